@@ -1,0 +1,163 @@
+"""Every knob of the LAPS prefill scheduler: its default, its unit and the check it must pass.
+
+Four come as flags of their own (see ``FLAGS``); all can be given in ``--laps-config '{...}'``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+AUTO = "auto"
+"""``length_threshold``: take the boundary from the fitted latency model."""
+
+
+class ConfigError(ValueError):
+    """A knob has a value it cannot have. The message is one line and names the knob."""
+
+
+Check = Callable[[Any], "str | None"]
+"""Says what is wrong with a value ("is not ..."), or None."""
+
+
+def _whole(low: int, unit: str) -> Check:
+    def check(v: Any) -> str | None:
+        ok = isinstance(v, int) and not isinstance(v, bool) and v >= low
+        return None if ok else f"is not a whole number of {unit} >= {low}"
+
+    return check
+
+
+def _real(low: float, high: float, unit: str) -> Check:
+    def check(v: Any) -> str | None:
+        ok = isinstance(v, (int, float)) and not isinstance(v, bool) and low <= v <= high
+        ok = ok and math.isfinite(v)
+        bound = f">= {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+        return None if ok else f"is not a number of {unit} {bound}" if unit else f"is not {bound}"
+
+    return check
+
+
+def _one_of(*names: str) -> Check:
+    return lambda v: None if v in names else f"is not one of {', '.join(names)}"
+
+
+def _switch(v: Any) -> str | None:
+    return None if isinstance(v, bool) else "is not true or false"
+
+
+def _text(v: Any) -> str | None:
+    return None if isinstance(v, str) and v else "is not a path"
+
+
+def _or_none(check: Check) -> Check:
+    return lambda v: None if v is None else check(v)
+
+
+def _threshold(v: Any) -> str | None:
+    return None if v == AUTO or _whole(1, "tokens")(v) is None else "is not a whole number of tokens >= 1, nor auto"
+
+
+def knob(default: Any, check: Check) -> Any:
+    """A dataclass field with its check."""
+    return field(default=default, metadata={"check": check})
+
+
+_MS = _real(0.0, math.inf, "milliseconds")
+_S = _real(0.0, math.inf, "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LapsConfig:
+    """Validated knobs of one prefill server. Raises ConfigError on a bad value."""
+
+    # -- the dual queue
+    length_threshold: int | str = knob(256, _threshold)
+    """Longest short request (tokens, inclusive), or "auto"."""
+    length_basis: str = knob("uncached", _one_of("uncached", "prompt"))
+    """Which tokens count: those not found in the prefix cache, or the whole prompt."""
+    long_share: float = knob(0.25, _real(0.0, 1.0, ""))
+    """Least share of busy time the long class gets while both classes wait (0..1)."""
+    long_chunk_tokens: int | None = knob(None, _or_none(_whole(1, "tokens")))
+    """Chunk of a long prefill (tokens); None = the server's chunked prefill size."""
+    status_period_s: float = knob(0.5, _real(0.05, 60.0, "seconds"))
+    """How often a scheduler publishes what /laps_status shows (seconds)."""
+
+    # -- the waiting window (AWD)
+    window: str = knob("awd", _one_of("awd", "fixed"))
+    """awd adapts W and D [L s3.1, Alg. 1]; fixed always waits the whole window or for a full batch."""
+    wait_window_ms: float = knob(5.0, _MS)
+    """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
+    wait_min_ms: float = knob(0.0, _MS)
+    """W_min: shortest window once waiting pays at all (ms)."""
+    wait_max_batch: int = knob(8, _whole(1, "requests"))
+    """Cap on the batch depth D (requests)."""
+    wait_head_max_ms: float = knob(20.0, _MS)
+    """T_max: the head of the short queue is never held longer than this (ms)."""
+    slack_sigma_ms: float = knob(2.0, _MS)
+    """sigma: dispatch at once when the smallest slack is this small (ms)."""
+    slack_margin_ms: float = knob(1.0, _MS)
+    """delta: safety margin taken off the slack when the window is sized (ms)."""
+    token_max: int = knob(2048, _whole(1, "tokens"))
+    """M_s: without deadlines, a short batch of this many tokens leaves at once."""
+    ttft_slo_ms: float | None = knob(None, _or_none(_real(0.001, math.inf, "milliseconds")))
+    """Default deadline for the first token (ms after arrival); None = no deadlines."""
+
+    # -- the latency model
+    profile: bool = knob(False, _switch)
+    """Measure a short latency profile at start (seconds of start-up time)."""
+    profile_path: str | None = knob(None, _or_none(_text))
+    """A saved latency model to start from (JSON)."""
+    threshold_min: int = knob(64, _whole(1, "tokens"))
+    """Lower clamp of the automatic threshold (tokens)."""
+    threshold_max: int = knob(1024, _whole(1, "tokens"))
+    """Upper clamp of the automatic threshold (tokens)."""
+    threshold_period_s: float = knob(10.0, _S)
+    """The automatic threshold moves no more often than this (seconds)."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            wrong = f.metadata["check"](value)
+            if wrong:
+                raise ConfigError(f"{FLAGS.get(f.name, f'--laps-config: {f.name}')}: {json.dumps(value, default=str)} {wrong}")
+        if self.threshold_min > self.threshold_max:
+            raise ConfigError("--laps-config: threshold_min is greater than threshold_max")
+        if self.wait_min_ms > self.wait_window_ms > 0:
+            raise ConfigError("--laps-config: wait_min_ms is greater than the window (--laps-wait-window-ms)")
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], extra: str | None = None) -> LapsConfig:
+        """Build from flag values (by field name) and the text of ``--laps-config``.
+
+        A knob named by both is refused: it has no one value.
+        """
+        more: Any = {}
+        if extra:
+            try:
+                more = json.loads(extra)
+            except ValueError as e:
+                raise ConfigError(f"--laps-config: not JSON: {e}") from None
+        if not isinstance(more, dict):
+            raise ConfigError("--laps-config: not a JSON object")
+        known = {f.name for f in fields(cls)}
+        for key in more:
+            if key not in known:
+                raise ConfigError(f"--laps-config: unknown key {key!r}; known: {', '.join(sorted(known))}")
+            if key in given:
+                raise ConfigError(f"--laps-config: {key} is given by {FLAGS[key]} too")
+        return cls(**given, **more)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field name -> value, JSON-ready."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+FLAGS: dict[str, str] = {
+    "length_threshold": "--laps-length-threshold",
+    "length_basis": "--laps-length-basis",
+}
+"""Knobs that are flags of their own."""
