@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -55,6 +55,16 @@ def _text(v: Any) -> str | None:
 
 def _or_none(check: Check) -> Check:
     return lambda v: None if v is None else check(v)
+
+
+def _sizes(unit: str) -> Check:
+    whole = _whole(1, unit)
+
+    def check(v: Any) -> str | None:
+        ok = isinstance(v, (list, tuple)) and v and all(whole(x) is None for x in v)
+        return None if ok else f"is not a list of whole numbers of {unit} >= 1"
+
+    return check
 
 
 def _threshold(v: Any) -> str | None:
@@ -117,6 +127,34 @@ class LapsConfig:
     """Upper clamp of the automatic threshold (tokens)."""
     threshold_period_s: float = knob(10.0, _S)
     """The automatic threshold moves no more often than this (seconds)."""
+
+    # -- prefill CUDA graphs for short batches (see policy/buckets.py)
+    graphs: bool = knob(False, _switch)
+    """Replay short batches from captured (L, B) cells where that is faster."""
+    graph_lengths: Sequence[int] = knob((8, 16, 32, 64, 128, 256), _sizes("tokens"))
+    """L: longest new length a cell takes (tokens) [L s4.2]."""
+    graph_batches: Sequence[int] = knob((1, 2, 4, 8, 16, 32, 64), _sizes("requests"))
+    """B: request slots of a cell [L s4.2]."""
+    graph_max_length: int | None = knob(None, _or_none(_whole(1, "tokens")))
+    """Lengths beyond this are dropped from the grid (tokens); None keeps all."""
+    graph_max_tokens: int = knob(2048, _whole(1, "tokens"))
+    """No cell has more rows than this (tokens): beyond, launches hide behind compute."""
+    graph_pad_max: float = knob(0.25, _real(0.0, 0.9, ""))
+    """Most padded rows of a replay, as a share of its rows (0..1)."""
+    graph_strategy: str = knob("latency", _one_of("latency", "memory"))
+    """latency picks the fastest cell, memory the one with the fewest padded rows [L s3.1]."""
+    graph_budget: int = knob(64, _whole(1, "graphs"))
+    """Most cells captured."""
+    graph_budget_s: float = knob(60.0, _S)
+    """Capture at start ends before it takes longer than this (seconds)."""
+    graph_budget_mib: float = knob(2048.0, _real(0.0, math.inf, "MiB"))
+    """Capture ends before it takes more device memory than this (MiB)."""
+    graph_explore_every: int = knob(64, _whole(2, "batches"))
+    """Each so many batches a cell would win, one goes the stock way, to keep its estimate fresh."""
+    graph_swaps: int = knob(1, _whole(0, "cells"))
+    """Cells replaced per idle moment, when traffic wants others; 0 keeps the set of the start."""
+    graph_window: int = knob(512, _whole(1, "batches"))
+    """Short batches looked back on to call a cell dead."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
