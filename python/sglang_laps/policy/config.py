@@ -161,7 +161,8 @@ class LapsConfig:
             value = getattr(self, f.name)
             wrong = f.metadata["check"](value)
             if wrong:
-                raise ConfigError(f"{FLAGS.get(f.name, f'--laps-config: {f.name}')}: {json.dumps(value, default=str)} {wrong}")
+                name = FLAGS.get(f.name, f"--laps-config: {f.name}")
+                raise ConfigError(f"{name}: {json.dumps(value, default=str)} {wrong}")
         if self.threshold_min > self.threshold_max:
             raise ConfigError("--laps-config: threshold_min is greater than threshold_max")
         if self.wait_min_ms > self.wait_window_ms > 0:
