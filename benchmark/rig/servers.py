@@ -1,0 +1,206 @@
+"""Real SGLang servers and routers as child processes on loopback: start, wait, stop, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+HOST = "127.0.0.1"
+FAKE_BOOTSTRAP_HOST = "2.2.2.2"
+"""SGLang's own: a prefill server answers such a request without any decode server."""
+
+ENV = {
+    "SGLANG_HOST_IP": HOST,
+    "MC_FORCE_TCP": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+COMMON = ("--host", HOST, "--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning")
+
+
+class ServerError(RuntimeError):
+    """A server did not start, or died. The message is one line and names its log."""
+
+
+@dataclass
+class Server:
+    """One child process and all that it starts. Use as a context manager, or call stop()."""
+
+    name: str
+    command: Sequence[str]
+    port: int
+    log: Path
+    health: str = "/health"
+    env: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, without a slash at its end."""
+        return f"http://{HOST}:{self.port}"
+
+    def start(self) -> Server:
+        """Start the process. Raises ServerError where its port is taken."""
+        require_free(self.port, self.name)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, **ENV, **self.env}
+        with self.log.open("wb") as out:
+            # A session of its own: Ctrl-C reaches us alone, and we end it in order.
+            self.process = subprocess.Popen(
+                self.command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+            )
+        return self
+
+    def ready(self, timeout_s: float = 240.0, tick: Callable[[float], None] | None = None) -> Server:
+        """Wait until the health route answers 200. Raises ServerError if it dies or takes too long."""
+        begin = time.monotonic()
+        while True:
+            waited = time.monotonic() - begin
+            if not self.alive():
+                raise ServerError(f"{self.name} ended with code {self.returncode()} while starting: {self.last_line()}")
+            if waited > timeout_s:
+                raise ServerError(f"{self.name} did not answer within {timeout_s:.0f} s; its log: {self.log}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + self.health, timeout=10) as reply:
+                if reply.status == 200:
+                    return self
+            if tick:
+                tick(waited)
+            time.sleep(0.2)
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def returncode(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self.process.poll() if self.process else None
+
+    def last_line(self) -> str:
+        """What the log says last that looks like a reason."""
+        lines = [x for x in self.log.read_text(errors="replace").splitlines() if x.strip()]
+        told = [x for x in lines if "Error" in x or "error:" in x]
+        return (told or lines or ["its log is empty"])[-1][-300:]
+
+    def family(self) -> list[psutil.Process]:
+        """The process and every process below it."""
+        if not self.process:
+            return []
+        try:
+            top = psutil.Process(self.process.pid)
+            return [*top.children(recursive=True), top]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._end(signal.SIGKILL, 5.0)
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """End the process and its children; harmless if it is gone."""
+        self._end(signal.SIGTERM, grace_s)
+
+    def _end(self, first: signal.Signals, grace_s: float) -> None:
+        members = self.family()
+        for p in members if first == signal.SIGKILL else members[-1:]:
+            with contextlib.suppress(psutil.Error):
+                p.send_signal(first)
+        _, left = psutil.wait_procs(members, timeout=grace_s)
+        for p in left:
+            with contextlib.suppress(psutil.Error):
+                p.kill()
+        psutil.wait_procs(left, timeout=5.0)
+        if self.process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5.0)
+
+    def __enter__(self) -> Server:
+        return self if self.process else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        return int(s.getsockname()[1])
+
+
+def require_free(port: int, name: str) -> None:
+    """Raise ServerError if somebody listens on `port`."""
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((HOST, port))
+        except OSError:
+            raise ServerError(f"port {port} (for the {name}) is already taken on {HOST}") from None
+
+
+def prefill(
+    model: Path, log: Path, *args: str, port: int | None = None, bootstrap_port: int | None = None,
+    env: dict[str, str] | None = None, name: str = "prefill server",
+) -> Server:
+    """A prefill server (not started). `args` are SGLang's."""
+    port, bootstrap_port = port or free_port(), bootstrap_port or free_port()
+    require_free(bootstrap_port, f"{name}'s bootstrap")
+    command = (
+        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
+        "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake",
+        "--disaggregation-bootstrap-port", str(bootstrap_port), *args,
+    )  # fmt: skip
+    server = Server(name, command, port, log, env=env or {})
+    server.bootstrap_port = bootstrap_port  # type: ignore[attr-defined]
+    return server
+
+
+def decode(model: Path, log: Path, *args: str, port: int | None = None, name: str = "decode server") -> Server:
+    """A decode server (not started). `args` are SGLang's."""
+    port = port or free_port()
+    command = (
+        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
+        "--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake", *args,
+    )  # fmt: skip
+    return Server(name, command, port, log)
+
+
+def minilb(
+    prefills: Sequence[Server], decodes: Sequence[Server], log: Path, *args: str,
+    port: int | None = None, module: str = "sglang_router.launch_router", name: str = "router",
+) -> Server:
+    """MiniLB in front of running servers (not started)."""
+    port = port or free_port()
+    command = [sys.executable, "-m", module, "--pd-disaggregation", "--mini-lb", "--host", HOST, "--port", str(port)]
+    for p in prefills:
+        command += ["--prefill", p.url, str(p.bootstrap_port)]  # type: ignore[attr-defined]
+    for d in decodes:
+        command += ["--decode", d.url]
+    return Server(name, [*command, *args], port, log)
+
+
+@contextlib.contextmanager
+def running(*servers: Server, timeout_s: float = 240.0) -> Iterator[tuple[Server, ...]]:
+    """Start all, wait for all, stop all."""
+    try:
+        for s in servers:
+            s.start()
+        for s in servers:
+            s.ready(timeout_s)
+        yield servers
+    finally:
+        for s in reversed(servers):
+            s.stop()

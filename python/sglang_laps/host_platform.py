@@ -1,0 +1,73 @@
+"""SGLang on a machine without a GPU, as an out-of-tree platform: real servers, small models.
+
+For development and tests. It is active only where no accelerator is visible and no other platform was chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+from sglang_laps.plugin import show_flags_in_serve_help
+
+logger = logging.getLogger(__name__)
+
+DEFAULTS: dict[str, Any] = {
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disaggregation_decode_retraction_backup": "cpu_tensor",
+}
+"""Server arguments that have no working default without a GPU; what the user gives wins."""
+
+
+def activate() -> str | None:
+    """Entry point of the group ``sglang.srt.platforms``: the platform's dotted name, or None to stay out."""
+    show_flags_in_serve_help(sys.argv)
+    if not _wanted():
+        return None
+    # It records a CUDA event before each early send.
+    os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
+    return f"{__name__}.HostPlatform"
+
+
+def _wanted() -> bool:
+    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1" or torch.cuda.is_available() or torch.xpu.is_available():
+        return False
+    mps = getattr(torch.backends, "mps", None)
+    return not (mps and mps.is_available()) and not any(map(find_spec, ("torch_npu", "torch_musa", "torchada")))
+
+
+class HostPlatform(CpuDeviceMixin, SRTPlatform):
+    """The CPU as a device that SGLang's stock wheel can serve on."""
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()
+
+    def get_default_attention_backend(self) -> str:
+        """The one attention backend that needs no kernels of its own."""
+        return DEFAULTS["attention_backend"]
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Fill the arguments of DEFAULTS that the user left open."""
+        for name, value in DEFAULTS.items():
+            if getattr(server_args, name) is None:
+                setattr(server_args, name, value)
+
+    def init_backend(self) -> None:
+        """Say what this platform is, and keep Mooncake from pinning host memory through CUDA."""
+        logger.warning("LAPS host platform: no GPU found, running on the CPU. For development and tests, not for speed.")
+        try:
+            mooncake = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
+        except ImportError:
+            return
+        mooncake.MooncakeKVSender.supports_host_tensor_indices = False

@@ -1,0 +1,42 @@
+"""Length classes: which requests are short, which are long [L s2.1, s3]."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class LengthClass(str, Enum):
+    """The two kinds of prefill work that are never batched together."""
+
+    SHORT = "short"
+    LONG = "long"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+SHORT, LONG = LengthClass.SHORT, LengthClass.LONG
+
+
+def classify(new_tokens: int, threshold: int) -> LengthClass:
+    """Class of a request with `new_tokens` tokens to compute; `threshold` (tokens) itself is short."""
+    return SHORT if new_tokens <= threshold else LONG
+
+
+def new_tokens(prompt_tokens: int, matched_tokens: int, basis: str) -> int:
+    """Tokens that count for the class: the uncached ones, or with `basis` "prompt" all of them.
+
+    At least one token is always computed, however long the match.
+    """
+    return prompt_tokens if basis == "prompt" else max(1, prompt_tokens - matched_tokens)
+
+
+def usable_threshold(threshold: int, chunk_tokens: int | None, page_size: int) -> int:
+    """The threshold (tokens) that a chunk budget allows.
+
+    A short request must fit one batch whole, in whole pages: above this it would be cut into chunks, which
+    only the long class may be. `chunk_tokens` None = prefills are not cut.
+    """
+    if chunk_tokens is None:
+        return threshold
+    return max(1, min(threshold, chunk_tokens // page_size * page_size))
