@@ -1,0 +1,225 @@
+"""Instance pressure and the controller that moves prefill instances between the two pools [L s3.2, Alg. 2].
+
+Why it does not oscillate: what is compared is the short pool's share of the two pool pressures, smoothed with the
+time constant ``cooldown / ln(ratio)`` from one half, at the start and again after each move. A load that swings
+evenly between the pools with a full period of at most one cool-down never leaves the dead band, whatever its
+amplitude: the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. Slower swings are followed,
+at one move per cool-down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from .config import ConfigError
+
+Pool = Literal["short", "long"]
+POOLS: tuple[Pool, Pool] = ("short", "long")
+
+
+def other(pool: Pool) -> Pool:
+    """The pool across."""
+    return "long" if pool == "short" else "short"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PressureConfig:
+    """Weights and limits of Algorithm 2. Raises ConfigError on a bad value."""
+
+    alpha: float = 1.0
+    """Weight of the backlog."""
+    beta: float = 1.0
+    """Weight of the SLO deviation."""
+    gamma: float = 0.2
+    """Weight of the busy share, which lowers pressure: a backlog on a busy device is already being worked off."""
+    backlog_unit: float = 2048.0
+    """Backlog that counts as pressure 1 (tokens)."""
+    deviation_cap: float = 4.0
+    """Relative SLO overshoot beyond which an instance is simply late (ratio)."""
+    quantile: float = 0.9
+    """Which quantile over its instances is a pool's pressure (0..1)."""
+    ratio: float = 2.0
+    """1 + tau: how many times the other pool's pressure calls for a move; also the half-width of the dead band."""
+    idle_pressure: float = 0.25
+    """With both pools below this there is nothing to even out, whatever the ratio."""
+    cooldown_s: float = 4.5
+    """T_cool: least time between two moves (seconds)."""
+    n_min: int = 1
+    """Healthy instances each pool keeps."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ConfigError(f"{f.name}: {value!r} is not a finite number")
+        for name in ("alpha", "beta", "gamma", "idle_pressure"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a number >= 0")
+        for name in ("backlog_unit", "deviation_cap", "cooldown_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a number > 0")
+        if not 0 <= self.quantile <= 1:
+            raise ConfigError(f"quantile: {self.quantile!r} is not from 0 to 1")
+        if self.ratio <= 1:
+            raise ConfigError(f"ratio: {self.ratio!r} is not a number > 1")
+        if not isinstance(self.n_min, int) or self.n_min < 1:
+            raise ConfigError(f"n_min: {self.n_min!r} is not a whole number of instances >= 1")
+
+    @property
+    def smoothing_s(self) -> float:
+        """Time constant of the smoothed pool pressures (seconds)."""
+        return self.cooldown_s / math.log(self.ratio)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceSignals:
+    """What is known of one prefill instance at one moment."""
+
+    name: str
+    pool: Pool
+    healthy: bool = True
+    backlog_tokens: float = 0.0
+    """q_k: new tokens waiting to be prefilled."""
+    slo_deviation: float = 0.0
+    """e_k: mean relative overshoot of TTFT over its SLO (>= 0)."""
+    busy_share: float = 0.0
+    """u_k: share of recent time the device was busy (0..1)."""
+    outstanding: float = 0.0
+    """Work in flight (tokens): the least of it makes the cheapest instance to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One instance changes pools."""
+
+    name: str
+    source: Pool
+    target: Pool
+    at: float
+    """Controller time (seconds)."""
+    reason: str
+
+
+def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
+    """psi_k = alpha q_k + beta e_k - gamma u_k on normalised signals, never below 0 [L s3.2].
+
+    The floor at 0 keeps ratios of pressures meaningful: an idle instance is not "less than idle" for being busy.
+    """
+    q = max(0.0, signals.backlog_tokens) / config.backlog_unit
+    e = min(max(0.0, signals.slo_deviation), config.deviation_cap)
+    u = min(max(0.0, signals.busy_share), 1.0)
+    return max(0.0, config.alpha * q + config.beta * e - config.gamma * u)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The q-quantile of ``values`` with linear interpolation; 0.0 for none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    at = q * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    # The other form, a + (b - a) * t, can leave [a, b] by a rounding error.
+    t = at - low
+    return ordered[low] * (1 - t) + ordered[high] * t
+
+
+class PoolController:
+    """Algorithm 2 with smoothing, a dead band and a cool-down. Holds no instances: membership is the caller's.
+
+    Call ``observe`` as often as signals come, several times per decision, and ``decide`` every control period.
+    """
+
+    def __init__(self, config: PressureConfig) -> None:
+        self.config = config
+        self.raw: dict[Pool, float] = {"short": 0.0, "long": 0.0}
+        """Last observed pool pressures."""
+        self.balance = 0.5
+        """The short pool's smoothed share of both pressures (0..1): what decisions are made on."""
+        self._signals: tuple[InstanceSignals, ...] = ()
+        self._seen_at: float | None = None
+        self._moved_at: float | None = None
+
+    def observe(self, now: float, signals: Iterable[InstanceSignals]) -> None:
+        """Take in the signals of all prefill instances at ``now`` (seconds). Time never runs backwards here."""
+        if self._seen_at is None:
+            self._seen_at = self._moved_at = now
+        # The last share held until now: weigh that one, not the one that has just begun.
+        keep = math.exp(-max(0.0, now - self._seen_at) / self.config.smoothing_s)
+        held = self._share()
+        self.balance = held + (self.balance - held) * keep
+        self._seen_at = max(now, self._seen_at)
+
+        self._signals = tuple(signals)
+        values: dict[Pool, list[float]] = {"short": [], "long": []}
+        for s in self._signals:
+            if s.healthy:
+                values[s.pool].append(pressure(s, self.config))
+        self.raw = {p: quantile(values[p], self.config.quantile) for p in POOLS}
+
+    def decide(self, now: float) -> Move | None:
+        """At most one move, or None. The caller carries the move out; the cool-down starts either way."""
+        if self._moved_at is None or now - self._moved_at < self.config.cooldown_s:
+            return None
+        target = self._pool_in_need()
+        if target is None:
+            return None
+        source = other(target)
+        donors = [s for s in self._signals if s.pool == source and s.healthy]
+        if len(donors) <= self.config.n_min:
+            # A long wait for what cannot be done must not delay the answer to the next change.
+            self.balance = min(max(self.balance, 1 - self._edge()), self._edge())
+            return None
+        chosen = min(donors, key=lambda s: (s.outstanding, s.name))
+        move = Move(chosen.name, source, target, now, self._reason(target))
+        self._moved_at = now
+        # What was smoothed over the old pools must not call for the next move as well.
+        self.balance = 0.5
+        return move
+
+    def in_dead_band(self) -> bool:
+        """Whether the smoothed pressures call for no move."""
+        return self._wanting() is None
+
+    def _edge(self) -> float:
+        """Share at which one pool's pressure is ``ratio`` times the other's."""
+        return self.config.ratio / (1 + self.config.ratio)
+
+    def _share(self) -> float:
+        if max(self.raw.values()) <= self.config.idle_pressure:
+            return 0.5
+        return self.raw["short"] / (self.raw["short"] + self.raw["long"])
+
+    def _healthy(self, pool: Pool) -> int:
+        return sum(1 for s in self._signals if s.healthy and s.pool == pool)
+
+    def _pool_in_need(self) -> Pool | None:
+        for p in POOLS:
+            if self._healthy(p) < self.config.n_min:
+                return p
+        return self._wanting()
+
+    def _wanting(self) -> Pool | None:
+        shares: tuple[tuple[Pool, float], ...] = (("short", self.balance), ("long", 1 - self.balance))
+        for target, share in shares:
+            if share > self._edge():
+                return target if self._would_help(target, share) else None
+        return None
+
+    def _would_help(self, target: Pool, share: float) -> bool:
+        """Whether one more instance leaves the pools closer than they are: with few instances the grain is coarse."""
+        n_target, n_source = self._healthy(target), self._healthy(other(target))
+        odds = share**2 * n_target * max(1, n_source - 1)
+        return odds > (1 - share) ** 2 * (n_target + 1) * n_source
+
+    def _reason(self, target: Pool) -> str:
+        if self._healthy(target) < self.config.n_min:
+            return f"{target} pool has {self._healthy(target)} healthy instances, fewer than {self.config.n_min}"
+        share = self.balance if target == "short" else 1 - self.balance
+        return (
+            f"{target} pool has {share:.0%} of the pressure, more than {self._edge():.0%} "
+            f"(now {self.raw[target]:.3g} against {self.raw[other(target)]:.3g})"
+        )

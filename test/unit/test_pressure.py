@@ -1,0 +1,217 @@
+"""Algorithm 2: pressures, the dead band, the cool-down and what they promise together."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_laps.policy.config import ConfigError
+from sglang_laps.policy.pressure import InstanceSignals, Move, PoolController, PressureConfig, pressure, quantile
+
+CONFIG = PressureConfig()
+PERIOD_S = 5.0
+STEP_S = 0.25
+
+
+class Fleet:
+    """Instances with a load per pool, the controller, and a clock that only moves here."""
+
+    def __init__(self, short: int, long: int, config: PressureConfig = CONFIG, unhealthy: frozenset[int] = frozenset()):
+        self.controller = PoolController(config)
+        self.pool = {f"p{i}": "short" if i < short else "long" for i in range(short + long)}
+        self.healthy = {f"p{i}": i not in unhealthy for i in range(short + long)}
+        self.now = 0.0
+        self.next_decision = PERIOD_S
+        self.moves: list[Move] = []
+
+    def count(self, pool: str) -> int:
+        return sum(1 for name, p in self.pool.items() if p == pool and self.healthy[name])
+
+    def step(self, short_tokens: float, long_tokens: float) -> None:
+        """One observation of a total backlog spread evenly over each pool."""
+        load = {"short": short_tokens, "long": long_tokens}
+        self.controller.observe(
+            self.now,
+            [
+                InstanceSignals(name=n, pool=p, healthy=self.healthy[n], backlog_tokens=load[p] / max(1, self.count(p)))
+                for n, p in self.pool.items()
+            ],
+        )
+        if self.now + 1e-9 >= self.next_decision:
+            self.next_decision += PERIOD_S
+            move = self.controller.decide(self.now)
+            if move:
+                assert self.pool[move.name] == move.source
+                self.pool[move.name] = move.target
+                self.moves.append(move)
+        self.now += STEP_S
+
+    def run(self, seconds: float, short_tokens: float, long_tokens: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.step(short_tokens, long_tokens)
+
+
+def test_pressure_is_the_weighted_sum_of_normalised_signals() -> None:
+    s = InstanceSignals(name="a", pool="short", backlog_tokens=4096, slo_deviation=0.5, busy_share=0.5)
+    assert pressure(s, CONFIG) == pytest.approx(2.0 + 0.5 - 0.1)
+
+
+def test_a_busy_instance_without_backlog_has_no_pressure() -> None:
+    assert pressure(InstanceSignals(name="a", pool="short", busy_share=1.0), CONFIG) == 0.0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
+def test_quantile_lies_within_its_values(values: list[float], q: float) -> None:
+    slack = 1e-9 * max(values)
+    assert min(values) - slack <= quantile(values, q) <= max(values) + slack
+
+
+def test_quantile_interpolates() -> None:
+    assert quantile([1.0, 2.0], 0.9) == pytest.approx(1.9)
+    assert quantile([], 0.9) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("alpha", -1),
+        ("gamma", math.nan),
+        ("ratio", 1.0),
+        ("n_min", 0),
+        ("n_min", 1.5),
+        ("cooldown_s", 0),
+        ("quantile", 1.5),
+        ("beta", "1"),
+        ("backlog_unit", True),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: .* is not") as e:
+        PressureConfig(**{field: value})  # type: ignore[arg-type]
+    assert "\n" not in str(e.value)
+
+
+loads = st.lists(st.tuples(st.floats(0, 50_000), st.floats(0, 50_000), st.integers(1, 60)), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(loads, st.integers(1, 6), st.integers(1, 6), st.integers(1, 2), st.sets(st.integers(0, 11), max_size=4))
+def test_no_pool_falls_below_n_min_and_moves_keep_the_cooldown(
+    phases: list[tuple[float, float, int]], short: int, long: int, n_min: int, sick: set[int]
+) -> None:
+    fleet = Fleet(short, long, PressureConfig(n_min=n_min), frozenset(sick))
+    for short_tokens, long_tokens, steps in phases:
+        for _ in range(steps):
+            before = {p: fleet.count(p) for p in ("short", "long")}
+            moved = len(fleet.moves)
+            fleet.step(short_tokens, long_tokens)
+            if len(fleet.moves) > moved:
+                assert before[fleet.moves[-1].source] > n_min
+                assert fleet.count(fleet.moves[-1].source) >= n_min
+                assert len(fleet.moves) == moved + 1
+    gaps = [b.at - a.at for a, b in zip(fleet.moves, fleet.moves[1:], strict=False)]
+    assert all(g >= CONFIG.cooldown_s for g in gaps)
+    assert all(m.at >= CONFIG.cooldown_s for m in fleet.moves)
+
+
+@settings(deadline=None)
+@given(st.floats(0.51, 1.96), st.floats(100, 1e6), st.integers(2, 6), st.integers(2, 6))
+def test_no_move_inside_the_dead_band(skew: float, tokens: float, short: int, long: int) -> None:
+    fleet = Fleet(short, long, PressureConfig(gamma=0.0))
+    fleet.run(120, tokens * skew * short, tokens * long)
+    assert fleet.moves == []
+    assert fleet.controller.in_dead_band()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(3000, 1e6), st.floats(0.02, 0.98), st.floats(1.05, 4.0))
+def test_a_constant_load_converges(short: int, long: int, tokens: float, share: float, ratio: float) -> None:
+    """Moves stop, and they all go one way: the grain of one instance never sends it to and fro."""
+    fleet = Fleet(short, long, PressureConfig(gamma=0.0, ratio=ratio))
+    fleet.run(PERIOD_S * 24, tokens * share, tokens * (1 - share))
+    settled = len(fleet.moves)
+    fleet.run(PERIOD_S * 24, tokens * share, tokens * (1 - share))
+    assert len(fleet.moves) == settled
+    assert len({m.target for m in fleet.moves}) <= 1
+    assert settled <= max(short, long) - 1
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 8),
+    st.floats(100, 1e7),
+    st.integers(2, 6),
+    st.floats(1.1, 8.0),
+    st.integers(0, 40),
+    st.floats(0, 1),
+)
+def test_swings_faster_than_the_cooldown_move_nothing(
+    half_steps: int, tokens: float, n: int, ratio: float, lead: int, floor: float
+) -> None:
+    """Square waves of full period <= cool-down, of any amplitude and phase, after any calm lead."""
+    config = PressureConfig(cooldown_s=4.5, ratio=ratio, gamma=0.0)
+    assert 2 * half_steps * STEP_S <= config.cooldown_s
+    fleet = Fleet(n, n, config)
+    fleet.run(lead * STEP_S, tokens / 2, tokens / 2)
+    for i in range(200):
+        high, low = tokens * n, tokens * n * floor
+        fleet.run(half_steps * STEP_S, *((high, low) if i % 2 else (low, high)))
+    assert fleet.moves == []
+
+
+@pytest.mark.parametrize("n", [2, 4, 6, 8, 12])
+def test_a_change_of_mix_is_followed_quickly_and_with_few_moves(n: int) -> None:
+    """Short share of requests 90% -> 10% -> 90%: first move within 3 periods, at most n/2 + 1 moves for each."""
+    mostly_short, mostly_long = (90 * 128, 10 * 1024), (10 * 128, 90 * 1024)
+    fleet = Fleet(n // 2, n // 2)
+    fleet.run(PERIOD_S * 20, *mostly_short)
+    for (short, long), target in ((mostly_long, "long"), (mostly_short, "short")):
+        start, moved = fleet.now, len(fleet.moves)
+        fleet.run(PERIOD_S * 20, short, long)
+        moves = fleet.moves[moved:]
+        if n > 2:
+            assert moves[0].at - start <= 3 * PERIOD_S
+        assert len(moves) <= n / 2 + 1
+        assert all(m.target == target for m in moves)
+
+
+def test_the_instance_with_least_outstanding_work_moves() -> None:
+    controller = PoolController(CONFIG)
+    signals = [
+        InstanceSignals(name="a", pool="short", backlog_tokens=9000),
+        InstanceSignals(name="b", pool="long", outstanding=900),
+        InstanceSignals(name="c", pool="long", outstanding=10),
+    ]
+    for t in range(6):
+        controller.observe(t, signals)
+    move = controller.decide(5)
+    assert move is not None
+    assert (move.name, move.source, move.target) == ("c", "long", "short")
+    assert move.reason.startswith("short pool has")
+
+
+def test_one_straggler_of_many_is_not_the_pool() -> None:
+    """P90 is robust: one hot instance in twenty does not raise its pool's pressure."""
+    controller = PoolController(CONFIG)
+    signals = [InstanceSignals(name=f"s{i}", pool="short", backlog_tokens=100_000 * (i == 0)) for i in range(20)]
+    signals += [InstanceSignals(name=f"l{i}", pool="long") for i in range(20)]
+    for t in range(20):
+        controller.observe(t, signals)
+    assert controller.decide(20) is None
+
+
+def test_a_pool_without_a_healthy_instance_gets_one() -> None:
+    controller = PoolController(CONFIG)
+    signals = [
+        InstanceSignals(name="a", pool="short", healthy=False),
+        InstanceSignals(name="b", pool="long"),
+        InstanceSignals(name="c", pool="long"),
+    ]
+    controller.observe(0, signals)
+    controller.observe(5, signals)
+    move = controller.decide(5)
+    assert move is not None
+    assert move.target == "short"
+    assert "healthy" in move.reason
