@@ -125,14 +125,14 @@ def test_no_move_inside_the_dead_band(skew: float, tokens: float, short: int, lo
     assert fleet.controller.in_dead_band()
 
 
-@settings(deadline=None)
-@given(st.integers(1, 9), st.integers(1, 9), st.floats(3000, 1e6), st.floats(0.02, 0.98), st.floats(1.05, 4.0))
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(3000, 1e6), st.floats(0.02, 0.98), st.floats(1.3, 4.0))
 def test_a_constant_load_converges(short: int, long: int, tokens: float, share: float, ratio: float) -> None:
     """Moves stop, and they all go one way: the grain of one instance never sends it to and fro."""
     fleet = Fleet(short, long, PressureConfig(gamma=0.0, ratio=ratio))
-    fleet.run(PERIOD_S * 24, tokens * share, tokens * (1 - share))
+    fleet.run(PERIOD_S * 60, tokens * share, tokens * (1 - share))
     settled = len(fleet.moves)
-    fleet.run(PERIOD_S * 24, tokens * share, tokens * (1 - share))
+    fleet.run(PERIOD_S * 40, tokens * share, tokens * (1 - share))
     assert len(fleet.moves) == settled
     assert len({m.target for m in fleet.moves}) <= 1
     assert settled <= max(short, long) - 1
