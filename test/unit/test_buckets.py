@@ -245,6 +245,28 @@ def test_the_model_carries_a_ratio_to_longer_histories() -> None:
     assert gains.cell_time(cell, batch) is None
 
 
+@pytest.mark.parametrize("predict", [None, linear])
+def test_a_seed_counts_until_the_first_replay(predict: object) -> None:
+    cell, batch = Cell(32, 16, 4), Batch.of([9, 9, 10])
+    gains = Gains(Buckets([cell], pad_max=0.25), predict)  # type: ignore[arg-type]
+    gains.seed(cell, Batch.of([16, 16]), 0.003)
+    assert gains.cell_time(cell, batch) == pytest.approx(0.003, rel=0.1)
+    settle(gains, batch, 0.010)
+    assert gains.choose(batch).why == "faster"
+    gains.saw_cell(cell, batch, 0.020)
+    assert gains.choose(batch).why == "slower"
+
+
+def test_memory_takes_the_cell_with_the_fewest_rows() -> None:
+    few, fast, batch = Cell(32, 16, 4), Cell(40, 16, 4), Batch.of([16, 15])
+    for strategy, expected in (("latency", fast), ("memory", few)):
+        gains = Gains(Buckets([few, fast], pad_max=0.25), strategy=strategy)
+        settle(gains, batch, 0.010)
+        gains.saw_cell(few, batch, 0.005)
+        gains.saw_cell(fast, batch, 0.004)
+        assert gains.choose(batch).cell == expected
+
+
 # -- replacement
 
 

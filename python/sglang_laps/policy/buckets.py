@@ -409,11 +409,12 @@ class Gains:
     With a latency model, what is learned is the ratio of measured to predicted time (of the padded work for a cell, of
     the batch itself for the stock path); without one, plain seconds per cell or token level. Both per history band
     (powers of two, total tokens from 1024 on); a ratio not yet learned in a band is taken from the nearest shorter one.
+    Before its first replay a cell's estimate is its ``seed``.
 
     A cell is replayed only if its estimate is below the stock path's, with two bounded exceptions:
     *refresh*: each ``explore_every``-th batch a cell would win goes the stock way, so that estimate never goes stale;
-    *try*: a cell never measured at this history is replayed at most ``TRIES`` times, and at most once in
-    ``explore_every`` covered batches.
+    *try*: a cell without an estimate at this history is replayed at most ``TRIES`` times, and no more than one batch in
+    ``explore_every`` is spent so. Without an estimate of the stock path there is no replay.
     """
 
     TRIES = 2
@@ -423,13 +424,16 @@ class Gains:
         buckets: Buckets,
         predict: Predict | None = None,
         *,
+        strategy: str = "latency",
         explore_every: int = 64,
         stock_samples: int = 2,
     ) -> None:
         self.buckets = buckets
         self.predict = predict
+        self._fewest_rows = strategy == "memory"
         self._every = explore_every
         self._stock_samples = stock_samples
+        self._seed: dict[Cell, tuple[Batch, float]] = {}
         self._cell: dict[tuple[Cell, int, bool], _Mean] = {}
         self._stock: dict[tuple[int, int, bool], _Mean] = {}
         self._tries: Counter[tuple[Cell, int]] = Counter()
@@ -438,17 +442,20 @@ class Gains:
         self._last_try = -explore_every
 
     def cell_time(self, cell: Cell, batch: Batch) -> float | None:
-        """Estimated seconds of a replay; None if never measured at this history."""
+        """Estimated seconds of a replay; None if there is nothing to tell it from at this history."""
         base = self._model(batch.padded(cell))
         band = _band(batch.history)
+        for near in range(band, -1, -1) if base is not None else (band,):
+            mean = self._cell.get((cell, near, base is not None))
+            if mean:
+                return mean.value * (base or 1.0)
+        if cell not in self._seed:
+            return None
+        seeded, seconds = self._seed[cell]
         if base is None:
-            mean = self._cell.get((cell, band, False))
-            return mean.value if mean else None
-        for shorter in range(band, -1, -1):
-            ratio = self._cell.get((cell, shorter, True))
-            if ratio:
-                return ratio.value * base
-        return None
+            return seconds if band == _band(seeded.history) else None
+        model = self._model(seeded.padded(cell))
+        return seconds / model * base if model else None
 
     def stock_time(self, batch: Batch) -> float | None:
         """Estimated seconds of the stock path; None until measured ``stock_samples`` times near this size."""
@@ -456,7 +463,11 @@ class Gains:
         mean = self._stock.get((_level(batch), _band(batch.history), base is not None))
         if mean is None or mean.count < self._stock_samples:
             return None
-        return mean.value * (base if base is not None else 1.0)
+        return mean.value * (base or 1.0)
+
+    def seed(self, cell: Cell, batch: Batch, seconds: float) -> None:
+        """A replay of ``cell`` for ``batch`` was timed off the hot path; its first real replay takes precedence."""
+        self._seed[cell] = (batch, seconds)
 
     def saw_cell(self, cell: Cell, batch: Batch, seconds: float) -> None:
         """A replay of ``cell`` took ``seconds``."""
@@ -472,6 +483,7 @@ class Gains:
 
     def forget(self, cell: Cell) -> None:
         """Drop what is known of a cell that is captured no more."""
+        self._seed.pop(cell, None)
         for key in [k for k in self._cell if k[0] == cell]:
             del self._cell[key]
         for tried in [k for k in self._tries if k[0] == cell]:
@@ -486,8 +498,7 @@ class Gains:
         stock = self.stock_time(batch)
         if stock is None:
             return Choice(None, "no-estimate")
-        cell = self.buckets.nearest(batch, self.cell_time)
-        assert cell is not None
+        cell = cells[0] if self._fewest_rows else min(cells, key=lambda c: _known(self.cell_time(c, batch)))
         seconds = self.cell_time(cell, batch)
         if seconds is None:
             return self._try(cells[0], batch)

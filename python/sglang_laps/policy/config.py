@@ -151,6 +151,8 @@ class LapsConfig:
     """Capture ends before it takes more device memory than this (MiB)."""
     graph_explore_every: int = knob(64, _whole(2, "batches"))
     """Each so many batches a cell would win, one goes the stock way, to keep its estimate fresh."""
+    graph_always: bool = knob(False, _switch)
+    """Replay whenever a cell covers the batch, faster or not: for tests and measurements."""
     graph_swaps: int = knob(1, _whole(0, "cells"))
     """Cells replaced per idle moment, when traffic wants others; 0 keeps the set of the start."""
     graph_window: int = knob(512, _whole(1, "batches"))
