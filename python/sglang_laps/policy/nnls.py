@@ -1,0 +1,90 @@
+"""Non-negative least squares for a handful of columns, and its outlier-resistant form."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+_COLLINEAR = 0.02
+"""A column closer than this (sine of the angle) to the span of those before it is left out."""
+_ROUNDS = 10
+_HUBER = 1.345
+
+
+def nnls(a: Array, b: Array) -> Array:
+    """argmin over x >= 0 of |a x - b|, by Lawson and Hanson's active set.
+
+    a: (rows, columns) with independent columns; b: (rows,). Returns (columns,).
+    """
+    gram, moment = a.T @ a, a.T @ b
+    columns = a.shape[1]
+    x = np.zeros(columns)
+    free = np.zeros(columns, dtype=bool)
+    tolerance = 1e-10 * float(np.abs(moment).max(initial=0.0))
+    for _ in range(3 * columns):
+        gradient = np.where(free, -np.inf, moment - gram @ x)
+        entering = int(np.argmax(gradient))
+        if gradient[entering] <= tolerance:
+            break
+        free[entering] = True
+        while True:
+            trial = np.zeros(columns)
+            trial[free] = np.linalg.solve(gram[np.ix_(free, free)], moment[free])
+            falling = free & (trial <= 0.0)
+            if not falling.any():
+                x = trial
+                break
+            step = float(np.min(x[falling] / (x[falling] - trial[falling])))
+            x = x + step * (trial - x)
+            free &= x > 1e-15 * float(np.abs(trial).max())
+            x[~free] = 0.0
+    return x
+
+
+def independent(a: Array) -> npt.NDArray[np.bool_]:
+    """Which columns of a (rows, columns) add a direction of their own to those before them. Returns (columns,)."""
+    norms = np.linalg.norm(a, axis=0)
+    keep = np.zeros(a.shape[1], dtype=bool)
+    basis = np.zeros((a.shape[0], 0))
+    for j in range(a.shape[1]):
+        if norms[j] == 0.0:
+            continue
+        unit = a[:, j] / norms[j]
+        rest = unit - basis @ (basis.T @ unit)
+        size = float(np.linalg.norm(rest))
+        if size > _COLLINEAR:
+            keep[j] = True
+            basis = np.column_stack((basis, rest / size))
+    return keep
+
+
+def robust_nnls(features: Array, seconds: Array) -> Array:
+    """Non-negative coefficients that keep the *relative* error small, whatever a few wild rows say.
+
+    features: (rows, columns), most essential column first; seconds: (rows,), all > 0. Returns (columns,), zero for a
+    column the rows cannot tell from those before it. Huber weights on the relative residual: a step stretched
+    by a garbage collection counts as one row, not as its length.
+    """
+    scale = seconds
+    trust = np.ones_like(seconds)
+    columns = independent(features / scale[:, None])
+    used = features[:, columns]
+    found = np.zeros(used.shape[1])
+    for _ in range(_ROUNDS):
+        weight = np.sqrt(trust) / scale
+        rows = used * weight[:, None]
+        norms = np.linalg.norm(rows, axis=0)
+        before, found = found, nnls(rows / norms, seconds * weight) / norms
+        predicted = used @ found
+        # Relative to the prediction, not to the measurement, so that noise does not pull the fit below the middle.
+        scale = np.maximum(predicted, 0.1 * seconds)
+        residual = np.abs(seconds - predicted) / scale
+        limit = _HUBER * max(1.4826 * float(np.median(residual)), 1e-6)
+        trust = np.minimum(1.0, limit / np.maximum(residual, 1e-12))
+        if np.allclose(found, before, rtol=1e-3, atol=0.0):
+            break
+    result = np.zeros(features.shape[1])
+    result[columns] = found
+    return result

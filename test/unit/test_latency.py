@@ -1,0 +1,285 @@
+"""The latency model: what it recovers, what it refuses, what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_laps.policy.boundary import AutoThreshold, Boundary, closed_form, knee
+from sglang_laps.policy.config import ConfigError, LapsConfig
+from sglang_laps.policy.latency import Coefficients, LatencyModel, PartSample, StepSample, StepShape
+from sglang_laps.policy.nnls import nnls
+
+TRUE = Coefficients(alpha=2e-8, linear=4e-5, gamma_r=4e-6, per_request=2e-3, fixed=6e-3)
+Reqs = list[tuple[int, int]]
+
+
+def traffic(rng: random.Random, n: int) -> list[Reqs]:
+    def one() -> tuple[int, int]:
+        history = int(2 ** rng.uniform(4, 12)) if rng.random() < 0.5 else 0
+        return int(2 ** rng.uniform(3, 11.5)), history
+
+    return [[one() for _ in range(rng.choice([1, 1, 2, 4, 8]))] for _ in range(n)]
+
+
+def measured(seed: int, n: int, noise: float, hiccups: float = 0.0) -> list[StepSample]:
+    rng = random.Random(seed)
+
+    def seconds(requests: Reqs) -> float:
+        stretch = 6.0 if rng.random() < hiccups else 1.0
+        return TRUE.seconds(StepShape.of(requests)) * rng.lognormvariate(0.0, noise) * stretch
+
+    return [StepSample.of(r, seconds(r)) for r in traffic(rng, n)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("hiccups", [0.0, 0.03])
+def test_recovers_known_coefficients_within_five_percent(seed: int, hiccups: float) -> None:
+    model = LatencyModel()
+    assert model.fit(measured(seed, 2000, 0.015, hiccups)) is None
+    found = model.coefficients
+    assert found is not None
+    for name in ("alpha", "linear", "gamma_r", "per_request", "fixed"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+    error = model.error()
+    assert error is not None
+    assert error.median < 0.03
+    assert hiccups or error.p90 < 0.05
+
+
+def test_noisy_steps_stay_within_the_error_asked_for() -> None:
+    model = LatencyModel()
+    for sample in measured(7, 800, 0.1, hiccups=0.02):
+        model.observe(sample)
+    error = model.error()
+    assert error is not None
+    assert error.median <= 0.10
+    assert error.p90 <= 0.25
+
+
+def test_one_request_at_a_time_without_history_still_fits() -> None:
+    model = LatencyModel()
+    rng = random.Random(0)
+    shapes = [[(int(2 ** rng.uniform(3, 11)), 0)] for _ in range(200)]
+    assert model.fit(StepSample.of(r, TRUE.seconds(StepShape.of(r))) for r in shapes) is None
+    assert model.predict([(700, 0)]) == pytest.approx(TRUE.seconds(StepShape.of([(700, 0)])), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("requests", "n", "why"),
+    [
+        ([[(100, 0)]], 500, "too alike"),
+        ([[(100, 0)], [(110, 0)], [(120, 0)], [(130, 0)]], 500, "too alike"),
+        ([[(10, 0)], [(100, 0)], [(1000, 0)]], 20, "too few"),
+    ],
+)
+def test_refuses_degenerate_steps_and_says_why(requests: list[Reqs], n: int, why: str) -> None:
+    model = LatencyModel()
+    for i in range(n):
+        model.observe(StepSample.of(requests[i % len(requests)], 0.01))
+    assert not model.fitted
+    assert model.predict([(10, 0)]) is None
+    assert model.boundary() is None
+    assert model.error() is None
+    model.fit()
+    assert why in model.status()["why_not"]
+
+
+def test_ignores_times_that_are_none() -> None:
+    model = LatencyModel()
+    for seconds in (0.0, -1.0, math.nan, math.inf):
+        model.observe(StepSample.of([(10, 0)], seconds))
+    model.observe(StepSample.of([], 1.0))
+    assert model.status()["observed"] == 0
+
+
+def test_rare_large_steps_outlive_a_flood_of_small_ones() -> None:
+    model = LatencyModel()
+    large = [[(4000 + 100 * i, 0)] for i in range(12)]
+    for r in large:
+        model.observe(StepSample.of(r, TRUE.seconds(StepShape.of(r))))
+    rng = random.Random(1)
+    for _ in range(20_000):
+        r = [(rng.randint(8, 200), 0)]
+        model.observe(StepSample.of(r, TRUE.seconds(StepShape.of(r)) * rng.lognormvariate(0, 0.05)))
+    assert model.status()["samples"] < 500
+    assert model.predict([(4500, 0)]) == pytest.approx(TRUE.seconds(StepShape.of([(4500, 0)])), rel=0.1)
+
+
+def test_follows_a_device_that_got_slower() -> None:
+    model = LatencyModel()
+    samples = measured(3, 3000, 0.02)
+    for s in samples[:1500]:
+        model.observe(s)
+    for s in samples[1500:]:
+        model.observe(StepSample(s.shape, 2 * s.seconds))
+    assert model.predict([(500, 0)]) == pytest.approx(2 * TRUE.seconds(StepShape.of([(500, 0)])), rel=0.1)
+
+
+def test_no_history_refits_too_often() -> None:
+    model = LatencyModel()
+    fits: list[int] = []
+    original = model.fit
+    model.fit = lambda *a, **k: (fits.append(1), original(*a, **k))[1]  # type: ignore[method-assign,func-returns-value]
+    for s in measured(0, 5000, 0.02):
+        model.observe(s)
+    assert len(fits) <= 25
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_nnls_meets_the_optimality_conditions(seed: int, columns: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(30, columns)), rng.normal(size=30)
+    x = nnls(a, b)
+    gradient = a.T @ (b - a @ x)
+    assert (x >= 0).all()
+    assert (gradient <= 1e-7).all()
+    assert np.abs(gradient[x > 0]).max(initial=0.0) < 1e-7
+
+
+# -- boundaries
+
+
+def test_closed_form_is_where_compute_meets_memory() -> None:
+    alpha, beta, gamma_w, gamma_r = 1e-8, 1e-5, 3e-5, 2e-6
+    for history in (0, 100, 5000, 10**6):
+        tokens = closed_form(alpha, beta, gamma_w, gamma_r, history)
+        compute = alpha * tokens * (tokens + 2 * history) + beta * tokens
+        assert compute == pytest.approx(gamma_w * tokens + gamma_r * history)
+    assert closed_form(alpha, beta, gamma_w, gamma_r) == pytest.approx((gamma_w - beta) / alpha)
+    assert closed_form(alpha, gamma_w, beta, gamma_r) == 0.0
+    assert closed_form(alpha, beta, gamma_w, gamma_r, 10**10) == pytest.approx(gamma_r / (2 * alpha), rel=1e-3)
+    assert closed_form(0.0, beta, gamma_w, gamma_r) == math.inf
+
+
+@given(st.floats(0, 1e-6), st.floats(1e-7, 1e-3), st.floats(0, 1e-5), st.floats(1e-4, 1.0), st.integers(0, 10**6))
+def test_knee_is_where_the_marginal_cost_has_caught_up(
+    alpha: float, linear: float, gamma_r: float, fixed: float, history: int
+) -> None:
+    tokens = knee(alpha, linear, gamma_r, fixed, history)
+    assert alpha * tokens * (tokens + 2 * history) + linear * tokens == pytest.approx(fixed + gamma_r * history)
+
+
+def test_the_knee_serves_until_parts_are_measured() -> None:
+    model = LatencyModel()
+    model.fit(measured(0, 600, 0.01))
+    edge = model.boundary()
+    assert edge is not None
+    assert edge.source == "knee"
+    assert edge.tokens == pytest.approx(knee(2e-8, 4e-5, 4e-6, 8e-3), rel=0.05)
+    parts = [
+        PartSample(s, 1e-8 * s.attention + 1e-5 * s.tokens, 3e-5 * s.tokens + 4e-6 * s.history)
+        for s in map(StepShape.of, traffic(random.Random(0), 60))
+    ]
+    model.fit(parts=parts)
+    edge = model.boundary()
+    assert edge is not None
+    assert edge.source == "closed-form"
+    assert edge.tokens == pytest.approx(2000, rel=0.01)
+    assert model.boundary(4000).tokens == pytest.approx(closed_form(1e-8, 1e-5, 3e-5, 4e-6, 4000), rel=0.01)  # type: ignore[union-attr]
+
+
+class Fixed:
+    def __init__(self, tokens: float | None) -> None:
+        self.tokens = tokens
+
+    def boundary(self, history: int = 0) -> Boundary | None:
+        return None if self.tokens is None else Boundary(self.tokens, "knee")
+
+
+def test_auto_threshold_is_clamped_slow_and_does_not_flap() -> None:
+    auto = AutoThreshold(LapsConfig(threshold_period_s=10.0))
+    assert auto.update(0.0, Fixed(None)) == 256
+    assert auto.source == "default"
+    assert auto.update(1.0, Fixed(500.0)) == 500
+    assert auto.update(5.0, Fixed(900.0)) == 500, "within the period"
+    assert auto.update(11.5, Fixed(560.0)) == 500, "within the hysteresis"
+    assert auto.update(22.0, Fixed(600.0)) == 600
+    assert auto.update(33.0, Fixed(math.inf)) == 1024
+    assert auto.update(44.0, Fixed(1.0)) == 64
+    assert auto.source == "knee"
+
+
+# -- saved models
+
+
+def test_a_saved_model_predicts_the_same_and_goes_on_learning(tmp_path: Path) -> None:
+    model = LatencyModel()
+    model.fit(measured(0, 600, 0.02))
+    path = str(tmp_path / "h100.json")
+    model.save(path)
+    again = LatencyModel.load(path)
+    assert again.predict([(300, 50)]) == model.predict([(300, 50)])
+    assert again.error() == model.error()
+    assert again.boundary() == model.boundary()
+    for s in measured(1, 200, 0.02):
+        again.observe(s)
+    assert again.predict([(300, 50)]) == pytest.approx(model.predict([(300, 50)]), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a saved latency model"),
+        ("{}", "not a saved latency model"),
+        ('{"kind": "laps-latency", "version": 2}', "version 2, this release reads 1"),
+        ('{"kind": "laps-latency", "version": 1}', "damaged"),
+        ('{"kind": "laps-latency", "version": 1, "coefficients": {"alpha": 1}}', "damaged"),
+        ('{"kind": "laps-latency", "version": 1, "coefficients": null, "parts": null, "samples": [[1, 2]]}', "damaged"),
+        ('{"kind": "laps-latency", "version": 1, "coefficients": null, "parts": null, "samples": 7}', "damaged"),
+    ],
+)
+def test_refuses_another_file_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why) as e:
+        LatencyModel.load(str(path))
+    assert "\n" not in str(e.value)
+    assert "profile_path" in str(e.value)
+
+
+def test_refuses_a_negative_coefficient_and_a_missing_file(tmp_path: Path) -> None:
+    model = LatencyModel()
+    model.fit(measured(0, 600, 0.02))
+    body = json.loads(model.to_json())
+    body["coefficients"]["fixed"] = -1.0
+    with pytest.raises(ConfigError, match="negative"):
+        LatencyModel.from_json(json.dumps(body))
+    with pytest.raises(ConfigError, match="No such file"):
+        LatencyModel.load(str(tmp_path / "none.json"))
+
+
+def test_status_is_json_and_complete() -> None:
+    model = LatencyModel()
+    assert json.loads(json.dumps(model.status()))["fitted"] is False
+    model.fit(measured(0, 600, 0.02))
+    status = json.loads(json.dumps(model.status()))
+    assert status["fitted"]
+    assert status["why_not"] is None
+    assert status["boundary_source"] == "knee"
+    assert status["error"]["samples"] == 120
+
+
+def test_observing_is_cheap() -> None:
+    model = LatencyModel()
+    count = 0
+    original: Callable[[StepSample], None] = model._store
+
+    def store(sample: StepSample) -> None:
+        nonlocal count
+        count += 1
+        original(sample)
+
+    model._store = store  # type: ignore[method-assign]
+    for s in measured(0, 100, 0.02):
+        model.observe(s)
+    assert count == 80
