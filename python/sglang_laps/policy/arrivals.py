@@ -1,0 +1,172 @@
+"""How many short requests are about to arrive, told from the two ways in which they come together.
+
+*Returning*: clients in a closed loop send the next request when the last one completes, so a completed batch comes back
+within a few milliseconds. Learned: which share of a batch, and how soon.
+
+*Following*: a request that finds the server empty may be the first of a burst. Learned: how many came after such a
+first one while it was still there, and how soon.
+
+One sequential user never sends while its own request is present: it has no followers however fast it goes, and nothing
+of its single request is due back any more when the next one is there.
+
+A plain rate of arrivals cannot tell these apart: the fastest single user has the highest rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_HALF_LIFE_S = 1.0
+_REMEMBERED = 16
+_REMEMBERED_S = 5.0
+"""What followed a first request longer ago than this no longer counts."""
+_MARGIN = 1.25
+_GAIN = 0.25
+
+
+class Expected(NamedTuple):
+    """Requests that should arrive soon."""
+
+    requests: float
+    by_s: float
+    """When they should all be there (the clock of ``arrived``, seconds)."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests that came after one event: a completed batch, or a first request."""
+
+    at_s: float
+    size: int
+    """Of the batch; 0 for a first request."""
+    came: int = 0
+    last_s: float = 0.0
+
+    def add(self, now: float, n: int) -> None:
+        self.came += n
+        self.last_s = max(self.last_s, now - self.at_s)
+
+
+class Arrivals:
+    """Feeds on three events: ``arrived``, ``dispatched``, ``completed``, all with times of one clock (seconds).
+
+    Arrival times must be the true ones, not those of the poll that found them: a request that came during a
+    batch tells another story than one that came after it. They may lie in the past.
+    """
+
+    def __init__(self, return_horizon_s: float, follow_horizon_s: float) -> None:
+        """A return later than ``return_horizon_s`` after the batch, or a follower later than ``follow_horizon_s``
+        after the first, is another arrival like any."""
+        self._return_horizon_s = return_horizon_s
+        self._follow_horizon_s = follow_horizon_s
+        self._waiting = 0
+        self._in_service = 0
+        self._started_s = math.inf
+        self._during = 0
+        self._seen_s = -math.inf
+        self._recent = 0.0
+        self._batches: deque[_Group] = deque()
+        self._share = 0.0
+        self._return_spreads: deque[float] = deque(maxlen=_REMEMBERED)
+        self._gaps: deque[float] = deque(maxlen=_REMEMBERED)
+        self._first: _Group | None = None
+        self._bursts: deque[_Group] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def share(self) -> float:
+        """Smoothed share of a completed batch whose clients come back within the horizon (0..1)."""
+        return self._share
+
+    @property
+    def during(self) -> int:
+        """How many arrived during the batch dispatched last, as far as reported."""
+        return self._during
+
+    def arrived(self, now: float, n: int = 1) -> None:
+        """``n`` short requests arrived at ``now``."""
+        if n <= 0:
+            return
+        during_service = bool(self._batches) and now <= self._batches[-1].at_s
+        self._fade(now)
+        self._recent += n
+        if now > self._started_s and (self._in_service or during_service):
+            self._during += n
+        if self._waiting + self._in_service == 0 and not during_service:
+            if self._first:
+                self._bursts.append(self._first)
+            self._first = _Group(now, 0, n - 1)
+        elif self._first and 0.0 <= now - self._first.at_s <= self._follow_horizon_s:
+            self._first.add(now, n)
+        self._waiting += n
+        batch = next((b for b in reversed(self._batches) if b.at_s < now), None)
+        if batch and batch.came < batch.size and now - batch.at_s <= self._return_horizon_s:
+            batch.add(now, n)
+
+    def waiting(self, n: int) -> None:
+        """``n`` is how many wait in truth; aborted requests leave no event of their own."""
+        self._waiting = n
+
+    def dispatched(self, now: float, n: int) -> None:
+        """``n`` waiting requests went into service."""
+        self._started_s, self._during = now, 0
+        self._waiting = max(0, self._waiting - n)
+        self._in_service += n
+
+    def completed(self, now: float, n: int) -> None:
+        """``n`` requests in service are done; call it before their clients can know."""
+        self._in_service = max(0, self._in_service - n)
+        # Those who came during this batch may be reported only now: the one before it is not judged yet.
+        while len(self._batches) > 1:
+            batch = self._batches.popleft()
+            self._share += _GAIN * (min(1.0, batch.came / batch.size) - self._share)
+            if batch.came:
+                self._return_spreads.append(batch.last_s)
+        if self._batches:
+            self._gaps.append(now - self._batches[-1].at_s)
+        self._batches.append(_Group(now, max(1, n)))
+
+    def rate(self, now: float) -> float:
+        """Arrivals per second over the last second or two; fades to zero in silence."""
+        self._fade(now)
+        return self._recent * math.log(2.0) / _HALF_LIFE_S
+
+    def returning(self, now: float) -> Expected:
+        """What is still due back from the last completed batch."""
+        if not self._batches:
+            return Expected(0.0, now)
+        batch = self._batches[-1]
+        spread_s = _usual(self._return_spreads)
+        if self._gaps and spread_s >= min(self._gaps):
+            # Batches follow each other faster than clients do: who came belongs to no batch in particular.
+            return Expected(0.0, now)
+        by_s = batch.at_s + spread_s
+        return _left(now, by_s, self._share * batch.size - batch.came)
+
+    def following(self, now: float) -> Expected:
+        """What should still follow a first request that waits on an otherwise empty server."""
+        first = self._first
+        if first is None or self._in_service or (self._batches and self._batches[-1].at_s >= first.at_s):
+            return Expected(0.0, now)
+        alike = [b for b in self._bursts if b.at_s >= now - _REMEMBERED_S and b.came >= first.came]
+        if not alike:
+            return Expected(0.0, now)
+        more = sum(b.came - first.came for b in alike) / len(alike)
+        return _left(now, first.at_s + _usual([b.last_s for b in alike if b.came]), more)
+
+    def _fade(self, now: float) -> None:
+        if now > self._seen_s:
+            self._recent *= 0.5 ** ((now - self._seen_s) / _HALF_LIFE_S)
+            self._seen_s = now
+
+
+def _usual(spreads: deque[float] | list[float]) -> float:
+    """By when groups like these were complete: true of three in four, and a margin (seconds)."""
+    ordered = sorted(spreads)
+    return _MARGIN * ordered[3 * len(ordered) // 4] if ordered else 0.0
+
+
+def _left(now: float, by_s: float, requests: float) -> Expected:
+    return Expected(max(0.0, requests), by_s) if now < by_s else Expected(0.0, now)

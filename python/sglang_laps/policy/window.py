@@ -1,0 +1,410 @@
+"""AWD, Adaptive Wait-Depth: when a batch of short prefills leaves [L s3.1-3.2, Alg. 1].
+
+Holding a batch back idles the device, so it must pay. Two kinds of expected traffic (see ``arrivals``) have each their
+own test. ``saved`` is what one merge saves: the predicted time of two batches less that of their union.
+
+- Clients due back from the last batch (closed loop): if all of them fit into this batch, one batch replaces two
+  in this cycle and in every one after it. Holding pays while the device idles for less than ``saved``.
+- The rest of a burst: holding pays when the sum of latencies falls, that is when m requests that each gain ``saved``
+  outweigh k + m that each lose the time held.
+
+Behind a backlog independent arrivals share the next batch anyhow, and holding for them only lengthens the cycle: they
+are not waited for. Fewer than one expected arrival never is, so a lone sequential user is never held. Results are
+checked: when holds cost more than they saved, the next chances are skipped, twice as many after each failure.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from .arrivals import Arrivals
+from .config import LapsConfig
+
+Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
+"""(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
+
+REASONS = ("depth", "window", "slack", "head_of_line", "idle", "tokens")
+
+_HORIZON_WINDOWS = 4
+_ONE = 0.9
+"""Expected arrivals that count as one; a smoothed share never quite reaches it."""
+_TAU_MARGIN = 2.0
+_RELAX = 0.125
+_NET_GAIN = 0.25
+_SKIP_MAX = 64
+WAIT_EDGES_MS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+"""Upper edges of the histogram of waits; the last bucket is above them."""
+
+
+class ShortWaiting(NamedTuple):
+    """A short request that waits. Times are seconds of the caller's clock."""
+
+    tokens: int
+    """New tokens."""
+    history: int
+    """Cached tokens."""
+    arrival_s: float
+    deadline_s: float | None
+    key: Hashable
+
+
+class Dispatch(NamedTuple):
+    """Run these now."""
+
+    picked: tuple[int, ...]
+    """Indices into the requests given, in the order to run them."""
+    reason: str
+    """One of REASONS."""
+    waited_s: float = 0.0
+    """How long the window held the batch (not the queueing before it)."""
+    late: int = 0
+    """How many of those picked can no longer make their deadline."""
+
+
+class Wait(NamedTuple):
+    """Run no short batch before ``until_s``, unless something arrives: then decide again."""
+
+    until_s: float
+    """Infinite when nothing waits."""
+    reason: str
+    """What the wait is for: "returning", "burst", "fixed", or "empty"."""
+    run_long: bool
+    """A long chunk may run meanwhile; when False and long work waits, there is nothing to hold back for."""
+
+
+Decision = Dispatch | Wait
+
+
+class _Hold(NamedTuple):
+    """What the window last waited for."""
+
+    depth: int
+    """Requests that were there."""
+    expected: float
+    saving_s: float
+    returning: bool
+
+
+class Window:
+    """The state machine of one short queue. One per scheduler; on several ranks only the first one's is asked.
+
+    The caller reports ``arrived`` (true arrival times), ``dispatched`` and ``completed``, and asks ``decide``
+    whenever a short batch could start. Times are seconds of one clock.
+
+    W and D follow Algorithm 1 with a way back up. D is the depth that counts as full: one of the captured depths, else
+    a power of two, up to ``wait_max_batch``. A batch cut short by the window's end sets D to its own depth; one that
+    reached D raises D to the next depth. A batch that reached D after a wait tau sets W to twice tau, clipped; any
+    other moves W an eighth of the way back to W_max. Both may stand too high without harm: a wait needs an expected
+    arrival.
+    """
+
+    def __init__(self, config: LapsConfig, depths: Sequence[int] = (), lengths: Sequence[int] = ()) -> None:
+        """``depths``, ``lengths``: batch depths and request lengths (tokens) of captured graphs, if any."""
+        self._fixed = config.window == "fixed"
+        self._w_max_s = config.wait_window_ms / 1e3
+        self._w_min_s = min(config.wait_min_ms, config.wait_window_ms) / 1e3
+        self._head_max_s = config.wait_head_max_ms / 1e3
+        self._sigma_s = config.slack_sigma_ms / 1e3
+        self._delta_s = config.slack_margin_ms / 1e3
+        self._token_max = config.token_max
+        self._cap = config.wait_max_batch
+        powers = (1 << i for i in range(self._cap.bit_length()))
+        self._levels = sorted({d for d in (depths or powers) if 0 < d <= self._cap} | {self._cap})
+        self._lengths = sorted(lengths)
+        self._window_s = self._w_max_s
+        self._depth = self._levels[-1]
+        self._arrivals = Arrivals(_HORIZON_WINDOWS * self._w_max_s, self._w_max_s)
+        self._started: deque[float] = deque(maxlen=8)
+        self._service_s = 0.0
+        self._held_since: float | None = None
+        self._hold: _Hold | None = None
+        self._settling: tuple[_Hold, float, int] | None = None
+        self._net_s = 0.0
+        self._skip = 0
+        self._skip_next = 1
+        self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
+        self._reasons: Counter[str] = Counter()
+        self._waits = [0] * (len(WAIT_EDGES_MS) + 1)
+        self._depths: Counter[int] = Counter()
+        self._late = 0
+
+    # -- events
+
+    def arrived(self, now: float, n: int = 1) -> None:
+        """``n`` short requests arrived at ``now``, their true arrival time."""
+        self._arrivals.arrived(now, n)
+
+    def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
+        """A batch of ``depth`` short requests starts at ``now``; the rest is from the Dispatch that said so."""
+        self._settle()
+        if waited_s > 0.0 and self._held_since is not None and self._hold:
+            self._settling = self._hold, waited_s, depth
+        self._arrivals.dispatched(now, depth)
+        self._started.append(now)
+        self._adapt(depth, waited_s, reason)
+        self._held_since = None
+        self._reasons[reason] += 1
+        self._waits[bisect_left(WAIT_EDGES_MS, waited_s * 1e3)] += 1
+        self._depths[1 << max(0, depth - 1).bit_length()] += 1
+        self._late += late
+
+    def completed(self, now: float, n: int) -> None:
+        """A batch of ``n`` short requests is done; call it before its clients can know."""
+        self._arrivals.completed(now, n)
+        if self._started:
+            took = now - self._started.popleft()
+            self._service_s = took if self._service_s == 0.0 else self._service_s + 0.25 * (took - self._service_s)
+
+    # -- decisions
+
+    def decide(
+        self,
+        now: float,
+        shorts: Sequence[ShortWaiting],
+        *,
+        token_budget: int,
+        long_waiting: bool = False,
+        long_chunk_s: float | None = None,
+        predict: Predict | None = None,
+    ) -> Decision:
+        """Dispatch now, or wait until when.
+
+        ``shorts``: all that wait, in the order to serve them. ``token_budget``: new tokens one batch may hold; the
+        first request is taken whatever its size. ``long_chunk_s``: predicted time of the next long chunk, None =
+        unknown.
+        """
+        self._arrivals.waiting(len(shorts))
+        if not shorts:
+            self._held_since = None
+            return Wait(math.inf, "empty", long_waiting)
+        slacks = self._slacks(now, shorts, predict)
+        picked = self._pick(shorts, slacks, token_budget)
+        waited_s = 0.0 if self._held_since is None else now - self._held_since
+        late = sum(slacks[i] < 0.0 for i in picked)
+        verdict = self._judge(now, shorts, picked, slacks, token_budget, long_waiting, long_chunk_s, predict)
+        if isinstance(verdict, str):
+            return Dispatch(tuple(picked), verdict, waited_s, late)
+        if self._held_since is None:
+            self._held_since = now
+        return verdict
+
+    def _judge(
+        self,
+        now: float,
+        shorts: Sequence[ShortWaiting],
+        picked: Sequence[int],
+        slacks: Sequence[float],
+        token_budget: int,
+        long_waiting: bool,
+        long_chunk_s: float | None,
+        predict: Predict | None,
+    ) -> str | Wait:
+        """The reason to dispatch, or how to wait."""
+        if self._w_max_s == 0.0:
+            return "idle"
+        k = len(picked)
+        tokens = sum(shorts[i].tokens for i in picked)
+        slack = min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
+        if not self._fixed:
+            self._mode = "sla" if slack < math.inf else "deadline-free"
+        if k >= (self._cap if self._fixed else self._depth):
+            return "depth"
+        if slack <= self._sigma_s:
+            return "slack"
+        if k < len(shorts) or tokens >= token_budget or (slack == math.inf and tokens >= self._token_max):
+            return "tokens"
+        since = now if self._held_since is None else self._held_since
+        head_end = since + self._head_max_s
+        if now >= head_end and since < now:
+            return "head_of_line"
+        end = self._window_end(now, since, shorts, slack, k)
+        if now >= end:
+            return "window"
+        last = min(end, now + slack - self._sigma_s, head_end)
+        wait = self._worth(now, since, last, shorts, k, predict)
+        if wait is None:
+            return "idle"
+        if long_waiting:
+            # A long chunk is not cut at the window's end: with deadlines it may overrun it, up to the slack.
+            latest = end if slack == math.inf else min(now + slack - self._sigma_s, head_end)
+            if long_chunk_s is None or now + long_chunk_s > latest:
+                return "idle"
+        return Wait(wait.until_s, wait.reason, long_waiting)
+
+    def _window_end(self, now: float, since: float, shorts: Sequence[ShortWaiting], slack: float, k: int) -> float:
+        if self._fixed:
+            return min(s.arrival_s for s in shorts) + self._w_max_s
+        if slack == math.inf:
+            return since + self._window_s
+        w_sla = max(0.0, slack - self._delta_s)
+        due = max(self._arrivals.returning(now), self._arrivals.following(now))
+        rate = self._arrivals.rate(now)
+        w_gr = due.by_s - now if due.requests >= _ONE else (self._depth - k) / max(rate, 1e-9)
+        return min(since + self._w_max_s, now + self._clip(min(w_sla, w_gr)))
+
+    def _worth(
+        self, now: float, since: float, last: float, shorts: Sequence[ShortWaiting], k: int, predict: Predict | None
+    ) -> Wait | None:
+        """How to wait, no longer than ``last``, or None if waiting does not pay."""
+        if self._fixed:
+            return Wait(last, "fixed", False)
+        if self._skip > 0:
+            return None
+        due = self._arrivals.returning(now)
+        if due.requests >= _ONE and k + due.requests < self._cap + 0.5 and due.by_s <= last:
+            saved = self._saving(shorts, due.requests, predict)
+            if due.by_s - since <= saved:
+                self._hold = _Hold(k, due.requests, saved, True)
+                return Wait(due.by_s, "returning", False)
+        due = self._arrivals.following(now)
+        if due.requests >= _ONE:
+            m = min(due.requests, self._depth - k)
+            until = min(last, now + (due.by_s - now) * m / due.requests)
+            saved = self._saving(shorts, m, predict)
+            if m * saved > (k + m) * (until - since):
+                self._hold = _Hold(k, m, saved, False)
+                return Wait(until, "burst", False)
+        return None
+
+    def _saving(self, shorts: Sequence[ShortWaiting], more: float, predict: Predict | None) -> float:
+        """Device time saved by running ``more`` requests like these in their batch instead of the next (seconds).
+
+        While nothing can be predicted it is taken to be half a recent batch, at most W_max.
+        """
+        unknown = min(self._w_max_s, 0.5 * self._service_s)
+        if predict is None:
+            return unknown
+        here = [(s.tokens, s.history) for s in shorts]
+        others = [here[i % len(here)] for i in range(max(1, round(more)))]
+        apart_a, apart_b, together = predict(here), predict(others), predict(here + others)
+        if apart_a is None or apart_b is None or together is None:
+            return unknown
+        return max(0.0, apart_a + apart_b - together)
+
+    def _slacks(self, now: float, shorts: Sequence[ShortWaiting], predict: Predict | None) -> list[float]:
+        """Per request: deadline - now - predicted service of the whole batch; infinite without a deadline (seconds)."""
+        if all(s.deadline_s is None for s in shorts):
+            return [math.inf] * len(shorts)
+        served = now + self._service(shorts, predict)
+        return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
+
+    def _service(self, shorts: Sequence[ShortWaiting], predict: Predict | None) -> float:
+        """S^: predicted, else the smoothed time of recent short batches (seconds)."""
+        known = predict([(s.tokens, s.history) for s in shorts]) if predict else None
+        return self._service_s if known is None else known
+
+    def _pick(self, shorts: Sequence[ShortWaiting], slacks: Sequence[float], token_budget: int) -> list[int]:
+        """Those that fit: late ones last, the first always; among captured lengths, the first one's length first."""
+        order = sorted(range(len(shorts)), key=lambda i: slacks[i] < 0.0)
+        if sum(s.tokens for s in shorts) <= token_budget:
+            return order
+        if self._lengths:
+            head = self._bucket(shorts[order[0]].tokens)
+            order.sort(key=lambda i: (slacks[i] < 0.0, self._bucket(shorts[i].tokens) != head))
+        picked, room = [order[0]], token_budget - shorts[order[0]].tokens
+        for i in order[1:]:
+            if shorts[i].tokens <= room:
+                picked.append(i)
+                room -= shorts[i].tokens
+        return picked
+
+    def _bucket(self, tokens: int) -> int:
+        return bisect_left(self._lengths, tokens)
+
+    # -- long side
+
+    def long_chunk_tokens(
+        self,
+        now: float,
+        shorts: Sequence[ShortWaiting],
+        history: int,
+        full_chunk: int,
+        page_size: int,
+        predict: Predict | None,
+    ) -> int:
+        """The next long chunk (tokens): the largest whose predicted time fits the tightest short slack [M].
+
+        ``history``: tokens of the long prompt already done. Whole pages, never below one; ``full_chunk`` when it fits,
+        when no short deadline can still be met, and when nothing can be predicted.
+        """
+        slack = min((s for s in self._slacks(now, shorts, predict) if 0.0 <= s < math.inf), default=math.inf)
+        if slack == math.inf or predict is None or full_chunk <= page_size:
+            return full_chunk
+        room = slack - self._delta_s
+
+        def fits(tokens: int) -> bool | None:
+            took = predict([(tokens, history)])
+            return None if took is None else took <= room
+
+        if fits(full_chunk) in (True, None):
+            return full_chunk
+        pages = bisect_right(range(1, full_chunk // page_size + 1), False, key=lambda n: not fits(n * page_size))
+        return max(1, pages) * page_size
+
+    # -- adaptation
+
+    def _adapt(self, depth: int, waited_s: float, reason: str) -> None:
+        if depth >= self._depth:
+            if waited_s > 0.0:
+                self._window_s = self._clip(_TAU_MARGIN * waited_s)
+            above = bisect_right(self._levels, depth)
+            self._depth = self._levels[min(above, len(self._levels) - 1)]
+            return
+        if reason == "window":
+            self._depth = max(1, depth)
+        self._window_s = self._clip(self._window_s + _RELAX * (self._w_max_s - self._window_s))
+
+    def _settle(self) -> None:
+        """Did the last hold pay? When holds as a whole do not, skip the next few chances.
+
+        Judged at the next dispatch: clients due back were all in the batch only if none arrived while it ran. Otherwise
+        a second batch was needed after all.
+        """
+        if self._skip > 0:
+            self._skip -= 1
+        if self._settling is None:
+            return
+        (hold, waited_s, depth), self._settling = self._settling, None
+        paid = depth > hold.depth and not (hold.returning and self._arrivals.during > 0)
+        self._net_s += _NET_GAIN * ((hold.saving_s if paid else 0.0) - waited_s - self._net_s)
+        if self._net_s < 0.0:
+            self._skip, self._net_s = self._skip_next, 0.0
+            self._skip_next = min(2 * self._skip_next, _SKIP_MAX)
+        elif paid:
+            self._skip_next = max(1, self._skip_next // 2)
+
+    def _clip(self, seconds: float) -> float:
+        return min(max(seconds, self._w_min_s), self._w_max_s)
+
+    # -- report
+
+    @property
+    def window_s(self) -> float:
+        """W (seconds)."""
+        return self._window_s
+
+    @property
+    def depth(self) -> int:
+        """D (requests)."""
+        return self._depth
+
+    def status(self) -> dict[str, Any]:
+        """What /laps_status says of the window (JSON-ready)."""
+        edges = [*(f"<={e:g}" for e in WAIT_EDGES_MS), f">{WAIT_EDGES_MS[-1]:g}"]
+        return {
+            "mode": self._mode,
+            "window_ms": self._window_s * 1e3,
+            "window_max_ms": self._w_max_s * 1e3,
+            "depth": self._depth,
+            "depth_max": self._cap,
+            "dispatched": {r: self._reasons[r] for r in REASONS},
+            "waits_ms": dict(zip(edges, self._waits, strict=True)),
+            "depths": {f"<={d}": n for d, n in sorted(self._depths.items())},
+            "late": self._late,
+            "returning_share": self._arrivals.share,
+            "service_ms": self._service_s * 1e3,
+        }

@@ -1,0 +1,107 @@
+"""The waiting window against a toy device with closed-loop clients: deterministic, no real time passes."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.window import Dispatch, ShortWaiting, Window
+
+OFF = LapsConfig(wait_window_ms=0.0)
+AWD = LapsConfig()
+
+
+@dataclass
+class Run:
+    """What a run showed."""
+
+    seconds: float
+    ttfts: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    window: Window | None = None
+
+    @property
+    def rate(self) -> float:
+        return len(self.ttfts) / self.seconds
+
+
+def closed_loop(
+    config: LapsConfig,
+    users: int,
+    *,
+    fixed_s: float,
+    per_token_s: float,
+    tokens: int = 100,
+    think: Callable[[random.Random], float] = lambda r: r.uniform(0.2e-3, 3e-3),
+    batches: int = 400,
+    seed: int = 0,
+    known: bool = True,
+    budget: int = 8192,
+    noise: float = 0.0,
+    poll: bool = False,
+) -> Run:
+    """``users`` clients, each sending its next request a think time after its last one completed.
+
+    A batch takes fixed_s + per_token_s x tokens. ``known``: the window may predict that. ``poll``: arrival times are
+    those of the poll that finds them, after the batch they came during.
+    """
+    rng = random.Random(seed)
+    window = Window(config)
+    run = Run(0.0, window=window)
+
+    def predict(requests: object) -> float:
+        return fixed_s + per_token_s * sum(new for new, _ in requests)  # type: ignore[attr-defined]
+
+    pending = [(think(rng), i) for i in range(users)]
+    heapq.heapify(pending)
+    waiting: list[ShortWaiting] = []
+    now = 0.0
+    for _ in range(batches):
+        wake = now
+        while True:
+            now = max(now, wake)
+            while pending and pending[0][0] <= now:
+                at, i = heapq.heappop(pending)
+                waiting.append(ShortWaiting(tokens, 0, at, None, i))
+                window.arrived(now if poll else at)
+            said = window.decide(now, waiting, token_budget=budget, predict=predict if known else None)
+            if isinstance(said, Dispatch):
+                break
+            wake = min([said.until_s, *(p[0] for p in pending[:1])])
+        batch = [waiting[i] for i in said.picked]
+        waiting = [s for i, s in enumerate(waiting) if i not in set(said.picked)]
+        window.dispatched(now, len(batch), said.waited_s, said.reason)
+        run.waits.append(said.waited_s)
+        run.depths.append(len(batch))
+        now += predict([(s.tokens, s.history) for s in batch]) * rng.lognormvariate(0.0, noise)
+        window.completed(now, len(batch))
+        for s in batch:
+            run.ttfts.append(now - s.arrival_s)
+            heapq.heappush(pending, (now + think(rng), int(str(s.key))))
+    run.seconds = now
+    return run
+
+
+@pytest.mark.parametrize(("fixed_ms", "token_us"), [(0.5, 1.0), (1, 1), (2, 5), (4, 5), (8, 1), (8, 20), (20, 50)])
+@pytest.mark.parametrize("known", [True, False])
+def test_closed_loop_is_never_slower_than_the_dual_queue(fixed_ms: float, token_us: float, known: bool) -> None:
+    for users in (1, 4, 8, 16, 32, 64):
+        device = {"fixed_s": fixed_ms / 1e3, "per_token_s": token_us / 1e6}
+        off, awd = closed_loop(OFF, users, **device), closed_loop(AWD, users, known=known, **device)
+        assert awd.rate >= 0.98 * off.rate, users
+        if users == 1:
+            assert max(awd.waits) == 0.0
+            assert awd.ttfts == off.ttfts
+
+
+@pytest.mark.parametrize("users", [2, 4, 8])
+def test_closed_loop_gains_where_the_fixed_cost_dominates(users: int) -> None:
+    off, awd = (closed_loop(c, users, fixed_s=8e-3, per_token_s=5e-6) for c in (OFF, AWD))
+    assert awd.rate >= 1.05 * off.rate
+    assert statistics.median(awd.ttfts) < statistics.median(off.ttfts)
