@@ -1,0 +1,43 @@
+"""The SLO ledger."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sglang_laps.policy.slo import SloLedger
+
+
+def test_counts_by_class_and_over_all() -> None:
+    ledger = SloLedger()
+    for ttft in (0.1, 0.4, 0.6):
+        ledger.record(0.0, "short", ttft, 0.4)
+    ledger.record(0.0, "long", 1.0, 4.0)
+    ledger.record(0.0, "long", 9.0, None)
+    assert ledger.attainment("short") == pytest.approx(2 / 3)
+    assert ledger.attainment("long") == 1.0
+    assert ledger.attainment() == pytest.approx(3 / 4)
+    assert (ledger.misses("short"), ledger.misses("long"), ledger.misses()) == (1, 0, 1)
+    assert ledger.deviation(0.0, "short") == pytest.approx(0.5 / 3)
+    assert json.loads(json.dumps(ledger.status(1.0)))["short"]["missed"] == 1
+
+
+def test_deviation_forgets_and_attainment_does_not() -> None:
+    ledger = SloLedger()
+    for _ in range(50):
+        ledger.record(0.0, "short", 0.8, 0.4)
+    assert ledger.deviation(0.0) == pytest.approx(1.0)
+    for _ in range(50):
+        ledger.record(30.0, "short", 0.2, 0.4)
+    assert ledger.deviation(30.0) == pytest.approx(1 / 9)
+    assert ledger.deviation(200.0) < 0.01
+    assert ledger.attainment() == 0.5
+
+
+def test_nothing_counted_is_nothing_claimed() -> None:
+    ledger = SloLedger()
+    assert ledger.attainment() is None
+    assert ledger.attainment("short") is None
+    assert ledger.deviation(1.0) == 0.0
+    assert ledger.misses() == 0
+    assert ledger.status(0.0) == {}
