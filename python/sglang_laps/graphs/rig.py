@@ -1,0 +1,198 @@
+"""One ModelRunner in this process, driven batch by batch without a scheduler: for tests and the micro-benchmark."""
+
+from __future__ import annotations
+
+import json
+import socket
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_AXES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+SHAPES = {
+    "tiny": (256, 3, 4, 2, 256, 512),
+    "0.5B": (896, 24, 14, 2, 4864, 151936),
+    "7B": (3584, 28, 28, 4, 18944, 152064),
+    "14B": (5120, 48, 40, 8, 13824, 152064),
+    "32B": (5120, 64, 40, 8, 27648, 152064),
+}
+"""Qwen2.5 shapes, and one small enough for a CPU: values of ``_AXES``, then the vocabulary."""
+
+
+def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:
+    """A model folder with a config and no weights, for ``--load-format dummy``."""
+    config: dict[str, Any] = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": name == "0.5B",
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **dict(zip((*_AXES, "vocab_size"), SHAPES[name], strict=True)),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
+    """A ModelRunner with its pools, attention backends and graphs; once per process.
+
+    ``flags``: further server options. ``seed``: fill the weights with seeded noise instead of SGLang's dummies.
+    """
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.distributed import bootstrap
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.runtime_context import SpawnRanks, get_device, publish
+    from sglang.srt.server_args import PortArgs, prepare_server_args
+
+    load_plugins()
+    argv = ["--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--nccl-port", str(_port())]
+    server_args = prepare_server_args([*argv, *flags])
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    _kernel_configs()
+    ports = PortArgs.init_new(server_args)
+    model_config = ModelConfig.from_server_args(server_args)
+    bootstrap.init_parallel_runtime(server_args=server_args, device=get_device().device, dist_port=ports.nccl_port)
+    bootstrap.init_layer_runtime(model_config=model_config)
+    runner = ModelRunner(
+        model_config=model_config,
+        mem_fraction_static=server_args.mem_fraction_static,
+        gpu_id=0,
+        nccl_port=ports.nccl_port,
+        server_args=server_args,
+    )
+    if seed is not None:
+        make_noise(runner.model, seed)
+    runner.alloc_memory_pool()
+    runner.init_attention_backends()
+    runner.init_cuda_graphs()
+    return runner
+
+
+def _kernel_configs() -> None:
+    from sglang.srt.layers.moe import initialize_moe_config
+    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
+    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
+
+    for initialize in (
+        initialize_moe_config,
+        initialize_fp8_gemm_config,
+        initialize_bf16_gemm_config,
+        initialize_fp4_gemm_config,
+    ):
+        initialize()
+
+
+def _port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def make_noise(model: torch.nn.Module, seed: int) -> None:
+    """Weights large enough that every token and position moves the output. In place, so graphs see it."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator) * (0.08 if weight.ndim > 1 else 0.1)
+        weight.data.copy_(noise + 1.0 if name.endswith("norm.weight") else noise)
+
+
+@dataclass
+class Turn:
+    """What one prefill of a batch gave. ``logits``: (requests, vocabulary), float32 on the CPU."""
+
+    tokens: list[int]
+    logits: torch.Tensor
+    reqs: list[Any]
+    graph: bool
+
+
+def request(rid: str, ids: Sequence[int]) -> Any:
+    """A greedy request for one more token after ``ids``."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    req = Req(
+        rid=rid,
+        origin_input_text="",
+        origin_input_ids=array("q", ids),
+        sampling_params=SamplingParams(temperature=0, max_new_tokens=1),
+    )
+    req.full_untruncated_fill_ids = req.origin_input_ids
+    req.logprob_start_len = -1
+    req.extend_end = len(req.origin_input_ids)
+    return req
+
+
+def continued(req: Any, ids: Sequence[int]) -> Any:
+    """The same request with ``ids`` after what it has cached."""
+    req.prefix_len = len(req.full_untruncated_fill_ids)
+    req.full_untruncated_fill_ids.extend(ids)
+    req.logprob_start_len = -1
+    req.extend_end = len(req.full_untruncated_fill_ids)
+    return req
+
+
+@torch.no_grad()
+def prefill(runner: Any, reqs: list[Any]) -> Turn:
+    """Run one prefill of ``reqs`` as one batch."""
+    batch = forward_batch(runner, reqs)
+    output = runner.forward(batch)
+    tokens = runner.sample(output.logits_output, batch)
+    return Turn(tokens.tolist(), output.logits_output.next_token_logits.float().cpu(), reqs, bool(output.can_run_graph))
+
+
+def forward_batch(runner: Any, reqs: list[Any]) -> Any:
+    """The ForwardBatch of one prefill; its KV slots are taken from the pool."""
+    from sglang.benchmark.one_batch import TreeCacheNamespace
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    batch = ScheduleBatch.init_new(
+        reqs=reqs,
+        req_to_token_pool=runner.req_to_token_pool,
+        token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
+        tree_cache=TreeCacheNamespace(
+            page_size=runner.page_size,
+            device=runner.device,
+            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
+        ),
+        model_config=runner.model_config,
+        enable_overlap=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+    )
+    batch.prepare_for_extend()
+    if batch.input_ids is None:
+        batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
+        batch.prefill_input_ids_cpu = None
+    return ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
+
+
+def clear(runner: Any) -> None:
+    """Give back every request slot and KV slot."""
+    runner.req_to_token_pool.clear()
+    runner.token_to_kv_pool_allocator.clear()
+
+
+def kv_of(runner: Any, req: Any) -> list[torch.Tensor]:
+    """Keys and values a request has cached, per layer: (tokens, heads, head size), on the CPU."""
+    slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.extend_end].long()
+    pool = runner.token_to_kv_pool
+    layers = range(runner.model_config.num_hidden_layers)
+    return [
+        buffer[slots].float().cpu()
+        for layer in layers
+        for buffer in (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
+    ]
