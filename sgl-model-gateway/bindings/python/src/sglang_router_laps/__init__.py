@@ -1,0 +1,1 @@
+"""LAPS for the MiniLB router: two prefill pools by prompt length, kept in balance."""

@@ -1,0 +1,156 @@
+"""The ASGI application: our routes in front, the stock MiniLB's behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import orjson
+
+from .body import BadDeadline, parse
+from .passage import Passage
+from .prompt import READERS
+from .replies import Message, Receive, Scope, Send, send_bytes, send_error
+from .status import status
+
+if TYPE_CHECKING:
+    from .balancer import LapsMiniLoadBalancer
+
+logger = logging.getLogger(__name__)
+
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ClientGone(Exception):
+    """The client disconnected before its request was complete."""
+
+
+class LapsApp:
+    """One callable: what it does not serve itself goes to ``stock`` untouched."""
+
+    def __init__(self, lb: LapsMiniLoadBalancer, stock: Asgi) -> None:
+        self._lb = lb
+        self._stock = stock
+        self._get = {"/laps_status": self._status, "/metrics": self._metrics, "/laps": self._page}
+        self._post = {f"/{endpoint}": endpoint for endpoint in READERS}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] == "http":
+            path, method = scope["path"], scope["method"]
+            if method == "POST":
+                endpoint = self._post.get(path)
+                if endpoint is not None:
+                    await self._generate(endpoint, scope, receive, send)
+                    return
+                if path == "/flush_cache":
+                    self._lb.forget_prefixes()
+            elif method == "GET":
+                answer = self._get.get(path)
+                if answer is not None:
+                    await answer(scope, send)
+                    return
+        await self._stock(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self._lb.open()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._lb.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _generate(self, endpoint: str, scope: Scope, receive: Receive, send: Send) -> None:
+        lb = self._lb
+        if lb.in_flight >= lb.max_inflight:
+            lb.counts.rejected += 1
+            await send_error(send, 503, "overloaded", f"{lb.max_inflight} requests are in flight already")
+            return
+        lb.in_flight += 1
+        try:
+            raw = await _read(receive)
+            body = parse(raw)
+            if body is None:
+                lb.counts.refused += 1
+                await self._stock(scope, _replay(raw, receive), send)
+                return
+            passage = Passage(lb, endpoint, scope, send, raw, body)
+            try:
+                passage.take_deadline()
+            except BadDeadline as e:
+                lb.counts.refused += 1
+                await send_error(send, 400, "invalid_request_error", str(e))
+                return
+            await self._carry(passage, receive)
+        except ClientGone:
+            lb.counts.disconnected += 1
+        finally:
+            lb.in_flight -= 1
+
+    async def _carry(self, passage: Passage, receive: Receive) -> None:
+        """Run the passage; a client that goes away cancels it, and both its legs with it."""
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if not passage.finished:
+                gone = True
+                task.cancel()
+
+        watcher = asyncio.get_running_loop().create_task(watch())
+        try:
+            await passage.run()
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            task.uncancel()
+            self._lb.counts.disconnected += 1
+            logger.info("%s client disconnected", passage.rid)
+        finally:
+            watcher.cancel()
+
+    async def _status(self, scope: Scope, send: Send) -> None:
+        history = b"history=1" in scope.get("query_string", b"")
+        await send_bytes(send, 200, orjson.dumps(status(self._lb, history=history)))
+
+    async def _metrics(self, scope: Scope, send: Send) -> None:
+        text, content_type = self._lb.metrics.text()
+        await send_bytes(send, 200, text, content_type)
+
+    async def _page(self, scope: Scope, send: Send) -> None:
+        page = (resources.files(__package__) / "page" / "index.html").read_bytes()
+        await send_bytes(send, 200, page, b"text/html; charset=utf-8")
+
+
+async def _read(receive: Receive) -> bytes:
+    """The whole request body. Raises ClientGone."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        return bytes(message["body"])
+    chunks = []
+    while True:
+        if message["type"] != "http.request":
+            raise ClientGone
+        chunks.append(message["body"])
+        if not message.get("more_body"):
+            return b"".join(chunks)
+        message = await receive()
+
+
+def _replay(raw: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives the body once more, then goes on as before."""
+    body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+
+    async def again() -> Message:
+        return body.pop() if body else await receive()
+
+    return again

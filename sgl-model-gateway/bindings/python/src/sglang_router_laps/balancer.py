@@ -1,0 +1,202 @@
+"""The MiniLB with LAPS pools: holds the parts together, and starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Coroutine
+from typing import Any
+
+import aiohttp
+import uvicorn
+from sglang_laps.policy.config import ConfigError
+from sglang_laps.policy.pressure import Pool
+from sglang_router import mini_lb
+from sglang_router.router_args import RouterArgs
+
+from .config import AllocConfig
+from .control import Control
+from .counts import Counts
+from .health import Health, HealthConfig
+from .instances import Instance
+from .metrics import Metrics
+from .pools import Choice, Pools
+from .signals import SignalReader
+from .tokens import make_counter
+from .ttft import TtftWindow
+from .upstream import Sessions
+
+logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 5.0
+
+
+class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
+    """A MiniLB whose generating routes are ours; every other route stays the stock one.
+
+    Raises ConfigError when the servers and the configuration do not fit each other.
+    """
+
+    def __init__(self, router_args: RouterArgs, config: AllocConfig) -> None:
+        limit = router_args.max_concurrent_requests
+        self.config = config
+        self.max_inflight = min(config.max_inflight, limit) if limit > 0 else config.max_inflight
+        self.router_args = router_args
+        self.counter = make_counter(config.tokenizer, config.exact_bytes)
+        self.pools = Pools(router_args.prefill_urls, config)
+        self.decoders = [Instance(url, "decode") for url in router_args.decode_urls]
+        self.instances: list[Instance] = [*self.pools.instances, *self.decoders]
+        super().__init__(router_args)
+
+        twice = [url for url, n in Counter(i.url for i in self.instances).items() if n > 1]
+        if twice:
+            raise ConfigError(f"{twice[0]} is given twice")
+        self.sessions = Sessions(self.timeout, config.connect_timeout_s)
+        self.health = Health(self.instances, self.sessions, _health_config(router_args, config))
+        self.readers = [
+            SignalReader(i, self.sessions, router_args.api_key, max(config.sample_s, 1.0), time.monotonic)
+            for i in self.pools.instances
+        ]
+        self.counts = Counts()
+        self.ttft = TtftWindow(config.history_s)
+        self.control = Control(self.pools, self.readers, config, self.counts, self.ttft)
+        self.metrics = Metrics(self)
+        self.in_flight = 0
+        self.started_at = time.monotonic()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    def _validate_router_args(self, router_args: RouterArgs) -> None:
+        # Not the stock check: that one also warns of a random policy, which is not what runs here.
+        if not router_args.pd_disaggregation:
+            raise ConfigError("--enable-laps-alloc: needs --pd-disaggregation")
+        if not router_args.decode_urls:
+            raise ConfigError("--enable-laps-alloc: needs at least one --decode")
+
+    # The stock routes that ask the servers something (model_info, flush_cache, ...) go through these two lists.
+    @property
+    def prefill_urls(self) -> list[str]:
+        """Healthy prefill servers; all of them when none is healthy."""
+        return _healthy(self.pools.instances)
+
+    @prefill_urls.setter
+    def prefill_urls(self, _: list[str]) -> None:
+        """The stock constructor sets what is already known."""
+
+    @property
+    def decode_urls(self) -> list[str]:
+        """Healthy decode servers; all of them when none is healthy."""
+        return _healthy(self.decoders)
+
+    @decode_urls.setter
+    def decode_urls(self, _: list[str]) -> None:
+        """The stock constructor sets what is already known."""
+
+    def start(self) -> None:
+        """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish."""
+        from .app import LapsApp
+
+        level = (self.router_args.log_level or "info").upper()
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        mini_lb.lb = self
+        logger.info("short pool: %s", " ".join(i.url for i in self.pools.members("short")))
+        logger.info("long pool: %s", " ".join(i.url for i in self.pools.members("long")))
+        uvicorn.run(
+            LapsApp(self, mini_lb.app),
+            host=self.host,
+            port=self.port,
+            access_log=False,
+            timeout_graceful_shutdown=self.router_args.shutdown_grace_period_secs,
+        )
+
+    async def open(self) -> None:
+        """Start the background tasks."""
+        self.spawn(self.health.run())
+        self.spawn(self.control.run())
+
+    async def close(self) -> None:
+        """Stop the background tasks and close all connections."""
+        self._closing = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.sessions.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` beside everything else, unless all is being closed; what it fails with is logged."""
+        if self._closing:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception():
+            logger.error("a background task failed", exc_info=task.exception())
+
+    def choose_decode(self, avoid: Collection[Instance] = ()) -> Instance | None:
+        """The healthy decode server with the least in flight; one in ``avoid`` only if there is no other."""
+        healthy = [i for i in self.decoders if i.healthy]
+        usable = [i for i in healthy if i not in avoid] or healthy
+        return min(usable, key=lambda i: (i.outstanding, i.served), default=None)
+
+    def any_prefill(self) -> bool:
+        """Whether any prefill server is healthy."""
+        return any(i.healthy for i in self.pools.instances)
+
+    def note_choice(self, choice: Choice, tokens: int) -> None:
+        """Count a request that found its place."""
+        c = self.counts
+        c.requests[choice.length_class] += 1
+        c.tokens[choice.length_class] += choice.new_tokens
+        c.prefix_tokens += tokens - choice.new_tokens
+        c.spilled[choice.length_class] += choice.spilled
+
+    def note_ttft(self, length_class: Pool, seconds: float) -> None:
+        """Note one first token."""
+        self.ttft.add(time.monotonic(), length_class, seconds)
+        self.metrics.note_ttft(length_class, seconds)
+
+    def forget_prefixes(self) -> None:
+        """The servers' caches are being flushed."""
+        for i in self.pools.instances:
+            i.prefixes.clear()
+
+    def abort(self, instance: Instance, rids: list[str], authorization: str | None) -> None:
+        """Ask ``instance`` to drop requests, without waiting for it."""
+        self.spawn(self._abort(instance, rids, authorization))
+
+    async def _abort(self, instance: Instance, rids: list[str], authorization: str | None) -> None:
+        headers = {"authorization": authorization} if authorization else {}
+        timeout = aiohttp.ClientTimeout(total=ABORT_TIMEOUT_S)
+        session = self.sessions.of(instance)
+        try:
+            for rid in rids:
+                async with session.post(
+                    instance.address("abort_request"), json={"rid": rid}, headers=headers, timeout=timeout
+                ) as response:
+                    await response.read()
+        except (aiohttp.ClientError, OSError) as e:
+            logger.debug("%s abort at %s: %s", rids[0], instance.url, e)
+
+
+def _healthy(instances: Collection[Instance]) -> list[str]:
+    return [i.url for i in instances if i.healthy] or [i.url for i in instances]
+
+
+def _health_config(args: RouterArgs, config: AllocConfig) -> HealthConfig:
+    return HealthConfig(
+        endpoint=args.health_check_endpoint,
+        interval_s=args.health_check_interval_secs,
+        timeout_s=args.health_check_timeout_secs,
+        failures=args.health_failure_threshold,
+        successes=args.health_success_threshold,
+        probe=not args.disable_health_check,
+        backoff_s=config.probe_backoff_s,
+        backoff_max_s=config.probe_backoff_max_s,
+    )

@@ -1,0 +1,18 @@
+"""``python -m sglang_router_laps.launch_router``: the stock launcher with the LAPS flags, no patch needed."""
+
+from __future__ import annotations
+
+from sglang_router import launch_router as stock
+
+from .hook import LapsRouterArgs, make_balancer
+
+
+def main() -> None:
+    """Run the stock launcher with our argument class and balancer in the place of its own."""
+    stock.RouterArgs = LapsRouterArgs
+    stock.MiniLoadBalancer = make_balancer
+    stock.main()
+
+
+if __name__ == "__main__":
+    main()

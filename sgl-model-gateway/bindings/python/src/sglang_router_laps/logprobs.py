@@ -1,0 +1,76 @@
+"""Input log-probabilities come from the prefill server, all else from the decode server: one reply of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+FIELD = "input_token_logprobs"
+END = b"\n\n"
+
+
+def wanted(body: dict[str, Any]) -> bool:
+    """Whether the request asks for log-probabilities (of any prompt of a batch)."""
+    asked = body.get("return_logprob")
+    return any(asked) if isinstance(asked, list) else bool(asked)
+
+
+def merge_reply(prefill: bytes, decode: bytes) -> bytes:
+    """A whole reply, of one prompt or of a batch. Without log-probabilities on both sides it stays as it is."""
+    mine, theirs = orjson.loads(decode), orjson.loads(prefill)
+    for to, source in zip(_items(mine), _items(theirs), strict=False):
+        _merge(to, source)
+    return orjson.dumps(mine)
+
+
+def _items(reply: Any) -> list[Any]:
+    return reply if isinstance(reply, list) else [reply]
+
+
+def _merge(to: Any, source: Any) -> None:
+    try:
+        to["meta_info"][FIELD] = source["meta_info"][FIELD] + to["meta_info"][FIELD]
+    except (KeyError, TypeError):
+        return
+
+
+class StreamMerger:
+    """Puts the prefill server's part into each event of the decode server's stream."""
+
+    def __init__(self, prefill: bytes) -> None:
+        self._first: dict[int, Any] = {}
+        for event in prefill.split(END):
+            reply = _payload(event)
+            if isinstance(reply, dict):
+                self._first.setdefault(reply.get("index", 0), reply)
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The events that ``chunk`` completes, merged; chunks need not end where events do."""
+        *events, self._rest = (self._rest + chunk).split(END)
+        return b"".join(self._merged(events))
+
+    def flush(self) -> bytes:
+        """What is left when the stream has ended."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _merged(self, events: list[bytes]) -> Iterator[bytes]:
+        for event in events:
+            reply = _payload(event)
+            if isinstance(reply, dict):
+                _merge(reply, self._first.get(reply.get("index", 0)))
+                yield b"data: " + orjson.dumps(reply) + END
+            else:
+                yield event + END
+
+
+def _payload(event: bytes) -> Any:
+    if not event.startswith(b"data:"):
+        return None
+    try:
+        return orjson.loads(event[5:])
+    except orjson.JSONDecodeError:
+        return None

@@ -1,0 +1,112 @@
+"""The two prefill pools: which instance gets a request, and how an instance changes pools."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sglang_laps.policy.pressure import POOLS, Move, Pool
+
+from .config import AllocConfig
+from .instances import Clock, PrefillInstance
+from .prefixes import Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes, and what it is taken for."""
+
+    instance: PrefillInstance
+    length_class: Pool
+    new_tokens: int
+    """Tokens expected to be computed there (>= 1)."""
+    spilled: bool = False
+    """It went to the other pool because its own is overloaded or has nobody healthy."""
+
+
+class Pools:
+    """Prefill instances by pool. An instance that moves drains by itself: only new requests follow."""
+
+    def __init__(self, servers: Sequence[tuple[str, int | None]], config: AllocConfig, clock: Clock = time.monotonic):
+        """``servers``: (url, bootstrap port) of each. Raises ConfigError when they do not fit ``config``."""
+        config.check_instances(len(servers))
+        self.config = config
+        n_short = config.initial_short or max(config.pressure.n_min, len(servers) // 2)
+        self.instances = [
+            PrefillInstance(url, port, "short" if i < n_short else "long", config.prefix_tokens, clock)
+            for i, (url, port) in enumerate(servers)
+        ]
+
+    def members(self, pool: Pool) -> list[PrefillInstance]:
+        """All instances of ``pool``, healthy or not."""
+        return [i for i in self.instances if i.pool == pool]
+
+    def by_url(self, url: str) -> PrefillInstance:
+        """The instance at ``url``."""
+        return next(i for i in self.instances if i.url == url)
+
+    def apply(self, move: Move) -> None:
+        """Carry out a move of the controller."""
+        self.by_url(move.name).pool = move.target
+
+    def choose(
+        self, tokens: int, prompt: Sequence[Fingerprint] = (), avoid: Collection[PrefillInstance] = ()
+    ) -> Choice | None:
+        """The instance for a request of ``tokens`` tokens; None when nobody is healthy.
+
+        Short is what leaves at most the threshold to compute. It goes to the short pool if that holds there; a
+        request that is short only where its history lies goes to where its history lies. Instances in ``avoid``
+        are taken only when there is no other.
+        """
+        usable = [i for i in self.instances if i.healthy and i not in avoid] or [i for i in self.instances if i.healthy]
+        if not usable:
+            return None
+        held = _held(usable, prompt)
+        threshold = self.config.threshold
+        fresh: dict[Pool, int | None] = {
+            p: min((_new(tokens, held[i]) for i in usable if i.pool == p), default=None) for p in POOLS
+        }
+        fewest = min(n for n in fresh.values() if n is not None)
+        length_class: Pool = "short" if fewest <= threshold else "long"
+        home: Pool = length_class
+        in_short = fresh["short"]
+        if length_class == "short" and (in_short is None or in_short > threshold) and fewest < tokens:
+            home = "long"
+        candidates = [i for i in usable if i.pool == home]
+        spilled = not candidates
+        if spilled:
+            candidates = usable
+        elif self._may_spill(home) and all(i.outstanding_tokens > self.config.spill_tokens for i in candidates):
+            idle = [i for i in usable if i.pool != home and not i.outstanding]
+            if idle:
+                candidates, spilled = idle, True
+        chosen = self._prefer(candidates, held)
+        for item in prompt:
+            chosen.prefixes.add(item)
+        return Choice(chosen, length_class, _new(tokens, held[chosen]), spilled)
+
+    def _may_spill(self, pool: Pool) -> bool:
+        return self.config.spill == "both" or self.config.spill == pool
+
+    def _prefer(self, candidates: list[PrefillInstance], held: dict[PrefillInstance, float]) -> PrefillInstance:
+        least = min(candidates, key=lambda i: (i.outstanding_tokens, i.outstanding, i.served_tokens))
+        holder = max(candidates, key=lambda i: (held[i], -i.outstanding_tokens))
+        if held[holder] <= held[least]:
+            return least
+        mean = sum(i.outstanding_tokens for i in candidates) / len(candidates)
+        # The threshold's worth of slack keeps a nearly idle pool from scattering conversations.
+        limit = self.config.prefix_load_factor * mean + self.config.threshold
+        return holder if holder.outstanding_tokens <= limit else least
+
+
+def _held(usable: list[PrefillInstance], prompt: Sequence[Fingerprint]) -> dict[PrefillInstance, float]:
+    known = [p for p in prompt if p.hashes]
+    if not known:
+        return dict.fromkeys(usable, 0.0)
+    # Of a batch, the share is the mean over its prompts: an estimate that needs no lengths.
+    return {i: sum(i.prefixes.held(p) for p in known) / len(prompt) for i in usable}
+
+
+def _new(tokens: int, held: float) -> int:
+    return max(1, round(tokens * (1 - held)))

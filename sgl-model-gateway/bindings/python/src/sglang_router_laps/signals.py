@@ -1,0 +1,137 @@
+"""What the prefill servers say of their load, and what to go by when they say nothing.
+
+Asked in this order, the best that answers is kept: ``/laps_status`` (a prefill server with LAPS), ``/v1/loads``
+(stock SGLang), ``/metrics`` (stock, with --enable-metrics), and last this router's own books.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+from sglang_laps.policy.pressure import InstanceSignals
+
+from .instances import Clock, PrefillInstance
+from .upstream import Sessions
+
+OWN = "router"
+SOURCES = ("laps_status", "v1/loads?include=core", "metrics", OWN)
+"""In order of preference; all but the last are routes of the server."""
+
+RETRY_S = 60.0
+"""How long a server that lacks a route is believed to lack it (seconds): it may come back as another."""
+
+_QUEUE = re.compile(rb"^sglang:num_queue_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
+
+
+class Missing(Exception):
+    """The server has no such route, or does not say there what is needed."""
+
+
+@dataclass(slots=True)
+class Load:
+    """The three signals of Algorithm 2 and where they come from."""
+
+    backlog_tokens: float = 0.0
+    slo_deviation: float = 0.0
+    busy_share: float = 0.0
+    source: str = OWN
+
+
+class SignalReader:
+    """Reads the signals of one prefill instance. ``read`` never raises: it falls back."""
+
+    def __init__(
+        self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float, clock: Clock
+    ) -> None:
+        self.instance = instance
+        self.load = Load()
+        self._sessions = sessions
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._clock = clock
+        self._level = 0
+        self._stepped_at = clock()
+        self._busy_seen: tuple[float, float] | None = None
+        self._own_seen = (clock(), instance.busy_seconds())
+        self._parsers: tuple[Callable[[bytes], Load], ...] = (self._laps, self._loads, self._metrics)
+
+    async def read(self) -> None:
+        """Refresh ``load``."""
+        own = self._own()
+        if not self.instance.healthy:
+            self.load = own
+            return
+        if self._level and self._clock() - self._stepped_at > RETRY_S:
+            self._level = 0
+        while self._level < len(self._parsers):
+            path = SOURCES[self._level]
+            try:
+                self.load = self._parsers[self._level](await self._get(path))
+                self.load.source = path.partition("?")[0]
+                return
+            except (Missing, ValueError, KeyError, TypeError):
+                self._level += 1
+                self._stepped_at = self._clock()
+            except (aiohttp.ClientError, OSError):
+                # Slow or gone; health is judged elsewhere, and the route is not to blame.
+                break
+        self.load = own
+
+    async def _get(self, path: str) -> bytes:
+        session = self._sessions.of(self.instance)
+        async with session.get(self.instance.address(path), headers=self._headers, timeout=self._timeout) as response:
+            text = await response.read()
+            if response.status != 200:
+                raise Missing
+            return text
+
+    def signals(self) -> InstanceSignals:
+        """For the controller."""
+        i = self.instance
+        return InstanceSignals(
+            name=i.url,
+            pool=i.pool,
+            healthy=i.healthy,
+            backlog_tokens=self.load.backlog_tokens,
+            slo_deviation=self.load.slo_deviation,
+            busy_share=self.load.busy_share,
+            outstanding=i.outstanding_tokens,
+        )
+
+    def _laps(self, text: bytes) -> Load:
+        load = orjson.loads(text)["load"]
+        return Load(float(load["backlog_tokens"]), float(load["slo_deviation"]), float(load["busy_share"]))
+
+    def _loads(self, text: bytes) -> Load:
+        ranks: list[dict[str, Any]] = orjson.loads(text)["loads"]
+        if not ranks:
+            raise Missing
+        backlog = sum(r["num_waiting_uncached_tokens"] for r in ranks)
+        # A counter of busy microseconds; its growth over the time between two reads is the busy share.
+        busy_s = sum(r.get("total_prefill_busy_us", 0) for r in ranks) / len(ranks) / 1e6
+        now, seen = self._clock(), self._busy_seen
+        self._busy_seen = (now, busy_s)
+        share = 0.0
+        if seen is not None and now > seen[0]:
+            share = min(max((busy_s - seen[1]) / (now - seen[0]), 0.0), 1.0)
+        return Load(float(backlog), self.instance.current_deviation(), share)
+
+    def _metrics(self, text: bytes) -> Load:
+        found = _QUEUE.findall(text)
+        if not found:
+            raise Missing
+        i = self.instance
+        mean = i.served_tokens / i.served if i.served else 0.0
+        return Load(sum(map(float, found)) * mean, i.current_deviation(), self.load.busy_share)
+
+    def _own(self) -> Load:
+        now, busy = self._clock(), self.instance.busy_seconds()
+        then, before = self._own_seen
+        self._own_seen = (now, busy)
+        share = min((busy - before) / (now - then), 1.0) if now > then else self.load.busy_share
+        return Load(float(self.instance.outstanding_tokens), self.instance.current_deviation(), share)

@@ -1,0 +1,68 @@
+"""Connections to the servers: one pooled session for each, and the headers that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import aiohttp
+
+from .instances import Instance
+
+KEEPALIVE_S = 4.0
+"""Below the 5 s after which SGLang's own server closes an idle connection: the router must be the first to."""
+
+DROPPED = frozenset(
+    (
+        b"host", b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"connection",
+        b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect", b"accept-encoding", b"user-agent",
+    )
+)  # fmt: skip
+"""Request headers that belong to one hop, or that the rewritten body makes wrong."""
+
+
+class Lost(Exception):
+    """The connection to an instance failed: refused, reset, or closed before the reply was complete."""
+
+    def __init__(self, instance: Instance, cause: BaseException) -> None:
+        super().__init__(f"{instance.role} {instance.url}: {type(cause).__name__}: {cause}")
+        self.instance = instance
+        self.refused = isinstance(cause, aiohttp.ClientConnectorError)
+        """Nobody listens there."""
+
+
+class Sessions:
+    """One client session per upstream, opened on first use."""
+
+    def __init__(self, timeout_s: float, connect_timeout_s: float) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
+        self._open: dict[str, aiohttp.ClientSession] = {}
+
+    def of(self, instance: Instance) -> aiohttp.ClientSession:
+        """The session of ``instance``. Needs a running event loop."""
+        session = self._open.get(instance.url)
+        if session is None:
+            session = self._open[instance.url] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=self._timeout,
+                auto_decompress=False,
+                skip_auto_headers=("Accept-Encoding", "User-Agent"),
+            )
+        return session
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for session in self._open.values():
+            await session.close()
+        self._open.clear()
+
+
+def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The client's headers as the servers shall see them; a header given twice is joined [RFC 9110 s5.3]."""
+    kept = {"content-type": "application/json"}
+    for name, value in headers:
+        if name in DROPPED:
+            continue
+        key, text = name.decode("latin-1"), value.decode("latin-1")
+        kept[key] = f"{kept[key]}, {text}" if key in kept else text
+    return kept

@@ -1,0 +1,288 @@
+"""Prefill and decode servers that speak real HTTP on loopback and do as a test tells them. No model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import uvicorn
+from aiohttp import web
+from sglang_router import mini_lb
+from sglang_router.router_args import RouterArgs
+from sglang_router_laps.app import LapsApp
+from sglang_router_laps.balancer import LapsMiniLoadBalancer
+from sglang_router_laps.config import AllocConfig
+
+Body = dict[str, Any]
+ROUTES = ("generate", "v1/completions", "v1/chat/completions")
+
+
+def rooms_of(body: Body) -> list[int]:
+    room = body["bootstrap_room"]
+    return room if isinstance(room, list) else [room]
+
+
+@dataclass
+class World:
+    """What prefill and decode servers share: which rooms have been prefilled."""
+
+    ready: dict[int, asyncio.Event] = field(default_factory=dict)
+
+    def event(self, room: int) -> asyncio.Event:
+        return self.ready.setdefault(room, asyncio.Event())
+
+
+class FakeServer:
+    """Common to both: a port, the requests seen, and who was aborted."""
+
+    role = ""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bodies: list[Body] = []
+        self.headers: list[Any] = []
+        self.aborted: list[str] = []
+        self.cancelled = 0
+        self.running = 0
+        self.port = 0
+        self.healthy = True
+        self.connections: set[Any] = set()
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        for route in ROUTES:
+            app.router.add_post(f"/{route}", self._handle)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/abort_request", self._abort)
+        self.add_routes(app)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    async def stop(self) -> None:
+        """As a killed process: the port closes and every open connection breaks."""
+        if self._runner:
+            for transport in list(self.connections):
+                transport.abort()
+            await self._runner.cleanup()
+            self._runner = None
+
+    def add_routes(self, app: web.Application) -> None:
+        """More routes."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        raise NotImplementedError
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.aborted.append((await request.json())["rid"])
+        return web.Response()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        self.bodies.append(body)
+        self.headers.append(request.headers)
+        self.connections.add(request.transport)
+        self.running += 1
+        try:
+            return await self.serve(request, body)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+            self.connections.discard(request.transport)
+
+
+class FakePrefill(FakeServer):
+    """Prefills one request at a time at ``tokens_per_s``; says so in /laps_status if ``laps``."""
+
+    role = "prefill"
+
+    def __init__(self, world: World, tokens_per_s: float = 1e9, laps: bool = True) -> None:
+        super().__init__(world)
+        self.tokens_per_s = tokens_per_s
+        self.laps = laps
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.status = 200
+        self.load: Body | None = None
+        self.backlog = 0
+        self._device = asyncio.Lock()
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/laps_status", self._laps_status)
+
+    async def _laps_status(self, _: web.Request) -> web.Response:
+        if not self.laps:
+            raise web.HTTPNotFound
+        load = self.load or {
+            "backlog_tokens": self.backlog,
+            "slo_deviation": 0.0,
+            "busy_share": float(self.backlog > 0),
+        }
+        return web.json_response({"enabled": True, "version": "0", "load": load})
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        tokens = prompt_tokens(body)
+        self.backlog += tokens
+        try:
+            async with self._device:
+                await self.gate.wait()
+                await asyncio.sleep(tokens / self.tokens_per_s)
+        finally:
+            self.backlog -= tokens
+        if self.status != 200:
+            return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status)
+        for room in rooms_of(body):
+            self.world.event(room).set()
+        meta = {"prompt_tokens": tokens, "input_token_logprobs": [[-1.0, 5]]}
+        reply = {"text": "x", "meta_info": meta, "usage": {"prompt_tokens": tokens}}
+        return await answer(request, body, [reply])
+
+
+class FakeDecode(FakeServer):
+    """Waits for the rooms, then sends ``chunks`` pieces, ``pause_s`` apart."""
+
+    role = "decode"
+
+    def __init__(self, world: World, chunks: int = 3, pause_s: float = 0.0) -> None:
+        super().__init__(world)
+        self.chunks = chunks
+        self.pause_s = pause_s
+        self.break_after: int | None = None
+        self.status = 200
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        if self.status != 200:
+            return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status)
+        rooms = rooms_of(body)
+        await asyncio.gather(*(self.world.event(r).wait() for r in rooms))
+        for room in rooms:
+            self.world.ready.pop(room, None)
+        meta = {"prompt_tokens": prompt_tokens(body), "input_token_logprobs": [[-2.0, 6]], "id": body.get("rid")}
+        pieces = [{"text": f"t{i}", "meta_info": meta} for i in range(self.chunks)]
+        if isinstance(body["bootstrap_room"], list) and not body.get("stream"):
+            return web.json_response([pieces[-1]] * len(rooms))
+        return await answer(request, body, pieces, self.pause_s, self.break_after)
+
+
+def prompt_tokens(body: Body) -> int:
+    """One token per 4 bytes of text, or the ids."""
+    if "input_ids" in body:
+        ids = body["input_ids"]
+        return sum(map(len, ids)) if isinstance(ids[0], list) else len(ids)
+    text = body.get("text") or body.get("prompt") or json.dumps(body.get("messages"))
+    if isinstance(text[0], int):
+        return len(text)
+    return max(1, sum(len(t) for t in ([text] if isinstance(text, str) else text)) // 4)
+
+
+async def answer(
+    request: web.Request, body: Body, pieces: list[Body], pause_s: float = 0.0, break_after: int | None = None
+) -> web.StreamResponse:
+    if not body.get("stream"):
+        await asyncio.sleep(pause_s * len(pieces))
+        return web.json_response(pieces[-1])
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    for i, piece in enumerate(pieces):
+        if i == break_after:
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        await response.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
+        await asyncio.sleep(pause_s)
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+@dataclass
+class Stack:
+    """A router in front of fakes, and a client."""
+
+    prefills: list[FakePrefill]
+    decodes: list[FakeDecode]
+    lb: LapsMiniLoadBalancer
+    url: str
+    client: aiohttp.ClientSession
+
+    async def status(self) -> Body:
+        async with self.client.get(f"{self.url}/laps_status?history=1") as r:
+            return await r.json()
+
+    async def post(self, route: str = "generate", **body: Any) -> tuple[int, Any]:
+        async with self.client.post(f"{self.url}/{route}", json=body) as r:
+            return r.status, await r.json(content_type=None)
+
+    def pool(self, name: str) -> list[FakePrefill]:
+        urls = {i.url for i in self.lb.pools.members(name)}  # type: ignore[arg-type]
+        return [p for p in self.prefills if p.url in urls]
+
+    async def until(self, true: Callable[[], bool], timeout: float = 10.0) -> None:
+        async with asyncio.timeout(timeout):
+            while not true():
+                await asyncio.sleep(0.005)
+
+    async def at_rest(self) -> None:
+        """Wait until nothing is in flight, and insist that every counter says so."""
+        await self.until(lambda: self.lb.in_flight == 0)
+        for i in self.lb.instances:
+            assert (i.outstanding, i.outstanding_tokens) == (0, 0), i.url
+
+
+@contextlib.asynccontextmanager
+async def stack(
+    prefills: int = 2,
+    decodes: int = 1,
+    config: Body | None = None,
+    args: Body | None = None,
+    make_prefill: Callable[[World], FakePrefill] = FakePrefill,
+    make_decode: Callable[[World], FakeDecode] = FakeDecode,
+) -> AsyncIterator[Stack]:
+    """Everything in this event loop, over real sockets."""
+    world = World()
+    p = [make_prefill(world) for _ in range(prefills)]
+    d = [make_decode(world) for _ in range(decodes)]
+    for server in (*p, *d):
+        await server.start()
+    router_args = RouterArgs(
+        mini_lb=True,
+        pd_disaggregation=True,
+        prefill_urls=[(s.url, 8998) for s in p],
+        decode_urls=[s.url for s in d],
+        **(args or {}),
+    )
+    lb = LapsMiniLoadBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
+    mini_lb.lb = lb
+    server = uvicorn.Server(
+        uvicorn.Config(LapsApp(lb, mini_lb.app), host="127.0.0.1", port=0, log_level="warning", access_log=False)
+    )
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+            yield Stack(p, d, lb, f"http://127.0.0.1:{port}", client)
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+        for s in (*p, *d):
+            await s.stop()

@@ -1,0 +1,417 @@
+"""A request's way through the router, against fake servers over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from sglang_laps.policy.pressure import POOLS
+
+from .fakes import FakeDecode, FakePrefill, Stack, World, stack
+
+SHORT = "a" * 40
+LONG = "b" * 8000
+
+
+async def read_stream(response: aiohttp.ClientResponse) -> list[str]:
+    return [e[6:] for e in (await response.text()).split("\n\n") if e.startswith("data: ")]
+
+
+def test_both_classes_stream_through_their_own_pool() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            for text, pool in ((SHORT, "short"), (LONG, "long")):
+                async with s.client.post(f"{s.url}/generate", json={"text": text, "stream": True}) as r:
+                    assert r.status == 200
+                    assert r.headers["content-type"].startswith("text/event-stream")
+                    events = await read_stream(r)
+                assert events[-1] == "[DONE]"
+                assert [json.loads(e)["text"] for e in events[:-1]] == ["t0", "t1", "t2"]
+                assert s.pool(pool)[0].bodies[-1]["text"] == text
+            await s.at_rest()
+            counts = (await s.status())["counts"]
+            assert counts["requests"] == {"short": 1, "long": 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("generate", {"text": SHORT}),
+        ("generate", {"text": [SHORT, SHORT]}),
+        ("generate", {"input_ids": [1] * 40}),
+        ("generate", {"input_ids": [[1] * 40, [2] * 9]}),
+        ("v1/completions", {"prompt": SHORT}),
+        ("v1/completions", {"prompt": [1, 2, 3]}),
+        ("v1/completions", {"prompt": [SHORT, SHORT]}),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}]}),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": SHORT}]}]}),
+    ],
+)
+def test_each_route_reaches_both_servers_as_it_came(route: str, body: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            status, _ = await s.post(route, **body)
+            assert status == 200
+            (prefill,) = [p for p in s.prefills if p.bodies]
+            assert prefill in s.pool("short")
+            seen, also = prefill.bodies[0], s.decodes[0].bodies[0]
+            assert seen == also
+            assert {k: seen[k] for k in body} == body
+            batch = (
+                route == "generate"
+                and isinstance(next(iter(body.values()))[0], (list, str))
+                and not isinstance(next(iter(body.values())), str)
+            )
+            assert seen["bootstrap_port"] == ([8998, 8998] if batch else 8998)
+            assert seen["bootstrap_host"] == (["127.0.0.1"] * 2 if batch else "127.0.0.1")
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_batch_is_classified_by_its_total() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            await s.post(text=["c" * 400] * 2)
+            await s.post(text=["d" * 400] * 20)
+            assert len(s.pool("short")[0].bodies) == len(s.pool("long")[0].bodies) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"nonsense", b'{"text": "a"', b"\xff"])
+def test_a_malformed_body_gets_the_stock_error_and_leaks_nothing(raw: bytes) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            headers = {"content-type": "application/json"}
+            async with s.client.post(f"{s.url}/generate", data=raw, headers=headers) as r:
+                assert r.status in (400, 422)
+                assert "detail" in await r.json()
+            await s.at_rest()
+            assert (await s.status())["counts"]["refused"] == 1
+            assert not any(p.bodies for p in s.prefills)
+
+    asyncio.run(run())
+
+
+def test_stock_routes_are_still_there() -> None:
+    async def run() -> None:
+        async with stack(2) as s, s.client.get(f"{s.url}/health") as r:
+            assert r.status == 200
+
+    asyncio.run(run())
+
+
+def test_numbers_only_the_standard_parser_takes_go_through() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            raw = b'{"text": "a", "x": NaN, "big": 123456789012345678901234567890}'
+            async with s.client.post(f"{s.url}/generate", data=raw) as r:
+                assert r.status == 200
+            assert s.decodes[0].bodies[0]["big"] == 123456789012345678901234567890
+
+    asyncio.run(run())
+
+
+def test_a_room_given_by_the_client_is_replaced() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            await s.post(text=SHORT, bootstrap_room=7, rid="mine")
+            assert s.decodes[0].bodies[0]["bootstrap_room"] != 7
+            assert s.decodes[0].bodies[0]["rid"] == "mine"
+
+    asyncio.run(run())
+
+
+def test_the_deadline_header_becomes_a_custom_parameter() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            for route, body in (
+                ("generate", {"text": SHORT, "sampling_params": {"max_new_tokens": 3}}),
+                ("generate", {"text": SHORT}),
+                ("v1/completions", {"prompt": SHORT}),
+                ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}]}),
+            ):
+                async with s.client.post(f"{s.url}/{route}", json=body, headers={"x-sgl-ttft-slo-ms": "250"}) as r:
+                    assert r.status == 200
+                seen = s.decodes[0].bodies[-1]
+                custom = seen["sampling_params"]["custom_params"] if route == "generate" else seen["custom_params"]
+                assert custom == {"ttft_slo_ms": 250.0}
+            assert s.decodes[0].bodies[0]["sampling_params"]["max_new_tokens"] == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "soon"])
+def test_a_bad_deadline_is_refused_by_name(value: str) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            async with s.client.post(
+                f"{s.url}/generate", json={"text": SHORT}, headers={"x-sgl-ttft-slo-ms": value}
+            ) as r:
+                assert r.status == 400
+                assert "x-sgl-ttft-slo-ms" in (await r.json())["error"]["message"]
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_the_api_key_reaches_both_servers() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            headers = {"Authorization": "Bearer k", "x-request-id": "r1"}
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT}, headers=headers) as r:
+                assert r.status == 200
+            for server in (s.pool("short")[0], s.decodes[0]):
+                assert server.headers[0]["authorization"] == "Bearer k"
+                assert server.headers[0]["x-request-id"] == "r1"
+                assert server.headers[0]["host"].endswith(str(server.port))
+
+    asyncio.run(run())
+
+
+def test_logprobs_come_from_both_servers() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            both = [[-1.0, 5], [-2.0, 6]]
+            _, reply = await s.post(text=SHORT, return_logprob=True)
+            assert reply["meta_info"]["input_token_logprobs"] == both
+            _, replies = await s.post(text=[SHORT, SHORT], return_logprob=True)
+            assert len(replies) == 2
+            body = {"text": SHORT, "return_logprob": True, "stream": True}
+            async with s.client.post(f"{s.url}/generate", json=body) as r:
+                events = await read_stream(r)
+            assert all(json.loads(e)["meta_info"]["input_token_logprobs"] == both for e in events[:-1])
+            assert events[-1] == "[DONE]"
+
+    asyncio.run(run())
+
+
+def test_a_refused_connection_is_tried_elsewhere_with_a_fresh_room() -> None:
+    async def run() -> None:
+        async with stack(4, 2) as s:
+            dead = s.pool("short")[0]
+            await dead.stop()
+            await s.decodes[0].stop()
+            for _ in range(6):
+                status, _ = await s.post(text=SHORT)
+                assert status == 200
+            found = await s.status()
+            assert found["counts"]["retried"] >= 1
+            assert [p["healthy"] for p in found["prefill"] if p["url"] == dead.url] == [False]
+            assert not found["decode"][0]["healthy"]
+            rooms = [b["bootstrap_room"] for d in s.decodes for b in d.bodies]
+            assert len(rooms) == len(set(rooms))
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals() -> None:
+    async def run() -> None:
+        def held(world: World) -> FakePrefill:
+            p = FakePrefill(world)
+            p.gate.clear()
+            return p
+
+        async with stack(2, config={"probe_backoff_s": 0.05, "spill": "off"}, make_prefill=held) as s:
+            short, long = s.pool("short")[0], s.pool("long")[0]
+            waiting = [asyncio.create_task(s.post(text=SHORT, stream=False)) for _ in range(8)]
+            await s.until(lambda: len(short.bodies) == 8)
+            port = short.port
+            await short.stop()
+            await s.until(lambda: len(long.bodies) == 8)
+            long.gate.set()
+            assert [status for status, _ in await asyncio.gather(*waiting)] == [200] * 8
+            await s.at_rest()
+            assert (await s.status())["counts"]["failed"] == 0
+
+            # A request meets the closed port, is served by the other pool, and the instance leaves its own.
+            assert (await s.post(text=SHORT))[0] == 200
+            instance = s.lb.pools.by_url(f"http://127.0.0.1:{port}")
+            assert not instance.healthy
+            short.gate.set()
+            await short.start(port)
+            await s.until(lambda: instance.healthy)
+            before = len(short.bodies)
+            assert (await s.post(text=SHORT))[0] == 200
+            assert len(short.bodies) == before + 1
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_had_begun_survives_its_prefill_server() -> None:
+    async def run() -> None:
+        async with stack(2, make_decode=lambda w: FakeDecode(w, chunks=5, pause_s=0.05)) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+                await r.content.readany()
+                await s.pool("short")[0].stop()
+                assert b"[DONE]" in await r.read()
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_decode_server_lost_in_a_stream_is_said_in_the_stream() -> None:
+    async def run() -> None:
+        def breaking(world: World) -> FakeDecode:
+            d = FakeDecode(world, pause_s=0.02)
+            d.break_after = 2
+            return d
+
+        async with stack(2, make_decode=breaking) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+                events = await read_stream(r)
+            assert json.loads(events[0])["text"] == "t0"
+            assert json.loads(events[-1])["error"]["type"] == "upstream_lost"
+            await s.at_rest()
+            assert (await s.status())["counts"]["failed"] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_error_of_either_server_is_the_answer_and_the_other_leg_is_aborted(role: str) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            prefill, decode = s.pool("short")[0], s.decodes[0]
+            failing, other = (prefill, decode) if role == "prefill" else (decode, prefill)
+            failing.status = 429
+            prefill.gate.set() if role == "prefill" else prefill.gate.clear()
+            status, reply = await s.post(text=SHORT)
+            assert (status, reply["error"]["message"]) == (429, "no")
+            await s.at_rest()
+            await s.until(lambda: len(other.aborted) == 1)
+            prefill.gate.set()
+
+    asyncio.run(run())
+
+
+def test_nobody_healthy_is_503_with_retry_after() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            for p in s.prefills:
+                await p.stop()
+            for _ in range(3):
+                async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
+                    assert r.status in (502, 503)
+            assert r.status == 503
+            assert r.headers["retry-after"] == "1"
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_beyond_max_inflight_is_503() -> None:
+    async def run() -> None:
+        async with stack(2, config={"max_inflight": 3}) as s:
+            for p in s.prefills:
+                p.gate.clear()
+            held = [asyncio.create_task(s.post(text=SHORT)) for _ in range(3)]
+            await s.until(lambda: s.lb.in_flight == 3)
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
+                assert r.status == 503
+                assert r.headers["retry-after"] == "1"
+            for p in s.prefills:
+                p.gate.set()
+            assert [status for status, _ in await asyncio.gather(*held)] == [200] * 3
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_takes_too_long_is_504() -> None:
+    async def run() -> None:
+        async with stack(2, args={"request_timeout_secs": 0.3}) as s:
+            s.pool("short")[0].gate.clear()
+            status, reply = await s.post(text=SHORT)
+            assert status == 504
+            assert reply["error"]["type"] == "timeout"
+            await s.at_rest()
+            s.pool("short")[0].gate.set()
+
+    asyncio.run(run())
+
+
+async def disconnect_midway(s: Stack, i: int) -> None:
+    """One client that goes away: before any answer, or in the middle of a stream."""
+    text = SHORT if i % 2 else f"{i}{LONG}"
+    body = {"text": text, "stream": i % 3 > 0}
+    try:
+        async with asyncio.timeout(0.02 + 0.002 * (i % 50)):
+            async with s.client.post(f"{s.url}/generate", json=body) as r:
+                await r.content.readany()
+                if i % 5:
+                    await r.read()
+    except TimeoutError:
+        pass
+
+
+def test_500_disconnects_leave_every_counter_at_zero() -> None:
+    async def run() -> None:
+        async with stack(
+            4,
+            2,
+            make_prefill=lambda w: FakePrefill(w, tokens_per_s=200_000),
+            make_decode=lambda w: FakeDecode(w, chunks=5, pause_s=0.05),
+        ) as s:
+            for start in range(0, 500, 100):
+                await asyncio.gather(*(disconnect_midway(s, i) for i in range(start, start + 100)))
+            await s.at_rest()
+            found = await s.status()
+            assert found["in_flight"] == 0
+            for i in (*found["prefill"], *found["decode"]):
+                assert (i["outstanding_requests"], i["outstanding_tokens"]) == (0, 0)
+            assert found["counts"]["disconnected"] > 100
+            await s.until(lambda: all(f.running == 0 for f in (*s.prefills, *s.decodes)))
+            assert sum(len(f.aborted) for f in (*s.prefills, *s.decodes)) > 100
+            assert all(found["counts"]["requests"][p] > 50 for p in POOLS)
+
+    asyncio.run(run())
+
+
+def test_the_prefill_share_ends_with_the_first_token_the_decode_share_with_the_stream() -> None:
+    async def run() -> None:
+        async with stack(2, make_decode=lambda w: FakeDecode(w, chunks=3, pause_s=0.1)) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+                assert s.lb.decoders[0].outstanding == 1
+                await r.content.readany()
+                assert all(i.outstanding_tokens == 0 for i in s.lb.pools.instances)
+                assert s.lb.decoders[0].outstanding == 1
+                await r.read()
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_connections_are_reused() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            for _ in range(20):
+                assert (await s.post(text=SHORT))[0] == 200
+            connector = s.lb.sessions.of(s.lb.decoders[0]).connector
+            assert isinstance(connector, aiohttp.TCPConnector)
+            assert sum(map(len, connector._conns.values())) == 1
+
+    asyncio.run(run())
+
+
+def test_a_chunked_request_body_is_read_whole() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"text": "'
+        await asyncio.sleep(0.02)
+        yield b"a" * 100_000 + b'"}'
+
+    async def run() -> None:
+        async with stack(2) as s:
+            async with s.client.post(f"{s.url}/generate", data=pieces()) as r:
+                assert r.status == 200
+            assert len(s.pool("long")[0].bodies) == 1
+
+    asyncio.run(run())
