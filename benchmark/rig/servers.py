@@ -61,7 +61,12 @@ class Server:
         with self.log.open("wb") as out:
             # A session of its own: Ctrl-C reaches us alone, and we end it in order.
             self.process = subprocess.Popen(
-                self.command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+                self.command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=env,
+                start_new_session=True,
             )
         return self
 
@@ -152,8 +157,13 @@ def require_free(port: int, name: str) -> None:
 
 
 def prefill(
-    model: Path, log: Path, *args: str, port: int | None = None, bootstrap_port: int | None = None,
-    env: dict[str, str] | None = None, name: str = "prefill server",
+    model: Path,
+    log: Path,
+    *args: str,
+    port: int | None = None,
+    bootstrap_port: int | None = None,
+    env: dict[str, str] | None = None,
+    name: str = "prefill server",
 ) -> Server:
     """A prefill server (not started). `args` are SGLang's."""
     port, bootstrap_port = port or free_port(), bootstrap_port or free_port()
@@ -179,8 +189,13 @@ def decode(model: Path, log: Path, *args: str, port: int | None = None, name: st
 
 
 def minilb(
-    prefills: Sequence[Server], decodes: Sequence[Server], log: Path, *args: str,
-    port: int | None = None, module: str = "sglang_router.launch_router", name: str = "router",
+    prefills: Sequence[Server],
+    decodes: Sequence[Server],
+    log: Path,
+    *args: str,
+    port: int | None = None,
+    module: str = "sglang_router.launch_router",
+    name: str = "router",
 ) -> Server:
     """MiniLB in front of running servers (not started)."""
     port = port or free_port()

@@ -65,7 +65,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """Say what this platform is, and keep Mooncake from pinning host memory through CUDA."""
-        logger.warning("LAPS host platform: no GPU found, running on the CPU. For development and tests, not for speed.")
+        logger.warning("LAPS host platform: no GPU found, running on the CPU. For development, not for speed.")
         try:
             mooncake = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
         except ImportError:

@@ -1,3 +1,166 @@
+"""Where LAPS meets SGLang: entry points, and every SGLang name that is hooked, subclassed or replaced.
+
+=============================================================  ====================================================
+SGLang name                                                    what LAPS does with it
+=============================================================  ====================================================
+``server_args.ServerArgs.add_cli_args``, ``from_cli_args``     hooked: the LAPS options (always)
+``managers.scheduler.Scheduler``                               replaced by a subclass (enabled only)
+  ``get_new_batch_prefill``, ``process_prefill_chunk``,
+  ``get_prefill_adder_class``, ``run_batch``,
+  ``process_batch_result``, ``get_internal_state``             overridden there, see ``scheduler.py``
+``managers.schedule_policy.PrefillAdder``                      subclassed, see ``scheduler.py`` (enabled only)
+``entrypoints.http_server.app``                                a route added, ``GET /laps_status`` (enabled only)
+``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)
+``disaggregation.mooncake.conn.MooncakeKVSender``              one attribute set (no GPU only)
+=============================================================  ====================================================
+"""
+
 from __future__ import annotations
-def load() -> None: ...
-def show_flags_in_serve_help(argv): ...
+
+import argparse
+import logging
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+from sglang_laps import __version__, options
+from sglang_laps.policy.config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SGLANG = "0.5.23"
+"""The release whose seams are used here."""
+SERVER_ARGS = "sglang.srt.server_args"
+SCHEDULER = "sglang.srt.managers.scheduler"
+HTTP_APP_ENV = "SGLANG_HTTP_SERVER_APP_PATH"
+HTTP_APP = "sglang_laps.http_app:app"
+
+
+def load() -> None:
+    """Entry point of the group ``sglang.srt.plugins``; runs once in every SGLang process."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(f"{SERVER_ARGS}.ServerArgs.add_cli_args", _add_cli_args, HookType.AROUND)
+    HookRegistry.register(f"{SERVER_ARGS}.ServerArgs.from_cli_args", _from_cli_args, HookType.AROUND)
+    try:
+        config = options.from_env()
+    except ConfigError as e:
+        _refuse(e)
+    # Importing the scheduler costs seconds: only a process that runs one has it already.
+    if config is None or SCHEDULER not in sys.modules:
+        return
+    if reason := wrong_release():
+        _refuse(reason)
+    from sglang_laps.scheduler import scheduler_class
+
+    stock = sys.modules[SCHEDULER].Scheduler
+    HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
+
+
+def wrong_release() -> str | None:
+    """Why the installed SGLang cannot be extended, or None."""
+    found = version("sglang")
+    return None if found == SGLANG else f"sglang-laps {__version__} supports sglang {SGLANG}; found {found}"
+
+
+def off_reason(args: Any) -> str | None:
+    """Why LAPS has nothing to do under these server arguments, or None."""
+    if args.disaggregation_mode != "prefill":
+        return f"--disaggregation-mode is {args.disaggregation_mode or 'null'}, not prefill"
+    if args.pp_size > 1:
+        return f"--pp-size is {args.pp_size}; pipeline parallelism is not supported"
+    return None
+
+
+def conflict(args: Any) -> str | None:
+    """A feature that cannot be combined with LAPS, or None."""
+    if args.enable_prefill_delayer:
+        # It counts one attempt a round on every data-parallel rank; a dual queue may make two.
+        return "--enable-prefill-delayer cannot be combined with it"
+    if args.attn_cp_size > 1:
+        return "--attn-cp-size > 1 (context parallelism) cannot be combined with it"
+    if args.dllm_algorithm:
+        return "--dllm-algorithm cannot be combined with it"
+    return None
+
+
+def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
+    result = original(parser)
+    options.add_flags(parser)
+    return result
+
+
+def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    try:
+        enable(args)
+    except ConfigError as e:
+        _refuse(e)
+    _default_device(args)
+    return original(cls, args)
+
+
+def enable(args: argparse.Namespace) -> None:
+    """Turn LAPS on for the processes started from here, if the command line (or the environment) asks for it.
+
+    Raises ConfigError. Warns once, and leaves LAPS off, where it has nothing to do.
+    """
+    if args.enable_laps_scheduler:
+        config = options.from_args(args)
+    else:
+        if names := [f"--laps-{name.replace('_', '-')}" for name in options.given(args)]:
+            logger.warning("%s given without %s: ignored.", ", ".join(names), options.ENABLE)
+        from_env = options.from_env()
+        if from_env is None:
+            return
+        config = from_env
+    reason = off_reason(args)
+    if reason is None:
+        wrong = wrong_release() or conflict(args)
+        if wrong:
+            raise ConfigError(f"{options.ENABLE}: {wrong}")
+    else:
+        logger.warning("LAPS scheduler is off: %s.", reason)
+        os.environ.pop(options.ENV, None)
+        return
+    options.to_env(config)
+    logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
+    os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
+    import sglang_laps.http_app  # noqa: F401  (adds the route)
+
+
+def _default_device(args: argparse.Namespace) -> None:
+    from sglang.srt.platforms import current_platform
+
+    # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
+    if getattr(args, "device", None) is None and type(current_platform).__module__ == "sglang_laps.host_platform":
+        args.device = "cpu"
+
+
+def _refuse(reason: object) -> NoReturn:
+    print(f"sglang-laps: error: {reason}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def show_flags_in_serve_help(argv: Sequence[str]) -> None:
+    """Have the LAPS group in ``sglang serve --help``, which prints its help without loading plugins.
+
+    Called while ``server_args`` is being imported (it resolves the platform), so the hooks cannot be applied yet:
+    they are when the help is about to be printed, at the first look-up of ``prepare_server_args``.
+    """
+    module = sys.modules.get(SERVER_ARGS)
+    if module is None or "serve" not in argv or not {"-h", "--help"} & set(argv):
+        return
+
+    class Seam(types.ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "prepare_server_args":
+                self.__class__ = types.ModuleType
+                from sglang.srt.plugins import load_plugins
+
+                load_plugins()
+            return types.ModuleType.__getattribute__(self, name)
+
+    module.__class__ = Seam

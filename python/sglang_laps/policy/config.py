@@ -190,7 +190,7 @@ class LapsConfig:
                 raise ConfigError(f"--laps-config: unknown key {key!r}; known: {', '.join(sorted(known))}")
             if key in given:
                 raise ConfigError(f"--laps-config: {key} is given by {FLAGS[key]} too")
-        return cls(**given, **more)
+        return cls(**given, **{k: tuple(v) if isinstance(v, list) else v for k, v in more.items()})
 
     def as_dict(self) -> dict[str, Any]:
         """Field name -> value, JSON-ready."""

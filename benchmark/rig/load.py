@@ -1,0 +1,127 @@
+"""Load for a running server, and what the client saw: time to first token, per request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+
+REQUEST_LIMIT_S = 120.0
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request as its client saw it. Times in seconds; `at` counts from the start of the load."""
+
+    kind: str
+    at: float
+    ttft_s: float | None
+    total_s: float
+    text: str = ""
+    error: str | None = None
+    prompt_tokens: int = 0
+
+
+def session() -> aiohttp.ClientSession:
+    """A client session without a limit on connections; each request is bounded in time."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
+    )
+
+
+async def stream(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], kind: str, epoch: float, headers: dict[str, str] | None = None
+) -> Seen:
+    """Post `body` to an OpenAI-compatible route with streaming on; the first piece of text is the first token."""
+    begin = time.perf_counter()
+    seen = Seen(kind, begin - epoch, None, 0.0)
+    pieces = []
+    try:
+        async with http.post(url, json={**body, "stream": True}, headers=headers) as reply:
+            if reply.status != 200:
+                seen.error = f"HTTP {reply.status}: {(await reply.text())[:200]}"
+            else:
+                async for line in reply.content:
+                    if not line.startswith(b"data:") or line.strip() == b"data: [DONE]":
+                        continue
+                    event = json.loads(line[5:])
+                    if "error" in event:
+                        seen.error = str(event["error"])[:200]
+                        break
+                    for choice in event.get("choices", ()):
+                        if (choice.get("delta") or {}).get("content") or choice.get("text") or choice.get("finish_reason"):
+                            if seen.ttft_s is None:
+                                seen.ttft_s = time.perf_counter() - begin
+                            pieces.append((choice.get("delta") or {}).get("content") or choice.get("text") or "")
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as e:
+        seen.error = f"{type(e).__name__}: {e}"[:200]
+    seen.text, seen.total_s = "".join(pieces), time.perf_counter() - begin
+    if seen.ttft_s is None and seen.error is None:
+        seen.error = "the stream ended without a token"
+    return seen
+
+
+async def prefill_only(
+    http: aiohttp.ClientSession,
+    base_url: str,
+    input_ids: Sequence[int],
+    kind: str,
+    epoch: float,
+    custom_params: dict[str, Any] | None = None,
+) -> Seen:
+    """Prefill `input_ids` on a prefill server alone, through SGLang's fake bootstrap host; the answer is the first token."""
+    params: dict[str, Any] = {"max_new_tokens": 1, "temperature": 0}
+    if custom_params:
+        params["custom_params"] = custom_params
+    body = {
+        "input_ids": list(input_ids),
+        "sampling_params": params,
+        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
+        "bootstrap_port": 1,
+        "bootstrap_room": random.getrandbits(62),
+    }
+    begin = time.perf_counter()
+    seen = Seen(kind, begin - epoch, None, 0.0)
+    try:
+        async with http.post(base_url + "/generate", json=body) as reply:
+            answer = await reply.json()
+            if reply.status == 200:
+                seen.ttft_s = time.perf_counter() - begin
+                seen.prompt_tokens = answer["meta_info"]["prompt_tokens"]
+            else:
+                seen.error = f"HTTP {reply.status}: {str(answer)[:200]}"
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as e:
+        seen.error = f"{type(e).__name__}: {e}"[:200]
+    seen.total_s = time.perf_counter() - begin
+    return seen
+
+
+async def open_loop(arrivals: Iterable[tuple[float, Callable[[float], Awaitable[Seen]]]]) -> tuple[list[Seen], float]:
+    """Send each request at its time (seconds from now), whatever has come back by then.
+
+    Returns what was seen and the seconds from the first arrival's epoch to the last answer.
+    """
+    epoch = time.perf_counter()
+    jobs = []
+    for at, send in sorted(arrivals, key=lambda pair: pair[0]):
+        await asyncio.sleep(max(0.0, epoch + at - time.perf_counter()))
+        jobs.append(asyncio.ensure_future(send(epoch)))
+    seen = list(await asyncio.gather(*jobs))
+    return seen, time.perf_counter() - epoch
+
+
+def poisson(rate: float, span_s: float, rng: random.Random) -> list[float]:
+    """Arrival times (seconds) of a Poisson process of `rate` per second over `span_s`."""
+    times, at = [], rng.expovariate(rate)
+    while at < span_s:
+        times.append(at)
+        at += rng.expovariate(rate)
+    return times

@@ -1,0 +1,90 @@
+"""What a prefill server says of its LAPS scheduler: one snapshot, told over HTTP and as Prometheus series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sglang_laps import __version__
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since-start counters of one class."""
+
+    batches: int = 0
+    requests: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+
+
+def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One status from those of the data-parallel ranks."""
+    if not ranks:
+        return {"enabled": False, "version": __version__, "load": None}
+    first = dict(ranks[0])
+    if len(ranks) == 1:
+        return first
+    loads = [r["load"] for r in ranks]
+    first["load"] = {
+        "backlog_tokens": sum(x["backlog_tokens"] for x in loads),
+        "slo_deviation": max(x["slo_deviation"] for x in loads),
+        "busy_share": sum(x["busy_share"] for x in loads) / len(loads),
+    }
+    for part, how in (("queues", _add_or_max), ("totals", _add_or_max)):
+        first[part] = {cls: how([r[part][cls] for r in ranks]) for cls in first[part]}
+    first["ranks"] = list(ranks)
+    return first
+
+
+def _add_or_max(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {key: (max if key.startswith("oldest") else sum)(e[key] for e in entries) for key in entries[0]}
+
+
+class Series:
+    """The same snapshot as Prometheus series, in the registry that SGLang's --enable-metrics serves."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        # SGLang sets PROMETHEUS_MULTIPROC_DIR first; prometheus_client reads it when imported.
+        from prometheus_client import Counter, Gauge
+
+        names, by_class = list(labels), [*labels, "class"]
+        self._labels = labels
+
+        def gauge(name: str, text: str, per_class: bool = False) -> Gauge:
+            return Gauge(f"sglang:laps_{name}", text, by_class if per_class else names, multiprocess_mode="mostrecent")
+
+        self._gauges = {
+            "depth": gauge("queue_depth", "Waiting requests.", True),
+            "waiting_tokens": gauge("queue_tokens", "Waiting new tokens.", True),
+            "oldest_wait_s": gauge("queue_oldest_wait_seconds", "Age of the oldest waiting request.", True),
+        }
+        self._credit = gauge("long_credit_seconds", "Device time the long class is owed.")
+        self._parked = gauge("parked", "1 while a long prefill is parked between chunks.")
+        self._threshold = gauge("length_threshold_tokens", "Longest short request.")
+        self._busy = gauge("busy_share", "Share of the last seconds the device was busy.")
+        self._counters = {
+            name: Counter(f"sglang:laps_{name}", text, by_class)
+            for name, text in (
+                ("batches", "Prefill batches."),
+                ("requests", "Requests prefilled (chunks of one count once each)."),
+                ("tokens", "New tokens prefilled."),
+                ("busy_s", "Device seconds."),
+            )
+        }
+
+    def show(self, status: dict[str, Any]) -> None:
+        """Set the gauges from a snapshot."""
+        for cls, queue in status["queues"].items():
+            for key, gauge in self._gauges.items():
+                gauge.labels(**self._labels, **{"class": cls}).set(queue[key])
+        self._credit.labels(**self._labels).set(status["fairness"]["credit_s"])
+        self._parked.labels(**self._labels).set(1 if status["parked"] else 0)
+        self._threshold.labels(**self._labels).set(status["threshold"]["tokens"])
+        self._busy.labels(**self._labels).set(status["load"]["busy_share"])
+
+    def count(self, cls: str, done: Totals) -> None:
+        """Add one batch to the counters."""
+        for name, value in asdict(done).items():
+            self._counters[name].labels(**self._labels, **{"class": cls}).inc(value)

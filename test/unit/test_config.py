@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import argparse
+import os
+
+import pytest
+from sglang_laps import options
+from sglang_laps.policy.config import ConfigError, LapsConfig
+
+
+def parsed(*argv: str) -> LapsConfig:
+    parser = argparse.ArgumentParser()
+    options.add_flags(parser)
+    return options.from_args(parser.parse_args(argv))
+
+
+def test_defaults() -> None:
+    config = parsed("--enable-laps-scheduler")
+    assert (config.length_threshold, config.length_basis, config.long_share) == (256, "uncached", 0.25)
+
+
+def test_flags_and_json() -> None:
+    config = parsed("--laps-length-threshold", "auto", "--laps-config", '{"long_share": 0.5}')
+    assert (config.length_threshold, config.long_share) == ("auto", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--laps-length-threshold", "0"], "--laps-length-threshold: 0 is not"),
+        (["--laps-length-threshold", "-3"], "--laps-length-threshold: -3 is not"),
+        (["--laps-length-threshold", "many"], '--laps-length-threshold: "many" is not'),
+        (["--laps-length-basis", "words"], '--laps-length-basis: "words" is not one of uncached, prompt'),
+        (["--laps-config", "{"], "--laps-config: not JSON"),
+        (["--laps-config", "[]"], "--laps-config: not a JSON object"),
+        (["--laps-config", '{"long_shar": 0.5}'], "--laps-config: unknown key 'long_shar'"),
+        (["--laps-config", '{"long_share": 1.5}'], "--laps-config: long_share: 1.5 is not from 0 to 1"),
+        (["--laps-config", '{"long_share": true}'], "--laps-config: long_share: true is not"),
+        (["--laps-config", '{"long_share": NaN}'], "--laps-config: long_share: NaN is not"),
+        (
+            ["--laps-length-threshold", "9", "--laps-config", '{"length_threshold": 8}'],
+            "--laps-config: length_threshold is given by --laps-length-threshold too",
+        ),
+    ],
+)
+def test_a_bad_value_is_one_line_that_names_the_flag(argv: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        parsed(*argv)
+    assert str(e.value).startswith(says)
+    assert "\n" not in str(e.value)
+
+
+def test_the_environment_carries_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(options.ENV, "")
+    config = LapsConfig(length_threshold=99, long_share=0.1)
+    options.to_env(config)
+    assert options.from_env(os.environ) == config
+    assert options.from_env({}) is None
+    assert options.from_env({options.ENV: "0"}) is None
+    assert options.from_env({options.ENV: "1"}) == LapsConfig()
+    with pytest.raises(ConfigError, match=f"{options.ENV}: "):
+        options.from_env({options.ENV: "nonsense"})
