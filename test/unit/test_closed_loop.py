@@ -52,13 +52,14 @@ def closed_loop(
     those of the poll that finds them, after the batch they came during.
     """
     rng = random.Random(seed)
+    clients = [random.Random(f"{seed}/{i}") for i in range(users)]
     window = Window(config)
     run = Run(0.0, window=window)
 
     def predict(requests: object) -> float:
         return fixed_s + per_token_s * sum(new for new, _ in requests)  # type: ignore[attr-defined]
 
-    pending = [(think(rng), i) for i in range(users)]
+    pending = [(think(clients[i]), i) for i in range(users)]
     heapq.heapify(pending)
     waiting: list[ShortWaiting] = []
     now = 0.0
@@ -83,7 +84,8 @@ def closed_loop(
         window.completed(now, len(batch))
         for s in batch:
             run.ttfts.append(now - s.arrival_s)
-            heapq.heappush(pending, (now + think(rng), int(str(s.key))))
+            i = int(str(s.key))
+            heapq.heappush(pending, (now + think(clients[i]), i))
     run.seconds = now
     return run
 

@@ -23,7 +23,7 @@ _HALF_LIFE_S = 1.0
 _REMEMBERED = 16
 _REMEMBERED_S = 5.0
 """What followed a first request longer ago than this no longer counts."""
-_MARGIN = 1.25
+_MARGIN = 0.05
 _GAIN = 0.25
 
 
@@ -84,6 +84,11 @@ class Arrivals:
     def during(self) -> int:
         """How many arrived during the batch dispatched last, as far as reported."""
         return self._during
+
+    @property
+    def completed_s(self) -> float:
+        """When the last batch completed; minus infinity before the first."""
+        return self._batches[-1].at_s if self._batches else -math.inf
 
     def arrived(self, now: float, n: int = 1) -> None:
         """``n`` short requests arrived at ``now``."""
@@ -163,9 +168,12 @@ class Arrivals:
 
 
 def _usual(spreads: deque[float] | list[float]) -> float:
-    """By when groups like these were complete: true of three in four, and a margin (seconds)."""
+    """By when groups like these are complete: later than three in four of them, by as much as those are spread."""
     ordered = sorted(spreads)
-    return _MARGIN * ordered[3 * len(ordered) // 4] if ordered else 0.0
+    if not ordered:
+        return 0.0
+    middle, upper = ordered[len(ordered) // 2], ordered[3 * len(ordered) // 4]
+    return upper + max(upper - middle, _MARGIN * upper)
 
 
 def _left(now: float, by_s: float, requests: float) -> Expected:

@@ -141,12 +141,13 @@ class Window:
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """A batch of ``depth`` short requests starts at ``now``; the rest is from the Dispatch that said so."""
         self._settle()
-        if waited_s > 0.0 and self._held_since is not None and self._hold:
-            self._settling = self._hold, waited_s, depth
+        idle_s = now - self._idle_since(now)
+        if idle_s > 0.0 and self._hold:
+            self._settling = self._hold, idle_s, depth
         self._arrivals.dispatched(now, depth)
         self._started.append(now)
-        self._adapt(depth, waited_s, reason)
-        self._held_since = None
+        self._adapt(depth, idle_s, reason)
+        self._held_since = self._hold = None
         self._reasons[reason] += 1
         self._waits[bisect_left(WAIT_EDGES_MS, waited_s * 1e3)] += 1
         self._depths[1 << max(0, depth - 1).bit_length()] += 1
@@ -217,9 +218,9 @@ class Window:
             return "slack"
         if k < len(shorts) or tokens >= token_budget or (slack == math.inf and tokens >= self._token_max):
             return "tokens"
-        since = now if self._held_since is None else self._held_since
-        head_end = since + self._head_max_s
-        if now >= head_end and since < now:
+        since = self._idle_since(now)
+        head_end = (now if self._held_since is None else self._held_since) + self._head_max_s
+        if self._held_since is not None and now >= head_end:
             return "head_of_line"
         end = self._window_end(now, since, shorts, slack, k)
         if now >= end:
@@ -234,6 +235,10 @@ class Window:
             if long_chunk_s is None or now + long_chunk_s > latest:
                 return "idle"
         return Wait(wait.until_s, wait.reason, long_waiting)
+
+    def _idle_since(self, now: float) -> float:
+        """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
+        return now if self._held_since is None else max(self._held_since, self._arrivals.completed_s)
 
     def _window_end(self, now: float, since: float, shorts: Sequence[ShortWaiting], slack: float, k: int) -> float:
         if self._fixed:
@@ -265,7 +270,7 @@ class Window:
             m = min(due.requests, self._depth - k)
             until = min(last, now + (due.by_s - now) * m / due.requests)
             saved = self._saving(shorts, m, predict)
-            if m * saved > (k + m) * (until - since):
+            if m * saved > (k + m) * (until - now):
                 self._hold = _Hold(k, m, saved, False)
                 return Wait(until, "burst", False)
         return None
@@ -347,10 +352,10 @@ class Window:
 
     # -- adaptation
 
-    def _adapt(self, depth: int, waited_s: float, reason: str) -> None:
+    def _adapt(self, depth: int, tau_s: float, reason: str) -> None:
         if depth >= self._depth:
-            if waited_s > 0.0:
-                self._window_s = self._clip(_TAU_MARGIN * waited_s)
+            if tau_s > 0.0:
+                self._window_s = self._clip(_TAU_MARGIN * tau_s)
             above = bisect_right(self._levels, depth)
             self._depth = self._levels[min(above, len(self._levels) - 1)]
             return
@@ -368,9 +373,9 @@ class Window:
             self._skip -= 1
         if self._settling is None:
             return
-        (hold, waited_s, depth), self._settling = self._settling, None
+        (hold, idle_s, depth), self._settling = self._settling, None
         paid = depth > hold.depth and not (hold.returning and self._arrivals.during > 0)
-        self._net_s += _NET_GAIN * ((hold.saving_s if paid else 0.0) - waited_s - self._net_s)
+        self._net_s += _NET_GAIN * ((hold.saving_s if paid else 0.0) - idle_s - self._net_s)
         if self._net_s < 0.0:
             self._skip, self._net_s = self._skip_next, 0.0
             self._skip_next = min(2 * self._skip_next, _SKIP_MAX)

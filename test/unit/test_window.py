@@ -1,0 +1,426 @@
+"""The waiting window as a state machine: against a plain reference model, and rule by rule."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.window import REASONS, Decision, Dispatch, ShortWaiting, Wait, Window
+
+MS = 1e-3
+FIXED_S, TOKEN_S = 8 * MS, 10e-6
+
+
+def predict(requests: Sequence[tuple[int, int]]) -> float:
+    return FIXED_S + TOKEN_S * sum(new for new, _ in requests)
+
+
+def short(at: float = 0.0, tokens: int = 100, deadline: float | None = None, key: int = 0) -> ShortWaiting:
+    return ShortWaiting(tokens, 0, at, deadline, key)
+
+
+# -- the reference model: Algorithm 1 with nothing but its definitions
+
+
+@dataclass
+class Reference:
+    """W and D after each dispatch, and what forces a dispatch. Knows nothing of expected arrivals."""
+
+    config: LapsConfig
+    levels: list[int]
+    w: float = 0.0
+    d: int = 0
+
+    def __post_init__(self) -> None:
+        self.w, self.d = self.config.wait_window_ms * MS, max(self.levels)
+
+    def clip(self, w: float) -> float:
+        top = self.config.wait_window_ms * MS
+        return max(min(self.config.wait_min_ms * MS, top), min(w, top))
+
+    def after(self, depth: int, tau: float, reason: str) -> None:
+        if depth >= self.d:
+            if tau > 0:
+                self.w = self.clip(2 * tau)
+            self.d = next((x for x in self.levels if x > depth), self.levels[-1])
+        else:
+            if reason == "window":
+                self.d = max(1, depth)
+            self.w = self.clip(self.w + (self.config.wait_window_ms * MS - self.w) / 8)
+
+    def forced(
+        self, now: float, waiting: list[ShortWaiting], picked: int, budget: int, held: float | None
+    ) -> str | None:
+        c = self.config
+        if c.wait_window_ms == 0:
+            return "idle"
+        if picked >= (c.wait_max_batch if c.window == "fixed" else self.d):
+            return "depth"
+        served = now + predict([(s.tokens, 0) for s in waiting])
+        met = [s.deadline_s for s in waiting if s.deadline_s is not None and s.deadline_s >= served]
+        slack = min(met) - served if met else math.inf
+        if slack <= c.slack_sigma_ms * MS:
+            return "slack"
+        tokens = sum(s.tokens for s in waiting)
+        if picked < len(waiting) or tokens >= budget or (slack == math.inf and tokens >= c.token_max):
+            return "tokens"
+        if held is not None and now - held >= c.wait_head_max_ms * MS:
+            return "head_of_line"
+        return None
+
+
+CONFIGS = st.builds(
+    LapsConfig,
+    window=st.sampled_from(["awd", "awd", "fixed"]),
+    wait_window_ms=st.sampled_from([0.0, 2.0, 5.0, 30.0]),
+    wait_min_ms=st.sampled_from([0.0, 1.0]),
+    wait_max_batch=st.integers(1, 12),
+    wait_head_max_ms=st.sampled_from([3.0, 20.0]),
+    token_max=st.sampled_from([300, 2048]),
+)
+
+
+@dataclass
+class Step:
+    """Time passes, requests arrive, and the window is asked if the device is free."""
+
+    passed_ms: float
+    tokens: list[int]
+    slo_ms: float | None
+    long_chunk_ms: float | None
+    long_waiting: bool
+    gaps_ms: list[float] = field(default_factory=list)
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        passed_ms=st.sampled_from([0.0, 0.3, 1.0, 2.5, 6.0, 40.0]),
+        tokens=st.lists(st.sampled_from([8, 60, 250]), max_size=5),
+        slo_ms=st.sampled_from([None, None, 5.0, 12.0, 20.0, 100.0]),
+        long_chunk_ms=st.sampled_from([None, 1.0, 8.0]),
+        long_waiting=st.sampled_from([False, False, True]),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(CONFIGS, STEPS, st.sampled_from([(), (2, 6), (1, 4, 64)]), st.sampled_from([400, 8192]))
+def test_follows_the_reference_and_never_waits_wrongly(
+    config: LapsConfig, steps: list[Step], depths: tuple[int, ...], budget: int
+) -> None:
+    powers = [1 << i for i in range(10)]
+    levels = sorted({d for d in (depths or powers) if d <= config.wait_max_batch} | {config.wait_max_batch})
+    window, twin, model = Window(config, depths), Window(config, depths), Reference(config, levels)
+    w_max = config.wait_window_ms * MS
+    waiting: list[ShortWaiting] = []
+    now, done_at, running, completed, made = 0.0, 0.0, 0, -math.inf, 0
+    held: float | None = None
+    for step in steps:
+        now += step.passed_ms * MS
+        for tokens in step.tokens:
+            deadline = None if step.slo_ms is None else now + step.slo_ms * MS
+            waiting.append(short(now, tokens, deadline, made))
+            made += 1
+        for each in (window, twin):
+            each.arrived(now, len(step.tokens))
+        if running and now >= done_at:
+            for each in (window, twin):
+                each.completed(done_at, running)
+            running, completed = 0, done_at
+        if running:
+            continue
+        chunk = None if step.long_chunk_ms is None else step.long_chunk_ms * MS
+        answers: list[Decision] = [
+            each.decide(
+                now,
+                tuple(waiting),
+                token_budget=budget,
+                long_waiting=step.long_waiting,
+                long_chunk_s=chunk,
+                predict=predict,
+            )
+            for each in (window, twin)
+        ]
+        answer = answers[0]
+        assert answers[1] == answer, "equal inputs, equal outputs"
+        if not waiting:
+            assert answer == Wait(math.inf, "empty", step.long_waiting)
+            held = None
+            continue
+        served = now + predict([(s.tokens, 0) for s in waiting])
+        late = [s.deadline_s is not None and s.deadline_s < served for s in waiting]
+        fitting = budget >= sum(s.tokens for s in waiting)
+        if isinstance(answer, Wait):
+            assert model.forced(now, waiting, len(waiting), budget, held) is None
+            held = now if held is None else held
+            assert fitting
+            assert now < answer.until_s
+            assert answer.until_s <= held + config.wait_head_max_ms * MS + 1e-12
+            assert answer.until_s <= max(held, completed) + w_max + 1e-12
+            for s, lost in zip(waiting, late, strict=True):
+                if s.deadline_s is not None and not lost:
+                    assert answer.until_s + served - now <= s.deadline_s + 1e-12, "it could have made it"
+            assert answer.run_long == step.long_waiting
+            if step.long_waiting:
+                assert chunk is not None
+                met = [s.deadline_s for s in waiting if s.deadline_s is not None and s.deadline_s >= served]
+                latest = min(met) - (served - now) if met else held + w_max
+                assert now + chunk <= latest + 1e-12
+            continue
+        assert len(set(answer.picked)) == len(answer.picked)
+        assert late[answer.picked[0]] <= min(late), "late ones last"
+        assert answer.picked[0] == late.index(min(late)), "the head is always taken"
+        total = sum(waiting[i].tokens for i in answer.picked)
+        assert len(answer.picked) == len(waiting) if fitting else (total <= budget or len(answer.picked) == 1)
+        assert answer.late == sum(late[i] for i in answer.picked)
+        forced = model.forced(now, waiting, len(answer.picked), budget, held)
+        assert answer.reason == forced or (forced is None and answer.reason in ("window", "idle"))
+        tau = 0.0 if held is None else now - max(held, completed)
+        assert answer.waited_s == (0.0 if held is None else now - held)
+        for each in (window, twin):
+            each.dispatched(now, len(answer.picked), answer.waited_s, answer.reason, answer.late)
+        model.after(len(answer.picked), tau, answer.reason)
+        assert window.depth == model.d
+        assert window.window_s == pytest.approx(model.w)
+        assert config.wait_min_ms * MS <= window.window_s <= w_max or w_max == 0.0
+        assert 1 <= window.depth <= config.wait_max_batch
+        running, done_at = len(answer.picked), now + predict([(waiting[i].tokens, 0) for i in answer.picked])
+        waiting = [s for i, s in enumerate(waiting) if i not in set(answer.picked)]
+        held = None
+    status = json.loads(json.dumps(window.status()))
+    assert set(status["dispatched"]) == set(REASONS)
+    assert sum(status["waits_ms"].values()) == sum(status["dispatched"].values())
+
+
+# -- rule by rule
+
+
+def ask(window: Window, now: float, shorts: list[ShortWaiting], **more: object) -> Decision:
+    given: dict[str, object] = {"token_budget": 8192, "predict": predict} | more
+    return window.decide(now, shorts, **given)  # type: ignore[arg-type]
+
+
+def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[int]]:
+    """Play requests that arrive at ``times`` from ``at`` on, polled as they come; returns the end and the depths."""
+    pending = sorted(at + t for t in times)
+    waiting: list[ShortWaiting] = []
+    now, depths = at, []
+    while pending or waiting:
+        now = max(now, pending[0]) if not waiting else now
+        while pending and pending[0] <= now:
+            window.arrived(pending[0])
+            waiting.append(short(pending.pop(0)))
+        answer = ask(window, now, waiting)
+        if isinstance(answer, Wait):
+            now = min([answer.until_s, *pending[:1]])
+            continue
+        window.dispatched(now, len(answer.picked), answer.waited_s, answer.reason)
+        depths.append(len(answer.picked))
+        now += predict([(waiting[i].tokens, 0) for i in answer.picked])
+        window.completed(now, len(answer.picked))
+        waiting = [s for i, s in enumerate(waiting) if i not in set(answer.picked)]
+    return now, depths
+
+
+BURST = [0.4 * MS * i for i in range(8)]
+
+
+def test_a_burst_leaves_as_one_batch_once_bursts_are_known() -> None:
+    window, now, seen = Window(LapsConfig()), 0.0, []
+    for _ in range(4):
+        now, depths = serve(window, now + 0.2, BURST)
+        seen.append(depths)
+    assert seen[0][0] == 1, "nothing is known yet"
+    assert seen[1:] == [[8]] * 3
+
+
+def test_lone_requests_are_not_held_even_at_a_high_rate() -> None:
+    window, now = Window(LapsConfig()), 0.0
+    for gap in [0.1 * MS, 1 * MS, 30 * MS] * 50:
+        now += gap
+        window.arrived(now)
+        answer = ask(window, now, [short(now)])
+        assert answer == Dispatch((0,), "idle")
+        window.dispatched(now, 1, 0.0, "idle")
+        now += 1 * MS
+        window.completed(now, 1)
+
+
+def test_bursts_are_forgotten_in_silence() -> None:
+    window, now = Window(LapsConfig()), 0.0
+    for _ in range(3):
+        now, _ = serve(window, now + 0.2, BURST)
+    assert serve(window, now + 60.0, BURST)[1][0] == 1
+
+
+def known_bursts(config: LapsConfig, at: float = 1.0) -> tuple[Window, float]:
+    """A window that expects seven more requests within 3 ms of a first one, which arrives now."""
+    window, now = Window(config), at
+    for _ in range(3):
+        now, _ = serve(window, now + 0.2, BURST)
+    now += 0.2
+    window.arrived(now)
+    return window, now
+
+
+def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
+    window, now = known_bursts(LapsConfig())
+    answer = ask(window, now, [short(now)])
+    assert isinstance(answer, Wait)
+    assert answer.reason == "burst"
+    assert 2 * MS < answer.until_s - now < 5 * MS
+    assert not answer.run_long
+    window.arrived(now + 1 * MS, 7)
+    full = ask(window, now + 1 * MS, [short(now)] * 8)
+    assert full == Dispatch(tuple(range(8)), "depth", pytest.approx(1 * MS))
+
+
+def test_leaves_at_the_end_when_the_burst_does_not_come() -> None:
+    window, now = known_bursts(LapsConfig())
+    answer = ask(window, now, [short(now)])
+    assert isinstance(answer, Wait)
+    after = ask(window, answer.until_s, [short(now)])
+    assert isinstance(after, Dispatch)
+    assert after.reason in ("idle", "window")
+
+
+def test_holds_that_do_not_pay_are_given_up() -> None:
+    window, now = known_bursts(LapsConfig())
+    held = 0
+    for _ in range(40):
+        answer = ask(window, now, [short(now)])
+        start = now
+        if isinstance(answer, Wait):
+            held += 1
+            now = answer.until_s
+            answer = ask(window, now, [short(start)])
+        assert isinstance(answer, Dispatch)
+        window.dispatched(now, 1, answer.waited_s, answer.reason)
+        now += 9 * MS
+        window.completed(now, 1)
+        now += 50 * MS
+        window.arrived(now)
+    assert held <= 6
+
+
+def test_a_tight_deadline_is_not_waited_away() -> None:
+    window, now = known_bursts(LapsConfig())
+    service = predict([(100, 0)])
+    assert ask(window, now, [short(now, deadline=now + service + 1.9 * MS)]) == Dispatch((0,), "slack")
+    answer = ask(window, now, [short(now, deadline=now + service + 5 * MS)])
+    assert answer.until_s <= now + 3 * MS if isinstance(answer, Wait) else answer.reason == "idle"
+    assert window.status()["mode"] == "sla"
+
+
+def test_who_can_make_it_goes_first_and_late_ones_are_counted_not_dropped() -> None:
+    window = Window(LapsConfig(wait_window_ms=0.0))
+    shorts = [short(0, deadline=-1.0), short(0, deadline=9.0), short(0), short(0, deadline=0.001)]
+    answer = ask(window, 0.0, shorts)
+    assert isinstance(answer, Dispatch)
+    assert answer.picked == (1, 2, 0, 3)
+    assert answer.late == 2
+    window.dispatched(0.0, 4, 0.0, answer.reason, answer.late)
+    assert window.status()["late"] == 2
+
+
+def test_long_work_runs_only_if_it_ends_in_time() -> None:
+    for chunk, deadline, runs in [
+        (None, None, False),
+        (1 * MS, None, True),
+        (8 * MS, None, False),
+        (8 * MS, 0.4, True),
+        (30 * MS, 0.4, False),
+        (8 * MS, 20 * MS, True),
+        (15 * MS, 20 * MS, False),
+    ]:
+        window, now = known_bursts(LapsConfig())
+        due = None if deadline is None else now + deadline
+        answer = ask(window, now, [short(now, deadline=due)], long_waiting=True, long_chunk_s=chunk)
+        assert answer == Dispatch((0,), "idle") if not runs else isinstance(answer, Wait) and answer.run_long, chunk
+
+
+def test_window_zero_is_the_dual_queue_only() -> None:
+    window = Window(LapsConfig(wait_window_ms=0.0))
+    assert serve(window, 0.0, BURST)[1][0] == 1
+    assert window.status()["mode"] == "off"
+
+
+def test_fixed_window_waits_from_the_first_arrival() -> None:
+    window = Window(LapsConfig(window="fixed"))
+    assert ask(window, 1.0, [short(0.998), short(0.999)]) == Wait(0.998 + 5 * MS, "fixed", False)
+    assert ask(window, 1.003, [short(0.998)]) == Dispatch((0,), "window", pytest.approx(3 * MS))
+    assert ask(window, 1.0, [short(1.0)] * 8) == Dispatch(tuple(range(8)), "depth")
+
+
+def test_token_max_sends_a_heavy_batch_without_deadlines() -> None:
+    window, now = known_bursts(LapsConfig(token_max=500))
+    assert ask(window, now, [short(now, 250)] * 2) == Dispatch((0, 1), "tokens")
+    answer = ask(window, now, [short(now, 250, now + 1.0)] * 2)
+    assert isinstance(answer, Wait), "M_s is a rule of the deadline-free mode"
+
+
+def test_over_budget_the_lengths_of_the_head_go_first() -> None:
+    window = Window(LapsConfig(), depths=(1, 2, 4), lengths=(64, 256))
+    shorts = [short(tokens=60), short(tokens=200), short(tokens=50), short(tokens=30)]
+    answer = ask(window, 0.0, shorts, token_budget=150)
+    assert answer == Dispatch((0, 2, 3), "tokens")
+    plain = ask(Window(LapsConfig()), 0.0, shorts, token_budget=300)
+    assert plain == Dispatch((0, 1, 3), "tokens")
+    assert ask(window, 0.0, [short(tokens=500)], token_budget=150) == Dispatch((0,), "tokens")
+
+
+def test_depths_come_from_captured_graphs_below_the_cap() -> None:
+    assert Window(LapsConfig(wait_max_batch=8), depths=(1, 2, 4, 64)).depth == 8
+    assert Window(LapsConfig(wait_max_batch=1)).depth == 1
+
+
+def test_aborts_leave_no_ghosts() -> None:
+    window, now = known_bursts(LapsConfig())
+    assert isinstance(ask(window, now, [short(now)]), Wait)
+    assert ask(window, now + 1 * MS, []) == Wait(math.inf, "empty", False)
+    answer = ask(window, now + 30 * MS, [short(now + 30 * MS)])
+    assert isinstance(answer, Dispatch)
+    assert answer.waited_s == 0.0
+
+
+# -- the long side
+
+
+@given(
+    st.integers(1, 4096),
+    st.sampled_from([1, 16, 64]),
+    st.floats(0, 0.2),
+    st.integers(0, 100_000),
+)
+def test_a_long_chunk_is_the_largest_that_fits_the_slack(full: int, page: int, slack: float, history: int) -> None:
+    def cost(requests: Sequence[tuple[int, int]]) -> float:
+        return FIXED_S + sum(TOKEN_S * n + 1e-9 * n * (n + 2 * h) for n, h in requests)
+
+    window = Window(LapsConfig())
+    shorts = [short(deadline=slack + cost([(100, 0)]))]
+    got = window.long_chunk_tokens(0.0, shorts, history, full, page, cost)
+    room = slack - 1 * MS + 1e-12
+    if got == full:
+        assert full <= page or cost([(full, history)]) <= room + 1e-9
+    else:
+        assert got % page == 0
+        assert page <= got < full
+        assert got == page or cost([(got, history)]) <= room
+        assert got + page > full or cost([(got + page, history)]) > room - 1e-9
+
+
+def test_a_long_chunk_is_full_without_deadlines_model_or_hope() -> None:
+    window = Window(LapsConfig())
+    assert window.long_chunk_tokens(0.0, [], 0, 2048, 64, predict) == 2048
+    assert window.long_chunk_tokens(0.0, [short()], 0, 2048, 64, predict) == 2048
+    assert window.long_chunk_tokens(0.0, [short(deadline=0.5)], 0, 2048, 64, None) == 2048
+    assert window.long_chunk_tokens(0.0, [short(deadline=0.001)], 0, 2048, 64, predict) == 2048
+    assert window.long_chunk_tokens(0.0, [short(deadline=0.025)], 0, 2048, 64, predict) < 2048
