@@ -1,0 +1,102 @@
+"""The router's flags: what they make, and what they refuse in one line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+from sglang_router.mini_lb import MiniLoadBalancer
+from sglang_router.router_args import RouterArgs
+from sglang_router_laps.args import LapsRouterArgs
+from sglang_router_laps.balancer import LapsMiniLoadBalancer
+from sglang_router_laps.hook import make_balancer
+
+PD = ["--pd-disaggregation", "--mini-lb", "--decode", "http://127.0.0.1:9"]
+TWO = [*PD, "--prefill", "http://127.0.0.1:1", "8998", "--prefill", "http://127.0.0.1:2", "8998"]
+
+
+def parse(*flags: str, prefix: bool = False) -> Any:
+    parser = argparse.ArgumentParser()
+    LapsRouterArgs.add_cli_args(parser, use_router_prefix=prefix)
+    return LapsRouterArgs.from_cli_args(parser.parse_args(list(flags)), use_router_prefix=prefix)
+
+
+def test_without_the_switch_it_is_the_stock_balancer_and_the_stock_fields() -> None:
+    args = parse(*TWO)
+    assert args.laps is None
+    assert "laps" not in vars(args)
+    stock = RouterArgs.from_cli_args(argparse.Namespace(**{**vars(args), "prefill": None, "decode": None}))
+    assert vars(stock).keys() == vars(args).keys()
+    assert type(make_balancer(args)) is MiniLoadBalancer
+
+
+def test_with_the_switch_it_is_ours() -> None:
+    args = parse(*TWO, "--enable-laps-alloc", "--laps-alloc-threshold", "300", "--laps-rebalance-ratio", "1.5")
+    assert (args.laps.threshold, args.laps.pressure.ratio, args.laps.interval_s) == (300, 1.5, 5.0)
+    lb = make_balancer(args)
+    assert isinstance(lb, LapsMiniLoadBalancer)
+    assert isinstance(lb, MiniLoadBalancer)
+
+
+def test_the_router_prefix_works() -> None:
+    two = [f.replace("--", "--router-") for f in TWO]
+    args = parse(*two, "--router-enable-laps-alloc", "--router-laps-alloc-threshold", "9", prefix=True)
+    assert args.laps.threshold == 9
+
+
+def test_arguments_made_by_hand_pass_through() -> None:
+    args = RouterArgs(mini_lb=True, pd_disaggregation=True, prefill_urls=[("http://a", None)], decode_urls=["http://b"])
+    assert LapsRouterArgs.from_cli_args(args) is args
+    assert isinstance(args, RouterArgs)
+
+
+def test_one_prefill_instance_turns_it_off_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    args = parse(*PD, "--prefill", "http://127.0.0.1:1", "--enable-laps-alloc")
+    lb = make_balancer(args)
+    assert type(lb) is MiniLoadBalancer
+    assert [r.levelname for r in caplog.records if "laps" in r.name] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--laps-alloc-threshold", "0"], "--laps-alloc-threshold: 0 is not a whole number >= 1"),
+        (["--laps-alloc-threshold", "many"], "--laps-alloc-threshold: 'many' is not a whole number"),
+        (["--laps-rebalance-interval-s", "0"], "--laps-rebalance-interval-s: 0.0 is not a number > 0"),
+        (["--laps-rebalance-ratio", "1"], "--laps-rebalance-ratio: 1.0 is not a number > 1"),
+        (["--laps-alloc-config", "{"], "--laps-alloc-config: not JSON"),
+        (["--laps-alloc-config", "[]"], "--laps-alloc-config: not a JSON object"),
+        (["--laps-alloc-config", '{"alhpa": 1}'], "--laps-alloc-config: unknown key 'alhpa'; known: alpha"),
+        (["--laps-alloc-config", '{"alpha": -1}'], "--laps-alloc-config: alpha: -1 is not a number >= 0"),
+        (["--laps-alloc-config", '{"spill": "x"}'], "--laps-alloc-config: spill: 'x' is not one of"),
+        (["--laps-alloc-config", '{"n_min": 2}'], "--laps-alloc-config: n_min: 2 for each pool needs 4 --prefill"),
+        (["--laps-alloc-config", '{"initial_short": 2}'], "--laps-alloc-config: initial_short: 2 is not from 1 to 1"),
+        (
+            ["--laps-rebalance-ratio", "3", "--laps-alloc-config", '{"ratio": 2}'],
+            "--laps-alloc-config: ratio is given by --laps-rebalance-ratio too",
+        ),
+        (["--laps-tokenizer", "no/such/file"], "--laps-tokenizer: no/such/file: no tokenizer could be read"),
+        (["--prefill", "http://127.0.0.1:1"], "http://127.0.0.1:1 is given twice"),
+    ],
+)
+def test_a_bad_value_is_one_line_and_exit_2(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        make_balancer(parse(*TWO, "--enable-laps-alloc", *flags))
+    assert e.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"error: {says}")
+
+
+def test_it_needs_mini_lb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        parse("--enable-laps-alloc")
+    assert e.value.code == 2
+    assert capsys.readouterr().err == "error: --enable-laps-alloc: needs --mini-lb\n"
+
+
+def test_the_configuration_is_json_ready() -> None:
+    args = parse(*TWO, "--enable-laps-alloc")
+    assert json.loads(json.dumps(args.laps.as_dict()))["cooldown_s"] == 4.5
