@@ -59,8 +59,10 @@ def make_plan(config: LapsConfig, limits: Limits) -> Plan | None:
         granule=granule,
         count=config.graph_budget,
     )
+    # A small grid leaves room: full batches are rare in the expected mix, not in a server that was given this grid.
+    cells += [c for c in reversed(candidates) if c not in set(cells)][: config.graph_budget - len(cells)]
     # The largest first: graphs captured later reuse its memory, and its output buffer fits all.
-    largest = max(cells, default=None)
+    largest = max(cells)
     cells.sort(key=lambda c: c != largest)
     budget = Budget(config.graph_budget, config.graph_budget_s, config.graph_budget_mib)
-    return Plan(tuple(cells), tuple(candidates), budget, granule) if cells else None
+    return Plan(tuple(cells), tuple(candidates), budget, granule)
