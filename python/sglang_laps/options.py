@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
@@ -18,6 +18,15 @@ The value is the JSON text of the knobs, or 1 for all defaults."""
 ENABLE = "--enable-laps-scheduler"
 _FIELDS: dict[str, type] = {"length_threshold": int, "length_basis": str}
 """LapsConfig fields that are flags of their own, and how their text is read."""
+
+GRAPHS = "--enable-batch-prefill-cuda-graph"
+PIECEWISE = "--enable-piecewise-cuda-graph"
+_GRAPH_FIELDS = {
+    "batch_prefill_seq_lengths": "graph_lengths",
+    "batch_prefill_batch_sizes": "graph_batches",
+    "batch_prefill_max_seq_len": "graph_max_length",
+}
+"""Flags of the prefill graph cells -> LapsConfig fields."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +44,41 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="What counts: tokens not found in the prefix cache, or the whole prompt (default: uncached).",
     )
     group.add_argument("--laps-config", metavar="JSON", help="Any other knob, as a JSON object; see docs/LAPS.md.")
+    group.add_argument(GRAPHS, action="store_true", help="Replay batched short prefills from (L, B) CUDA graphs.")
+    group.add_argument(
+        "--batch-prefill-seq-lengths",
+        nargs="+",
+        metavar="TOKENS",
+        help="L: longest new length each graph takes (default: 8 to 256 by powers of two).",
+    )
+    group.add_argument(
+        "--batch-prefill-batch-sizes",
+        nargs="+",
+        metavar="REQUESTS",
+        help="B: request slots of each graph (default: 1 to 64 by powers of two).",
+    )
+    group.add_argument("--batch-prefill-max-seq-len", metavar="TOKENS", help="Lengths beyond this are left out of L.")
+    group.add_argument(
+        PIECEWISE, action="store_true", help="Accepted and ignored: SGLang's default prefill graphs cover it."
+    )
+
+
+def graph_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """LapsConfig fields that the flags of the prefill graph cells set on this command line."""
+    values: dict[str, Any] = {"graphs": True} if getattr(args, GRAPHS[2:].replace("-", "_"), False) else {}
+    for flag, name in _GRAPH_FIELDS.items():
+        text = getattr(args, flag, None)
+        if text is not None:
+            values[name] = _number(text) if isinstance(text, str) else _numbers(text)
+    return values
+
+
+def _numbers(texts: Sequence[str]) -> list[Any]:
+    return [_number(part) for text in texts for part in text.split(",") if part]
+
+
+def _number(text: str) -> Any:
+    return int(text) if text.isdecimal() else text  # refused by the field's own check, which names the flag
 
 
 def given(args: argparse.Namespace) -> dict[str, str]:
@@ -48,7 +92,7 @@ def from_args(args: argparse.Namespace) -> LapsConfig:
     """The configuration on this command line. Raises ConfigError."""
     texts = given(args)
     extra = texts.pop("config", None)
-    return LapsConfig.parse({name: _read(name, text) for name, text in texts.items()}, extra)
+    return LapsConfig.parse({name: _read(name, text) for name, text in texts.items()} | graph_flags(args), extra)
 
 
 def _read(name: str, text: str) -> Any:

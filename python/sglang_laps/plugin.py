@@ -10,6 +10,8 @@ SGLang name                                                    what LAPS does wi
   ``process_batch_result``, ``get_internal_state``             overridden there, see ``scheduler.py``
 ``managers.schedule_policy.PrefillAdder``                      subclassed, see ``scheduler.py`` (enabled only)
 ``entrypoints.http_server.app``                                a route added, ``GET /laps_status`` (enabled only)
+``model_executor.model_runner.ModelRunner``                    hooked (prefill graph cells enabled only):
+  ``init_cuda_graphs``, ``forward``                            see ``graphs/`` and what it lists in ``USES``
 ``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)
 ``disaggregation.mooncake.conn.MooncakeKVSender``              one attribute set (no GPU only)
 =============================================================  ====================================================
@@ -26,8 +28,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from sglang_laps import __version__, options
-from sglang_laps.policy.config import ConfigError
+from sglang_laps import __version__, graphs, options
+from sglang_laps.policy.config import FLAGS, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ def load() -> None:
 
     stock = sys.modules[SCHEDULER].Scheduler
     HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
+    graphs.install(config)
 
 
 def wrong_release() -> str | None:
@@ -107,10 +110,14 @@ def enable(args: argparse.Namespace) -> None:
 
     Raises ConfigError. Warns once, and leaves LAPS off, where it has nothing to do.
     """
+    if getattr(args, "enable_piecewise_cuda_graph", False):
+        logger.warning("%s is ignored: SGLang's default prefill CUDA graphs now cover it.", options.PIECEWISE)
     if args.enable_laps_scheduler:
         config = options.from_args(args)
     else:
         if names := [f"--laps-{name.replace('_', '-')}" for name in options.given(args)]:
+            logger.warning("%s given without %s: ignored.", ", ".join(names), options.ENABLE)
+        if names := [FLAGS[name] for name in options.graph_flags(args)]:
             logger.warning("%s given without %s: ignored.", ", ".join(names), options.ENABLE)
         from_env = options.from_env()
         if from_env is None:

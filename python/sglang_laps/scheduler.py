@@ -20,7 +20,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_laps import __version__
+from sglang_laps import __version__, graphs
 from sglang_laps.plugin import conflict, off_reason
 from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import AUTO, LapsConfig
@@ -325,6 +325,8 @@ class LapsPrefillMixin:
         """Idle housekeeping; the gauges follow."""
         if self.laps_on and self._laps_series is not None:
             self._laps_show(time.monotonic())
+        if self.laps_on and self.laps_config.graphs and self.is_fully_idle():
+            graphs.idle(self.tp_worker.model_runner)
         super().on_idle()
 
     # -- status
@@ -365,6 +367,7 @@ class LapsPrefillMixin:
             },
             "fairness": {"long_share": self._laps_share.share, "credit_s": self._laps_share.credit_s},
             "totals": {cls.value: asdict(total) for cls, total in self._laps_totals.items()},
+            "graphs": graphs.status(self.tp_worker.model_runner),
             "load": {
                 "backlog_tokens": sum(q["waiting_tokens"] for q in queues.values()) + remaining,
                 "slo_deviation": 0.0,

@@ -200,5 +200,9 @@ class LapsConfig:
 FLAGS: dict[str, str] = {
     "length_threshold": "--laps-length-threshold",
     "length_basis": "--laps-length-basis",
+    "graphs": "--enable-batch-prefill-cuda-graph",
+    "graph_lengths": "--batch-prefill-seq-lengths",
+    "graph_batches": "--batch-prefill-batch-sizes",
+    "graph_max_length": "--batch-prefill-max-seq-len",
 }
 """Knobs that are flags of their own."""
