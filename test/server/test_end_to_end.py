@@ -1,0 +1,157 @@
+"""Text in, tokens out: router, prefill server, Mooncake over TCP, decode server; the output is that of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.rig import load, servers
+
+from .conftest import CHUNK, ENV, LAPS, Prefill, Reference
+
+pytestmark = [pytest.mark.usefixtures("clean")]
+NEW = 8
+
+
+@pytest.fixture(scope="module")
+def decode(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    log = tmp_path_factory.mktemp("decode") / "server.log"
+    server = servers.decode(checkpoint, log, "--max-total-tokens", "49152")
+    server.env = dict(ENV)
+    server.start()  # it gets ready while the prefill server starts
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module", params=["laps", "laps-overlap", "stock"])
+def prefill(
+    request: pytest.FixtureRequest, decode: servers.Server, start_prefill: Callable[..., Any]
+) -> Iterator[Prefill]:
+    args = () if request.param == "stock" else LAPS
+    loop = () if request.param == "laps-overlap" else ("--disable-overlap-schedule",)
+    with start_prefill(*args, *loop) as running:
+        decode.ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def router(
+    prefill: Prefill, decode: servers.Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[servers.Server]:
+    with servers.running(servers.minilb([prefill.server], [decode], tmp_path_factory.mktemp("router") / "log")) as (r,):
+        yield r
+
+
+def words(seed: int, tokens: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 2000) for _ in range(tokens)]
+
+
+async def generate(http: Any, router: servers.Server, prompt: list[int]) -> list[int]:
+    params = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": params}
+    async with http.post(router.url + "/generate", json=body) as reply:
+        answer = await reply.json()
+        assert reply.status == 200, answer
+        return list(answer["output_ids"])
+
+
+def ask_all(router: servers.Server, prompts: list[list[int]]) -> list[list[int]]:
+    async def run() -> list[list[int]]:
+        async with load.session() as http:
+            return list(await asyncio.gather(*(generate(http, router, p) for p in prompts)))
+
+    return asyncio.run(run())
+
+
+def test_short_and_long_prompts_one_by_one(router: servers.Server, reference: Reference) -> None:
+    for tokens in (5, 60, 256, 257, CHUNK, 3 * CHUNK + 1, 2000):
+        prompt = words(tokens, tokens)
+        assert ask_all(router, [prompt]) == [reference.greedy(prompt, NEW)], tokens
+
+
+def test_all_at_once(router: servers.Server, reference: Reference) -> None:
+    prompts = [words(500 + i, 1300 if i % 5 == 0 else 20 + 9 * i) for i in range(20)]
+    answers = ask_all(router, prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer == reference.greedy(prompt, NEW), len(prompt)
+
+
+def test_a_conversation(router: servers.Server, prefill: Prefill, reference: Reference) -> None:
+    history = words(77, 2 * CHUNK)
+    before = prefill.get("/laps_status")["totals"] if prefill.laps else None
+    for turn in range(3):
+        answer = ask_all(router, [history])[0]
+        assert answer == reference.greedy(history, NEW), turn
+        history = [*history, *answer, *words(80 + turn, 30)]
+    if before is None:
+        return
+    after = prefill.totals()
+    # The first turn is new from end to end, the later ones bring some forty tokens on a known history.
+    assert after["long"]["tokens"] - before["long"]["tokens"] == 2 * CHUNK
+    assert after["short"]["requests"] - before["short"]["requests"] == 2
+    assert after["short"]["tokens"] - before["short"]["tokens"] <= 2 * (NEW + 30 + 1)
+
+
+def test_a_flushed_history_is_long_again(router: servers.Server, prefill: Prefill) -> None:
+    if not prefill.laps:
+        pytest.skip("stock server")
+    history = words(78, 2 * CHUNK)
+    ask_all(router, [history])
+    prefill.all_tokens_are_free()
+    before = prefill.totals()
+    ask_all(router, [[*history, 7]])
+    assert prefill.totals()["long"]["tokens"] - before["long"]["tokens"] == len(history) + 1
+
+
+def test_questions_on_one_new_document_become_short_when_it_is_known(router: servers.Server, prefill: Prefill) -> None:
+    if not prefill.laps:
+        pytest.skip("stock server")
+    document = words(79, 2 * CHUNK)
+    before = prefill.totals()
+    ask_all(router, [document + words(600 + i, 20) for i in range(6)])
+    after = prefill.totals()
+    assert after["short"]["requests"] - before["short"]["requests"] >= 4
+    computed = sum(after[c]["tokens"] - before[c]["tokens"] for c in ("short", "long"))
+    assert computed < 3 * len(document)
+
+
+def test_chat_text_streams(router: servers.Server, reference: Reference) -> None:
+    messages = [{"role": "user", "content": "Which requests are short?"}]
+    body = {"model": "m", "messages": messages, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+
+    async def run() -> load.Seen:
+        async with load.session() as http:
+            return await load.stream(http, router.url + "/v1/chat/completions", body, "chat", 0.0)
+
+    seen = asyncio.run(run())
+    prompt = reference.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert seen.error is None
+    assert seen.text == reference.tokenizer.decode(reference.greedy(prompt, NEW))
+
+
+def test_aborts_through_the_whole_chain(router: servers.Server, prefill: Prefill) -> None:
+    """Half of all requests are abandoned by their clients at random ages."""
+    rng = random.Random(5)
+
+    async def one(http: Any, i: int) -> bool:
+        await asyncio.sleep(rng.random() * 2.0)
+        call = generate(http, router, words(900 + i, 900 if i % 8 == 0 else rng.randint(5, 150)))
+        try:
+            await asyncio.wait_for(call, rng.choice((0.01, 0.05, 0.2)) if i % 2 else 60.0)
+        except TimeoutError:
+            assert i % 2
+            return False
+        return True
+
+    async def run() -> list[bool]:
+        async with load.session() as http:
+            return list(await asyncio.gather(*(one(http, i) for i in range(60))))
+
+    assert sum(asyncio.run(run())) >= 30
+    prefill.all_tokens_are_free()

@@ -1,0 +1,176 @@
+"""One prefill server with LAPS on, in both of SGLang's loops: real requests, real aborts, nothing left over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.rig import load
+from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+
+from .conftest import CHUNK, LAPS, Prefill, Reference
+
+pytestmark = [pytest.mark.usefixtures("clean")]
+
+
+@pytest.fixture(scope="module", params=["normal", "overlap"])
+def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
+    loop = ("--disable-overlap-schedule",) if request.param == "normal" else ()
+    with start_prefill(*LAPS, *loop) as running:
+        yield running
+
+
+def ids(seed: int, tokens: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 2000) for _ in range(tokens)]
+
+
+def ask(room: int, prompt: list[int], rid: str | None = None) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
+        "bootstrap_port": 1,
+        "bootstrap_room": room,
+    }
+    return body if rid is None else {**body, "rid": rid}
+
+
+async def send_all(prefill: Prefill, prompts: list[list[int]], spread_s: float = 0.0) -> list[int]:
+    """First token of each prompt, all sent within `spread_s`."""
+    rng = random.Random(len(prompts))
+
+    async def one(http: Any, i: int, prompt: list[int]) -> int:
+        await asyncio.sleep(rng.random() * spread_s)
+        async with http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt)) as reply:
+            answer = await reply.json()
+            assert reply.status == 200, answer
+            return int(answer["output_ids"][0])
+
+    async with load.session() as http:
+        return list(await asyncio.gather(*(one(http, i, p) for i, p in enumerate(prompts))))
+
+
+def test_a_lone_long_prompt_runs_to_its_end(prefill: Prefill, reference: Reference) -> None:
+    prompt = ids(1, 5 * CHUNK + 17)
+    before = prefill.totals()
+    assert asyncio.run(send_all(prefill, [prompt])) == reference.greedy(prompt, 1)
+    after = prefill.totals()
+    assert after["long"]["batches"] - before["long"]["batches"] == 6
+    assert after["long"]["tokens"] - before["long"]["tokens"] == len(prompt)
+
+
+def test_mixed_load_keeps_classes_apart_and_every_token_right(prefill: Prefill, reference: Reference) -> None:
+    rng = random.Random(2)
+    prompts = [ids(100 + i, 3 * CHUNK + i if i % 10 == 0 else rng.randint(5, 256)) for i in range(80)]
+    before = prefill.totals()
+    got = asyncio.run(send_all(prefill, prompts, spread_s=1.0))
+    after = prefill.totals()
+    for i in [*range(0, 80, 10), *range(1, 80, 7)]:
+        assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
+    for cls, member in (("short", lambda p: len(p) <= 256), ("long", lambda p: len(p) > 256)):
+        # A batch that mixed the classes would have carried tokens over from one count to the other.
+        tokens = after[cls]["tokens"] - before[cls]["tokens"]
+        assert tokens == sum(len(p) for p in prompts if member(p))
+    shorts = sum(1 for p in prompts if len(p) <= 256)
+    assert after["short"]["requests"] - before["short"]["requests"] == shorts
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_pause_and_continue(prefill: Prefill, mode: str) -> None:
+    async def scenario() -> None:
+        sending = asyncio.ensure_future(
+            send_all(prefill, [ids(50, 6 * CHUNK), *(ids(60 + i, 50) for i in range(10))], spread_s=0.4)
+        )
+        await asyncio.sleep(0.25)
+        assert prefill.post("/pause_generation", {"mode": mode})[0] == 200
+        await asyncio.sleep(0.3)
+        assert prefill.post("/continue_generation", {})[0] == 200
+        assert len(await sending) == 11
+
+    asyncio.run(scenario())
+
+
+def test_health_checks_pass_under_load(prefill: Prefill) -> None:
+    async def scenario() -> None:
+        sending = asyncio.ensure_future(
+            send_all(prefill, [ids(70 + i, 3 * CHUNK if i < 3 else 40) for i in range(30)], 0.5)
+        )
+        async with load.session() as http:
+            for _ in range(3):
+                await asyncio.sleep(0.2)
+                async with http.get(prefill.server.url + "/health_generate") as reply:
+                    assert reply.status == 200
+        await sending
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.timeout(400)
+def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill, request: pytest.FixtureRequest) -> None:
+    """2,000 mixed requests, a third aborted at random ages: waiting, parked and in flight."""
+    count = 2000 if "normal" in request.node.name else 600
+    rng = random.Random(9)
+
+    async def one(http: Any, i: int) -> str:
+        await asyncio.sleep(rng.random() * count / 100)
+        prompt = ids(1000 + i, rng.randint(600, 1600) if i % 12 == 0 else rng.randint(5, 120))
+        rid = f"storm-{i}-x"
+        post = asyncio.ensure_future(
+            http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt, rid))
+        )
+        if i % 3 == 0:
+            await asyncio.sleep(rng.choice((0.0, 0.005, 0.05, 0.3)) * rng.random())
+            async with http.post(prefill.server.url + "/abort_request", json={"rid": rid}) as reply:
+                assert reply.status == 200
+        async with await post as reply:
+            answer = await reply.json()
+        reason = answer["meta_info"]["finish_reason"]["type"] if reply.status == 200 else "abort"
+        assert reason == "length" or i % 3 == 0, answer
+        return str(reason)
+
+    async def storm() -> list[str]:
+        async with load.session() as http:
+            return list(await asyncio.gather(*(one(http, i) for i in range(count))))
+
+    ends = asyncio.run(storm())
+    assert ends.count("length") >= count * 2 // 3
+    assert ends.count("abort") > 0
+    prefill.all_tokens_are_free()
+    status = prefill.get("/laps_status")
+    assert status["parked"] is None
+    assert [q["depth"] for q in status["queues"].values()] == [0, 0]
+
+
+def test_disconnects_leave_nothing_behind(prefill: Prefill) -> None:
+    async def scenario() -> None:
+        async with load.session() as http:
+
+            async def leave(i: int) -> None:
+                post = http.post(
+                    prefill.server.url + "/generate", json=ask(i + 7, ids(i, 4 * CHUNK if i % 5 == 0 else 60))
+                )
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(post, 0.01 + 0.02 * (i % 4))
+
+            await asyncio.gather(*(leave(i) for i in range(40)))
+
+    asyncio.run(scenario())
+    prefill.all_tokens_are_free()
+
+
+def test_status_is_told_three_ways(prefill: Prefill) -> None:
+    status = prefill.get("/laps_status")
+    assert status["enabled"] is True
+    assert status["threshold"]["tokens"] == 256
+    assert set(status["queues"]) == set(status["totals"]) == {"short", "long"}
+    assert set(status["load"]) == {"backlog_tokens", "slo_deviation", "busy_share"}
+    assert prefill.get("/server_info")["internal_states"][0]["laps"]["totals"] == status["totals"]
+    series = prefill.get("/metrics")
+    for name in ("queue_depth", "queue_tokens", "parked", "batches_total", "busy_s_total", "length_threshold_tokens"):
+        assert f"sglang:laps_{name}" in series
