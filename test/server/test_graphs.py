@@ -76,7 +76,7 @@ def test_ranks_follow_the_first() -> None:
 def test_the_model_suite() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / "test_graphs_model.py")],
-        env={**os.environ, "LAPS_TEST_GRAPHS_MODEL": "1"},
+        env={"OMP_NUM_THREADS": "1", **os.environ, "LAPS_TEST_GRAPHS_MODEL": "1"},
         capture_output=True,
         text=True,
         check=False,

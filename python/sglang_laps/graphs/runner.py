@@ -128,7 +128,8 @@ class CellGraphRunner(PrefillCudaGraphRunner):
             self._make_metadata()
         todo = self._todo or self.plan.cells
         budget = self.plan.budget
-        bar: Iterable[Cell] = tqdm.tqdm(todo, desc="Capturing prefill cells") if self.ranks.first else todo
+        shown = self.ranks.first and not self._todo
+        bar: Iterable[Cell] = tqdm.tqdm(todo, desc="Capturing prefill cells") if shown else todo
         for cell in bar:
             spent = len(self.seconds), sum(self.seconds.values()), sum(self.mib.values())
             if not self.ranks.all(budget.allows(*spent)):

@@ -1,0 +1,109 @@
+"""A prefill server with emulated graph cells: every token as without them, nothing left over, all ranks together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.rig import load
+
+from .conftest import CHUNK, LAPS, Prefill, Reference
+from .test_prefill_server import ids, send_all
+
+pytestmark = [pytest.mark.usefixtures("clean")]
+
+KNOBS = {"graph_always": True, "graph_budget": 12, "graph_window": 40, "graph_swaps": 2}
+GRID = ("--batch-prefill-seq-lengths", "16", "64", "256", "--batch-prefill-batch-sizes", "1,4,16")
+CELLS = (*LAPS, "--enable-batch-prefill-cuda-graph", *GRID, "--laps-config", json.dumps(KNOBS))
+MODES = {
+    "normal": ("--disable-overlap-schedule",),
+    "overlap": ("--enable-piecewise-cuda-graph",),
+    "tp2": ("--disable-overlap-schedule", "--tp-size", "2"),
+}
+
+
+@pytest.fixture(scope="module", params=list(MODES))
+def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
+    env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} if request.param == "tp2" else {}
+    with start_prefill(*CELLS, *MODES[request.param], env=env) as running:
+        yield running
+
+
+def graphs(prefill: Prefill) -> dict[str, Any]:
+    return dict(prefill.get("/laps_status")["graphs"])
+
+
+def test_the_server_says_what_it_captured(prefill: Prefill) -> None:
+    seen = graphs(prefill)
+    assert seen["on"]
+    assert len(seen["cells"]) == 12
+    assert seen["capture_s"] > 0
+    log = prefill.server.log.read_text(errors="replace")
+    assert "12 of" in log
+    assert "(emulated)" in log
+    assert ("--enable-piecewise-cuda-graph is ignored" in log) == (
+        "--enable-piecewise-cuda-graph" in prefill.server.command
+    )
+
+
+def test_mixed_turns_give_every_token_they_gave_without_cells(prefill: Prefill, reference: Reference) -> None:
+    rng = random.Random(4)
+    firsts = [ids(500 + i, rng.randint(3, 200)) for i in range(48)]
+    turns = [p + ids(900 + i, rng.randint(3, 60)) for i, p in enumerate(firsts)]
+    long = ids(7, 2 * CHUNK + 9)
+    before = graphs(prefill)
+    answers = [asyncio.run(send_all(prefill, batch)) for batch in (firsts, [*turns, long], turns)]
+    after = graphs(prefill)
+    assert after["replayed"] > before["replayed"]
+    assert after["padded_rows"] > before["padded_rows"]
+    for i in range(0, 48, 4):
+        assert answers[0][i] == reference.greedy(firsts[i], 1)[0], f"first turn {i}: {len(firsts[i])} tokens"
+        want = reference.greedy(turns[i], 1)[0]
+        assert answers[1][i] == answers[2][i] == want, f"second turn {i}: {len(turns[i])} tokens"
+    assert answers[1][-1] == reference.greedy(long, 1)[0]
+
+
+def test_cells_follow_traffic_while_idle(prefill: Prefill, reference: Reference) -> None:
+    prompts = [ids(2000 + i, 30) for i in range(120)]
+
+    async def one_by_one() -> list[int]:
+        return [t for i in range(0, len(prompts), 3) for t in await send_all(prefill, prompts[i : i + 3])]
+
+    got = asyncio.run(one_by_one())
+    time.sleep(1.0)
+    got += asyncio.run(send_all(prefill, prompts))
+    seen = graphs(prefill)
+    assert seen["replaced"] > 0
+    assert len(seen["cells"]) == 12
+    for i in range(0, 120, 12):
+        assert got[i] == got[i + 120] == reference.greedy(prompts[i], 1)[0]
+
+
+def test_input_logprobs_are_the_stock_paths(prefill: Prefill, reference: Reference) -> None:
+    prompt = ids(31, 20)
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "bootstrap_host": load.FAKE_BOOTSTRAP_HOST,
+        "bootstrap_port": 1,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    replies = []
+    for room in (71, 72):
+        status, text = prefill.post("/generate", {**body, "bootstrap_room": room})
+        assert status == 200, text
+        replies.append(json.loads(text)["meta_info"]["input_token_logprobs"])
+    import torch
+
+    with torch.inference_mode():
+        logits = reference.model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    want = [float(logits[i, t]) for i, t in enumerate(prompt[1:])]
+    for got in replies:
+        assert [x[0] for x in got[1:]] == pytest.approx(want, abs=1e-3)
