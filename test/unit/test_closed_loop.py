@@ -48,8 +48,8 @@ def closed_loop(
 ) -> Run:
     """``users`` clients, each sending its next request a think time after its last one completed.
 
-    A batch takes fixed_s + per_token_s x tokens. ``known``: the window may predict that. ``poll``: arrival times are
-    those of the poll that finds them, after the batch they came during.
+    A batch takes fixed_s + per_token_s x tokens, and 0.3 ms pass before the next poll. ``known``: the window may
+    predict that. ``poll``: arrival times are those of the poll that finds them.
     """
     rng = random.Random(seed)
     clients = [random.Random(f"{seed}/{i}") for i in range(users)]
@@ -63,6 +63,7 @@ def closed_loop(
     heapq.heapify(pending)
     waiting: list[ShortWaiting] = []
     now = 0.0
+    blind: float | None = None
     for _ in range(batches):
         wake = now
         while True:
@@ -70,7 +71,11 @@ def closed_loop(
             while pending and pending[0][0] <= now:
                 at, i = heapq.heappop(pending)
                 waiting.append(ShortWaiting(tokens, 0, at, None, i))
-                window.arrived(now if poll else at)
+                if poll:
+                    window.arrived(now, 1, blind)
+                else:
+                    window.arrived(at)
+            blind = None
             said = window.decide(now, waiting, token_budget=budget, predict=predict if known else None)
             if isinstance(said, Dispatch):
                 break
@@ -80,22 +85,27 @@ def closed_loop(
         window.dispatched(now, len(batch), said.waited_s, said.reason)
         run.waits.append(said.waited_s)
         run.depths.append(len(batch))
+        blind = now
         now += predict([(s.tokens, s.history) for s in batch]) * rng.lognormvariate(0.0, noise)
         window.completed(now, len(batch))
         for s in batch:
             run.ttfts.append(now - s.arrival_s)
             i = int(str(s.key))
             heapq.heappush(pending, (now + think(clients[i]), i))
+        now += 0.3e-3
     run.seconds = now
     return run
 
 
 @pytest.mark.parametrize(("fixed_ms", "token_us"), [(0.5, 1.0), (1, 1), (2, 5), (4, 5), (8, 1), (8, 20), (20, 50)])
-@pytest.mark.parametrize("known", [True, False])
-def test_closed_loop_is_never_slower_than_the_dual_queue(fixed_ms: float, token_us: float, known: bool) -> None:
+@pytest.mark.parametrize(("known", "poll"), [(True, False), (False, False), (True, True)])
+def test_closed_loop_is_never_slower_than_the_dual_queue(
+    fixed_ms: float, token_us: float, known: bool, poll: bool
+) -> None:
     for users in (1, 4, 8, 16, 32, 64):
-        device = {"fixed_s": fixed_ms / 1e3, "per_token_s": token_us / 1e6}
-        off, awd = closed_loop(OFF, users, **device), closed_loop(AWD, users, known=known, **device)
+        device = {"fixed_s": fixed_ms / 1e3, "per_token_s": token_us / 1e6, "think": lambda r: r.uniform(0.4e-3, 3e-3)}
+        off = closed_loop(OFF, users, **device)  # type: ignore[arg-type]
+        awd = closed_loop(AWD, users, known=known, poll=poll, **device)  # type: ignore[arg-type]
         assert awd.rate >= 0.98 * off.rate, users
         if users == 1:
             assert max(awd.waits) == 0.0
@@ -103,7 +113,18 @@ def test_closed_loop_is_never_slower_than_the_dual_queue(fixed_ms: float, token_
 
 
 @pytest.mark.parametrize("users", [2, 4, 8])
-def test_closed_loop_gains_where_the_fixed_cost_dominates(users: int) -> None:
-    off, awd = (closed_loop(c, users, fixed_s=8e-3, per_token_s=5e-6) for c in (OFF, AWD))
+@pytest.mark.parametrize("poll", [False, True])
+def test_closed_loop_gains_where_the_fixed_cost_dominates(users: int, poll: bool) -> None:
+    off, awd = (closed_loop(c, users, fixed_s=8e-3, per_token_s=5e-6, poll=poll) for c in (OFF, AWD))
     assert awd.rate >= 1.05 * off.rate
     assert statistics.median(awd.ttfts) < statistics.median(off.ttfts)
+
+
+@pytest.mark.parametrize("think_s", [4e-3, 50e-3])
+@pytest.mark.parametrize("poll", [False, True])
+def test_clients_too_slow_to_wait_for_are_not_waited_for(think_s: float, poll: bool) -> None:
+    for users in (1, 4, 8, 16, 32):
+        kind = {"fixed_s": 8e-3, "per_token_s": 5e-6, "think": lambda r: think_s + r.expovariate(1 / think_s)}
+        off = closed_loop(OFF, users, poll=poll, **kind)  # type: ignore[arg-type]
+        awd = closed_loop(AWD, users, poll=poll, **kind)  # type: ignore[arg-type]
+        assert awd.rate >= 0.98 * off.rate, users

@@ -111,8 +111,26 @@ STEPS = st.lists(
 )
 
 
+BURSTS = [
+    step
+    for _ in range(3)
+    for step in (
+        Step(40.0, [60], None, None, False),
+        Step(1.0, [60] * 3, None, None, False),
+        Step(40.0, [], None, None, False),
+        Step(40.0, [], None, None, False),
+    )
+]
+"""Teaches the window that company follows a first request."""
+
+
 @settings(max_examples=250, deadline=None)
-@given(CONFIGS, STEPS, st.sampled_from([(), (2, 6), (1, 4, 64)]), st.sampled_from([400, 8192]))
+@given(
+    CONFIGS,
+    st.tuples(st.sampled_from([[], BURSTS]), STEPS).map(lambda parts: parts[0] + parts[1]),
+    st.sampled_from([(), (2, 6), (1, 4, 64)]),
+    st.sampled_from([400, 8192]),
+)
 def test_follows_the_reference_and_never_waits_wrongly(
     config: LapsConfig, steps: list[Step], depths: tuple[int, ...], budget: int
 ) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ _REMEMBERED = 16
 _REMEMBERED_S = 5.0
 """What followed a first request longer ago than this no longer counts."""
 _MARGIN = 0.05
+_SHARP_S = 1e-3
+_AT_LEAST = 1.5
 _GAIN = 0.25
 
 
@@ -32,7 +35,7 @@ class Expected(NamedTuple):
 
     requests: float
     by_s: float
-    """When they should all be there (the clock of ``arrived``, seconds)."""
+    """When they should all be there (the clock of ``arrived``, seconds); infinite when that has yet to be found out."""
 
 
 @dataclass(slots=True)
@@ -44,17 +47,27 @@ class _Group:
     """Of the batch; 0 for a first request."""
     came: int = 0
     last_s: float = 0.0
+    """When the last one came, after the event."""
+    vague: bool = False
+    """Some came at an unknown time."""
 
-    def add(self, now: float, n: int) -> None:
+    def add(self, now: float, n: int, blind_since: float) -> None:
         self.came += n
-        self.last_s = max(self.last_s, now - self.at_s)
+        earliest_s, latest_s = blind_since - self.at_s, now - self.at_s
+        if latest_s - earliest_s <= _SHARP_S:
+            self.last_s = max(self.last_s, latest_s)
+        elif earliest_s > _SHARP_S:
+            # Not there when last looked for: how late is unknown, but it was no small spread.
+            self.last_s = max(self.last_s, _AT_LEAST * earliest_s)
+        else:
+            self.vague = True
 
 
 class Arrivals:
     """Feeds on three events: ``arrived``, ``dispatched``, ``completed``, all with times of one clock (seconds).
 
-    Arrival times must be the true ones, not those of the poll that found them: a request that came during a
-    batch tells another story than one that came after it. They may lie in the past.
+    A request that came during a batch tells another story than one that came after it. Give its true time where
+    there is one (it may lie in the past), else the time of the poll that found it and since when nobody had looked.
     """
 
     def __init__(self, return_horizon_s: float, follow_horizon_s: float) -> None:
@@ -70,7 +83,7 @@ class Arrivals:
         self._recent = 0.0
         self._batches: deque[_Group] = deque()
         self._share = 0.0
-        self._return_spreads: deque[float] = deque(maxlen=_REMEMBERED)
+        self._returned: deque[_Group] = deque(maxlen=_REMEMBERED)
         self._gaps: deque[float] = deque(maxlen=_REMEMBERED)
         self._first: _Group | None = None
         self._bursts: deque[_Group] = deque(maxlen=_REMEMBERED)
@@ -90,11 +103,12 @@ class Arrivals:
         """When the last batch completed; minus infinity before the first."""
         return self._batches[-1].at_s if self._batches else -math.inf
 
-    def arrived(self, now: float, n: int = 1) -> None:
-        """``n`` short requests arrived at ``now``."""
+    def arrived(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
+        """``n`` short requests arrived at ``now``, or between ``blind_since`` and ``now``."""
         if n <= 0:
             return
-        during_service = bool(self._batches) and now <= self._batches[-1].at_s
+        earliest = now if blind_since is None else blind_since
+        during_service = earliest <= self.completed_s
         self._fade(now)
         self._recent += n
         if now > self._started_s and (self._in_service or during_service):
@@ -103,12 +117,12 @@ class Arrivals:
             if self._first:
                 self._bursts.append(self._first)
             self._first = _Group(now, 0, n - 1)
-        elif self._first and 0.0 <= now - self._first.at_s <= self._follow_horizon_s:
-            self._first.add(now, n)
+        elif self._first and 0.0 <= earliest - self._first.at_s <= self._follow_horizon_s:
+            self._first.add(now, n, earliest)
         self._waiting += n
-        batch = next((b for b in reversed(self._batches) if b.at_s < now), None)
-        if batch and batch.came < batch.size and now - batch.at_s <= self._return_horizon_s:
-            batch.add(now, n)
+        batch = next((b for b in reversed(self._batches) if b.at_s < earliest), None)
+        if batch and batch.came < batch.size and earliest - batch.at_s <= self._return_horizon_s:
+            batch.add(now, n, earliest)
 
     def waiting(self, n: int) -> None:
         """``n`` is how many wait in truth; aborted requests leave no event of their own."""
@@ -128,7 +142,7 @@ class Arrivals:
             batch = self._batches.popleft()
             self._share += _GAIN * (min(1.0, batch.came / batch.size) - self._share)
             if batch.came:
-                self._return_spreads.append(batch.last_s)
+                self._returned.append(batch)
         if self._batches:
             self._gaps.append(now - self._batches[-1].at_s)
         self._batches.append(_Group(now, max(1, n)))
@@ -143,23 +157,22 @@ class Arrivals:
         if not self._batches:
             return Expected(0.0, now)
         batch = self._batches[-1]
-        spread_s = _usual(self._return_spreads)
-        if self._gaps and spread_s >= min(self._gaps):
+        spread_s = _usual(self._returned, now)
+        if math.isfinite(spread_s) and self._gaps and spread_s >= min(self._gaps):
             # Batches follow each other faster than clients do: who came belongs to no batch in particular.
             return Expected(0.0, now)
-        by_s = batch.at_s + spread_s
-        return _left(now, by_s, self._share * batch.size - batch.came)
+        return _left(now, batch.at_s + spread_s, self._share * batch.size - batch.came)
 
     def following(self, now: float) -> Expected:
         """What should still follow a first request that waits on an otherwise empty server."""
         first = self._first
-        if first is None or self._in_service or (self._batches and self._batches[-1].at_s >= first.at_s):
+        if first is None or self._in_service or self.completed_s >= first.at_s:
             return Expected(0.0, now)
         alike = [b for b in self._bursts if b.at_s >= now - _REMEMBERED_S and b.came >= first.came]
         if not alike:
             return Expected(0.0, now)
         more = sum(b.came - first.came for b in alike) / len(alike)
-        return _left(now, first.at_s + _usual([b.last_s for b in alike if b.came]), more)
+        return _left(now, first.at_s + _usual(alike, now), more)
 
     def _fade(self, now: float) -> None:
         if now > self._seen_s:
@@ -167,11 +180,14 @@ class Arrivals:
             self._seen_s = now
 
 
-def _usual(spreads: deque[float] | list[float]) -> float:
-    """By when groups like these are complete: later than three in four of them, by as much as those are spread."""
-    ordered = sorted(spreads)
+def _usual(groups: Iterable[_Group], now: float) -> float:
+    """How long after their event groups like these are complete; infinite when no recent one tells (seconds).
+
+    Later than three in four of them, by as much as those are spread.
+    """
+    ordered = sorted(g.last_s for g in groups if g.came and not g.vague and g.at_s >= now - _REMEMBERED_S)
     if not ordered:
-        return 0.0
+        return math.inf
     middle, upper = ordered[len(ordered) // 2], ordered[3 * len(ordered) // 4]
     return upper + max(upper - middle, _MARGIN * upper)
 

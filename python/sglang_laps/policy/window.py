@@ -32,6 +32,8 @@ REASONS = ("depth", "window", "slack", "head_of_line", "idle", "tokens")
 _HORIZON_WINDOWS = 4
 _ONE = 0.9
 """Expected arrivals that count as one; a smoothed share never quite reaches it."""
+_TICK_S = 20e-6
+"""A shorter wait is none."""
 _TAU_MARGIN = 2.0
 _RELAX = 0.125
 _NET_GAIN = 0.25
@@ -92,8 +94,8 @@ class _Hold(NamedTuple):
 class Window:
     """The state machine of one short queue. One per scheduler; on several ranks only the first one's is asked.
 
-    The caller reports ``arrived`` (true arrival times), ``dispatched`` and ``completed``, and asks ``decide``
-    whenever a short batch could start. Times are seconds of one clock.
+    The caller reports ``arrived``, ``dispatched`` and ``completed``, and asks ``decide`` whenever a short batch could
+    start. Times are seconds of one clock.
 
     W and D follow Algorithm 1 with a way back up. D is the depth that counts as full: one of the captured depths, else
     a power of two, up to ``wait_max_batch``. A batch cut short by the window's end sets D to its own depth; one that
@@ -134,9 +136,12 @@ class Window:
 
     # -- events
 
-    def arrived(self, now: float, n: int = 1) -> None:
-        """``n`` short requests arrived at ``now``, their true arrival time."""
-        self._arrivals.arrived(now, n)
+    def arrived(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
+        """``n`` short requests arrived at ``now``, their true arrival time where it is known.
+
+        Where it is not, the first poll after a batch gives ``blind_since``, the time of the poll before that batch.
+        """
+        self._arrivals.arrived(now, n, blind_since)
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """A batch of ``depth`` short requests starts at ``now``; the rest is from the Dispatch that said so."""
@@ -227,7 +232,7 @@ class Window:
             return "window"
         last = min(end, now + slack - self._sigma_s, head_end)
         wait = self._worth(now, since, last, shorts, k, predict)
-        if wait is None:
+        if wait is None or wait.until_s - now < _TICK_S:
             return "idle"
         if long_waiting:
             # A long chunk is not cut at the window's end: with deadlines it may overrun it, up to the slack.
@@ -260,15 +265,17 @@ class Window:
         if self._skip > 0:
             return None
         due = self._arrivals.returning(now)
-        if due.requests >= _ONE and k + due.requests < self._cap + 0.5 and due.by_s <= last:
+        if due.requests >= _ONE and k + due.requests < self._cap + 0.5:
             saved = self._saving(shorts, due.requests, predict)
-            if due.by_s - since <= saved:
+            # How soon they come may be unknown: then try for as long as it can pay. The outcome teaches.
+            until = min(last, since + saved) if due.by_s == math.inf else due.by_s
+            if until <= last and until - since <= saved:
                 self._hold = _Hold(k, due.requests, saved, True)
-                return Wait(due.by_s, "returning", False)
+                return Wait(until, "returning", False)
         due = self._arrivals.following(now)
         if due.requests >= _ONE:
             m = min(due.requests, self._depth - k)
-            until = min(last, now + (due.by_s - now) * m / due.requests)
+            until = last if due.by_s == math.inf else min(last, now + (due.by_s - now) * m / due.requests)
             saved = self._saving(shorts, m, predict)
             if m * saved > (k + m) * (until - now):
                 self._hold = _Hold(k, m, saved, False)
