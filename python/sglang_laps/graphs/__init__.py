@@ -100,6 +100,12 @@ def idle(model_runner: Any) -> None:
         front.idle()
 
 
+def replays(model_runner: Any) -> int:
+    """Batches replayed from cells since start."""
+    front = front_of(model_runner)
+    return 0 if front is None else front.demand.hits
+
+
 def status(model_runner: Any) -> dict[str, Any]:
     """What ``/laps_status`` shows of the cells (JSON-ready)."""
     if front := front_of(model_runner):

@@ -148,6 +148,6 @@ def seam_for(attn_backend: Any, *, emulated: bool) -> Seam | str:
         return f"attention backend {name} is not one of {', '.join(known)}"
     if getattr(attn_backend, "use_mla", False):
         return "multi-head latent attention is not supported"
-    if emulated and getattr(attn_backend, "use_sliding_window_kv_pool", False):
-        return "a sliding-window KV pool cannot be emulated"
+    if name != "FlashAttentionBackend" and getattr(attn_backend, "use_sliding_window_kv_pool", False):
+        return f"a sliding-window KV pool under {name}"
     return known[name](attn_backend)  # type: ignore[return-value,call-arg]

@@ -24,6 +24,10 @@ from sglang_laps.policy.config import LapsConfig
 logger = logging.getLogger(__name__)
 
 
+WEIGHT_ONLY = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
+"""Quantizations that leave activations alone. A scale taken over all rows would let the padded ones sway the real."""
+
+
 class PrefillFront:
     """Chooses per batch; anything it does not define is the stock runner's.
 
@@ -264,6 +268,7 @@ def _unsupported(model_runner: Any) -> str | None:
         (not model_runner.spec_algorithm.is_none(), "speculative decoding"),
         (model_runner.lora_manager is not None, "LoRA"),
         (not model_runner.is_generation, "a model that does not generate"),
+        (model_runner.model_config.quantization not in WEIGHT_ONLY, "quantized activations"),
         (model_runner.model_config.is_encoder_decoder, "an encoder-decoder model"),
         (get_exec().overlap.enable_two_batch_overlap, "two-batch overlap"),
         (get_disagg().enable_pdmux, "PD multiplexing"),

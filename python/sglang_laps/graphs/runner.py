@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from sglang_laps.graphs.ranks import Ranks
 from sglang_laps.policy.buckets import Batch, Cell
 
 logger = logging.getLogger(__name__)
+
+RESERVE_MIB = 1024.0
+"""Device memory capture leaves free for serving."""
 
 REHEARSALS = 3
 """Replays timed per cell after its capture."""
@@ -99,6 +103,7 @@ class CellGraphRunner(PrefillCudaGraphRunner):
         except Exception:
             self.backend.cleanup()
             raise
+        self.device_module.synchronize()
         self.total_s = time.perf_counter() - begin
 
     def capture_more(self, cell: Cell) -> None:
@@ -108,6 +113,7 @@ class CellGraphRunner(PrefillCudaGraphRunner):
             super().capture()
         finally:
             self._todo = waiting
+        self.device_module.synchronize()
 
     def discard(self, cell: Cell) -> None:
         """Free a cell's graph."""
@@ -132,15 +138,17 @@ class CellGraphRunner(PrefillCudaGraphRunner):
         bar: Iterable[Cell] = tqdm.tqdm(todo, desc="Capturing prefill cells") if shown else todo
         for cell in bar:
             spent = len(self.seconds), sum(self.seconds.values()), sum(self.mib.values())
-            if not self.ranks.all(budget.allows(*spent)):
-                logger.info("LAPS graphs: budget reached after %d cells, %.1f s, %.0f MiB.", *spent)
-                break
             before, begin = self._free_mib(), time.perf_counter()
+            if not self.ranks.all(budget.allows(*spent) and before > RESERVE_MIB):
+                logger.info(
+                    "LAPS graphs: capture ends after %d cells, %.1f s, %.0f MiB (%.0f MiB free).", *spent, before
+                )
+                break
             failed = self._try_capture(cell)
             if not self.ranks.all(failed is None):
                 raise RuntimeError(f"capture of cell {cell} failed: {failed or 'on another rank'}") from failed
             self.seconds[cell] = time.perf_counter() - begin
-            self.mib[cell] = max(0.0, before - self._free_mib())
+            self.mib[cell] = 0.0 if self._emulation else max(0.0, before - self._free_mib())
             logger.info("LAPS graphs: cell %s in %.2f s, %.1f MiB.", cell, self.seconds[cell], self.mib[cell])
 
     def _try_capture(self, cell: Cell) -> Exception | None:
@@ -215,7 +223,7 @@ class CellGraphRunner(PrefillCudaGraphRunner):
 
     def _free_mib(self) -> float:
         if self._emulation:
-            return 0.0
+            return math.inf
         mr = self.model_runner
         return float(get_available_gpu_memory(mr.device, mr.gpu_id, empty_cache=False)) * 1024
 

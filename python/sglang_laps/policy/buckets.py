@@ -6,6 +6,7 @@ each request [L s3.1 pads each to L]. Lengths, totals and padding are in tokens,
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import Counter, deque
@@ -291,12 +292,14 @@ class Buckets:
         """Cells that cover the batch within the padding bound, least rows first."""
         if not batch.count:
             return []
-        return [
-            c
-            for c in self.cells
-            if c.covers(batch)
-            and c.tokens - batch.tokens <= allowed(c.tokens, pad_max=self._pad_max, granule=self._granule)
-        ]
+        found = []
+        for cell in itertools.islice(self.cells, bisect.bisect_left(self.cells, Cell(batch.tokens, 0, 0)), None):
+            # ``allowed`` grows slower than the rows do, so beyond the bound nothing fits any more.
+            if cell.tokens - batch.tokens > allowed(cell.tokens, pad_max=self._pad_max, granule=self._granule):
+                break
+            if cell.covers(batch):
+                found.append(cell)
+        return found
 
     def nearest(self, batch: Batch, time: CellTime | None = None) -> Cell | None:
         """The covering cell with the least predicted time, or None if no cell covers the batch.
