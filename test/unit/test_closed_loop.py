@@ -128,3 +128,7 @@ def test_clients_too_slow_to_wait_for_are_not_waited_for(think_s: float, poll: b
         off = closed_loop(OFF, users, poll=poll, **kind)  # type: ignore[arg-type]
         awd = closed_loop(AWD, users, poll=poll, **kind)  # type: ignore[arg-type]
         assert awd.rate >= 0.98 * off.rate, users
+
+
+def test_more_clients_than_a_full_batch_holds_are_not_waited_for() -> None:
+    assert max(closed_loop(AWD, 12, fixed_s=8e-3, per_token_s=5e-6).waits[50:]) == 0.0

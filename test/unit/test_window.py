@@ -378,6 +378,20 @@ def test_fixed_window_waits_from_the_first_arrival() -> None:
     assert ask(window, 1.0, [short(1.0)] * 8) == Dispatch(tuple(range(8)), "depth")
 
 
+def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:
+    window = Window(LapsConfig(window="fixed", wait_window_ms=30.0))
+    answer = ask(window, 0.0, [short(0.0, deadline=predict([(100, 0)]) + 6 * MS)])
+    assert answer == Wait(pytest.approx(4 * MS), "fixed", False)
+
+
+def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:
+    window, depths = Window(LapsConfig()), []
+    for depth, reason in [(3, "window"), (2, "idle"), (3, "depth"), (4, "depth"), (8, "depth"), (1, "window")]:
+        window.dispatched(0.0, depth, 0.0, reason)
+        depths.append(window.depth)
+    assert depths == [3, 3, 4, 8, 8, 1]
+
+
 def test_token_max_sends_a_heavy_batch_without_deadlines() -> None:
     window, now = known_bursts(LapsConfig(token_max=500))
     assert ask(window, now, [short(now, 250)] * 2) == Dispatch((0, 1), "tokens")
