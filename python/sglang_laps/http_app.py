@@ -1,14 +1,23 @@
-"""SGLang's HTTP application with ``GET /laps_status`` added."""
+"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, and a check of deadlines at the door.
+
+The launcher imports it, and with --tokenizer-worker-num > 1 so does every worker, by name.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sglang.srt.entrypoints.http_server import app, get_global_state
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+import sglang_laps.profile  # noqa: F401  (registers the warm-up)
+from sglang_laps import deadlines
 from sglang_laps.status import merge
 
 __all__ = ["app"]
+
+HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", deadlines.verify, HookType.AROUND)
+HookRegistry.apply_hooks()
 
 
 @app.get("/laps_status")

@@ -16,7 +16,13 @@ ENV = "SGLANG_LAPS_SCHEDULER"
 The value is the JSON text of the knobs, or 1 for all defaults."""
 
 ENABLE = "--enable-laps-scheduler"
-_FIELDS: dict[str, type] = {"length_threshold": int, "length_basis": str}
+_FIELDS: dict[str, type] = {
+    "length_threshold": int,
+    "length_basis": str,
+    "wait_window_ms": float,
+    "wait_max_batch": int,
+    "ttft_slo_ms": float,
+}
 """LapsConfig fields that are flags of their own, and how their text is read."""
 
 GRAPHS = "--enable-batch-prefill-cuda-graph"
@@ -42,6 +48,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--laps-length-basis",
         metavar="{uncached,prompt}",
         help="What counts: tokens not found in the prefix cache, or the whole prompt (default: uncached).",
+    )
+    group.add_argument(
+        "--laps-wait-window-ms",
+        metavar="MS",
+        help="Longest wait for a short batch to fill (default: 5.0); 0 = never wait, dual queue only.",
+    )
+    group.add_argument(
+        "--laps-wait-max-batch", metavar="REQUESTS", help="Short batch that is never held back for more (default: 8)."
+    )
+    group.add_argument(
+        "--laps-ttft-slo-ms",
+        metavar="MS",
+        help="Deadline for the first token of a request that brings none of its own (default: no deadlines).",
     )
     group.add_argument("--laps-config", metavar="JSON", help="Any other knob, as a JSON object; see docs/LAPS.md.")
     group.add_argument(GRAPHS, action="store_true", help="Replay batched short prefills from (L, B) CUDA graphs.")

@@ -7,9 +7,12 @@ SGLang name                                                    what LAPS does wi
 ``managers.scheduler.Scheduler``                               replaced by a subclass (enabled only)
   ``get_new_batch_prefill``, ``process_prefill_chunk``,
   ``get_prefill_adder_class``, ``run_batch``,
-  ``process_batch_result``, ``get_internal_state``             overridden there, see ``scheduler.py``
+  ``process_batch_result``, ``ingest_requests``,
+  ``on_idle``, ``get_internal_state``                          overridden there, see ``scheduler.py``
 ``managers.schedule_policy.PrefillAdder``                      subclassed, see ``scheduler.py`` (enabled only)
 ``entrypoints.http_server.app``                                a route added, ``GET /laps_status`` (enabled only)
+``sampling.sampling_params.SamplingParams.verify``             hooked: a bad deadline is answered 400 (enabled only)
+``entrypoints.warmup.warmup``                                  one more warm-up, ``profile.py`` (enabled only)
 ``model_executor.model_runner.ModelRunner``                    hooked (prefill graph cells enabled only):
   ``init_cuda_graphs``, ``forward``                            see ``graphs/`` and what it lists in ``USES``
 ``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)
@@ -133,6 +136,8 @@ def enable(args: argparse.Namespace) -> None:
         os.environ.pop(options.ENV, None)
         return
     options.to_env(config)
+    if config.profile:
+        args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))
     logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
     import sglang_laps.http_app  # noqa: F401  (adds the route)
@@ -161,10 +166,12 @@ def show_flags_in_serve_help(argv: Sequence[str]) -> None:
     if module is None or "serve" not in argv or not {"-h", "--help"} & set(argv):
         return
 
+    plain = type(module)
+
     class Seam(types.ModuleType):
         def __getattribute__(self, name: str) -> Any:
             if name == "prepare_server_args":
-                self.__class__ = types.ModuleType
+                module.__class__ = plain
                 from sglang.srt.plugins import load_plugins
 
                 load_plugins()

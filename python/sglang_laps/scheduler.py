@@ -20,17 +20,21 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_laps import __version__, graphs
+from sglang_laps import __version__, deadlines, graphs
+from sglang_laps.pacing import LOOKAHEAD, LongWork, Pacer, Plan
 from sglang_laps.plugin import conflict, off_reason
 from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import AUTO, LapsConfig
-from sglang_laps.policy.fairness import Launch, LongShare
+from sglang_laps.policy.fairness import Launch
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
-from sglang_laps.policy.queues import Views, split, turn
+from sglang_laps.policy.queues import Views, split
 from sglang_laps.status import Series, Totals
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler as Stock
+else:
+    Stock = object  # the class it is mixed into, see scheduler_class
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +45,17 @@ made them short."""
 
 @dataclass(slots=True)
 class Tag:
-    """What LAPS remembers of a request, on the request itself."""
+    """What LAPS remembers of a request, on the request itself. Times are those of ``time.perf_counter``."""
 
-    cls: LengthClass
-    new_tokens: int
     since: float
-    """When it was first seen waiting (monotonic seconds)."""
-    looked: int
+    """When it was first seen waiting."""
+    arrival: float
+    """When it reached the server."""
+    slo_s: float | None
+    new_tokens: int = 0
+    history: int = 0
+    """Cached tokens."""
+    looked: int = -1
     """Batch count at its last look into the prefix cache."""
 
 
@@ -56,9 +64,12 @@ class Flight:
     """A batch on the device."""
 
     launch: Launch
-    started: float
-    requests: int
-    tokens: int
+    shape: list[tuple[int, int]]
+    """(new, history) tokens of each request."""
+    ending: list[Req]
+    """Requests whose prefill ends with it."""
+    started: float = 0.0
+    replays: int = 0
 
 
 class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
@@ -78,22 +89,26 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return admission
 
 
-class LapsPrefillMixin:
+class LapsPrefillMixin(Stock):  # type: ignore[misc]
     """Length-aware prefill scheduling, mixed in before SGLang's Scheduler."""
 
     laps_config: LapsConfig
+    waiting_queue: list[Req]
+    chunked_req: Req | None
+    chunked_prefill_size: int | None
     laps_on = False
+    _laps_series: Series | None = None
+    _laps_off_reason: str | None = None
     _laps_building: LengthClass | None = None
     _laps_hidden: Req | None = None
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         reason = off_reason(self.server_args) or conflict(self.server_args)
         if reason:
             logger.warning("LAPS scheduler is off: %s.", reason)
             self._laps_off_reason = reason
             return
-        self._laps_off_reason = None
         config = self.laps_config
         wanted = 256 if config.length_threshold == AUTO else int(config.length_threshold)
         self._laps_threshold = usable_threshold(wanted, self._laps_chunk_budget(), self.page_size)
@@ -103,62 +118,65 @@ class LapsPrefillMixin:
                 wanted,
                 self._laps_threshold,
             )
-        self._laps_share = LongShare(config.long_share)
+        self._laps_pacer = Pacer(
+            config, threshold=self._laps_threshold, chunk_tokens=self._laps_chunk_budget(), page_size=self.page_size
+        )
+        graphs.use_model(self.tp_worker.model_runner, self._laps_pacer.model.predict)
         self._laps_busy = BusyMeter()
         self._laps_flights: dict[int, Flight] = {}
         self._laps_next: Flight | None = None
         self._laps_last_end = 0.0
         self._laps_batches = 0
+        self._laps_new_shorts = 0
         self._laps_chunk_unsent = False
+        self._laps_waiting = False
         self._laps_parked_since: float | None = None
         self._laps_totals = {SHORT: Totals(), LONG: Totals()}
         self._laps_leader = get_parallel().attn_tp_rank == 0
-        self._laps_started = self._laps_shown = time.monotonic()
-        self._laps_series = None
+        self._laps_started = self._laps_shown = time.perf_counter()
         if self.metrics_reporter.enable_metrics and self._laps_leader:
             self._laps_series = Series(self._laps_labels())
         self.laps_on = True
 
-    def _laps_labels(self: Any) -> dict[str, str]:
+    def _laps_labels(self) -> dict[str, str]:
         model = self.server_args.served_model_name or self.server_args.model_path
         return {"model_name": model, "dp_rank": str(get_parallel().dp_rank or 0)}
 
-    def _laps_chunk_budget(self: Any) -> int | None:
+    def _laps_chunk_budget(self) -> int | None:
         budgets = [b for b in (self.chunked_prefill_size, self.max_prefill_tokens) if b is not None and b > 0]
         return min(budgets) if self.chunked_prefill_size is not None else None
 
     # -- classes
 
-    def _laps_class(self: Any, req: Req) -> LengthClass:
+    def _laps_class(self, req: Req) -> LengthClass:
         tag = getattr(req, "laps_tag", None)
         if tag is None:
-            tag = req.laps_tag = Tag(SHORT, 0, time.monotonic(), -1)
+            now = time.perf_counter()
+            tag = req.laps_tag = Tag(now, deadlines.arrival(req, now), deadlines.slo_s(req, self.laps_config))
             self._laps_look(req, tag)
-        return tag.cls
+            self._laps_new_shorts += tag.new_tokens <= self._laps_threshold
+        return classify(tag.new_tokens, self._laps_threshold)
 
-    def _laps_look(self: Any, req: Req, tag: Tag) -> None:
-        matched = 0
-        if self.laps_config.length_basis != "prompt" and req.positional_embed_overrides is None:
+    def _laps_look(self, req: Req, tag: Tag) -> None:
+        if req.positional_embed_overrides is None:
             match_kv_cache(req, self.tree_cache)
-            matched = req.num_matched_prefix_tokens
-        tag.new_tokens = new_tokens(req.seqlen, matched, self.laps_config.length_basis)
-        tag.cls = classify(tag.new_tokens, self._laps_threshold)
+            tag.history = min(req.num_matched_prefix_tokens, req.seqlen - 1)
+        tag.new_tokens = new_tokens(req.seqlen, tag.history, self.laps_config.length_basis)
         tag.looked = self._laps_batches
 
     def laps_outgrown(self, req: Req, extend_tokens: int) -> bool:
         """Whether a request that waited as short is long by now (its prefix was evicted); it then waits as long."""
-        tag: Tag = req.laps_tag
         if self.laps_config.length_basis == "prompt" or extend_tokens <= self._laps_threshold:
             return False
-        tag.new_tokens, tag.cls = extend_tokens, LONG
+        req.laps_tag.new_tokens = extend_tokens
         return True
 
-    def _laps_views(self: Any) -> Views[Req]:
+    def _laps_views(self) -> Views[Req]:
         if self.laps_config.length_basis != "prompt":
             looks = 0
             for req in self.waiting_queue:
                 tag = getattr(req, "laps_tag", None)
-                if tag is not None and tag.cls is LONG and tag.looked != self._laps_batches:
+                if tag is not None and tag.new_tokens > self._laps_threshold and tag.looked != self._laps_batches:
                     self._laps_look(req, tag)
                     looks += 1
                     if looks == RELOOK:
@@ -167,50 +185,89 @@ class LapsPrefillMixin:
 
     # -- one round
 
-    def get_new_batch_prefill(self: Any, running_batch: ScheduleBatch) -> NextBatchPlan:
+    def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         """Build the next batch from one class of the waiting requests."""
         if not self.laps_on or self.disaggregation_mode != DisaggregationMode.PREFILL:
             return super().get_new_batch_prefill(running_batch)
         views = self._laps_views()
-        parked = self.chunked_req
-        short, long = bool(views.short), bool(views.long) or parked is not None
-        if not long:
-            self._laps_share.long_done()
-        plan = None
-        for cls in self._laps_turn(views, short, long):
-            with self._laps_only(cls, views.of(cls)):
-                plan = super().get_new_batch_prefill(running_batch)
-            running_batch = plan.running_batch
-            if plan.batch_to_run is not None:
-                self._laps_built(cls, plan.batch_to_run, contended=short and long)
-                return plan
-        if plan is None:
+        plan = self._laps_plan(views)
+        self._laps_waiting, self._laps_threshold = plan.waiting, plan.threshold or self._laps_threshold
+        contended = bool(views.short) and (bool(views.long) or self.chunked_req is not None)
+        for cls in plan.order:
+            with self._laps_only(cls, self._laps_queue_of(cls, views, plan), plan.chunk_tokens):
+                built = super().get_new_batch_prefill(running_batch)
+            running_batch = built.running_batch
+            if built.batch_to_run is not None:
+                self._laps_built(cls, built.batch_to_run, plan, contended=contended)
+                return built
+        if not plan.order:
             # The builder also polls the grammar queue.
             with self._laps_only(SHORT, []):
-                plan = super().get_new_batch_prefill(running_batch)
-        return plan
+                built = super().get_new_batch_prefill(running_batch)
+        return built
 
-    def _laps_turn(self: Any, views: Views[Req], short: bool, long: bool) -> tuple[LengthClass, ...]:
-        if not (short and long):
-            return turn(short=short, long=long, long_owed=False)
-        owed = self._laps_agree(self._laps_share.owed())
-        return turn(short=True, long=True, long_owed=owed, urgent=self._laps_urgent(views))
-
-    def _laps_agree(self: Any, mine: bool) -> bool:
-        """The leading rank's answer, on every rank: it comes from a clock, and theirs differ."""
+    def _laps_plan(self, views: Views[Req]) -> Plan:
+        """This round's decision: the leading rank's, on every rank."""
+        if not self.waiting_queue and self.chunked_req is None:
+            if self._laps_leader:
+                self._laps_pacer.arrived(time.perf_counter(), 0)
+                self._laps_pacer.share.long_done()
+            return Plan(())
+        plan = self._laps_decide(views) if self._laps_leader else Plan(())
+        self._laps_new_shorts = 0
         if get_parallel().attn_tp_size == 1:
-            return mine
-        box = torch.tensor([int(mine)], dtype=torch.int64)
+            return plan
+        box = torch.tensor(plan.numbers(), dtype=torch.int64)
+        self._laps_from_leader(box)
+        return plan if self._laps_leader else Plan.of(box.tolist())
+
+    def _laps_from_leader(self, box: torch.Tensor) -> None:
         group = self.attn_tp_cpu_group
         torch.distributed.broadcast(box, src=torch.distributed.get_global_rank(group, 0), group=group)
-        return bool(box.item())
 
-    def _laps_urgent(self: Any, views: Views[Req]) -> LengthClass | None:
+    def _laps_decide(self, views: Views[Req]) -> Plan:
+        now = time.perf_counter()
+        self._laps_pacer.arrived(now, self._laps_new_shorts)
+        return self._laps_pacer.plan(
+            now,
+            [
+                (t.new_tokens, t.history, t.since, None if t.slo_s is None else t.arrival + t.slo_s, r.rid)
+                for r in views.short[:LOOKAHEAD]
+                for t in (r.laps_tag,)
+            ],
+            short=bool(views.short),
+            long=self._laps_long_work(views),
+            urgent=self._laps_urgent(views) if views.short else None,
+        )
+
+    def _laps_long_work(self, views: Views[Req]) -> LongWork | None:
+        parked = self.chunked_req
+        if parked is not None:
+            done = max(parked.prefix_len, parked.extend_end or 0)
+            return LongWork(parked.seqlen - done, done)
+        if views.long:
+            tag = views.long[0].laps_tag
+            return LongWork(tag.new_tokens, tag.history)
+        return None
+
+    def _laps_queue_of(self, cls: LengthClass, views: Views[Req], plan: Plan) -> list[Req]:
+        if cls is LONG or not plan.picked:
+            return views.of(cls)
+        first = set(plan.picked)
+        return [views.short[i] for i in plan.picked] + [r for i, r in enumerate(views.short) if i not in first]
+
+    def ingest_requests(self, stop_at_pause: bool = False) -> Any:
+        """Receive requests. While a short batch is held back the overlap loop is told that something came, or it
+        would not ask for a batch again before the one that runs is done."""
+        received = super().ingest_requests(stop_at_pause)
+        return received or ([None] if self._laps_waiting else received)
+
+    def _laps_urgent(self, views: Views[Req]) -> LengthClass | None:
         """The class with the strictly higher priority under --enable-priority-scheduling.
 
         A parked prefill holds the one slot for chunks, so it goes with the most urgent of the long requests behind it.
         """
-        if not self.enable_priority_scheduling:
+        if not self.enable_priority_scheduling or not (views.long or self.chunked_req is not None):
             return None
         sign = self.policy.priority_sign
         parked = [self.chunked_req] if self.chunked_req is not None else []
@@ -223,9 +280,14 @@ class LapsPrefillMixin:
         return SHORT if best[SHORT] < best[LONG] else LONG
 
     @contextmanager
-    def _laps_only(self: Any, cls: LengthClass, queue: list[Req]) -> Iterator[None]:
-        """Show the batch builder one class: its waiting requests and, if it is the long one, the parked prefill."""
-        whole, parked = self.waiting_queue, self.chunked_req
+    def _laps_only(self, cls: LengthClass, queue: list[Req], chunk_tokens: int = 0) -> Iterator[None]:
+        """Show the batch builder one class: its waiting requests and, if it is the long one, the parked prefill.
+
+        `chunk_tokens`: size of a long chunk, if not the server's.
+        """
+        whole, parked, full_chunk = self.waiting_queue, self.chunked_req, self.chunked_prefill_size
+        if cls is LONG and chunk_tokens and full_chunk and not self.enable_staging:
+            self.chunked_prefill_size = min(chunk_tokens, full_chunk)
         self.waiting_queue, shown = queue, list(queue)
         self._laps_building = cls
         if cls is SHORT:
@@ -234,6 +296,7 @@ class LapsPrefillMixin:
             yield
         finally:
             self._laps_building = self._laps_hidden = None
+            self.chunked_prefill_size = full_chunk
             left = self.waiting_queue
             if cls is SHORT and parked is not None:
                 self.chunked_req = parked
@@ -245,7 +308,7 @@ class LapsPrefillMixin:
                 added = [r for r in left if id(r) not in known]
                 self.waiting_queue = [r for r in whole if id(r) not in taken] + added
 
-    def get_prefill_adder_class(self: Any) -> Any:
+    def get_prefill_adder_class(self) -> Any:
         """The stock adder, or, while a short batch is built, the one that keeps shorts whole."""
         stock = super().get_prefill_adder_class()
         if self._laps_building is not SHORT:
@@ -254,14 +317,14 @@ class LapsPrefillMixin:
             raise RuntimeError(f"LAPS extends SGLang's PrefillAdder; this scheduler uses {stock.__name__}")
         return lambda *args, **kwargs: LapsPrefillAdder(self, self._laps_reserve(), *args, **kwargs)
 
-    def _laps_reserve(self: Any) -> int:
+    def _laps_reserve(self) -> int:
         """KV tokens the parked prefill still needs: with them taken it could not go on."""
         parked = self._laps_hidden
         if parked is None:
             return 0
         return len(parked.full_untruncated_fill_ids) - (parked.extend_end or 0) + self.page_size
 
-    def process_prefill_chunk(self: Any, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
+    def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
         """Check in and send the chunk that ran last, once: a parked prefill has nothing new to send."""
         if not self.laps_on or self.chunked_req is None or self._laps_chunk_unsent:
             self._laps_chunk_unsent = False
@@ -275,79 +338,85 @@ class LapsPrefillMixin:
 
     # -- batches on the device
 
-    def _laps_built(self: Any, cls: LengthClass, batch: ScheduleBatch, *, contended: bool) -> None:
+    def _laps_built(self, cls: LengthClass, batch: ScheduleBatch, plan: Plan, *, contended: bool) -> None:
         self._laps_batches += 1
+        now = time.perf_counter()
+        cut = self.chunked_req if cls is LONG else None
         self._laps_next = Flight(
-            self._laps_share.launch(cls, contended=contended), 0.0, len(batch.reqs), batch.extend_num_tokens or 0
+            self._laps_pacer.launched(now, cls, len(batch.reqs), plan, contended=contended),
+            list(zip(batch.extend_lens, batch.prefix_lens, strict=True)),
+            [r for r in batch.reqs if r is not cut],
         )
         if cls is LONG:
-            self._laps_chunk_unsent = self.chunked_req is not None
+            self._laps_chunk_unsent = cut is not None
             self._laps_parked_since = None
         elif self.chunked_req is not None and self._laps_parked_since is None:
-            self._laps_parked_since = time.monotonic()
+            self._laps_parked_since = now
         if batch.prefill_stats is not None:
             # Counted while the builder saw one class only.
-            chunk = self.chunked_req.extend_len if cls is LONG and self.chunked_req is not None else 0
+            chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self.load_inquirer._get_num_pending_tokens(chunk_deduct=chunk)
 
-    def run_batch(self: Any, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+    def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         """Run a batch, noting when it went to the device."""
         flight, self._laps_next = (self._laps_next, None) if self.laps_on else (None, None)
-        if flight is not None:
-            flight.started = time.monotonic()
+        if flight is None:
+            return super().run_batch(batch, *args, **kwargs)
+        replays = graphs.replays(self.tp_worker.model_runner)
+        flight.started = time.perf_counter()
         result = super().run_batch(batch, *args, **kwargs)
-        if flight is not None:
-            self._laps_flights[id(result)] = flight
+        flight.replays = graphs.replays(self.tp_worker.model_runner) - replays
+        self._laps_flights[id(result)] = flight
         return result
 
-    def process_batch_result(self: Any, batch: ScheduleBatch, result: Any) -> None:
+    def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
         """Process a result and enter the device time it took."""
         super().process_batch_result(batch, result)
         flight = self._laps_flights.pop(id(result), None) if self.laps_on else None
         if flight is None:
             return
-        end = time.monotonic()
+        end = time.perf_counter()
         # With two batches in flight the second starts on the device when the first ends.
         begin = max(flight.started, self._laps_last_end)
         self._laps_last_end = end
         self._laps_busy.add(begin, end)
-        self._laps_share.settle(flight.launch, end - begin)
-        total, cls = self._laps_totals[flight.launch.cls], flight.launch.cls
-        total.batches += 1
-        total.requests += flight.requests
-        total.tokens += flight.tokens
-        total.busy_s += end - begin
+        cls = flight.launch.cls
+        self._laps_pacer.finished(flight.launch, begin, end, flight.shape, stock=flight.replays == 0)
+        for req in flight.ending:
+            self._laps_pacer.slo.record(end, cls.value, end - req.laps_tag.arrival, req.laps_tag.slo_s)
+        done = Totals(1, len(flight.shape), sum(new for new, _ in flight.shape), end - begin)
+        self._laps_totals[cls].add(done)
         if self._laps_series is not None:
-            self._laps_series.count(cls.value, Totals(1, flight.requests, flight.tokens, end - begin))
-            self._laps_show(end)
+            self._laps_series.count(cls.value, done)
+            self._laps_show(self._laps_series, end)
 
-    def on_idle(self: Any) -> None:
+    def on_idle(self) -> None:
         """Idle housekeeping; the gauges follow."""
         if self.laps_on and self._laps_series is not None:
-            self._laps_show(time.monotonic())
+            self._laps_show(self._laps_series, time.perf_counter())
         if self.laps_on and self.laps_config.graphs and self.is_fully_idle():
             graphs.idle(self.tp_worker.model_runner)
         super().on_idle()
 
     # -- status
 
-    def _laps_show(self: Any, now: float) -> None:
+    def _laps_show(self, series: Series, now: float) -> None:
         if now - self._laps_shown >= self.laps_config.status_period_s:
             self._laps_shown = now
-            self._laps_series.show(self.laps_status())
+            series.show(self.laps_status())
 
-    def get_internal_state(self: Any, recv_req: Any) -> Any:
+    def get_internal_state(self, recv_req: Any) -> Any:
         """SGLang's internal state with a "laps" entry: /server_info and /laps_status read it."""
         output = super().get_internal_state(recv_req)
         output.internal_state["laps"] = self.laps_status()
         return output
 
-    def laps_status(self: Any) -> dict[str, Any]:
+    def laps_status(self) -> dict[str, Any]:
         """What this scheduler is doing, JSON-ready. Times in seconds, lengths in tokens."""
         head = {"version": __version__, "config": self.laps_config.as_dict()}
         if not self.laps_on:
             return {"enabled": False, "reason": self._laps_off_reason, **head}
-        now = time.monotonic()
+        now = time.perf_counter()
         views = split(self.waiting_queue, self._laps_class)
         queues = {cls.value: self._laps_queue(views.of(cls), now) for cls in LengthClass}
         parked = self.chunked_req
@@ -355,7 +424,6 @@ class LapsPrefillMixin:
         return {
             "enabled": True,
             **head,
-            "threshold": {"tokens": self._laps_threshold, "basis": self.laps_config.length_basis, "source": "fixed"},
             "queues": queues,
             "parked": None
             if parked is None or self._laps_parked_since is None
@@ -365,18 +433,18 @@ class LapsPrefillMixin:
                 "total_tokens": parked.seqlen,
                 "parked_s": now - self._laps_parked_since,
             },
-            "fairness": {"long_share": self._laps_share.share, "credit_s": self._laps_share.credit_s},
+            **self._laps_pacer.status(now),
             "totals": {cls.value: asdict(total) for cls, total in self._laps_totals.items()},
             "graphs": graphs.status(self.tp_worker.model_runner),
             "load": {
                 "backlog_tokens": sum(q["waiting_tokens"] for q in queues.values()) + remaining,
-                "slo_deviation": 0.0,
+                "slo_deviation": self._laps_pacer.slo.deviation(now),
                 "busy_share": self._laps_busy.share(now),
             },
             "uptime_s": now - self._laps_started,
         }
 
-    def _laps_queue(self: Any, reqs: list[Req], now: float) -> dict[str, Any]:
+    def _laps_queue(self, reqs: list[Req], now: float) -> dict[str, Any]:
         return {
             "depth": len(reqs),
             "waiting_tokens": sum(r.laps_tag.new_tokens for r in reqs),

@@ -18,6 +18,13 @@ class Totals:
     tokens: int = 0
     busy_s: float = 0.0
 
+    def add(self, other: Totals) -> None:
+        """Add up."""
+        self.batches += other.batches
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.busy_s += other.busy_s
+
 
 def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One status from those of the data-parallel ranks."""

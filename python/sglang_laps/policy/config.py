@@ -190,7 +190,8 @@ class LapsConfig:
                 raise ConfigError(f"--laps-config: unknown key {key!r}; known: {', '.join(sorted(known))}")
             if key in given:
                 raise ConfigError(f"--laps-config: {key} is given by {FLAGS[key]} too")
-        return cls(**given, **{k: tuple(v) if isinstance(v, list) else v for k, v in more.items()})
+        knobs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**given, **more}.items()}
+        return cls(**knobs)
 
     def as_dict(self) -> dict[str, Any]:
         """Field name -> value, JSON-ready."""
@@ -200,6 +201,9 @@ class LapsConfig:
 FLAGS: dict[str, str] = {
     "length_threshold": "--laps-length-threshold",
     "length_basis": "--laps-length-basis",
+    "wait_window_ms": "--laps-wait-window-ms",
+    "wait_max_batch": "--laps-wait-max-batch",
+    "ttft_slo_ms": "--laps-ttft-slo-ms",
     "graphs": "--enable-batch-prefill-cuda-graph",
     "graph_lengths": "--batch-prefill-seq-lengths",
     "graph_batches": "--batch-prefill-batch-sizes",

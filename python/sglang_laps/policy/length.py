@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class LengthClass(str, Enum):
+class LengthClass(StrEnum):
     """The two kinds of prefill work that are never batched together."""
 
     SHORT = "short"
     LONG = "long"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 SHORT, LONG = LengthClass.SHORT, LengthClass.LONG

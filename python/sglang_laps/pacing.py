@@ -1,0 +1,191 @@
+"""What one rank decides for all: whose turn it is, whether to wait, how large the next chunk is.
+
+Everything here hangs on a clock or on measured times, which differ from rank to rank: only the leading rank asks it,
+and its ``Plan`` travels to the others as whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from sglang_laps.policy.boundary import AutoThreshold
+from sglang_laps.policy.config import AUTO, LapsConfig
+from sglang_laps.policy.fairness import Launch, LongShare
+from sglang_laps.policy.latency import LatencyModel, StepSample
+from sglang_laps.policy.length import LONG, SHORT, LengthClass, usable_threshold
+from sglang_laps.policy.queues import turn
+from sglang_laps.policy.slo import SloLedger
+from sglang_laps.policy.window import REASONS, ShortWaiting, Wait, Window
+
+LOOKAHEAD = 512
+"""Short requests the window looks at; no batch is longer than this."""
+PLAN_NUMBERS = 7 + LOOKAHEAD
+"""Length of a Plan in whole numbers."""
+_CLASSES = (SHORT, LONG)
+
+
+class Plan(NamedTuple):
+    """One round's decision."""
+
+    order: tuple[LengthClass, ...]
+    """Classes to try, in turn; empty = run nothing now."""
+    picked: tuple[int, ...] = ()
+    """Short requests to take first, as indices into the short view; the others follow in their own order."""
+    chunk_tokens: int = 0
+    """Size of the next long chunk; 0 = the server's."""
+    threshold: int = 0
+    """Longest short request from the next round on (tokens)."""
+    waiting: bool = False
+    """A short batch is held back."""
+    reason: str = ""
+    """Why a short batch leaves, for the leading rank's books."""
+    waited_s: float = 0.0
+    late: int = 0
+
+    def numbers(self) -> list[int]:
+        """The decision as PLAN_NUMBERS whole numbers."""
+        head = [len(self.order), *(_CLASSES.index(c) for c in self.order)][:3]
+        head += [0] * (3 - len(head))
+        body = [*head, self.chunk_tokens, self.threshold, int(self.waiting), len(self.picked), *self.picked]
+        return body + [0] * (PLAN_NUMBERS - len(body))
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Plan:
+        """Undo ``numbers``."""
+        n, first, second, chunk, threshold, waiting, picks = numbers[:7]
+        order = tuple(_CLASSES[i] for i in (first, second)[:n])
+        return cls(order, tuple(numbers[7 : 7 + picks]), chunk, threshold, bool(waiting))
+
+
+class LongWork(NamedTuple):
+    """The long request whose chunk would run next."""
+
+    left_tokens: int
+    history: int
+
+
+class Pacer:
+    """The policy of one scheduler, put together. Times are seconds of one clock, lengths tokens."""
+
+    def __init__(self, config: LapsConfig, *, threshold: int, chunk_tokens: int | None, page_size: int) -> None:
+        """`threshold`: longest short request to start with. `chunk_tokens`: one batch's budget; None = unlimited.
+
+        Raises ConfigError where ``profile_path`` cannot be read.
+        """
+        self._config = config
+        self._chunk = chunk_tokens
+        self._budget = chunk_tokens or 1 << 30
+        self._page = page_size
+        self.model = LatencyModel.load(config.profile_path) if config.profile_path else LatencyModel()
+        self._auto = AutoThreshold(config, threshold) if config.length_threshold == AUTO else None
+        self._threshold = threshold
+        self.share = LongShare(config.long_share)
+        self.slo = SloLedger()
+        graphs = (config.graph_batches, config.graph_lengths) if config.graphs else ((), ())
+        self.window = Window(config, *graphs)
+        self._seen_s: float | None = None
+        self._blind = False
+
+    def threshold(self, now: float) -> int:
+        """Longest short request (tokens): as configured, or from the latency model."""
+        if self._auto is None:
+            return self._threshold
+        return usable_threshold(self._auto.update(now, self.model), self._chunk, self._page)
+
+    @property
+    def threshold_source(self) -> str:
+        """ "fixed", or what the automatic threshold comes from."""
+        return "fixed" if self._auto is None else self._auto.source
+
+    # -- one round
+
+    def arrived(self, now: float, shorts: int) -> None:
+        """`shorts` short requests were found waiting for the first time; call it every round."""
+        if shorts and self._config.wait_window_ms:
+            self.window.arrived(now, shorts, self._seen_s if self._blind else None)
+        self._seen_s, self._blind = now, False
+
+    def plan(
+        self,
+        now: float,
+        shorts: Sequence[tuple[int, int, float, float | None, Hashable]],
+        *,
+        short: bool,
+        long: LongWork | None,
+        urgent: LengthClass | None = None,
+    ) -> Plan:
+        """Decide. `shorts`: (new tokens, history, arrival, deadline, key) of those waiting, in order."""
+        if long is None:
+            self.share.long_done()
+        owed = self.share.owed()
+        order = turn(short=short, long=long is not None, long_owed=owed, urgent=urgent)
+        view = [ShortWaiting(*s) for s in shorts]
+        picked: tuple[int, ...] = ()
+        reason, waited_s, late, waiting = "idle", 0.0, 0, False
+        if order and order[0] is SHORT:
+            decision = self.window.decide(
+                now,
+                view,
+                token_budget=self._budget,
+                long_waiting=long is not None,
+                long_chunk_s=self._chunk_s(long),
+                predict=self.model.predict,
+            )
+            if isinstance(decision, Wait):
+                order, waiting = ((LONG,) if decision.run_long and long else ()), True
+            else:
+                picked, reason, waited_s, late = decision
+        chunk = 0
+        if long is not None and LONG in order and view:
+            chunk = self._long_chunk(now, view, long)
+        elif self._config.long_chunk_tokens and self._chunk:
+            chunk = min(self._config.long_chunk_tokens, self._chunk)
+        return Plan(order, picked, chunk, self.threshold(now), waiting, reason, waited_s, late)
+
+    def _full_chunk(self) -> int:
+        return min(self._config.long_chunk_tokens or self._budget, self._budget)
+
+    def _chunk_s(self, long: LongWork | None) -> float | None:
+        if long is None:
+            return None
+        return self.model.predict([(min(self._full_chunk(), long.left_tokens), long.history)])
+
+    def _long_chunk(self, now: float, view: Sequence[ShortWaiting], long: LongWork) -> int:
+        if self._chunk is None:
+            return 0
+        full = self._full_chunk()
+        return self.window.long_chunk_tokens(now, view, long.history, full, self._page, self.model.predict)
+
+    # -- batches
+
+    def launched(self, now: float, cls: LengthClass, requests: int, plan: Plan, *, contended: bool) -> Launch:
+        """A batch of `requests` goes to the device."""
+        self._blind = True
+        if cls is SHORT and self._config.wait_window_ms:
+            self.window.dispatched(now, requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
+        return self.share.launch(cls, contended=contended)
+
+    def finished(
+        self, launch: Launch, begin: float, end: float, shape: Sequence[tuple[int, int]], *, stock: bool
+    ) -> None:
+        """A batch of these (new, history) requests took from `begin` to `end`; `stock` = not replayed from a cell."""
+        self.share.settle(launch, end - begin)
+        if stock:
+            self.model.observe(StepSample.of(shape, end - begin))
+        if launch.cls is SHORT and self._config.wait_window_ms:
+            self.window.completed(end, len(shape))
+
+    def status(self, now: float) -> dict[str, Any]:
+        """What /laps_status says of the decisions (JSON-ready)."""
+        return {
+            "threshold": {
+                "tokens": self.threshold(now),
+                "basis": self._config.length_basis,
+                "source": self.threshold_source,
+            },
+            "fairness": {"long_share": self.share.share, "credit_s": self.share.credit_s},
+            "window": self.window.status(),
+            "latency_model": self.model.status(),
+            "slo": {"default_ms": self._config.ttft_slo_ms, "classes": self.slo.status(now)},
+        }

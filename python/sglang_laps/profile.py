@@ -1,0 +1,51 @@
+"""A short latency profile when the server starts: prefills of known sizes, measured like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+from sglang.srt.entrypoints.warmup import warmup
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+NAME = "laps_profile"
+"""The name of the warm-up, as in SGLang's --warmups."""
+ROUNDS = 3
+SINGLE = (8, 32, 64, 128, 256, 512, 1024)
+BATCHES = ((4, 16), (8, 32), (4, 128), (16, 64))
+"""(requests, tokens each)"""
+CHUNKS = 3
+"""Length of the longest profiled prompt, in chunks."""
+
+
+@warmup(NAME)
+async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> None:
+    """Send the profile's prompts through the server's own front; nothing is sent to any decode server."""
+    rng = random.Random(0)
+    vocab = tokenizer_manager.model_config.vocab_size
+    chunk = tokenizer_manager.server_args.chunked_prefill_size or 0
+    longest = min(CHUNKS * chunk, tokenizer_manager.model_config.context_len - 2) if chunk > 0 else SINGLE[-1]
+
+    async def prefill(tokens: int) -> None:
+        request: Any = GenerateReqInput(
+            input_ids=[rng.randrange(vocab) for _ in range(tokens)],
+            sampling_params={"max_new_tokens": 1, "temperature": 0.0},
+        )
+        if disaggregation_mode != "null":
+            request.bootstrap_host, request.bootstrap_port = FAKE_BOOTSTRAP_HOST, 0
+            request.bootstrap_room = rng.getrandbits(60)
+        async for _ in tokenizer_manager.generate_request(request, None):
+            pass
+
+    for _ in range(ROUNDS):
+        for tokens in SINGLE:
+            if tokens <= longest:
+                await prefill(tokens)
+        for requests, tokens in BATCHES:
+            await asyncio.gather(*(prefill(tokens) for _ in range(requests)))
+        await prefill(longest)
