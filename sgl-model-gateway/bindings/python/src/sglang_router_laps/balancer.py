@@ -108,6 +108,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
             host=self.host,
             port=self.port,
             access_log=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=self.router_args.shutdown_grace_period_secs,
         )
 

@@ -62,17 +62,10 @@ class Pools:
         usable = [i for i in self.instances if i.healthy and i not in avoid] or [i for i in self.instances if i.healthy]
         if not usable:
             return None
-        held = _held(usable, prompt)
-        threshold = self.config.threshold
-        fresh: dict[Pool, int | None] = {
-            p: min((_new(tokens, held[i]) for i in usable if i.pool == p), default=None) for p in POOLS
-        }
-        fewest = min(n for n in fresh.values() if n is not None)
-        length_class: Pool = "short" if fewest <= threshold else "long"
-        home: Pool = length_class
-        in_short = fresh["short"]
-        if length_class == "short" and (in_short is None or in_short > threshold) and fewest < tokens:
-            home = "long"
+        known = [p for p in prompt if p.hashes]
+        # Of a batch, the share is the mean over its prompts: an estimate that needs no lengths.
+        held = {i: sum(i.prefixes.held(p) for p in known) / len(prompt) for i in usable} if known else {}
+        length_class, home = self._classify(tokens, usable, held)
         candidates = [i for i in usable if i.pool == home]
         spilled = not candidates
         if spilled:
@@ -82,15 +75,31 @@ class Pools:
             if idle:
                 candidates, spilled = idle, True
         chosen = self._prefer(candidates, held)
-        for item in prompt:
+        for item in known:
             chosen.prefixes.add(item)
-        return Choice(chosen, length_class, _new(tokens, held[chosen]), spilled)
+        return Choice(chosen, length_class, _new(tokens, held.get(chosen, 0.0)), spilled)
+
+    def _classify(
+        self, tokens: int, usable: list[PrefillInstance], held: dict[PrefillInstance, float]
+    ) -> tuple[Pool, Pool]:
+        """(class, pool) of a request."""
+        threshold = self.config.threshold
+        if tokens <= threshold:
+            return "short", "short"
+        fewest: dict[Pool, int] = dict.fromkeys(POOLS, tokens)
+        for i, share in held.items():
+            fewest[i.pool] = min(fewest[i.pool], _new(tokens, share))
+        if fewest["short"] <= threshold:
+            return "short", "short"
+        return ("short" if fewest["long"] <= threshold else "long"), "long"
 
     def _may_spill(self, pool: Pool) -> bool:
         return self.config.spill == "both" or self.config.spill == pool
 
     def _prefer(self, candidates: list[PrefillInstance], held: dict[PrefillInstance, float]) -> PrefillInstance:
         least = min(candidates, key=lambda i: (i.outstanding_tokens, i.outstanding, i.served_tokens))
+        if not held:
+            return least
         holder = max(candidates, key=lambda i: (held[i], -i.outstanding_tokens))
         if held[holder] <= held[least]:
             return least
@@ -98,14 +107,6 @@ class Pools:
         # The threshold's worth of slack keeps a nearly idle pool from scattering conversations.
         limit = self.config.prefix_load_factor * mean + self.config.threshold
         return holder if holder.outstanding_tokens <= limit else least
-
-
-def _held(usable: list[PrefillInstance], prompt: Sequence[Fingerprint]) -> dict[PrefillInstance, float]:
-    known = [p for p in prompt if p.hashes]
-    if not known:
-        return dict.fromkeys(usable, 0.0)
-    # Of a batch, the share is the mean over its prompts: an estimate that needs no lengths.
-    return {i: sum(i.prefixes.held(p) for p in known) / len(prompt) for i in usable}
 
 
 def _new(tokens: int, held: float) -> int:

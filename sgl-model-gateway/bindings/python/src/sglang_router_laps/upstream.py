@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import aiohttp
+from multidict import CIMultiDict
 
 from .instances import Instance
 
@@ -57,12 +58,10 @@ class Sessions:
         self._open.clear()
 
 
-def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The client's headers as the servers shall see them; a header given twice is joined [RFC 9110 s5.3]."""
-    kept = {"content-type": "application/json"}
+def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
+    """The client's headers as the servers shall see them."""
+    kept = CIMultiDict([("content-type", "application/json")])
     for name, value in headers:
-        if name in DROPPED:
-            continue
-        key, text = name.decode("latin-1"), value.decode("latin-1")
-        kept[key] = f"{kept[key]}, {text}" if key in kept else text
+        if name not in DROPPED:
+            kept.add(name.decode("latin-1"), value.decode("latin-1"))
     return kept

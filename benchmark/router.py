@@ -1,0 +1,246 @@
+"""The router against stock MiniLB, both in one run.
+
+    python -m benchmark.router --echo     what the router itself costs: instant back ends, requests/s and latency
+    python -m benchmark.router --mix      short share 90% -> 10% -> 90%: how fast and with how many moves pools follow
+
+Rounds of both routers alternate, and figures are medians over rounds (ratios: medians of the rounds' ratios).
+Results go to out/router-<mode>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+
+from benchmark.rig import servers
+
+OUT = Path(__file__).resolve().parents[1] / "out"
+PREFILLS, DECODES = 4, 1
+STREAM_EVENTS = 16
+STOCK, LAPS = "stock", "laps"
+MODULES = {STOCK: "sglang_router.launch_router", LAPS: "sglang_router_laps.launch_router"}
+FLAGS = {STOCK: (), LAPS: ("--enable-laps-alloc",)}
+
+
+# -- instant back ends and a load that costs little, so that the router is what is measured
+
+EVENT = b'data: {"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}\n\n'
+REPLY = b'{"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}'
+
+
+class Echo(asyncio.Protocol):
+    """Answers every POST at once: one JSON object, or a stream of STREAM_EVENTS events in one piece each."""
+
+    whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(REPLY), REPLY)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.buffer = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while True:
+            end = self.buffer.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = self.buffer[:end].lower()
+            at = head.find(b"content-length:")
+            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            if len(self.buffer) < end + 4 + length:
+                return
+            body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+            if b'"stream":true' in body:
+                self.transport.write(self.head)
+                for _ in range(STREAM_EVENTS):
+                    self.transport.write(self.chunk)
+                self.transport.write(b"0\r\n\r\n")
+            elif head.startswith(b"get /laps_status") or head.startswith(b"get /v1/loads"):
+                self.transport.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            else:
+                self.transport.write(self.whole)
+
+
+async def serve_echo(ports: Sequence[int]) -> None:
+    """Echo servers on all ``ports`` of loopback, until killed."""
+    loop = asyncio.get_running_loop()
+    started = [await loop.create_server(Echo, servers.HOST, p, backlog=4096) for p in ports]
+    await asyncio.gather(*(s.serve_forever() for s in started))
+
+
+class Client(asyncio.Protocol):
+    """One keep-alive connection that sends its request again as soon as it is answered."""
+
+    def __init__(self, request: bytes, note: Callable[[float], bool]) -> None:
+        self.request, self.note = request, note
+        self.closed = asyncio.get_running_loop().create_future()
+        self.failed = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.send()
+
+    def send(self) -> None:
+        self.buffer = b""
+        self.begin = time.perf_counter()
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        head = self.buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        if b"chunked" in self.buffer[:head].lower():
+            if not self.buffer.endswith(b"\r\n0\r\n\r\n"):
+                return
+        else:
+            lower = self.buffer[:head].lower()
+            length = int(lower[lower.index(b"content-length:") + 15 :].split(b"\r\n", 1)[0])
+            if len(self.buffer) < head + 4 + length:
+                return
+        if not self.buffer.startswith(b"HTTP/1.1 200"):
+            self.failed += 1
+        if self.note(time.perf_counter() - self.begin):
+            self.send()
+        else:
+            self.transport.close()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+async def drive(port: int, body: dict[str, Any], clients: int, seconds: float) -> dict[str, float]:
+    """Closed loop of ``clients`` connections for ``seconds``: requests/s and latency quantiles (ms)."""
+    raw = orjson.dumps(body)
+    request = (
+        b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(raw), raw)
+    )
+    times: list[float] = []
+    stop_at = time.perf_counter() + seconds
+
+    def note(latency: float) -> bool:
+        times.append(latency)
+        return time.perf_counter() < stop_at
+
+    loop = asyncio.get_running_loop()
+    begin = time.perf_counter()
+    made = [
+        (await loop.create_connection(lambda: Client(request, note), servers.HOST, port))[1] for _ in range(clients)
+    ]
+    await asyncio.gather(*(c.closed for c in made))
+    spent = time.perf_counter() - begin
+    times.sort()
+    return {
+        "per_s": len(times) / spent,
+        "p50_ms": times[len(times) // 2] * 1e3,
+        "p99_ms": times[int(len(times) * 0.99)] * 1e3,
+        "failed": sum(c.failed for c in made),
+    }
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """Keep a process on ``cores``, where the machine has more than one."""
+    if len(os.sched_getaffinity(0)) > 1:
+        os.sched_setaffinity(pid, cores)
+
+
+@contextmanager
+def echo_servers(count: int) -> Iterator[list[servers.Server]]:
+    """``count`` echo servers in one process."""
+    ports = [servers.free_port() for _ in range(count)]
+    command = (sys.executable, "-m", "benchmark.router", "--serve-echo", *map(str, ports))
+    with servers.running(servers.Server("echo servers", command, ports[0], OUT / "logs" / "echo.log")) as (first,):
+        stand_ins = []
+        for port in ports:
+            server = servers.Server("echo", (), port, first.log, process=first.process)
+            server.bootstrap_port = 8998  # type: ignore[attr-defined]
+            stand_ins.append(server)
+        yield stand_ins
+
+
+def median(rounds: Sequence[dict[str, float]], key: str) -> float:
+    return statistics.median(r[key] for r in rounds)
+
+
+def echo(rounds: int, seconds: float) -> dict[str, Any]:
+    """Both routers in front of the same instant back ends."""
+    cores = sorted(os.sched_getaffinity(0))
+    routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
+    result: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "prefill": PREFILLS, "decode": DECODES, "loads": []}
+    with ExitStack() as stack:
+        behind = stack.enter_context(echo_servers(PREFILLS + DECODES))
+        routers = {
+            name: servers.minilb(
+                behind[:PREFILLS], behind[PREFILLS:], OUT / "logs" / f"router-{name}.log", *FLAGS[name],
+                module=MODULES[name], name=name,
+            )
+            for name in (STOCK, LAPS)
+        }  # fmt: skip
+        stack.enter_context(servers.running(*routers.values()))
+        pin(0, rest)
+        for s, core in ((behind[0], rest), *((r, routers_core) for r in routers.values())):
+            assert s.process
+            pin(s.process.pid, core)
+        for stream in (False, True):
+            for clients in (1, 8, 32):
+                body = {"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream}
+                seen: dict[str, list[dict[str, float]]] = {STOCK: [], LAPS: [], "direct": []}
+                for i in range(rounds):
+                    order = [*routers] if i % 2 else [*reversed(routers)]
+                    for name in order:
+                        seen[name].append(uvloop.run(drive(routers[name].port, body, clients, seconds)))
+                    seen["direct"].append(uvloop.run(drive(behind[-1].port, body, clients, seconds / 4)))
+                pairs = list(zip(seen[LAPS], seen[STOCK], seen["direct"], strict=True))
+                result["loads"].append(
+                    {
+                        "stream": stream,
+                        "clients": clients,
+                        "requests_per_s": {n: round(median(r, "per_s"), 1) for n, r in seen.items()},
+                        "p50_ms": {n: round(median(r, "p50_ms"), 3) for n, r in seen.items()},
+                        "p99_ms": {n: round(median(r, "p99_ms"), 3) for n, r in seen.items()},
+                        "failed": {n: sum(x["failed"] for x in r) for n, r in seen.items()},
+                        "times_stock": round(statistics.median(a["per_s"] / b["per_s"] for a, b, _ in pairs), 2),
+                        "added_p99_of_stock": round(
+                            statistics.median(
+                                (a["p99_ms"] - d["p99_ms"]) / (b["p99_ms"] - d["p99_ms"]) for a, b, d in pairs
+                            ),
+                            2,
+                        ),
+                    }
+                )
+                print(json.dumps(result["loads"][-1]), flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--echo", action="store_true")
+    mode.add_argument("--serve-echo", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a round")
+    args = parser.parse_args()
+    if args.serve_echo:
+        uvloop.run(serve_echo(args.serve_echo))
+        return
+    result = echo(args.rounds, args.seconds)
+    OUT.mkdir(exist_ok=True)
+    (OUT / "router-echo.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
