@@ -395,3 +395,105 @@ def test_a_late_capture_touches_no_cached_kv(runner: Any) -> None:
         assert dead not in front.cells.seconds
         for old, new in zip(before, (pool.get_key_buffer(1), pool.get_value_buffer(1)), strict=True):
             assert torch.equal(old[1:], new[1:])
+
+
+# -- FlashAttention's metadata, with SGLang's own code and attention computed from nothing else
+
+
+@pytest.fixture
+def paged(runner: Any, cuda: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An attention backend that computes from capture-stable metadata alone, as FlashAttention's kernels do."""
+    if cuda:
+        pytest.skip("the real one is used here")
+    import sys
+    from unittest.mock import MagicMock
+
+    import torch
+
+    # Kernels that need a driver; the metadata code does not.
+    monkeypatch.setitem(sys.modules, "sgl_kernel", MagicMock())
+    monkeypatch.setitem(sys.modules, "sglang.kernels.ops.attention.flash_attention", MagicMock())
+    from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend as Real
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+    from sglang_laps.graphs import attention
+
+    class FlashAttentionBackend(TorchNativeAttnBackend):
+        _init_full_cg_prefill_metadata = Real._init_full_cg_prefill_metadata
+
+        def __init__(self, model_runner: Any) -> None:
+            super().__init__(model_runner)
+            self.kv_index_translator = model_runner.kv_index_translator
+            self.req_to_token = model_runner.req_to_token_pool.req_to_token
+            self.max_context_len = self.max_num_pages = CONTEXT
+            self.page_size = 1
+            self.full_cg_prefill_metadata: Any = "the stock runner's"
+
+        def init_forward_metadata(self, forward_batch: Any) -> None:
+            self.forward_metadata = None
+
+        def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+            self._init_full_cg_prefill_metadata(forward_batch, in_capture)
+
+        def forward_extend(
+            self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
+        ) -> Any:
+            m = self.forward_metadata
+            if m is None:
+                return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+            keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+            rows = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+            out = torch.full_like(rows, torch.nan)
+            for i, length in enumerate(m.cache_seqlens_int32.tolist()):
+                first, last = m.cu_seqlens_q[i : i + 2].tolist()
+                if last == first:
+                    assert length == 0
+                    continue
+                slots = m.page_table[i, :length].long()
+                at = torch.arange(length - (last - first), length)
+                out[first:last] = torch.nn.functional.scaled_dot_product_attention(
+                    rows[first:last].movedim(0, 1)[None],
+                    keys[slots].movedim(0, 1)[None],
+                    values[slots].movedim(0, 1)[None],
+                    attn_mask=torch.arange(length)[None] <= at[:, None],
+                    scale=layer.scaling,
+                    enable_gqa=True,
+                )[0].movedim(0, 1)
+            return out.view(q.shape)
+
+    monkeypatch.setattr(
+        attention, "EMULATED_SEAMS", {"FlashAttentionBackend": attention.FlashAttentionSeam}, raising=True
+    )
+    backend = FlashAttentionBackend(runner)
+    monkeypatch.setattr(runner, "attn_backend", backend)
+    return backend
+
+
+def test_each_cell_has_metadata_of_its_slots_and_its_length(
+    runner: Any, paged: Any, cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang_laps.graphs.backend import EmulatedGraphBackend
+
+    launched = {}
+    sound = EmulatedGraphBackend.capture_one
+
+    def capture_one(self: Any, key: Any, *args: Any, **kwargs: Any) -> None:
+        m = paged.forward_metadata
+        launched[key] = (m.max_seq_len_q, m.cache_seqlens_int32.shape[0], m.page_table.data_ptr())
+        sound(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(EmulatedGraphBackend, "capture_one", capture_one)
+    rng = random.Random(12)
+    with cells(runner, graph_always=True) as front:
+        for key, (length, slots, _) in launched.items():
+            assert key.attention_variant == f"laps:{length}x{slots}"
+        assert len({where for *_, where in launched.values()}) == 1
+        assert len({slots for _, slots, _ in launched.values()}) > 1
+        for _ in range(10):
+            count = rng.choice([1, 3, 4, 9, 16, 40])
+            news = [ids(rng, rng.randint(1, rng.choice([8, 32, 128]))) for _ in range(count)]
+            olds = [ids(rng, rng.randint(1, 200)) if rng.random() < 0.5 else [] for _ in range(count)]
+            compare(runner, front, news, olds, cuda)
+        assert front.demand.hits > 3
+        assert paged.full_cg_prefill_metadata == "the stock runner's"
