@@ -186,6 +186,11 @@ def clear(runner: Any) -> None:
     runner.token_to_kv_pool_allocator.clear()
 
 
+def synchronize(runner: Any) -> None:
+    """Wait for the device."""
+    torch.get_device_module(runner.device).synchronize()
+
+
 def kv_of(runner: Any, req: Any) -> list[torch.Tensor]:
     """Keys and values a request has cached, per layer: (tokens, heads, head size), on the CPU."""
     slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.extend_end].long()
