@@ -40,9 +40,9 @@ def slo_s(req: Req, config: LapsConfig) -> float | None:
 
 
 def arrival(req: Req, now: float) -> float:
-    """When the request reached the server (the clock of ``time.perf_counter``), or `now` where nobody noted it.
+    """When the request reached the server, or its scheduler where the HTTP side left no time (``time.perf_counter``).
 
-    A server whose HTTP side runs on another machine has another clock.
+    An HTTP side on another machine has another clock: its times are taken only where they are plausible.
     """
-    created: float = req.time_stats.created_time
-    return created if now - _OLDEST_S < created <= now else now
+    times = (req.time_stats.created_time, req.time_stats.scheduler_recv_time)
+    return next((float(t) for t in times if now - _OLDEST_S < t <= now), now)

@@ -23,6 +23,9 @@ SGLang name                                                    what LAPS does wi
 from __future__ import annotations
 
 import argparse
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import sys
@@ -159,22 +162,32 @@ def _refuse(reason: object) -> NoReturn:
 def show_flags_in_serve_help(argv: Sequence[str]) -> None:
     """Have the LAPS group in ``sglang serve --help``, which prints its help without loading plugins.
 
-    Called while ``server_args`` is being imported (it resolves the platform), so the hooks cannot be applied yet:
-    they are when the help is about to be printed, at the first look-up of ``prepare_server_args``.
+    Called while SGLang resolves its platform, which is early: plugins are loaded once ``server_args`` is imported.
     """
-    module = sys.modules.get(SERVER_ARGS)
-    if module is None or "serve" not in argv or not {"-h", "--help"} & set(argv):
-        return
+    if "serve" in argv and {"-h", "--help"} & set(argv) and SERVER_ARGS not in sys.modules:
+        sys.meta_path.insert(0, _LoadPluginsAfter(SERVER_ARGS))
 
-    plain = type(module)
 
-    class Seam(types.ModuleType):
-        def __getattribute__(self, name: str) -> Any:
-            if name == "prepare_server_args":
-                module.__class__ = plain
-                from sglang.srt.plugins import load_plugins
+class _LoadPluginsAfter(importlib.abc.MetaPathFinder):
+    """Loads SGLang's plugins once, right after the import of one module."""
 
-                load_plugins()
-            return types.ModuleType.__getattribute__(self, name)
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    module.__class__ = Seam
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            from sglang.srt.plugins import load_plugins
+
+            execute(module)
+            load_plugins()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

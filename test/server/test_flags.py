@@ -1,0 +1,134 @@
+"""The LAPS flags on SGLang's own command line, and what is left alone without them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PARSE = """
+import sys, os, logging
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import prepare_server_args
+base = ["--model-path", "nowhere", "--device", "cpu", "--disaggregation-mode", "prefill"]
+for line in sys.stdin.read().splitlines():
+    argv = eval(line)
+    os.environ.pop("SGLANG_LAPS_SCHEDULER", None)
+    print("##", argv, flush=True)
+    try:
+        prepare_server_args(base + argv)
+        print("ok", os.environ.get("SGLANG_LAPS_SCHEDULER", "")[:1], flush=True)
+    except SystemExit as e:
+        print("exit", e.code, flush=True)
+"""
+ON = "--enable-laps-scheduler"
+CASES: list[tuple[list[str], str]] = [
+    ([ON], "ok {"),
+    ([ON, "--laps-length-threshold", "auto", "--laps-wait-window-ms", "0", "--laps-ttft-slo-ms", "400"], "ok {"),
+    ([ON, "--laps-length-threshold", "0"], "error: --laps-length-threshold: 0 is not"),
+    ([ON, "--laps-length-threshold", "-1"], "error: --laps-length-threshold: -1 is not"),
+    ([ON, "--laps-length-basis", "words"], "error: --laps-length-basis"),
+    ([ON, "--laps-wait-window-ms", "-1"], "error: --laps-wait-window-ms"),
+    ([ON, "--laps-wait-max-batch", "0"], "error: --laps-wait-max-batch"),
+    ([ON, "--laps-ttft-slo-ms", "soon"], "error: --laps-ttft-slo-ms"),
+    ([ON, "--laps-config", '{"nonsense": 1}'], "error: --laps-config: unknown key 'nonsense'"),
+    ([ON, "--laps-config", '{"long_share": 2}'], "error: --laps-config: long_share: 2 is not from 0 to 1"),
+    ([ON, "--disaggregation-mode", "decode"], "LAPS scheduler is off: --disaggregation-mode is decode, not prefill"),
+    ([ON, "--disaggregation-mode", "null"], "LAPS scheduler is off: --disaggregation-mode is null, not prefill"),
+    ([ON, "--pp-size", "2"], "LAPS scheduler is off: --pp-size is 2"),
+    ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer cannot be combined"),
+    (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
+    ([], "ok \n"),
+]
+
+
+def run(*command: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, **env},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[str]:
+    done = run("-c", "import sys; sys.stderr = sys.stdout\n" + PARSE, text="\n".join(repr(argv) for argv, _ in CASES))
+    parts = (done.stdout + "\n").split("## ")[1:]
+    assert len(parts) == len(CASES), done.stdout[-2000:] + done.stderr[-2000:]
+    return parts
+
+
+@pytest.mark.parametrize("i", range(len(CASES)), ids=[" ".join(argv) or "nothing" for argv, _ in CASES])
+def test_command_lines(answers: list[str], i: int) -> None:
+    says = CASES[i][1]
+    assert says in answers[i]
+    if says.startswith("error"):
+        assert "exit 2" in answers[i]
+        assert answers[i].count("error:") == 1
+    else:
+        assert "ok " in answers[i]
+        on = "ok {" in answers[i]
+        assert on == says.startswith("ok {")
+
+
+def test_a_bad_value_stops_the_launch_before_any_model_loads() -> None:
+    done = run(
+        "-m", "sglang.launch_server", "--model-path", "nowhere", "--disaggregation-mode", "prefill", ON,
+        "--laps-length-threshold", "0",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "sglang-laps: error: --laps-length-threshold: 0 is not" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("entry", [("-m", "sglang.launch_server"), ("-m", "sglang.cli.main", "serve")])
+def test_help_shows_the_group(entry: tuple[str, ...]) -> None:
+    if "sglang.cli.main" in entry:
+        entry = ("-c", "import sys; sys.argv[0] = 'sglang'; from sglang.cli.main import main; main()", "serve")
+    done = run(*entry, "--help")
+    assert "LAPS:" in done.stdout
+    for flag in (ON, "--laps-length-threshold", "--laps-length-basis", "--laps-config", "--laps-wait-window-ms"):
+        assert flag in done.stdout
+
+
+SCHEDULER = """
+import sglang.srt.managers.scheduler as module
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.model_executor.model_runner import ModelRunner
+# In a list: a replacement is put wherever a module holds the class under a name.
+stock, before = [module.Scheduler], {k: id(v) for k, v in vars(ModelRunner).items()}
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("stock" if module.Scheduler is stock[0] else module.Scheduler.__mro__[:3])
+print("runner", before == {k: id(v) for k, v in vars(ModelRunner).items()})
+"""
+
+
+def test_off_is_identical() -> None:
+    done = run("-c", SCHEDULER, SGLANG_LAPS_SCHEDULER="")
+    assert "stock" in done.stdout.splitlines(), done.stderr[-2000:]
+    assert "runner True" in done.stdout
+
+
+def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
+    done = run("-c", SCHEDULER, SGLANG_LAPS_SCHEDULER='{"long_share": 0.5}')
+    assert "LapsScheduler" in done.stdout, done.stderr[-2000:]
+
+
+def test_another_release_of_sglang_is_refused() -> None:
+    code = (
+        "import importlib.metadata as m\n"
+        "real = m.version\n"
+        "m.version = lambda name: '0.5.22' if name == 'sglang' else real(name)\n"
+        "from sglang_laps import plugin\n"
+        "print(plugin.wrong_release())\n"
+    )
+    done = run("-c", code)
+    assert "supports sglang 0.5.23; found 0.5.22" in done.stdout, done.stderr[-2000:]
