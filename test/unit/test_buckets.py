@@ -254,7 +254,24 @@ def test_a_seed_counts_until_the_first_replay(predict: object) -> None:
     settle(gains, batch, 0.010)
     assert gains.choose(batch).why == "faster"
     gains.saw_cell(cell, batch, 0.020)
-    assert gains.choose(batch).why == "slower"
+    assert gains.choose(batch).why == "try"
+    assert {gains.choose(batch).why for _ in range(60)} == {"slower"}
+
+
+def test_one_bad_replay_does_not_condemn_a_cell_and_four_do() -> None:
+    cell, batch = Cell(32, 16, 4), Batch.of([9, 9, 10])
+    gains = Gains(Buckets([cell], pad_max=0.25), explore_every=8)
+    gains.seed(cell, batch, 0.003)
+    settle(gains, batch, 0.010)
+    gains.saw_cell(cell, batch, 0.020)
+    whys = []
+    for _ in range(200):
+        choice = gains.choose(batch)
+        whys.append(choice.why)
+        if choice.cell:
+            gains.saw_cell(cell, batch, 0.020)
+    assert whys.count("try") == Gains.TRIES - 1
+    assert set(whys) == {"try", "slower"}
 
 
 def test_memory_takes_the_cell_with_the_fewest_rows() -> None:

@@ -11,7 +11,7 @@ from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import Ful
 from sglang.srt.platforms import current_platform
 
 
-class EmulatedGraphBackend(FullCudaGraphBackend):
+class EmulatedGraphBackend(FullCudaGraphBackend):  # type: ignore[misc]
     """Records each body with its static buffers, and "replays" it by running it on those same buffers again.
 
     As with captured graphs, all outputs live in one buffer that the next replay overwrites.

@@ -44,12 +44,12 @@ class DeviceClock:
         self._open: deque[tuple[Any, Any, Any]] = deque()
 
     def start(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def stop(self, start: Any, tag: Any) -> None:
-        end = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end.record()
         self._open.append((tag, start, end))
 

@@ -33,7 +33,7 @@ REHEARSALS = 3
 """Replays timed per cell after its capture."""
 
 
-class CellGraphRunner(PrefillCudaGraphRunner):
+class CellGraphRunner(PrefillCudaGraphRunner):  # type: ignore[misc]
     """Captures and replays cells; ``select`` says which one the inherited methods work on.
 
     Rows beyond a batch's tokens carry token 0 at position 0 and write to KV slot 0, the sink; unused request slots have

@@ -416,11 +416,12 @@ class Gains:
 
     A cell is replayed only if its estimate is below the stock path's, with two bounded exceptions:
     *refresh*: each ``explore_every``-th batch a cell would win goes the stock way, so that estimate never goes stale;
-    *try*: a cell without an estimate at this history is replayed at most ``TRIES`` times, and no more than one batch in
-    ``explore_every`` is spent so. Without an estimate of the stock path there is no replay.
+    *try*: a cell without an estimate at this history, or one whose seed says faster though its first few replays were
+    not, is replayed at most ``TRIES`` times, and no more than one batch in ``explore_every`` is spent so.
+    Without an estimate of the stock path there is no replay.
     """
 
-    TRIES = 2
+    TRIES = 4
 
     def __init__(
         self,
@@ -452,18 +453,26 @@ class Gains:
             mean = self._cell.get((cell, near, base is not None))
             if mean:
                 return mean.value * (base or 1.0)
+        return self._seeded(cell, batch, base)
+
+    def _seeded(self, cell: Cell, batch: Batch, base: float | None) -> float | None:
         if cell not in self._seed:
             return None
         seeded, seconds = self._seed[cell]
         if base is None:
-            return seconds if band == _band(seeded.history) else None
+            return seconds if _band(batch.history) == _band(seeded.history) else None
         model = self._model(seeded.padded(cell))
         return seconds / model * base if model else None
+
+    def _doubtful(self, cell: Cell, batch: Batch, stock: float) -> bool:
+        base = self._model(batch.padded(cell))
+        mean = self._cell.get((cell, _band(batch.history), base is not None))
+        return mean is not None and mean.count < self.TRIES and _known(self._seeded(cell, batch, base)) < stock
 
     def stock_time(self, batch: Batch) -> float | None:
         """Estimated seconds of the stock path; None until measured ``stock_samples`` times near this size."""
         base = self._model(batch.requests)
-        mean = self._stock.get((_level(batch), _band(batch.history), base is not None))
+        mean = self._stock.get(self._stock_key(batch, base))
         if mean is None or mean.count < self._stock_samples:
             return None
         return mean.value * (base or 1.0)
@@ -481,8 +490,12 @@ class Gains:
     def saw_stock(self, batch: Batch, seconds: float) -> None:
         """The stock path took ``seconds`` for ``batch``."""
         base = self._model(batch.requests)
-        key = (_level(batch), _band(batch.history), base is not None)
-        self._stock.setdefault(key, _Mean()).add(seconds / base if base else seconds)
+        self._stock.setdefault(self._stock_key(batch, base), _Mean()).add(seconds / base if base else seconds)
+
+    @staticmethod
+    def _stock_key(batch: Batch, base: float | None) -> tuple[int, int, bool]:
+        # A ratio to the model holds over a wider range than plain seconds do.
+        return _level(batch) // (4 if base is not None else 1), _band(batch.history), base is not None
 
     def forget(self, cell: Cell) -> None:
         """Drop what is known of a cell that is captured no more."""
@@ -504,18 +517,19 @@ class Gains:
         cell = cells[0] if self._fewest_rows else min(cells, key=lambda c: _known(self.cell_time(c, batch)))
         seconds = self.cell_time(cell, batch)
         if seconds is None:
-            return self._try(cells[0], batch)
+            return self._try(cell, batch, "no-estimate")
         if seconds >= stock:
-            return Choice(None, "slower")
+            again = next((c for c in cells if self._doubtful(c, batch, stock)), None)
+            return self._try(again, batch, "slower") if again else Choice(None, "slower")
         self._won += 1
         if self._won % self._every == 0:
             return Choice(None, "refresh")
         return Choice(cell, "faster")
 
-    def _try(self, cell: Cell, batch: Batch) -> Choice:
+    def _try(self, cell: Cell, batch: Batch, otherwise: str) -> Choice:
         key = (cell, _band(batch.history))
         if self._tries[key] >= self.TRIES or self._covered - self._last_try < self._every:
-            return Choice(None, "no-estimate")
+            return Choice(None, otherwise)
         self._tries[key] += 1
         self._last_try = self._covered
         return Choice(cell, "try")
