@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -21,8 +22,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import uvloop
+from aiohttp import web
 
 from benchmark.rig import servers
 
@@ -226,20 +229,163 @@ def echo(rounds: int, seconds: float) -> dict[str, Any]:
     return result
 
 
+# -- simulated prefill servers: one request at a time at a fixed speed, with the status a LAPS server gives
+
+SPEED = 12_000
+"""Prefill speed of one simulated server (tokens/s)."""
+SHORT_TOKENS, LONG_TOKENS = 240, 720
+LOAD = 0.6
+"""Share of all servers' speed that the load asks for, in every phase."""
+SHARES = (0.9, 0.1, 0.9)
+"""Short requests among all, phase by phase."""
+
+
+Rooms = dict[int, asyncio.Event]
+
+
+class SimulatedPrefill:
+    """A server whose device does one prompt at a time."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self.rooms = rooms
+        self.backlog = 0
+        self.busy_s = 0.0
+        self.seen = (time.perf_counter(), 0.0)
+        self.device = asyncio.Lock()
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        tokens = len(body["input_ids"])
+        self.backlog += tokens
+        try:
+            async with self.device:
+                await asyncio.sleep(tokens / SPEED)
+                self.busy_s += tokens / SPEED
+        finally:
+            self.backlog -= tokens
+        self.rooms.setdefault(body["bootstrap_room"], asyncio.Event()).set()
+        return web.json_response({"meta_info": {"prompt_tokens": tokens}})
+
+    async def status(self, _: web.Request) -> web.Response:
+        now, (then, before) = time.perf_counter(), self.seen
+        self.seen = (now, self.busy_s)
+        share = min(1.0, (self.busy_s - before) / max(now - then, 1e-6))
+        return web.json_response(
+            {"enabled": True, "load": {"backlog_tokens": self.backlog, "slo_deviation": 0.0, "busy_share": share}}
+        )
+
+
+class SimulatedDecode:
+    """Answers once the prompt is prefilled."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self.rooms = rooms
+
+    async def generate(self, request: web.Request) -> web.Response:
+        room = (await request.json())["bootstrap_room"]
+        await self.rooms.setdefault(room, asyncio.Event()).wait()
+        del self.rooms[room]
+        return web.json_response({"text": "x", "meta_info": {}})
+
+
+async def mix_phase(
+    http: aiohttp.ClientSession, url: str, n: int, share: float, seconds: float, rng: random.Random
+) -> list[asyncio.Task[None]]:
+    """Poisson arrivals for ``seconds``."""
+    per_request = share * SHORT_TOKENS + (1 - share) * LONG_TOKENS
+    rate = LOAD * n * SPEED / per_request
+    end, sent = time.perf_counter() + seconds, []
+
+    async def one(tokens: int) -> None:
+        ids = [rng.randrange(1000) for _ in range(tokens)]
+        async with http.post(f"{url}/generate", json={"input_ids": ids}) as reply:
+            await reply.read()
+
+    at = time.perf_counter()
+    while at < end:
+        await asyncio.sleep(max(0.0, at - time.perf_counter()))
+        sent.append(asyncio.create_task(one(SHORT_TOKENS if rng.random() < share else LONG_TOKENS)))
+        at += rng.expovariate(rate)
+    return sent
+
+
+async def mix(n: int, period_s: float, phase_s: float, seed: int) -> dict[str, Any]:
+    """Pools under a mix that changes twice. The first phase starts from an even split and is warm-up."""
+    rng = random.Random(seed)
+    runners, urls = [], []
+    rooms: Rooms = {}
+    for i in range(n + 1):
+        app = web.Application()
+        if i < n:
+            one = SimulatedPrefill(rooms)
+            app.router.add_post("/generate", one.generate)
+            app.router.add_get("/laps_status", one.status)
+        else:
+            app.router.add_post("/generate", SimulatedDecode(rooms).generate)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, servers.HOST, servers.free_port())
+        await site.start()
+        runners.append(runner)
+        urls.append(site.name)
+    port = servers.free_port()
+    command = [sys.executable, "-m", MODULES[LAPS], "--pd-disaggregation", "--mini-lb", "--host", servers.HOST]
+    command += ["--port", str(port), *FLAGS[LAPS], "--laps-rebalance-interval-s", str(period_s)]
+    for url in urls[:n]:
+        command += ["--prefill", url]
+    router = servers.Server("router", [*command, "--decode", urls[n]], port, OUT / "logs" / "router-mix.log")
+    try:
+        await asyncio.to_thread(lambda: router.start().ready())
+        changes = []
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+            for share in SHARES:
+                begin = time.time()
+                sent = await mix_phase(http, router.url, n, share, phase_s, rng)
+                async with http.get(f"{router.url}/laps_status") as reply:
+                    status = await reply.json()
+                moves = sorted((m for m in status["migrations"] if m["at"] >= begin), key=lambda m: m["at"])
+                changes.append(
+                    {
+                        "short_share": share,
+                        "split": [len(status["pools"]["short"]), len(status["pools"]["long"])],
+                        "moves": [[round((m["at"] - begin) / period_s, 2), m["to"]] for m in moves],
+                        "ttft_p90_ms": {c: status["ttft_ms"][c]["p90"] for c in ("short", "long")},
+                        "failed": status["counts"]["failed"],
+                    }
+                )
+                print(json.dumps(changes[-1]), flush=True)
+                await asyncio.gather(*sent)
+    finally:
+        await asyncio.to_thread(router.stop)
+        for runner in runners:
+            await runner.cleanup()
+    return {"prefill": n, "period_s": period_s, "phase_s": phase_s, "changes": changes}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--echo", action="store_true")
+    mode.add_argument("--mix", action="store_true")
     mode.add_argument("--serve-echo", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a round")
+    parser.add_argument(
+        "--seconds", type=float, help="length of a round of --echo (3), of a phase of --mix (12 periods)"
+    )
+    parser.add_argument("--prefill", type=int, nargs="+", default=[4, 8], help="prefill servers of --mix")
+    parser.add_argument("--period", type=float, default=2.0, help="control period of --mix (seconds)")
     args = parser.parse_args()
     if args.serve_echo:
         uvloop.run(serve_echo(args.serve_echo))
         return
-    result = echo(args.rounds, args.seconds)
+    result: Any
+    if args.echo:
+        name, result = "echo", echo(args.rounds, args.seconds or 3.0)
+    else:
+        phase_s = args.seconds or 12 * args.period
+        name, result = "mix", [uvloop.run(mix(n, args.period, phase_s, seed=n)) for n in args.prefill]
     OUT.mkdir(exist_ok=True)
-    (OUT / "router-echo.json").write_text(json.dumps(result, indent=1) + "\n")
+    (OUT / f"router-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -271,7 +271,14 @@ async def stack(
     lb = LapsMiniLoadBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
     mini_lb.lb = lb
     server = uvicorn.Server(
-        uvicorn.Config(LapsApp(lb, mini_lb.app), host="127.0.0.1", port=0, log_level="warning", access_log=False)
+        uvicorn.Config(
+            LapsApp(lb, mini_lb.app),
+            host="127.0.0.1",
+            port=0,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
     )
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -282,7 +289,6 @@ async def stack(
             yield Stack(p, d, lb, f"http://127.0.0.1:{port}", client)
     finally:
         server.should_exit = True
-        server.force_exit = True
         await task
         for s in (*p, *d):
             await s.stop()

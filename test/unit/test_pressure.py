@@ -215,3 +215,14 @@ def test_a_pool_without_a_healthy_instance_gets_one() -> None:
     assert move is not None
     assert move.target == "short"
     assert "healthy" in move.reason
+
+
+def test_a_pool_that_works_its_backlog_off_needs_no_more_help() -> None:
+    fleet = Fleet(2, 4)
+    fleet.run(PERIOD_S + STEP_S, 400_000, 1000)
+    assert [m.target for m in fleet.moves] == ["short"]
+    tokens = 400_000.0
+    while fleet.now < 6 * PERIOD_S:
+        fleet.step(tokens, 1000)
+        tokens *= 0.95
+    assert len(fleet.moves) == 1

@@ -45,6 +45,8 @@ class PressureConfig:
     """1 + tau: how many times the other pool's pressure calls for a move; also the half-width of the dead band."""
     idle_pressure: float = 0.25
     """With both pools below this there is nothing to even out, whatever the ratio."""
+    recovering: float = 0.9
+    """A pool whose recent pressure is below this share of its longer mean is working its backlog off: no move to it."""
     cooldown_s: float = 4.5
     """T_cool: least time between two moves (seconds)."""
     n_min: int = 1
@@ -55,7 +57,7 @@ class PressureConfig:
             value = getattr(self, f.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ConfigError(f"{f.name}: {value!r} is not a finite number")
-        for name in ("alpha", "beta", "gamma", "idle_pressure"):
+        for name in ("alpha", "beta", "gamma", "idle_pressure", "recovering"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not a number >= 0")
         for name in ("backlog_unit", "deviation_cap", "cooldown_s"):
@@ -127,6 +129,20 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] * (1 - t) + ordered[high] * t
 
 
+class _Trend:
+    """Two exponential means of one value that is held between samples: one recent, one longer."""
+
+    def __init__(self, recent_s: float, longer_s: float) -> None:
+        self._spans = (recent_s, longer_s)
+        self.recent = self.longer = 0.0
+
+    def hold(self, value: float, seconds: float) -> None:
+        """``value`` was the value for ``seconds``."""
+        keep_recent, keep_longer = (math.exp(-seconds / span) for span in self._spans)
+        self.recent = value + (self.recent - value) * keep_recent
+        self.longer = value + (self.longer - value) * keep_longer
+
+
 class PoolController:
     """Algorithm 2 with smoothing, a dead band and a cool-down. Holds no instances: membership is the caller's.
 
@@ -139,6 +155,7 @@ class PoolController:
         """Last observed pool pressures."""
         self.balance = 0.5
         """The short pool's smoothed share of both pressures (0..1): what decisions are made on."""
+        self._trend = {p: _Trend(config.smoothing_s / 4, config.smoothing_s) for p in POOLS}
         self._signals: tuple[InstanceSignals, ...] = ()
         self._seen_at: float | None = None
         self._moved_at: float | None = None
@@ -148,9 +165,11 @@ class PoolController:
         if self._seen_at is None:
             self._seen_at = self._moved_at = now
         # The last share held until now: weigh that one, not the one that has just begun.
-        keep = math.exp(-max(0.0, now - self._seen_at) / self.config.smoothing_s)
+        span = max(0.0, now - self._seen_at)
         held = self._share()
-        self.balance = held + (self.balance - held) * keep
+        self.balance = held + (self.balance - held) * math.exp(-span / self.config.smoothing_s)
+        for p in POOLS:
+            self._trend[p].hold(self.raw[p], span)
         self._seen_at = max(now, self._seen_at)
 
         self._signals = tuple(signals)
@@ -206,7 +225,9 @@ class PoolController:
         shares: tuple[tuple[Pool, float], ...] = (("short", self.balance), ("long", 1 - self.balance))
         for target, share in shares:
             if share > self._edge():
-                return target if self._would_help(target, share) else None
+                trend = self._trend[target]
+                recovers = trend.recent < self.config.recovering * trend.longer
+                return target if self._would_help(target, share) and not recovers else None
         return None
 
     def _would_help(self, target: Pool, share: float) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from .balancer import LapsMiniLoadBalancer
 
 logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page" / "index.html"
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -119,7 +123,11 @@ class LapsApp:
             watcher.cancel()
 
     async def _status(self, scope: Scope, send: Send) -> None:
-        history = b"history=1" in scope.get("query_string", b"")
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        last = query.get("last", [""])[0]
+        history = 0
+        if query.get("history") == ["1"]:
+            history = int(last) if last.isdecimal() else sys.maxsize
         await send_bytes(send, 200, orjson.dumps(status(self._lb, history=history)))
 
     async def _metrics(self, scope: Scope, send: Send) -> None:
@@ -127,7 +135,7 @@ class LapsApp:
         await send_bytes(send, 200, text, content_type)
 
     async def _page(self, scope: Scope, send: Send) -> None:
-        page = (resources.files(__package__) / "page" / "index.html").read_bytes()
+        page = PAGE.read_bytes()
         await send_bytes(send, 200, page, b"text/html; charset=utf-8")
 
 

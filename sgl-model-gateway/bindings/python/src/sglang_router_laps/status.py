@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .balancer import LapsMiniLoadBalancer
 
 
-def status(lb: LapsMiniLoadBalancer, *, history: bool = False) -> dict[str, Any]:
-    """The state now; with ``history`` also the samples of the last minutes. Times are seconds since 1970."""
+def status(lb: LapsMiniLoadBalancer, *, history: int = 0) -> dict[str, Any]:
+    """The state now, and the last ``history`` samples of what went before. Times are seconds since 1970."""
     controller = lb.control.controller
     result: dict[str, Any] = {
         "enabled": True,
@@ -41,7 +41,7 @@ def status(lb: LapsMiniLoadBalancer, *, history: bool = False) -> dict[str, Any]
         "config": lb.config.as_dict(),
     }  # fmt: skip
     if history:
-        result["history"] = list(lb.control.history)
+        result["history"] = list(lb.control.history)[-history:]
     return result
 
 
