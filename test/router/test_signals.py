@@ -1,0 +1,146 @@
+"""Where the signals come from, and what the control task makes of them, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from .fakes import FakePrefill, World, stack
+
+
+class StockPrefill(FakePrefill):
+    """A stock server: no /laps_status, but whichever of the others it is told to have."""
+
+    loads: dict[str, Any] | None = None
+    metrics: str | None = None
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, laps=False)
+
+    def add_routes(self, app: web.Application) -> None:
+        super().add_routes(app)
+        app.router.add_get("/v1/loads", self._loads)
+        app.router.add_get("/metrics", self._metrics)
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        if self.loads is None:
+            raise web.HTTPNotFound
+        assert request.query["include"] == "core"
+        return web.json_response(self.loads)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        if self.metrics is None:
+            raise web.HTTPNotFound
+        return web.Response(text=self.metrics)
+
+
+def test_a_laps_server_says_its_load() -> None:
+    async def run() -> None:
+        async with stack(2, config={"interval_s": 0.2}) as s:
+            s.prefills[0].load = {"backlog_tokens": 4096, "slo_deviation": 0.5, "busy_share": 0.25}
+            reader = s.lb.readers[0]
+            await s.until(lambda: reader.load.backlog_tokens == 4096)
+            found = (await s.status())["prefill"][0]
+            assert found["signals"] == {
+                "backlog_tokens": 4096,
+                "slo_deviation": 0.5,
+                "busy_share": 0.25,
+                "source": "laps_status",
+            }
+            assert found["pressure"] == pytest.approx(2.0 + 0.5 - 0.05)
+
+    asyncio.run(run())
+
+
+def test_a_stock_server_is_read_by_its_loads() -> None:
+    async def run() -> None:
+        async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
+            one = s.prefills[0]
+            assert isinstance(one, StockPrefill)
+            one.loads = {
+                "loads": [
+                    {"num_waiting_uncached_tokens": 100, "total_prefill_busy_us": 0},
+                    {"num_waiting_uncached_tokens": 23, "total_prefill_busy_us": 0},
+                ]
+            }
+            s.lb.readers[0]._level = 0
+            await s.until(lambda: s.lb.readers[0].load.source == "v1/loads")
+            assert s.lb.readers[0].load.backlog_tokens == 123
+            assert s.lb.readers[1].load.source == "router"
+
+    asyncio.run(run())
+
+
+def test_a_stock_server_with_metrics_alone_is_read_by_its_queue_length() -> None:
+    async def run() -> None:
+        async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
+            for p in s.prefills:
+                assert isinstance(p, StockPrefill)
+                p.metrics = '# HELP x\nsglang:num_queue_reqs{model_name="m",tp_rank="0"} 3.0\n'
+            for r in s.lb.readers:
+                r._level = 0
+            await s.post(text="a" * 400)
+            short = next(r for r in s.lb.readers if r.instance.pool == "short")
+            await s.until(lambda: short.load.source == "metrics" and short.load.backlog_tokens > 0)
+            assert short.load.backlog_tokens == 3 * 100
+
+    asyncio.run(run())
+
+
+def test_a_silent_server_is_read_by_the_routers_own_books() -> None:
+    async def run() -> None:
+        async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
+            s.pool("short")[0].gate.clear()
+            waiting = asyncio.create_task(s.post(text="a" * 400))
+            reader = next(r for r in s.lb.readers if r.instance.pool == "short")
+            await s.until(lambda: reader.load.backlog_tokens == 100 and reader.load.busy_share > 0.9)
+            assert reader.load.source == "router"
+            s.pool("short")[0].gate.set()
+            await waiting
+            await s.until(lambda: reader.load.backlog_tokens == 0)
+
+    asyncio.run(run())
+
+
+def test_pressure_moves_an_instance_and_in_flight_requests_finish_where_they_are() -> None:
+    async def run() -> None:
+        async with stack(4, config={"interval_s": 0.4, "spill": "off"}) as s:
+            moving = s.pool("long")
+            for p in moving:
+                p.gate.clear()
+            held = [asyncio.create_task(s.post(text=f"{i}" * 8000)) for i in range(2)]
+            await s.until(lambda: sum(len(p.bodies) for p in moving) == 2)
+            for p in s.pool("short"):
+                p.load = {"backlog_tokens": 40_000, "slo_deviation": 0.0, "busy_share": 1.0}
+            for p in moving:
+                p.load = {"backlog_tokens": 0, "slo_deviation": 0.0, "busy_share": 0.0}
+            await s.until(lambda: len(s.pool("short")) == 3)
+            for p in moving:
+                p.gate.set()
+            assert [status for status, _ in await asyncio.gather(*held)] == [200, 200]
+            await s.at_rest()
+            found = await s.status()
+            assert found["counts"]["moves"] == {"short": 1, "long": 0}
+            (move,) = found["migrations"]
+            assert (move["from"], move["to"]) == ("long", "short")
+            assert "pressure" in move["reason"]
+            # n_min: the last long instance stays, whatever the pressure.
+            await asyncio.sleep(1.0)
+            assert len(s.pool("long")) == 1
+
+    asyncio.run(run())
+
+
+def test_flushing_the_servers_caches_clears_the_index() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            await s.post(text="z" * 8000)
+            assert any(len(i.prefixes) for i in s.lb.pools.instances)
+            async with s.client.post(f"{s.url}/flush_cache") as r:
+                assert r.status == 200
+            assert not any(len(i.prefixes) for i in s.lb.pools.instances)
+
+    asyncio.run(run())

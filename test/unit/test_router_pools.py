@@ -1,0 +1,196 @@
+"""Which instance a request goes to: classes, prefixes, spilling, health; properties over random traffic."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("sglang_router")
+
+from sglang_laps.policy.pressure import Move
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.instances import PrefillInstance
+from sglang_router_laps.pools import Pools
+from sglang_router_laps.prefixes import BLOCK_BYTES, PrefixIndex, fingerprint
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pools(n: int = 4, **config: object) -> Pools:
+    return Pools([(f"http://h{i}:1", 8998) for i in range(n)], AllocConfig.parse({}, json.dumps(config)), Clock())
+
+
+def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
+    choice = p.choose(tokens, [fingerprint(text)] if text else [])
+    assert choice is not None
+    return choice.instance, choice.length_class, choice.new_tokens, choice.spilled
+
+
+def test_the_threshold_is_inclusive() -> None:
+    p = pools()
+    assert route(p, 256)[0].pool == "short"
+    assert route(p, 257)[0].pool == "long"
+
+
+def test_the_least_loaded_of_the_pool_is_chosen() -> None:
+    p = pools()
+    with p.members("short")[0].lease(10):
+        assert route(p, 20)[0] is p.members("short")[1]
+
+
+def test_a_known_prefix_makes_a_long_prompt_short_where_it_lies() -> None:
+    p = pools()
+    history = b"".join(b"%05d" % i for i in range(4000))
+    home, cls, new, _ = route(p, 5000, history)
+    assert (home.pool, cls, new) == ("long", "long", 5000)
+    again, cls, new, spilled = route(p, 5050, history + b"and one more question?")
+    assert again is home
+    assert cls == "short"
+    assert new <= 256
+    assert not spilled
+
+
+def test_a_prefix_in_the_short_pool_keeps_a_conversation_there() -> None:
+    p = pools()
+    turn = b"".join(b"%05d" % i for i in range(200))
+    home, *_ = route(p, 250, turn)
+    assert home.pool == "short"
+    again, cls, *_ = route(p, 350, turn + b"x" * 300)
+    assert (again, cls) == (home, "short")
+
+
+def test_an_overloaded_holder_is_passed_over() -> None:
+    p = pools(6, initial_short=1)
+    history = b"".join(b"%05d" % i for i in range(4000))
+    home, *_ = route(p, 5000, history)
+    with home.lease(50_000):
+        assert route(p, 9000, history + b"y" * 20_000)[0] is not home
+
+
+def test_a_short_request_spills_to_an_idle_long_instance_only() -> None:
+    p = pools()
+    with contextlib.ExitStack() as stack:
+        for i in p.members("short"):
+            stack.enter_context(i.lease(3000))
+        chosen, cls, _, spilled = route(p, 10)
+        assert (chosen.pool, cls, spilled) == ("long", "short", True)
+        for i in p.members("long"):
+            stack.enter_context(i.lease(1))
+        assert route(p, 10)[0].pool == "short"
+
+
+def test_long_requests_spill_only_when_told_to() -> None:
+    for spill, pool in (("short", "long"), ("off", "long"), ("both", "short")):
+        p = pools(spill=spill)
+        with contextlib.ExitStack() as stack:
+            for i in p.members("long"):
+                stack.enter_context(i.lease(9000))
+            assert route(p, 5000)[0].pool == pool
+
+
+def test_a_pool_without_anybody_healthy_is_served_by_the_other() -> None:
+    p = pools()
+    for i in p.members("short"):
+        i.healthy = False
+    chosen, cls, _, spilled = route(p, 10)
+    assert (chosen.pool, cls, spilled) == ("long", "short", True)
+    for i in p.instances:
+        i.healthy = False
+    assert p.choose(10) is None
+
+
+def test_a_moved_instance_takes_new_requests_of_its_new_pool_and_keeps_the_old() -> None:
+    p = pools(2 + 1, initial_short=2)
+    moving = p.members("short")[0]
+    with moving.lease(100):
+        p.apply(Move(moving.url, "short", "long", 0.0, "test"))
+        assert moving.outstanding == 1
+        assert route(p, 10)[0].pool == "short"
+        assert {route(p, 9999)[0] for _ in range(3)} <= set(p.members("long"))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 6),
+    st.lists(st.tuples(st.integers(1, 4000), st.booleans(), st.sets(st.integers(0, 5), max_size=5)), max_size=60),
+)
+def test_any_traffic_is_placed_and_given_back(n: int, requests: list[tuple[int, bool, set[int]]]) -> None:
+    p = pools(n)
+    with contextlib.ExitStack() as stack:
+        for tokens, early, sick in requests:
+            for k, i in enumerate(p.instances):
+                i.healthy = k not in sick
+            choice = p.choose(tokens)
+            if choice is None:
+                assert not any(i.healthy for i in p.instances)
+                continue
+            assert choice.instance.healthy
+            assert choice.length_class == ("short" if tokens <= 256 else "long")
+            lease = stack.enter_context(choice.instance.lease(choice.new_tokens))
+            if early:
+                lease.end()
+        assert sum(i.outstanding_tokens for i in p.instances) >= 0
+    assert all(i.outstanding == i.outstanding_tokens == 0 for i in p.instances)
+
+
+@given(st.binary(max_size=4000), st.binary(max_size=2000))
+def test_what_is_held_is_the_common_prefix_in_whole_blocks(base: bytes, more: bytes) -> None:
+    index = PrefixIndex(1 << 20)
+    index.add(fingerprint(base))
+    blocks = len(base) // BLOCK_BYTES
+    prompt = base[: blocks * BLOCK_BYTES] + more
+    shared = 0
+    while shared < min(len(base), len(prompt)) // BLOCK_BYTES * BLOCK_BYTES and (
+        base[shared : shared + BLOCK_BYTES] == prompt[shared : shared + BLOCK_BYTES]
+    ):
+        shared += BLOCK_BYTES
+    held = index.held(fingerprint(prompt))
+    assert held == pytest.approx(shared / len(prompt) if prompt else 0.0)
+
+
+@given(st.lists(st.binary(min_size=256, max_size=3000), min_size=1, max_size=30))
+def test_the_index_is_bounded_and_what_it_holds_of_a_prompt_is_a_prefix(prompts: list[bytes]) -> None:
+    index = PrefixIndex(10 * 64)
+    for text in prompts:
+        index.add(fingerprint(text))
+        assert len(index) <= 10
+    for text in prompts:
+        print_ = fingerprint(text)
+        inside = [h in index._blocks for h in print_.hashes]
+        assert inside == sorted(inside, reverse=True)
+
+
+def test_busy_time_runs_while_anything_is_in_flight() -> None:
+    clock = Clock()
+    i = PrefillInstance("http://h:1", None, "short", clock=clock)
+    with i.lease(5), i.lease(5):
+        clock.now = 2.0
+        assert i.busy_seconds() == 2.0
+    clock.now = 5.0
+    assert i.busy_seconds() == 2.0
+
+
+def test_deadline_overshoot_is_averaged_and_forgotten() -> None:
+    clock = Clock()
+    i = PrefillInstance("http://h:1", None, "short", clock=clock)
+    i.note_ttft(0.1, 0.4)
+    assert i.current_deviation() == 0.0
+    for _ in range(50):
+        i.note_ttft(0.8, 0.4)
+    assert i.current_deviation() == pytest.approx(1.0, rel=0.01)
+    clock.now = 60.0
+    assert i.current_deviation() < 0.001
+
+
+@pytest.mark.parametrize(("url", "host"), [("http://[::1]:30000", "[::1]"), ("http://h:1/", "h")])
+def test_the_bootstrap_host_is_as_the_servers_want_it(url: str, host: str) -> None:
+    assert PrefillInstance(url, 1, "short").bootstrap_host == host
