@@ -38,7 +38,12 @@ def session() -> aiohttp.ClientSession:
 
 
 async def stream(
-    http: aiohttp.ClientSession, url: str, body: dict[str, Any], kind: str, epoch: float, headers: dict[str, str] | None = None
+    http: aiohttp.ClientSession,
+    url: str,
+    body: dict[str, Any],
+    kind: str,
+    epoch: float,
+    headers: dict[str, str] | None = None,
 ) -> Seen:
     """Post `body` to an OpenAI-compatible route with streaming on; the first piece of text is the first token."""
     begin = time.perf_counter()
@@ -57,11 +62,15 @@ async def stream(
                         seen.error = str(event["error"])[:200]
                         break
                     for choice in event.get("choices", ()):
-                        if (choice.get("delta") or {}).get("content") or choice.get("text") or choice.get("finish_reason"):
+                        if (
+                            (choice.get("delta") or {}).get("content")
+                            or choice.get("text")
+                            or choice.get("finish_reason")
+                        ):
                             if seen.ttft_s is None:
                                 seen.ttft_s = time.perf_counter() - begin
                             pieces.append((choice.get("delta") or {}).get("content") or choice.get("text") or "")
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as e:
+    except (aiohttp.ClientError, TimeoutError, ValueError) as e:
         seen.error = f"{type(e).__name__}: {e}"[:200]
     seen.text, seen.total_s = "".join(pieces), time.perf_counter() - begin
     if seen.ttft_s is None and seen.error is None:
@@ -77,7 +86,7 @@ async def prefill_only(
     epoch: float,
     custom_params: dict[str, Any] | None = None,
 ) -> Seen:
-    """Prefill `input_ids` on a prefill server alone, through SGLang's fake bootstrap host; the answer is the first token."""
+    """Prefill `input_ids` on a prefill server alone, through SGLang's fake bootstrap host, to the first token."""
     params: dict[str, Any] = {"max_new_tokens": 1, "temperature": 0}
     if custom_params:
         params["custom_params"] = custom_params
@@ -98,7 +107,7 @@ async def prefill_only(
                 seen.prompt_tokens = answer["meta_info"]["prompt_tokens"]
             else:
                 seen.error = f"HTTP {reply.status}: {str(answer)[:200]}"
-    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as e:
+    except (aiohttp.ClientError, TimeoutError, ValueError) as e:
         seen.error = f"{type(e).__name__}: {e}"[:200]
     seen.total_s = time.perf_counter() - begin
     return seen

@@ -6,6 +6,7 @@ and its ``Plan`` travels to the others as whole numbers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,10 +19,14 @@ from sglang_laps.policy.queues import turn
 from sglang_laps.policy.slo import SloLedger
 from sglang_laps.policy.window import REASONS, ShortWaiting, Wait, Window
 
+logger = logging.getLogger(__name__)
+
 LOOKAHEAD = 512
 """Short requests the window looks at; no batch is longer than this."""
 PLAN_NUMBERS = 7 + LOOKAHEAD
 """Length of a Plan in whole numbers."""
+SAVE_PERIOD_S = 10.0
+"""The latency model is saved no more often than this."""
 _CLASSES = (SHORT, LONG)
 
 
@@ -86,6 +91,7 @@ class Pacer:
         self.window = Window(config, *graphs)
         self._seen_s: float | None = None
         self._blind = False
+        self._saved_s, self._saved_at = 0.0, 0
 
     def threshold(self, now: float) -> int:
         """Longest short request (tokens): as configured, or from the latency model."""
@@ -175,6 +181,19 @@ class Pacer:
             self.model.observe(StepSample.of(shape, end - begin))
         if launch.cls is SHORT and self._config.wait_window_ms:
             self.window.completed(end, len(shape))
+
+    def save_when_due(self, now: float) -> None:
+        """Write the latency model to ``profile_save_path`` if it has learned since; call it when idle."""
+        path = self._config.profile_save_path
+        if path is None or not self.model.fitted or now - self._saved_s < SAVE_PERIOD_S:
+            return
+        if self.model.observed == self._saved_at:
+            return
+        self._saved_s, self._saved_at = now, self.model.observed
+        try:
+            self.model.save(path)
+        except OSError as e:
+            logger.warning("LAPS: the latency model could not be saved to %s: %s", path, e.strerror)
 
     def status(self, now: float) -> dict[str, Any]:
         """What /laps_status says of the decisions (JSON-ready)."""

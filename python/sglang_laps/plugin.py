@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 from sglang_laps import __version__, graphs, options
 from sglang_laps.policy.config import FLAGS, ConfigError
+from sglang_laps.policy.latency import LatencyModel
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ def enable(args: argparse.Namespace) -> None:
         logger.warning("LAPS scheduler is off: %s.", reason)
         os.environ.pop(options.ENV, None)
         return
+    if config.profile_path:
+        LatencyModel.load(config.profile_path)  # a bad file is refused here, before any model loads
     options.to_env(config)
     if config.profile:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))

@@ -394,6 +394,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Idle housekeeping; the gauges follow."""
         if self.laps_on and self._laps_series is not None:
             self._laps_show(self._laps_series, time.perf_counter())
+        if self.laps_on and self._laps_leader:
+            self._laps_pacer.save_when_due(time.perf_counter())
         if self.laps_on and self.laps_config.graphs and self.is_fully_idle():
             graphs.idle(self.tp_worker.model_runner)
         super().on_idle()

@@ -94,7 +94,7 @@ class LapsConfig:
     long_chunk_tokens: int | None = knob(None, _or_none(_whole(1, "tokens")))
     """Chunk of a long prefill (tokens); None = the server's chunked prefill size."""
     status_period_s: float = knob(0.5, _real(0.05, 60.0, "seconds"))
-    """How often a scheduler publishes what /laps_status shows (seconds)."""
+    """How often the Prometheus gauges are set (seconds)."""
 
     # -- the waiting window (AWD)
     window: str = knob("awd", _one_of("awd", "fixed"))
@@ -121,6 +121,8 @@ class LapsConfig:
     """Measure a short latency profile at start (seconds of start-up time)."""
     profile_path: str | None = knob(None, _or_none(_text))
     """A saved latency model to start from (JSON)."""
+    profile_save_path: str | None = knob(None, _or_none(_text))
+    """Where to save the fitted latency model when the server is idle (JSON)."""
     threshold_min: int = knob(64, _whole(1, "tokens"))
     """Lower clamp of the automatic threshold (tokens)."""
     threshold_max: int = knob(1024, _whole(1, "tokens"))

@@ -141,6 +141,11 @@ class LatencyModel:
         self._why_not = "no steps measured"
 
     @property
+    def observed(self) -> int:
+        """Steps taken in since the start."""
+        return self._observed
+
+    @property
     def fitted(self) -> bool:
         return self._coefficients is not None
 

@@ -1,0 +1,280 @@
+"""The main job, seen: short turns and long documents through a real router, prefill and decode server, on this machine.
+
+The same multi-turn load goes to a prefill server with LAPS and to a stock one with ``fcfs``, in turns (A B B A), both
+in front of one decode server. What comes out: one table, one picture, ``result.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmark.rig import model, servers, stats
+from benchmark.rig.load import Seen, poisson, session, stream
+from benchmark.rig.machine import machine, versions
+
+CHUNK = 512
+SESSIONS = 6
+"""Users in a conversation at the same time."""
+THINK_S = (0.05, 0.4)
+DOCUMENT_TOKENS = (1800, 2400)
+ANSWER_TOKENS = 4
+VARIANTS: dict[str, tuple[str, ...]] = {"laps": ("--enable-laps-scheduler",), "fcfs": ("--schedule-policy", "fcfs")}
+ORDER = ("laps", "fcfs", "fcfs", "laps")
+PREFILL = ("--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "65536", "--context-length", "8192")
+DECODE = ("--max-total-tokens", "65536", "--context-length", "8192")
+ONE_CORE = {"OMP_NUM_THREADS": "1"}
+
+
+class Progress:
+    """One live line on stderr."""
+
+    def __init__(self) -> None:
+        self._begin, self._tty, self._last = time.monotonic(), sys.stderr.isatty(), ""
+
+    def say(self, text: str) -> None:
+        """Replace the line; where there is no terminal, print it when it changes."""
+        stamp = f"[{time.monotonic() - self._begin:5.0f} s] "
+        if self._tty:
+            sys.stderr.write("\r\033[K" + stamp + text)
+        elif text.split(":")[0] != self._last:
+            self._last = text.split(":")[0]
+            sys.stderr.write(stamp + text + "\n")
+        sys.stderr.flush()
+
+    def done(self) -> None:
+        """Leave the line."""
+        if self._tty:
+            sys.stderr.write("\n")
+
+
+class Words:
+    """Text of a wanted length in tokens, never the same twice."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        from transformers import AutoTokenizer
+
+        self._words = sorted({w for text in model.corpus() for w in text.split() if w.isalpha()})
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        sample = " ".join(self._words)
+        self._per_word = len(tokenizer(sample)["input_ids"]) / len(self._words)
+        self._rng = random.Random(seed)
+
+    def text(self, tokens: int) -> str:
+        """About `tokens` tokens of words."""
+        return " ".join(self._rng.choices(self._words, k=max(1, round(tokens / self._per_word))))
+
+
+async def conversation(
+    http: aiohttp.ClientSession, url: str, words: Words, rng: random.Random, epoch: float, until: float, out: list[Seen]
+) -> None:
+    """One user: short turns on a history that grows, a new conversation now and then."""
+    messages: list[dict[str, str]] = []
+    while time.perf_counter() < until:
+        await asyncio.sleep(rng.uniform(*THINK_S))
+        if len(messages) >= 16:
+            messages = []
+        messages = [*messages, {"role": "user", "content": words.text(rng.randint(10, 60))}]
+        seen = await ask(http, url, messages, "short", epoch)
+        out.append(seen)
+        messages.append({"role": "assistant", "content": seen.text})
+
+
+async def documents(
+    http: aiohttp.ClientSession, url: str, words: Words, arrivals: Sequence[float], epoch: float, out: list[Seen]
+) -> None:
+    """Long documents at their own times, whatever the answers."""
+    jobs = []
+    rng = random.Random(len(arrivals))
+    for at in arrivals:
+        prompt = words.text(rng.randint(*DOCUMENT_TOKENS))
+        await asyncio.sleep(max(0.0, epoch + at - time.perf_counter()))
+        jobs.append(asyncio.ensure_future(ask(http, url, [{"role": "user", "content": prompt}], "long", epoch)))
+    out.extend(await asyncio.gather(*jobs))
+
+
+async def ask(http: aiohttp.ClientSession, url: str, messages: list[dict[str, str]], kind: str, epoch: float) -> Seen:
+    """One chat completion, streamed."""
+    body = {"model": "demo", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
+    return await stream(http, url + "/v1/chat/completions", body, kind, epoch)
+
+
+async def one_round(
+    url: str, words: Words, seed: int, span_s: float, document_rate: float, progress: Progress, label: str
+) -> tuple[list[Seen], float]:
+    """The mixed load for `span_s` seconds; what was seen, and how long until the last answer."""
+    rng, out = random.Random(seed), []  # type: tuple[random.Random, list[Seen]]
+    async with session() as http:
+        epoch = time.perf_counter()
+        users = [
+            conversation(http, url, words, random.Random(rng.random()), epoch, epoch + span_s, out)
+            for _ in range(SESSIONS)
+        ]
+        load = asyncio.gather(*users, documents(http, url, words, poisson(document_rate, span_s, rng), epoch, out))
+        while not load.done():
+            progress.say(f"{label}: {len(out)} answers, {stats.failed(out)} failed")
+            await asyncio.wait([load], timeout=0.5)
+        await load
+        return out, time.perf_counter() - epoch
+
+
+async def lone_long_s(url: str, words: Words) -> float:
+    """Median time to first token of one document on an idle server (seconds)."""
+    async with session() as http:
+        for _ in range(3):
+            await ask(http, url, [{"role": "user", "content": words.text(40)}], "short", 0.0)
+        times = [
+            await ask(http, url, [{"role": "user", "content": words.text(sum(DOCUMENT_TOKENS) // 2)}], "long", 0.0)
+            for _ in range(3)
+        ]
+    return statistics.median(t.ttft_s or t.total_s for t in times)
+
+
+def summary(rounds: Sequence[tuple[list[Seen], float]]) -> dict[str, Any]:
+    """Quantiles over all requests of a variant's rounds."""
+    seen = [s for r, _ in rounds for s in r]
+    good = len(seen) - stats.failed(seen)
+    return {
+        **{kind: stats.quantiles(stats.ttft_ms(seen, kind)) for kind in ("short", "long")},
+        "rps": round(good / sum(took for _, took in rounds), 3),
+        "failed": stats.failed(seen),
+        "requests": {kind: sum(s.kind == kind for s in seen) for kind in ("short", "long")},
+    }
+
+
+def table(result: dict[str, dict[str, Any]]) -> str:
+    """The figures, and the ratio of LAPS to fcfs below them."""
+    columns = [(kind, q) for kind in ("short", "long") for q in ("p50_ms", "p90_ms", "p99_ms")]
+    head = ["TTFT (ms)", *(f"{k} {q[:3].upper()}" for k, q in columns), "requests/s", "failed"]
+    rows = [
+        [n, *(f"{v[k][q]:.0f}" for k, q in columns), f"{v['rps']:.2f}", str(v["failed"])] for n, v in result.items()
+    ]
+    a, b = result["laps"], result["fcfs"]
+    ratios = [f"{a[k][q] / b[k][q]:.2f}" for k, q in columns]
+    rows.append(["laps / fcfs", *ratios, f"{a['rps'] / b['rps']:.2f}", ""])
+    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in [head, *rows]
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)
+
+
+def picture(rounds: dict[str, list[tuple[list[Seen], float]]], path: Path) -> None:
+    """The two distributions of TTFT, short and long side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for ax, kind in zip(axes, ("short", "long"), strict=True):
+        for name, colour in (("laps", "#0b6e4f"), ("fcfs", "#c1440e")):
+            values = sorted(stats.ttft_ms([s for r, _ in rounds[name] for s in r], kind))
+            share = [(i + 1) / len(values) for i in range(len(values))]
+            ax.step(values, share, where="post", color=colour, label=name, linewidth=2)
+        ax.axhline(0.9, color="#888888", linewidth=0.8, linestyle=":")
+        ax.set_xscale("log")
+        ax.set(xlabel="time to first token (ms)", ylabel="share of requests", title=f"{kind} requests", ylim=(0, 1.01))
+        ax.grid(alpha=0.3, which="both")
+        ax.legend(loc="lower right")
+    figure.suptitle("SGLang prefill with LAPS and with stock fcfs, the same load")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+@contextmanager
+def fleet(folder: Path, out: Path, progress: Progress) -> Iterator[dict[str, servers.Server]]:
+    """Decode server, a prefill server and a router a variant; the routers by variant."""
+    started: list[servers.Server] = []
+    routers: dict[str, servers.Server] = {}
+    try:
+        decode = servers.decode(folder, out / "decode.log", *DECODE)
+        decode.env = ONE_CORE
+        prefills = {}
+        for name, args in VARIANTS.items():
+            log = out / f"prefill-{name}.log"
+            prefills[name] = servers.prefill(
+                folder, log, *PREFILL, *args, env=ONE_CORE, name=f"prefill server ({name})"
+            )
+        for server in (decode, *prefills.values()):
+            started.append(server.start())
+            server.ready(tick=lambda _, n=server.name: progress.say(f"starting the {n}"))  # type: ignore[misc]
+        for name, prefill in prefills.items():
+            routers[name] = servers.minilb([prefill], [decode], out / f"router-{name}.log", name=f"router ({name})")
+            started.append(routers[name].start())
+        for router in routers.values():
+            router.ready(tick=lambda _: progress.say("starting the routers"))
+        yield routers
+    finally:
+        progress.say("stopping the servers")
+        for server in reversed(started):
+            server.stop()
+        progress.done()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; 0 if no request failed."""
+    parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=18.0, help="length of each of the four rounds (default: 18)")
+    parser.add_argument("--utilisation", type=float, default=0.5, help="of the prefill server by documents (0.5)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "demo")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    # A plain kill ends the servers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    progress = Progress()
+    progress.say("making the model")
+    folder = model.make(model.REPO / "out" / "models")
+    words = Words(folder, args.seed)
+    rounds: dict[str, list[tuple[list[Seen], float]]] = {name: [] for name in VARIANTS}
+    try:
+        with fleet(folder, args.out, progress) as routers:
+            progress.say("measuring a lone document")
+            alone = [asyncio.run(lone_long_s(router.url, words)) for router in routers.values()]
+            rate = args.utilisation / min(alone)
+            for i, name in enumerate(ORDER):
+                label = f"round {i + 1} of {len(ORDER)}, {name}"
+                seed = args.seed + i // 2
+                run = one_round(routers[name].url, words, seed, args.seconds, rate, progress, label)
+                rounds[name].append(asyncio.run(run))
+    except servers.ServerError as e:
+        print(f"demo: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted; every server has been stopped", file=sys.stderr)
+        return 130
+    result = {name: summary(r) for name, r in rounds.items()}
+    print(table(result))
+    record = {
+        "variants": result,
+        "machine": machine(),
+        "versions": versions(),
+        "seed": args.seed,
+        "load": {"documents_per_s": round(rate, 3), "users": SESSIONS, "seconds": args.seconds, "lone_long_s": alone},
+    }
+    (args.out / "result.json").write_text(json.dumps(record, indent=2) + "\n")
+    picture(rounds, args.out / "ttft.png")
+    for path in (args.out / "result.json", args.out / "ttft.png"):
+        print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    for error in sorted({s.error for r in rounds.values() for seen, _ in r for s in seen if s.error})[:5]:
+        print(f"demo: a request failed: {error}", file=sys.stderr)
+    return 1 if any(v["failed"] for v in result.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

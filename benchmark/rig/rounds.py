@@ -1,0 +1,82 @@
+"""Variants compared by ratio: the same work in turns, one ratio a round, and no verdict the rounds do not support."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LEVEL = 0.9
+"""Confidence of the interval around a median that a verdict needs (0..1)."""
+
+
+def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """(round, name): A B C, C B A, ... so that a machine that drifts favours nobody."""
+    for i in range(rounds):
+        for name in names if i % 2 == 0 else reversed(names):
+            yield i, name
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One variant over another: the median of per-round ratios, and an interval for it."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+    confidence: float
+    """Share of the time such an interval covers the true median, whatever the noise looks like (0..1)."""
+
+    @property
+    def verdict(self) -> str:
+        """ "more", "less", or "not shown" where the interval holds 1 or too few rounds were run."""
+        if self.confidence < LEVEL or self.low <= 1.0 <= self.high:
+            return "not shown"
+        return "more" if self.low > 1.0 else "less"
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def ratio(new: Sequence[float], base: Sequence[float]) -> Ratio:
+    """new / base, round by round. Raises ValueError on unequal numbers of rounds, or none."""
+    per_round = [_over(a, b) for a, b in zip(new, base, strict=True)]
+    return Ratio(statistics.median(per_round), *interval(per_round))
+
+
+def _over(a: float, b: float) -> float:
+    if b != 0.0:
+        return a / b
+    return 1.0 if a == 0.0 else math.inf
+
+
+def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, int, float]:
+    """(low, high, n, confidence): the narrowest pair of order statistics that covers the median with ``level``.
+
+    Distribution-free: the number of values below the median is binomial. Where even all of them do not reach
+    ``level``, lowest and highest with the confidence they have.
+    """
+    ordered, n = sorted(values), len(values)
+    if n == 0:
+        raise ValueError("no rounds")
+    cut = 0
+    while cut + 1 < n - cut - 1 and _coverage(n, cut + 1) >= level:
+        cut += 1
+    return ordered[cut], ordered[n - 1 - cut], n, _coverage(n, cut)
+
+
+def _coverage(n: int, cut: int) -> float:
+    """P(the median lies between the values ranked ``cut`` from either end)."""
+    return 1.0 - 2.0 * sum(math.comb(n, i) for i in range(cut + 1)) / 2.0**n
+
+
+def ratios(per_variant: Mapping[str, Sequence[float]], base: str) -> dict[str, Ratio]:
+    """Every other variant over ``base``."""
+    return {name: ratio(v, per_variant[base]) for name, v in per_variant.items() if name != base}
