@@ -61,6 +61,8 @@ ranks = Ranks(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[0, 1], cp
 assert ranks.first == (rank == 0)
 assert [ranks.agree(v + 10 * rank) for v in (-1, 3)] == [-1, 3]
 assert (ranks.all(True), ranks.all(rank == 0)) == (True, False)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 

@@ -260,6 +260,14 @@ def test_a_replay_writes_no_kv_but_its_own_and_the_sink(runner: Any, always: Any
 # -- what cells do not serve
 
 
+def test_every_hooked_name_exists(runner: Any) -> None:
+    import pkgutil
+
+    from sglang_laps.graphs import HOOKS
+
+    assert all(callable(pkgutil.resolve_name(name)) for name, _ in HOOKS)
+
+
 def test_what_no_cell_covers_goes_the_stock_way(runner: Any, always: Any, cuda: bool) -> None:
     rng = random.Random(6)
     for news in ([ids(rng, 129)], [ids(rng, 3) for _ in range(65)], [ids(rng, 2)]):
@@ -397,6 +405,71 @@ def test_a_late_capture_touches_no_cached_kv(runner: Any) -> None:
         assert dead not in front.cells.seconds
         for old, new in zip(before, (pool.get_key_buffer(1), pool.get_value_buffer(1)), strict=True):
             assert torch.equal(old[1:], new[1:])
+
+
+# -- SGLang's own full-graph backend, with graphs that run their body again
+
+
+@pytest.fixture
+def own_backend(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> type:
+    """FullCudaGraphBackend as it is, on a device whose graphs are stood in for."""
+    if cuda:
+        pytest.skip("the real one is used here")
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    import torch
+    from sglang.srt.environ import envs
+    from sglang.srt.model_executor.runner_backend import full_cuda_graph_backend
+    from sglang_laps.graphs import front
+
+    class Graph:
+        freed = 0
+
+        def replay(self) -> None:
+            self.body()
+
+        def reset(self) -> None:
+            type(self).freed += 1
+
+    class Backend(full_cuda_graph_backend.FullCudaGraphBackend):
+        graph = Graph
+
+        def __init__(self, runner: Any) -> None:
+            super().__init__(runner, reuse_output_buffer=True)
+            self._device_module = SimpleNamespace(
+                graph=lambda **_: nullcontext(), synchronize=lambda: None, graph_pool_handle=lambda: (0, 1)
+            )
+
+        def capture_one(self, key: Any, body: Any, **kwargs: Any) -> None:
+            super().capture_one(key, body, **kwargs)
+            out = self._outputs[key]
+            self._graphs[key].body = lambda: out.copy_(body())
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(front, "emulation", lambda: Backend)
+    with envs.SGLANG_ENABLE_GRAPH_POOL_PRECARVE.override(False):
+        yield Backend
+
+
+def test_all_cells_share_the_backends_output_buffer(runner: Any, own_backend: Any, cuda: bool) -> None:
+    rng = random.Random(13)
+    with cells(runner, graph_always=True, graph_budget=10, graph_window=8, graph_swaps=1) as front:
+        backend = front.cells.backend
+        assert type(backend) is own_backend
+        shared = backend._output_buffer
+        assert shared.shape[0] == max(c.tokens for c in front.cells.cells)
+        for _ in range(8):
+            news = [ids(rng, rng.randint(9, 30)) for _ in range(4)]
+            compare(runner, front, news, [ids(rng, 20) for _ in news], cuda)
+        assert front.demand.hits > 0
+        front.idle()
+        assert front.replaced == 1
+        assert own_backend.graph.freed == 1
+        assert len(backend._graphs) == len(front.cells.cells) == 10
+        assert backend._output_buffer is shared
+        assert {o.data_ptr() for o in backend._outputs.values()} == {shared.data_ptr()}
+        compare(runner, front, [ids(rng, 20) for _ in range(4)], None, cuda)
 
 
 # -- FlashAttention's metadata, with SGLang's own code and attention computed from nothing else

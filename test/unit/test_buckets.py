@@ -316,6 +316,14 @@ def test_no_replacement_before_a_whole_window_was_seen() -> None:
     assert demand.swaps(cells[:3], cells, most=4, pad_max=0.25) == []
 
 
+def test_a_slightly_tighter_cell_is_not_worth_a_capture() -> None:
+    dead, live, tighter = Cell(8, 8, 1), Cell(104, 64, 8), Cell(104, 64, 4)
+    demand = Demand(window=10)
+    for _ in range(10):
+        demand.note(Batch.of([25] * 4), live)
+    assert demand.swaps([dead, live], [tighter], most=1, pad_max=0.25) == []
+
+
 def test_what_traffic_wants_replaces_what_it_does_not() -> None:
     dead, roof, wanted = Cell(8, 8, 1), Cell(512, 64, 8), Cell(104, 64, 8)
     buckets = Buckets([dead, roof], pad_max=0.25)

@@ -186,11 +186,13 @@ def rank(
     granule: int = 8,
     count: int,
     have: Sequence[Cell] = (),
+    least: float = 0.0,
     saving: Callable[[Batch, Cell], float] = prior_saving,
 ) -> list[Cell]:
     """Up to ``count`` cells, most valuable first: each judged by what it saves beyond ``have`` and those before it.
 
-    Cells that save nothing are left out. Cost: len(cells) * len(batches) calls of ``saving``.
+    Cells that save no more than ``least`` (in the unit of ``saving``, over all batches) are left out.
+    Cost: len(cells) * len(batches) calls of ``saving``.
     """
     if not cells or not batches:
         return []
@@ -203,7 +205,7 @@ def rank(
         more = np.maximum(gains - best, 0.0).sum(axis=1)
         # Ties go to the later, larger cell: it covers what the smaller one does.
         at = len(cells) - 1 - int(np.argmax(more[::-1]))
-        if more[at] <= 0.0:
+        if more[at] <= least:
             break
         order.append(cells[at])
         best = np.maximum(best, gains[at])
@@ -599,7 +601,8 @@ class Demand:
         """Up to ``most`` (dead, wanted) pairs; none before a whole window was seen.
 
         Dead: captured, without a hit in the window and not in ``protect``. Wanted: a candidate no larger than the
-        largest captured cell that would have saved time on batches of the window that the live cells do not serve.
+        largest captured cell that would have saved a row per batch of the window beyond what the live cells do: less is
+        not worth a capture.
         """
         if len(self._seen) < self.window:
             return []
@@ -619,6 +622,7 @@ class Demand:
             granule=granule,
             count=most,
             have=live,
+            least=float(self.window),
             saving=saving,
         )
         # The largest dead cells cost the most memory: they go first.
