@@ -94,12 +94,6 @@ def use_model(model_runner: Any, predict: Predict) -> None:
         front.gains.predict = predict
 
 
-def replayed(model_runner: Any) -> bool:
-    """Whether the last forward was a replay of a cell: such a time is none of the stock path's."""
-    front = front_of(model_runner)
-    return front is not None and front.last is not None
-
-
 def idle(model_runner: Any) -> None:
     """Replace dead cells by wanted ones. Call on every rank in the same rounds, and only with nothing in flight."""
     if front := front_of(model_runner):

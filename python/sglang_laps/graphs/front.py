@@ -47,7 +47,6 @@ class PrefillFront:
         self._config = config
         self._ranks = cells.ranks
         self._clock = clock_for(cells.device)
-        self.last: Cell | None = None
         self._choice: tuple[ForwardBatch, Batch, Cell | None] | None = None
         self._swapped_at = 0
         self._may_swap = config.graph_swaps > 0
@@ -62,7 +61,7 @@ class PrefillFront:
 
     def can_run_graph(self, forward_batch: ForwardBatch) -> bool:
         """Whether a cell or the stock graphs run this batch."""
-        self._choice = self.last = None
+        self._choice = None
         batch = self._covered(forward_batch)
         if batch is not None:
             cell = self._choose(forward_batch, batch)
@@ -77,7 +76,6 @@ class PrefillFront:
     def execute(self, forward_batch: ForwardBatch, **kwargs: Any) -> Any:
         """Run a batch ``can_run_graph`` has just accepted."""
         if self._choice and self._choice[0] is forward_batch and self._choice[2] is not None:
-            self.last = self._choice[2]
             return self.cells.replay(forward_batch, self._choice[2], **kwargs)
         return self.stock.execute(forward_batch, **kwargs)
 
