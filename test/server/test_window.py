@@ -1,0 +1,104 @@
+"""The waiting window and deadlines on a real prefill server. What is asserted holds at any speed of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.rig import load
+
+from .conftest import CHUNK, LAPS, Prefill
+from .test_prefill_server import ask, ids, send_all
+
+pytestmark = [pytest.mark.usefixtures("clean")]
+FIXED = (
+    "--laps-wait-window-ms",
+    "500",
+    "--laps-config",
+    '{"window": "fixed", "wait_head_max_ms": 1000, "profile": true}',
+)
+
+
+@pytest.fixture(scope="module")
+def prefill(start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
+    with start_prefill(*LAPS, *FIXED) as running:
+        yield running
+
+
+def window(prefill: Prefill) -> dict[str, Any]:
+    return dict(prefill.get("/laps_status")["window"])
+
+
+def test_a_burst_of_a_full_batch_leaves_as_one(prefill: Prefill) -> None:
+    before, dispatched = prefill.totals()["short"], window(prefill)["dispatched"]
+    asyncio.run(send_all(prefill, [ids(i, 20) for i in range(8)]))
+    after = prefill.totals()["short"]
+    assert after["requests"] - before["requests"] == 8
+    assert after["batches"] - before["batches"] == 1
+    assert window(prefill)["dispatched"]["depth"] - dispatched["depth"] == 1
+
+
+def test_a_window_ends_without_a_further_arrival(prefill: Prefill) -> None:
+    before = window(prefill)
+    assert len(asyncio.run(send_all(prefill, [ids(9, 20)]))) == 1
+    after = window(prefill)
+    assert after["dispatched"]["window"] - before["dispatched"]["window"] == 1
+    assert sum(after["waits_ms"].values()) - sum(before["waits_ms"].values()) == 1
+
+
+def test_long_work_is_not_held_up_by_the_window(prefill: Prefill) -> None:
+    prompts = [ids(10, 3 * CHUNK), *(ids(20 + i, 30) for i in range(4))]
+    assert len(asyncio.run(send_all(prefill, prompts))) == 5
+
+
+def test_a_deadline_cuts_the_wait(prefill: Prefill) -> None:
+    before = window(prefill)["dispatched"]
+    body = ask(1, ids(30, 20))
+    body["sampling_params"]["custom_params"] = {"ttft_slo_ms": 60}
+    assert prefill.post("/generate", body)[0] == 200
+    after = window(prefill)["dispatched"]
+    # 500 ms would have been waited for; the deadline of 60 ms ends it, whether or not it can still be met.
+    assert after["window"] == before["window"]
+    slo = prefill.get("/laps_status")["slo"]["classes"]["short"]
+    assert slo["met"] + slo["missed"] == 1
+
+
+@pytest.mark.parametrize("value", [-5, 0, "soon", True, [1]])
+def test_a_bad_deadline_is_a_bad_request(prefill: Prefill, value: Any) -> None:
+    body = ask(2, ids(31, 20))
+    body["sampling_params"]["custom_params"] = {"ttft_slo_ms": value}
+    status, text = prefill.post("/generate", body)
+    assert status == 400
+    assert "sampling_params.custom_params.ttft_slo_ms" in text
+
+
+def test_deadlines_under_load_are_counted_and_nobody_is_dropped(prefill: Prefill) -> None:
+    async def one(http: Any, i: int) -> None:
+        prompt = ids(100 + i, 2 * CHUNK if i % 8 == 0 else 40)
+        slo = {"ttft_slo_ms": 1 if i % 4 == 1 else 60_000}
+        seen = await load.prefill_only(http, prefill.server.url, prompt, "x", 0.0, custom_params=slo)
+        assert seen.error is None
+
+    async def run() -> None:
+        async with load.session() as http:
+            await asyncio.gather(*(one(http, i) for i in range(40)))
+
+    def counts() -> tuple[int, int]:
+        classes = prefill.get("/laps_status")["slo"]["classes"].values()
+        return sum(c["met"] for c in classes), sum(c["missed"] for c in classes)
+
+    met, missed = counts()
+    asyncio.run(run())
+    assert (counts()[0] - met, counts()[1] - missed) == (30, 10)
+
+
+def test_the_profile_has_fitted_the_latency_model(prefill: Prefill) -> None:
+    model = prefill.get("/laps_status")["latency_model"]
+    assert model["fitted"] is True
+    assert model["boundary_source"] == "knee"
+    assert model["error"]["samples"] > 0
+    json.dumps(model)
