@@ -3,6 +3,8 @@
     python -m benchmark.graphs                     on a GPU: Qwen2.5 shapes with dummy weights
     python -m benchmark.graphs --emulate           anywhere: a tiny model, emulated capture; no measure of gains
     python -m benchmark.graphs --lengths FILE      prompt lengths from a column of a CSV (may be gzipped)
+    python -m benchmark.graphs --shapes 7B --modes breakable cells --concurrency 1 8 32 128 --prompts lmsys \
+        --seconds 4 --rounds 2                     the short version: about five minutes on one GPU
 
 Serving: a closed loop of N clients on a prefill server per mode, each prompt new. Modes take turns within a round and
 figures are medians over rounds. Micro: one batch per cell, timed through the cell, the server's default path and the
@@ -168,7 +170,7 @@ class Bench:
             self.model = rig.write_shape(shape, folder / shape)
             self.flags = (
                 "--dtype", "bfloat16", "--load-format", "dummy", "--skip-tokenizer-init",
-                "--attention-backend", args.attention, "--sampling-backend", "pytorch",
+                "--attention-backend", args.attention, "--sampling-backend", "pytorch", "--grammar-backend", "none",
                 "--max-total-tokens", "131072", "--mem-fraction-static", "0.7", *args.flags,
             )  # fmt: skip
 
@@ -422,13 +424,10 @@ def main() -> None:
                 result["micro"] = micro(args, shape)
                 print(table(result["micro"], ("shape", "tokens", "requests", "cell", "default", "eager", "mib")))
             results.append(result)
-    whole = {
-        "device": device(),
-        "emulated": args.emulate,
-        "lengths": args.lengths.name if args.lengths else "quantiles",
-        "results": results,
-    }
-    (OUT / "graphs.json").write_text(json.dumps(whole, indent=1) + "\n")
+            # After each shape: a run that is cut off keeps what it has.
+            lengths = args.lengths.name if args.lengths else "quantiles"
+            whole = {"device": device(), "emulated": args.emulate, "lengths": lengths, "results": results}
+            (OUT / "graphs.json").write_text(json.dumps(whole, indent=1) + "\n")
     if any(r["rows"] for r in results):
         picture([r for r in results if r["rows"]], OUT / "graphs.png")
     print(f"written: {OUT / 'graphs.json'}", flush=True)

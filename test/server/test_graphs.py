@@ -75,10 +75,12 @@ def test_ranks_follow_the_first() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_the_model_suite() -> None:
+@pytest.mark.parametrize(("dtype", "only"), [("float32", ""), ("bfloat16", "random_mixes or bit_equal or poisoned")])
+def test_the_model_suite(dtype: str, only: str) -> None:
+    suite = str(HERE / "test_graphs_model.py")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / "test_graphs_model.py")],
-        env={"OMP_NUM_THREADS": "1", **os.environ, "LAPS_TEST_GRAPHS_MODEL": "1"},
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "ignore", "-k", only, suite],
+        env={"OMP_NUM_THREADS": "1", **os.environ, "LAPS_TEST_GRAPHS_MODEL": "1", "LAPS_TEST_DTYPE": dtype},
         capture_output=True,
         text=True,
         check=False,

@@ -57,6 +57,7 @@ def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
 
     load_plugins()
     argv = ["--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--nccl-port", str(_port())]
+    argv += ["--sampling-backend", "pytorch", "--grammar-backend", "none"]
     server_args = prepare_server_args([*argv, *flags])
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     _kernel_configs()
