@@ -2,6 +2,7 @@
 
     python -m benchmark.router --echo     what the router itself costs: instant back ends, requests/s and latency
     python -m benchmark.router --mix      short share 90% -> 10% -> 90%: how fast and with how many moves pools follow
+    python -m benchmark.router --real     three real prefill servers and a decode server: TTFT of short chats among long
 
 Rounds of both routers alternate, and figures are medians over rounds (ratios: medians of the rounds' ratios).
 Results go to out/router-<mode>.json.
@@ -27,7 +28,7 @@ import orjson
 import uvloop
 from aiohttp import web
 
-from benchmark.rig import servers
+from benchmark.rig import load, model, servers, stats
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 PREFILLS, DECODES = 4, 1
@@ -362,15 +363,105 @@ async def mix(n: int, period_s: float, phase_s: float, seed: int) -> dict[str, A
     return {"prefill": n, "period_s": period_s, "phase_s": phase_s, "changes": changes}
 
 
+# -- real servers: the same ones behind both routers
+
+REAL_PREFILLS = 3
+CHAT_WORDS, DOCUMENT_WORDS = 20, 5000
+SHORT_PER_S = 4.0
+LONG_LOAD = 0.45
+"""Share of all prefill servers' time that the long prompts ask for."""
+
+
+async def real_round(url: str, seconds: float, long_per_s: float, rng: random.Random) -> dict[str, Any]:
+    """Poisson arrivals of both kinds for ``seconds``; every prompt is new."""
+    arrivals = []
+    for kind, rate in (("short", SHORT_PER_S), ("long", long_per_s)):
+        at = rng.expovariate(rate)
+        while at < seconds:
+            arrivals.append((at, kind))
+            at += rng.expovariate(rate)
+    async with load.session() as http:
+        begin = time.perf_counter()
+
+        async def one(at: float, kind: str, body: dict[str, Any]) -> load.Seen:
+            await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
+            return await load.stream(http, f"{url}/generate", body, kind, begin)
+
+        asked = [(at, kind, real_body(kind, rng)) for at, kind in sorted(arrivals)]
+        begin = time.perf_counter()
+        seen = await asyncio.gather(*(one(*a) for a in asked))
+    result: dict[str, Any] = {k: stats.quantiles(stats.ttft_ms(seen, k)) for k in ("short", "long")}
+    return {**result, "requests": len(seen), "failed": stats.failed(seen)}
+
+
+def real_body(kind: str, rng: random.Random) -> dict[str, Any]:
+    tokens = CHAT_WORDS if kind == "short" else DOCUMENT_WORDS
+    return {
+        "input_ids": [rng.randrange(3, 2000) for _ in range(tokens)],
+        "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True},
+    }
+
+
+async def long_prompt_s(url: str, rng: random.Random) -> float:
+    """What one long prompt takes when nothing else runs (seconds): the median of five, after one to warm up."""
+    async with load.session() as http:
+        times = []
+        for _ in range(6):
+            seen = await load.stream(http, f"{url}/generate", real_body("long", rng), "long", time.perf_counter())
+            times.append(seen.ttft_s or float("inf"))
+    return statistics.median(times[1:])
+
+
+def real(rounds: int, seconds: float, seed: int) -> dict[str, Any]:
+    """Short P90 TTFT behind both routers; rounds alternate, each pair of rounds has the same arrivals."""
+    checkpoint = model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")))
+    env = {"OMP_NUM_THREADS": "1"}
+    limits = ("--chunked-prefill-size", "1024", "--max-total-tokens", "65536")
+    flags = ("--enable-laps-scheduler", "--disable-overlap-schedule", *limits)
+    prefills = [
+        servers.prefill(checkpoint, OUT / "logs" / f"prefill{i}.log", *flags, env=env, name=f"prefill {i}")
+        for i in range(REAL_PREFILLS)
+    ]
+    decode = servers.decode(checkpoint, OUT / "logs" / "decode.log", "--max-total-tokens", "262144")
+    decode.env = env
+    routers = {
+        name: servers.minilb(
+            prefills, [decode], OUT / "logs" / f"router-{name}.log", *FLAGS[name], module=MODULES[name], name=name
+        )
+        for name in (STOCK, LAPS)
+    }
+    seen: dict[str, list[dict[str, Any]]] = {STOCK: [], LAPS: []}
+    with servers.running(*prefills, decode, *routers.values()):
+        alone_s = uvloop.run(long_prompt_s(routers[STOCK].url, random.Random(seed)))
+        # Servers share the cores of this machine: no more than those run at a time.
+        at_once = min(REAL_PREFILLS, len(os.sched_getaffinity(0)))
+        long_per_s = LONG_LOAD * at_once / alone_s
+        for i in range(rounds):
+            for name in [*routers] if i % 2 else [*reversed(routers)]:
+                rng = random.Random(seed + 1 + i)
+                seen[name].append(uvloop.run(real_round(routers[name].url, seconds, long_per_s, rng)))
+                print(name, json.dumps(seen[name][-1]), flush=True)
+    ratios = [a["short"]["p90_ms"] / b["short"]["p90_ms"] for a, b in zip(seen[LAPS], seen[STOCK], strict=True)]
+    return {
+        "prefill": REAL_PREFILLS,
+        "long_prompt_alone_s": round(alone_s, 3),
+        "short_per_s": SHORT_PER_S,
+        "long_per_s": round(long_per_s, 3),
+        "rounds": seen,
+        "short_p90_of_stock": round(statistics.median(ratios), 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--echo", action="store_true")
     mode.add_argument("--mix", action="store_true")
+    mode.add_argument("--real", action="store_true")
     mode.add_argument("--serve-echo", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--seconds", type=float, help="length of a round of --echo (3), of a phase of --mix (12 periods)"
+        "--seconds", type=float, help="length of a round of --echo (3) or --real (20), of a phase of --mix (12 periods)"
     )
     parser.add_argument("--prefill", type=int, nargs="+", default=[4, 8], help="prefill servers of --mix")
     parser.add_argument("--period", type=float, default=2.0, help="control period of --mix (seconds)")
@@ -381,6 +472,9 @@ def main() -> None:
     result: Any
     if args.echo:
         name, result = "echo", echo(args.rounds, args.seconds or 3.0)
+    elif args.real:
+        name, result = "real", real(args.rounds, args.seconds or 20.0, seed=1)
+        print(json.dumps({k: v for k, v in result.items() if k != "rounds"}))
     else:
         phase_s = args.seconds or 12 * args.period
         name, result = "mix", [uvloop.run(mix(n, args.period, phase_s, seed=n)) for n in args.prefill]

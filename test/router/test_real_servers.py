@@ -1,0 +1,186 @@
+"""The router in front of real SGLang servers on this machine: two prefill servers with LAPS, one decode server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from benchmark.rig import load, model, servers
+
+pytestmark = pytest.mark.timeout(600)
+
+PREFILL = (
+    "--enable-laps-scheduler", "--disable-overlap-schedule", "--chunked-prefill-size", "512",
+    "--max-total-tokens", "49152",
+)  # fmt: skip
+ENV = {"OMP_NUM_THREADS": "1"}
+CONFIG = {"probe_backoff_s": 0.3, "probe_backoff_max_s": 1.0, "spill": "off"}
+SHORT = "What is the weather like?"
+LONG = "Tell me a story of the sea and of the wind, and begin again. " * 60
+
+
+class Rig:
+    """Running servers, and what tests ask of them."""
+
+    def __init__(
+        self, prefills: list[servers.Server], decode: servers.Server, router: servers.Server, checkpoint: Path
+    ):
+        self.prefills, self.decode, self.router, self.checkpoint = prefills, decode, router, checkpoint
+
+    def status(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.router.url}/laps_status", timeout=30) as reply:
+            return dict(json.load(reply))
+
+    def member(self, pool: str) -> servers.Server:
+        (url,) = self.status()["pools"][pool]
+        return next(p for p in self.prefills if p.url == url)
+
+    def until(self, true: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            found = self.status()
+            if true(found):
+                return found
+            time.sleep(0.2)
+        raise AssertionError(found)
+
+    def at_rest(self) -> dict[str, Any]:
+        """Wait for the router to have nothing in flight; every counter must then be at zero."""
+        found = self.until(lambda s: s["in_flight"] == 0)
+        for i in (*found["prefill"], *found["decode"]):
+            assert (i["outstanding_requests"], i["outstanding_tokens"]) == (0, 0), i
+        return found
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    checkpoint = model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")))
+    logs = tmp_path_factory.mktemp("rig")
+    prefills = [
+        servers.prefill(checkpoint, logs / f"prefill{i}.log", *PREFILL, env=ENV, name=f"prefill {i}") for i in range(2)
+    ]
+    decode = servers.decode(checkpoint, logs / "decode.log", "--max-total-tokens", "131072")
+    decode.env = dict(ENV)
+    router = servers.minilb(
+        prefills, [decode], logs / "router.log", "--enable-laps-alloc", "--laps-rebalance-interval-s", "600",
+        "--laps-tokenizer", str(checkpoint), "--laps-alloc-config", json.dumps({**CONFIG, "signal_period_s": 0.5}),
+        module="sglang_router_laps.launch_router",
+    )  # fmt: skip
+    with servers.running(*prefills, decode, router):
+        yield Rig(prefills, decode, router, checkpoint)
+
+
+def chat(text: str, new: int = 12) -> dict[str, Any]:
+    return {
+        "model": "m",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": new,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+async def ask(http: aiohttp.ClientSession, url: str, text: str, new: int = 12) -> load.Seen:
+    return await load.stream(http, f"{url}/v1/chat/completions", chat(text, new), "any", time.perf_counter())
+
+
+def test_chat_streams_right_for_both_classes(rig: Rig, tmp_path: Path) -> None:
+    before = rig.status()
+    stock = servers.minilb(rig.prefills, [rig.decode], tmp_path / "stock.log", name="stock router")
+
+    async def both(url: str) -> list[load.Seen]:
+        async with load.session() as http:
+            return list(await asyncio.gather(*(ask(http, url, t) for t in (SHORT, LONG))))
+
+    ours = asyncio.run(both(rig.router.url))
+    with servers.running(stock):
+        theirs = asyncio.run(both(stock.url))
+    assert [s.error for s in (*ours, *theirs)] == [None] * 4
+    assert all(s.text for s in ours)
+    assert [s.text for s in ours] == [s.text for s in theirs]
+    after = rig.at_rest()
+    assert {p: after["counts"]["requests"][p] - before["counts"]["requests"][p] for p in ("short", "long")} == {
+        "short": 1,
+        "long": 1,
+    }
+    assert {p["signals"]["source"] for p in after["prefill"]} == {"laps_status"}
+
+
+def test_counts_are_exact_with_a_tokenizer(rig: Rig) -> None:
+    """New tokens the router expected, against what the prefill server says it was given."""
+    text = "counted: " + SHORT
+    before = rig.status()["counts"]["tokens"]["short"]
+    request = urllib.request.Request(
+        f"{rig.router.url}/v1/completions",
+        json.dumps({"model": "m", "prompt": text, "max_tokens": 2}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        used = json.load(reply)["usage"]["prompt_tokens"]
+    assert rig.at_rest()["counts"]["tokens"]["short"] - before == used
+
+
+def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:
+    async def leave(http: aiohttp.ClientSession, i: int) -> None:
+        text = f"{i} {LONG if i % 2 else SHORT}"
+        try:
+            async with asyncio.timeout(0.05 + 0.03 * (i % 12)):
+                await ask(http, rig.router.url, text, new=200)
+        except TimeoutError:
+            pass
+
+    async def run() -> None:
+        async with load.session() as http:
+            await asyncio.gather(*(leave(http, i) for i in range(40)))
+
+    asyncio.run(run())
+    found = rig.at_rest()
+    assert found["counts"]["disconnected"] >= 20
+    end = time.monotonic() + 30
+    for server in (*rig.prefills, rig.decode):
+        while True:
+            with urllib.request.urlopen(f"{server.url}/v1/loads?include=core", timeout=30) as reply:
+                loads = json.load(reply)["loads"]
+            if all(x["num_running_reqs"] + x["num_waiting_reqs"] == 0 for x in loads):
+                break
+            assert time.monotonic() < end, (server.name, loads)
+            time.sleep(0.3)
+
+
+def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(rig: Rig) -> None:
+    victim = rig.member("long")
+    url = victim.url
+
+    async def run(*, killing: bool = False, mark: str = "", n: int = 12) -> list[load.Seen]:
+        async with load.session() as http:
+            sent = [asyncio.create_task(ask(http, rig.router.url, f"{mark}{i} {LONG * 3}")) for i in range(n)]
+            if killing:
+                await asyncio.sleep(0.3)
+                await asyncio.to_thread(victim.kill)
+            return list(await asyncio.gather(*sent))
+
+    seen = asyncio.run(run(killing=True))
+    # One that had begun goes on from the decode server, which has what it needs: nothing at all is lost here.
+    assert [s.error for s in seen] == [None] * 12
+    found = rig.at_rest()
+    assert found["counts"]["retried"] >= 1
+    assert not next(p for p in found["prefill"] if p["url"] == url)["healthy"]
+
+    victim.start().ready()
+    rig.until(lambda s: all(p["healthy"] for p in s["prefill"]))
+    before = next(p for p in rig.status()["prefill"] if p["url"] == url)["served"]
+
+    again = asyncio.run(run())
+    assert [(s.error, s.text) for s in again] == [(None, s.text) for s in seen]
+    # Those went where their prefix lies by now; a new long prompt goes to the server that is back.
+    assert [s.error for s in asyncio.run(run(mark="new ", n=1))] == [None]
+    assert next(p for p in rig.at_rest()["prefill"] if p["url"] == url)["served"] == before + 1
