@@ -197,8 +197,12 @@ def picture(rounds: dict[str, list[tuple[list[Seen], float]]], path: Path) -> No
 
 
 @contextmanager
-def fleet(folder: Path, out: Path, progress: Progress) -> Iterator[dict[str, servers.Server]]:
-    """Decode server, a prefill server and a router a variant; the routers by variant."""
+def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) -> Iterator[dict[str, servers.Server]]:
+    """Decode server, a prefill server and a router a variant; the routers by variant, on `port` and those above it."""
+    ports = {name: None if port is None else port + i for i, name in enumerate(VARIANTS)}
+    for name, taken in ports.items():
+        if taken is not None:
+            servers.require_free(taken, f"router ({name})")
     started: list[servers.Server] = []
     routers: dict[str, servers.Server] = {}
     try:
@@ -214,7 +218,8 @@ def fleet(folder: Path, out: Path, progress: Progress) -> Iterator[dict[str, ser
             started.append(server.start())
             server.ready(tick=lambda _, n=server.name: progress.say(f"starting the {n}"))  # type: ignore[misc]
         for name, prefill in prefills.items():
-            routers[name] = servers.minilb([prefill], [decode], out / f"router-{name}.log", name=f"router ({name})")
+            log = out / f"router-{name}.log"
+            routers[name] = servers.minilb([prefill], [decode], log, port=ports[name], name=f"router ({name})")
             started.append(routers[name].start())
         for router in routers.values():
             router.ready(tick=lambda _: progress.say("starting the routers"))
@@ -232,6 +237,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=18.0, help="length of each of the four rounds (default: 18)")
     parser.add_argument("--utilisation", type=float, default=0.5, help="of the prefill server by documents (0.5)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--port", type=int, help="port of the first router, the second takes the next (default: free ones)"
+    )
     parser.add_argument("--out", type=Path, default=model.REPO / "out" / "demo")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -243,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = Words(folder, args.seed)
     rounds: dict[str, list[tuple[list[Seen], float]]] = {name: [] for name in VARIANTS}
     try:
-        with fleet(folder, args.out, progress) as routers:
+        with fleet(folder, args.out, progress, args.port) as routers:
             progress.say("measuring a lone document")
             alone = [asyncio.run(lone_long_s(router.url, words)) for router in routers.values()]
             rate = args.utilisation / min(alone)

@@ -1,0 +1,63 @@
+"""The demo from end to end, briefly; interrupted; on a port that is taken."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmark.rig.model import REPO
+
+DEMO = [sys.executable, "-m", "benchmark.demo"]
+
+
+@pytest.mark.timeout(400)
+def test_the_demo_writes_a_table_a_picture_and_a_record(tmp_path: Path) -> None:
+    command = [*DEMO, "--seconds", "3", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=380, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "laps / fcfs" in done.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert set(result) >= {"variants", "machine", "versions", "seed"}
+    for variant in ("laps", "fcfs"):
+        figures = result["variants"][variant]
+        assert figures["failed"] == 0
+        assert figures["rps"] > 0
+        assert set(figures["short"]) == set(figures["long"]) == {"p50_ms", "p90_ms", "p99_ms"}
+    assert (tmp_path / "ttft.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
+    demo = subprocess.Popen([*DEMO, "--out", str(tmp_path)], cwd=REPO, stderr=subprocess.PIPE, text=True)
+    children: list[psutil.Process] = []
+    end = time.monotonic() + 120
+    while not children and time.monotonic() < end:
+        time.sleep(0.5)
+        children = psutil.Process(demo.pid).children(recursive=True)
+    time.sleep(3.0)
+    children = psutil.Process(demo.pid).children(recursive=True)
+    assert children
+    demo.send_signal(signal.SIGINT)
+    _, told = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "every server has been stopped" in told
+    assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        port = s.getsockname()[1]
+        command = [*DEMO, "--out", str(tmp_path), "--port", str(port)]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert f"port {port} (for the router (laps)) is already taken" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,95 @@
+"""Parts of the glue that need SGLang imported, but no server."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang_laps.policy.length import LONG, SHORT
+from sglang_laps.policy.queues import Views
+
+os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
+
+
+@pytest.fixture(scope="module")
+def mixin() -> Any:
+    from sglang_laps.scheduler import LapsPrefillMixin
+
+    return LapsPrefillMixin
+
+
+def scheduler(parked: Any = None, low_first: bool = False, enabled: bool = True, **more: Any) -> Any:
+    sign = 1 if low_first else -1
+    return SimpleNamespace(
+        enable_priority_scheduling=enabled, chunked_req=parked, policy=SimpleNamespace(priority_sign=sign), **more
+    )
+
+
+def request(priority: int | None) -> Any:
+    return SimpleNamespace(priority=priority)
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "parked", "low_first", "first"),
+    [
+        ([1], [5], None, False, LONG),
+        ([5], [1], None, False, SHORT),
+        ([5], [1], None, True, LONG),
+        ([3], [3], None, False, None),
+        ([3], [], 7, False, LONG),
+        ([9], [2], 7, False, SHORT),
+        ([None], [None], None, False, None),
+    ],
+)
+def test_priorities_come_before_classes(
+    mixin: Any, short: list[Any], long: list[Any], parked: int | None, low_first: bool, first: Any
+) -> None:
+    views = Views([request(p) for p in short], [request(p) for p in long])
+    me = scheduler(None if parked is None else request(parked), low_first)
+    assert mixin._laps_urgent(me, views) is first
+
+
+def test_without_priority_scheduling_priorities_do_not_matter(mixin: Any) -> None:
+    assert mixin._laps_urgent(scheduler(enabled=False), Views([request(1)], [request(9)])) is None
+
+
+class Builder:
+    """A stand-in for the stock scheduler's fields that the swap touches."""
+
+    def __init__(self, queue: list[str], parked: str | None) -> None:
+        self.waiting_queue, self.chunked_req, self.chunked_prefill_size = queue, parked, 512
+        self.enable_staging = False
+        self._laps_building = self._laps_hidden = None
+
+
+def test_the_swap_is_undone_whatever_happens(mixin: Any) -> None:
+    me = Builder(["s1", "L1", "s2"], "P")
+    whole = me.waiting_queue
+
+    def build() -> None:
+        with mixin._laps_only(me, SHORT, ["s1", "s2"]):
+            assert me.chunked_req is None
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        build()
+    assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == (whole, "P", 512)
+    assert me.waiting_queue is whole
+
+
+def test_what_the_builder_took_and_added_is_kept(mixin: Any) -> None:
+    s1, s2, long, new = ([n] for n in ("s1", "s2", "L", "new"))
+    me = Builder([s1, long, s2], None)  # type: ignore[list-item]
+    with mixin._laps_only(me, SHORT, [s1, s2]):
+        me.waiting_queue = [s2, new]  # type: ignore[list-item]
+    assert me.waiting_queue == [long, s2, new]
+
+
+def test_a_long_pass_sees_the_parked_prefill_and_a_chunk_of_its_own(mixin: Any) -> None:
+    me = Builder(["L"], "P")
+    with mixin._laps_only(me, LONG, ["L"], 128):
+        assert (me.chunked_req, me.chunked_prefill_size) == ("P", 128)
+        me.chunked_req = None
+    assert (me.chunked_req, me.chunked_prefill_size) == (None, 512)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_laps.pacing import PLAN_NUMBERS, Plan
+from sglang_laps.policy.length import LONG, SHORT
+from sglang_laps.status import merge
+
+
+def rank(depth: int, oldest: float, busy: float) -> dict[str, Any]:
+    queue = {"depth": depth, "waiting_tokens": 10 * depth, "oldest_wait_s": oldest}
+    return {
+        "enabled": True,
+        "queues": {"short": queue, "long": queue},
+        "totals": {"short": {"batches": depth}, "long": {"batches": 1}},
+        "load": {"backlog_tokens": depth, "slo_deviation": oldest, "busy_share": busy},
+    }
+
+
+def test_one_rank_is_told_as_it_is() -> None:
+    assert merge([rank(3, 0.5, 0.1)]) == rank(3, 0.5, 0.1)
+
+
+def test_ranks_are_added_up_and_the_oldest_wait_is_the_oldest() -> None:
+    both = merge([rank(1, 0.5, 0.0), rank(2, 0.25, 1.0)])
+    assert both["queues"]["short"] == {"depth": 3, "waiting_tokens": 30, "oldest_wait_s": 0.5}
+    assert both["totals"] == {"short": {"batches": 3}, "long": {"batches": 2}}
+    assert both["load"] == {"backlog_tokens": 3, "slo_deviation": 0.5, "busy_share": 0.5}
+    assert len(both["ranks"]) == 2
+
+
+def test_a_server_without_laps_says_so() -> None:
+    assert merge([])["enabled"] is False
+
+
+def test_a_plan_travels_as_numbers() -> None:
+    for plan in (
+        Plan(()),
+        Plan((LONG,), chunk_tokens=64, threshold=256, waiting=True),
+        Plan((SHORT, LONG), picked=(2, 0, 1), threshold=99),
+    ):
+        numbers = plan.numbers()
+        assert len(numbers) == PLAN_NUMBERS
+        assert Plan.of(numbers) == plan
