@@ -366,10 +366,32 @@ async def mix(n: int, period_s: float, phase_s: float, seed: int) -> dict[str, A
 # -- real servers: the same ones behind both routers
 
 REAL_PREFILLS = 3
+LAPS_PREFILL = ("--enable-laps-scheduler",)
 CHAT_WORDS, DOCUMENT_WORDS = 20, 5000
 SHORT_PER_S = 4.0
 LONG_LOAD = 0.45
 """Share of all prefill servers' time that the long prompts ask for."""
+
+
+async def first_token(http: aiohttp.ClientSession, url: str, kind: str, epoch: float, rng: random.Random) -> load.Seen:
+    """One streamed request; its first event is its first token, whatever text that makes."""
+    tokens = CHAT_WORDS if kind == "short" else DOCUMENT_WORDS
+    body = {
+        "input_ids": [rng.randrange(3, 2000) for _ in range(tokens)],
+        "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True},
+        "stream": True,
+    }
+    begin = time.perf_counter()
+    seen = load.Seen(kind, begin - epoch, None, 0.0)
+    async with http.post(f"{url}/generate", json=body) as reply:
+        async for line in reply.content:
+            if line.startswith(b"data:") and seen.ttft_s is None:
+                seen.ttft_s = time.perf_counter() - begin
+                seen.error = line.decode() if b'"error"' in line or reply.status != 200 else None
+    seen.total_s = time.perf_counter() - begin
+    if seen.ttft_s is None:
+        seen.error = f"HTTP {reply.status} without a token"
+    return seen
 
 
 async def real_round(url: str, seconds: float, long_per_s: float, rng: random.Random) -> dict[str, Any]:
@@ -383,23 +405,13 @@ async def real_round(url: str, seconds: float, long_per_s: float, rng: random.Ra
     async with load.session() as http:
         begin = time.perf_counter()
 
-        async def one(at: float, kind: str, body: dict[str, Any]) -> load.Seen:
+        async def one(at: float, kind: str) -> load.Seen:
             await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
-            return await load.stream(http, f"{url}/generate", body, kind, begin)
+            return await first_token(http, url, kind, begin, rng)
 
-        asked = [(at, kind, real_body(kind, rng)) for at, kind in sorted(arrivals)]
-        begin = time.perf_counter()
-        seen = await asyncio.gather(*(one(*a) for a in asked))
+        seen = await asyncio.gather(*(one(*a) for a in sorted(arrivals)))
     result: dict[str, Any] = {k: stats.quantiles(stats.ttft_ms(seen, k)) for k in ("short", "long")}
     return {**result, "requests": len(seen), "failed": stats.failed(seen)}
-
-
-def real_body(kind: str, rng: random.Random) -> dict[str, Any]:
-    tokens = CHAT_WORDS if kind == "short" else DOCUMENT_WORDS
-    return {
-        "input_ids": [rng.randrange(3, 2000) for _ in range(tokens)],
-        "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True},
-    }
 
 
 async def long_prompt_s(url: str, rng: random.Random) -> float:
@@ -407,17 +419,20 @@ async def long_prompt_s(url: str, rng: random.Random) -> float:
     async with load.session() as http:
         times = []
         for _ in range(6):
-            seen = await load.stream(http, f"{url}/generate", real_body("long", rng), "long", time.perf_counter())
+            seen = await first_token(http, url, "long", time.perf_counter(), rng)
             times.append(seen.ttft_s or float("inf"))
     return statistics.median(times[1:])
 
 
-def real(rounds: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Short P90 TTFT behind both routers; rounds alternate, each pair of rounds has the same arrivals."""
+def real(rounds: int, seconds: float, seed: int, prefill_flags: Sequence[str]) -> dict[str, Any]:
+    """Short P90 TTFT behind both routers; rounds alternate, each pair of rounds has the same arrivals.
+
+    Without ``prefill_flags`` the servers are stock, so that the difference is the router's alone.
+    """
     checkpoint = model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")))
     env = {"OMP_NUM_THREADS": "1"}
     limits = ("--chunked-prefill-size", "1024", "--max-total-tokens", "65536")
-    flags = ("--enable-laps-scheduler", "--disable-overlap-schedule", *limits)
+    flags = ("--disable-overlap-schedule", *limits, *prefill_flags)
     prefills = [
         servers.prefill(checkpoint, OUT / "logs" / f"prefill{i}.log", *flags, env=env, name=f"prefill {i}")
         for i in range(REAL_PREFILLS)
@@ -444,6 +459,7 @@ def real(rounds: int, seconds: float, seed: int) -> dict[str, Any]:
     ratios = [a["short"]["p90_ms"] / b["short"]["p90_ms"] for a, b in zip(seen[LAPS], seen[STOCK], strict=True)]
     return {
         "prefill": REAL_PREFILLS,
+        "prefill_flags": list(prefill_flags),
         "long_prompt_alone_s": round(alone_s, 3),
         "short_per_s": SHORT_PER_S,
         "long_per_s": round(long_per_s, 3),
@@ -464,6 +480,7 @@ def main() -> None:
         "--seconds", type=float, help="length of a round of --echo (3) or --real (20), of a phase of --mix (12 periods)"
     )
     parser.add_argument("--prefill", type=int, nargs="+", default=[4, 8], help="prefill servers of --mix")
+    parser.add_argument("--laps-prefill", action="store_true", help="--real with LAPS prefill servers, not stock ones")
     parser.add_argument("--period", type=float, default=2.0, help="control period of --mix (seconds)")
     args = parser.parse_args()
     if args.serve_echo:
@@ -473,7 +490,7 @@ def main() -> None:
     if args.echo:
         name, result = "echo", echo(args.rounds, args.seconds or 3.0)
     elif args.real:
-        name, result = "real", real(args.rounds, args.seconds or 20.0, seed=1)
+        name, result = "real", real(args.rounds, args.seconds or 20.0, 1, LAPS_PREFILL if args.laps_prefill else ())
         print(json.dumps({k: v for k, v in result.items() if k != "rounds"}))
     else:
         phase_s = args.seconds or 12 * args.period
