@@ -15,6 +15,7 @@ from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.fairness import Launch, LongShare
 from sglang_laps.policy.latency import LatencyModel, StepSample
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, usable_threshold
+from sglang_laps.policy.order import Job, order_named, sorted_by
 from sglang_laps.policy.queues import turn
 from sglang_laps.policy.slo import SloLedger
 from sglang_laps.policy.window import REASONS, ShortWaiting, Wait, Window
@@ -22,8 +23,12 @@ from sglang_laps.policy.window import REASONS, ShortWaiting, Wait, Window
 logger = logging.getLogger(__name__)
 
 LOOKAHEAD = 512
-"""Short requests the window looks at; no batch is longer than this."""
-PLAN_NUMBERS = 7 + LOOKAHEAD
+"""Waiting requests of a class that are looked at; no short batch is longer than this."""
+TOKEN_S = 1e-4
+"""Work of a token (seconds) while the latency model is not fitted; only ``order`` uses it."""
+Waiting = tuple[int, int, float, "float | None", Hashable]
+"""(new tokens, history, arrival, deadline, key) of a waiting request."""
+PLAN_NUMBERS = 8 + LOOKAHEAD
 """Length of a Plan in whole numbers."""
 SAVE_PERIOD_S = 10.0
 """The latency model is saved no more often than this."""
@@ -37,6 +42,8 @@ class Plan(NamedTuple):
     """Classes to try, in turn; empty = run nothing now."""
     picked: tuple[int, ...] = ()
     """Short requests to take first, as indices into the short view; the others follow in their own order."""
+    long_first: int = 0
+    """The long request to start next, as an index into the long view."""
     chunk_tokens: int = 0
     """Size of the next long chunk; 0 = the server's."""
     threshold: int = 0
@@ -52,15 +59,23 @@ class Plan(NamedTuple):
         """The decision as PLAN_NUMBERS whole numbers."""
         head = [len(self.order), *(_CLASSES.index(c) for c in self.order)][:3]
         head += [0] * (3 - len(head))
-        body = [*head, self.chunk_tokens, self.threshold, int(self.waiting), len(self.picked), *self.picked]
+        body = [
+            *head,
+            self.long_first,
+            self.chunk_tokens,
+            self.threshold,
+            int(self.waiting),
+            len(self.picked),
+            *self.picked,
+        ]
         return body + [0] * (PLAN_NUMBERS - len(body))
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        n, first, second, chunk, threshold, waiting, picks = numbers[:7]
+        n, first, second, long_first, chunk, threshold, waiting, picks = numbers[:8]
         order = tuple(_CLASSES[i] for i in (first, second)[:n])
-        return cls(order, tuple(numbers[7 : 7 + picks]), chunk, threshold, bool(waiting))
+        return cls(order, tuple(numbers[8 : 8 + picks]), long_first, chunk, threshold, bool(waiting))
 
 
 class LongWork(NamedTuple):
@@ -91,6 +106,7 @@ class Pacer:
         self.window = Window(config, *graphs)
         self._seen_s: float | None = None
         self._blind = False
+        self._order = None if config.order == "fcfs" else order_named(config.order)
         self._saved_s, self._saved_at = 0.0, 0
 
     def threshold(self, now: float) -> int:
@@ -115,18 +131,20 @@ class Pacer:
     def plan(
         self,
         now: float,
-        shorts: Sequence[tuple[int, int, float, float | None, Hashable]],
+        shorts: Sequence[Waiting],
+        longs: Sequence[Waiting],
         *,
         short: bool,
         long: LongWork | None,
         urgent: LengthClass | None = None,
     ) -> Plan:
-        """Decide. `shorts`: (new tokens, history, arrival, deadline, key) of those waiting, in order."""
+        """Decide. `shorts`, `longs`: those waiting, in order."""
         if long is None:
             self.share.long_done()
         owed = self.share.owed()
         order = turn(short=short, long=long is not None, long_owed=owed, urgent=urgent)
-        view = [ShortWaiting(*s) for s in shorts]
+        ranks = self._ranked(now, shorts)
+        view = [ShortWaiting(*shorts[i]) for i in ranks]
         picked: tuple[int, ...] = ()
         reason, waited_s, late, waiting = "idle", 0.0, 0, False
         if order and order[0] is SHORT:
@@ -141,13 +159,25 @@ class Pacer:
             if isinstance(decision, Wait):
                 order, waiting = ((LONG,) if decision.run_long and long else ()), True
             else:
-                picked, reason, waited_s, late = decision
+                picks, reason, waited_s, late = decision
+                picked = tuple(ranks[i] for i in picks)
+        long_first = self._ranked(now, longs)[0] if self._order and longs else 0
         chunk = 0
         if long is not None and LONG in order and view:
             chunk = self._long_chunk(now, view, long)
         elif self._config.long_chunk_tokens and self._chunk:
             chunk = min(self._config.long_chunk_tokens, self._chunk)
-        return Plan(order, picked, chunk, self.threshold(now), waiting, reason, waited_s, late)
+        return Plan(order, picked, long_first, chunk, self.threshold(now), waiting, reason, waited_s, late)
+
+    def _ranked(self, now: float, waiting: Sequence[Waiting]) -> Sequence[int]:
+        """Indices in the configured order."""
+        if self._order is None:
+            return range(len(waiting))
+        jobs = []
+        for tokens, history, arrival_s, deadline_s, _ in waiting:
+            work_s = self.model.predict([(tokens, history)]) or tokens * TOKEN_S
+            jobs.append(Job(arrival_s, deadline_s, work_s, work_s))
+        return sorted_by(self._order, jobs, now)
 
     def _full_chunk(self) -> int:
         return min(self._config.long_chunk_tokens or self._budget, self._budget)
@@ -173,14 +203,17 @@ class Pacer:
         return self.share.launch(cls, contended=contended)
 
     def finished(
-        self, launch: Launch, begin: float, end: float, shape: Sequence[tuple[int, int]], *, stock: bool
+        self, launch: Launch, begin: float, end: float, now: float, shape: Sequence[tuple[int, int]], *, stock: bool
     ) -> None:
-        """A batch of these (new, history) requests took from `begin` to `end`; `stock` = not replayed from a cell."""
+        """A batch of these (new, history) requests took the device from `begin` to `end`.
+
+        `now`: its clients may know. `stock`: not replayed from a cell.
+        """
         self.share.settle(launch, end - begin)
         if stock:
             self.model.observe(StepSample.of(shape, end - begin))
         if launch.cls is SHORT and self._config.wait_window_ms:
-            self.window.completed(end, len(shape))
+            self.window.completed(now, len(shape))
 
     def save_when_due(self, now: float) -> None:
         """Write the latency model to ``profile_save_path`` if it has learned since; call it when idle."""

@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_laps import __version__, deadlines, graphs
-from sglang_laps.pacing import LOOKAHEAD, LongWork, Pacer, Plan
+from sglang_laps.pacing import LOOKAHEAD, LongWork, Pacer, Plan, Waiting
 from sglang_laps.plugin import conflict, off_reason
 from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import AUTO, LapsConfig
@@ -69,6 +69,8 @@ class Flight:
     ending: list[Req]
     """Requests whose prefill ends with it."""
     started: float = 0.0
+    done: float | None = None
+    """When its device work was done; None = known only when its result is processed."""
     replays: int = 0
 
 
@@ -87,6 +89,12 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         if self._scheduler.laps_outgrown(req, admission.extend_len) or admission.is_chunked:
             return AddReqResult.OTHER
         return admission
+
+
+def _waiting(req: Req) -> Waiting:
+    tag = req.laps_tag
+    deadline = None if tag.slo_s is None else tag.arrival + tag.slo_s
+    return tag.new_tokens, tag.history, tag.since, deadline, req.rid
 
 
 class LapsPrefillMixin(Stock):  # type: ignore[misc]
@@ -132,6 +140,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_waiting = False
         self._laps_parked_since: float | None = None
         self._laps_totals = {SHORT: Totals(), LONG: Totals()}
+        self._laps_synchronous = torch.device(self.device).type == "cpu"
         self._laps_leader = get_parallel().attn_tp_rank == 0
         self._laps_started = self._laps_shown = time.perf_counter()
         if self.metrics_reporter.enable_metrics and self._laps_leader:
@@ -230,11 +239,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_pacer.arrived(now, self._laps_new_shorts)
         return self._laps_pacer.plan(
             now,
-            [
-                (t.new_tokens, t.history, t.since, None if t.slo_s is None else t.arrival + t.slo_s, r.rid)
-                for r in views.short[:LOOKAHEAD]
-                for t in (r.laps_tag,)
-            ],
+            [_waiting(r) for r in views.short[:LOOKAHEAD]],
+            # Looked at for their order only.
+            [_waiting(r) for r in views.long[:LOOKAHEAD]] if self.laps_config.order != "fcfs" else [],
             short=bool(views.short),
             long=self._laps_long_work(views),
             urgent=self._laps_urgent(views) if views.short else None,
@@ -251,6 +258,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return None
 
     def _laps_queue_of(self, cls: LengthClass, views: Views[Req], plan: Plan) -> list[Req]:
+        if cls is LONG and plan.long_first:
+            first_long = views.long[plan.long_first]
+            return [first_long, *(r for r in views.long if r is not first_long)]
         if cls is LONG or not plan.picked:
             return views.of(cls)
         first = set(plan.picked)
@@ -365,30 +375,38 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         replays = graphs.replays(self.tp_worker.model_runner)
         flight.started = time.perf_counter()
         result = super().run_batch(batch, *args, **kwargs)
+        if self._laps_synchronous:
+            # The overlap loop runs the next batch before it processes this one's result.
+            flight.done = time.perf_counter()
         flight.replays = graphs.replays(self.tp_worker.model_runner) - replays
         self._laps_flights[id(result)] = flight
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
         """Process a result and enter the device time it took."""
-        super().process_batch_result(batch, result)
         flight = self._laps_flights.pop(id(result), None) if self.laps_on else None
+        if flight is not None and flight.done is None and result.copy_done is not None:
+            # The stock method waits for the same event first; what it does after that is not the step.
+            result.copy_done.synchronize()
+            flight.done = time.perf_counter()
+        super().process_batch_result(batch, result)
         if flight is None:
             return
-        end = time.perf_counter()
+        now = time.perf_counter()
+        end = flight.done or now
         # With two batches in flight the second starts on the device when the first ends.
         begin = max(flight.started, self._laps_last_end)
         self._laps_last_end = end
         self._laps_busy.add(begin, end)
         cls = flight.launch.cls
-        self._laps_pacer.finished(flight.launch, begin, end, flight.shape, stock=flight.replays == 0)
+        self._laps_pacer.finished(flight.launch, begin, end, now, flight.shape, stock=flight.replays == 0)
         for req in flight.ending:
-            self._laps_pacer.slo.record(end, cls.value, end - req.laps_tag.arrival, req.laps_tag.slo_s)
+            self._laps_pacer.slo.record(now, cls.value, now - req.laps_tag.arrival, req.laps_tag.slo_s)
         done = Totals(1, len(flight.shape), sum(new for new, _ in flight.shape), end - begin)
         self._laps_totals[cls].add(done)
         if self._laps_series is not None:
             self._laps_series.count(cls.value, done)
-            self._laps_show(self._laps_series, end)
+            self._laps_show(self._laps_series, now)
 
     def on_idle(self) -> None:
         """Idle housekeeping; the gauges follow."""

@@ -37,7 +37,7 @@ def test_a_plan_travels_as_numbers() -> None:
     for plan in (
         Plan(()),
         Plan((LONG,), chunk_tokens=64, threshold=256, waiting=True),
-        Plan((SHORT, LONG), picked=(2, 0, 1), threshold=99),
+        Plan((SHORT, LONG), picked=(2, 0, 1), long_first=3, threshold=99),
     ):
         numbers = plan.numbers()
         assert len(numbers) == PLAN_NUMBERS

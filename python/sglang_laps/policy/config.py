@@ -93,6 +93,8 @@ class LapsConfig:
     """Least share of busy time the long class gets while both classes wait (0..1)."""
     long_chunk_tokens: int | None = knob(None, _or_none(_whole(1, "tokens")))
     """Chunk of a long prefill (tokens); None = the server's chunked prefill size."""
+    order: str = knob("fcfs", _one_of("fcfs", "edf", "lars", "s-edf"))
+    """Order inside a class, see policy/order.py; under --schedule-policy fcfs only."""
     status_period_s: float = knob(0.5, _real(0.05, 60.0, "seconds"))
     """How often the Prometheus gauges are set (seconds)."""
 

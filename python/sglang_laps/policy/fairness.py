@@ -35,10 +35,11 @@ class LongShare:
 
     def owed(self) -> bool:
         """Whether the next batch belongs to the long class, both waiting."""
-        if self.share <= 0.0:
+        earned = self.credit_s - self._in_flight_s
+        if self.share <= 0.0 or earned <= 0.0:
             return False
         price = (1.0 - self.share) * (self._long_batch_s or 0.0)
-        return self.credit_s - self._in_flight_s >= price
+        return earned >= price
 
     def launch(self, cls: LengthClass, *, contended: bool) -> Launch:
         """Note a batch sent to the device. `contended`: both classes had work when it was chosen.
