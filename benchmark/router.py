@@ -25,6 +25,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+import psutil
 import uvloop
 from aiohttp import web
 
@@ -180,6 +181,17 @@ def median(rounds: Sequence[dict[str, float]], key: str) -> float:
     return statistics.median(r[key] for r in rounds)
 
 
+def measured(router: servers.Server, body: dict[str, Any], clients: int, seconds: float) -> dict[str, float]:
+    """One round, with the CPU time a request costs the router (ms): a figure other work on the machine moves less."""
+    assert router.process
+    process = psutil.Process(router.process.pid)
+    before = process.cpu_times()
+    seen = uvloop.run(drive(router.port, body, clients, seconds))
+    after = process.cpu_times()
+    spent = after.user + after.system - before.user - before.system
+    return {**seen, "cpu_ms": spent * 1e3 / (seen["per_s"] * seconds)}
+
+
 def echo(rounds: int, seconds: float) -> dict[str, Any]:
     """Both routers in front of the same instant back ends."""
     cores = sorted(os.sched_getaffinity(0))
@@ -206,7 +218,7 @@ def echo(rounds: int, seconds: float) -> dict[str, Any]:
                 for i in range(rounds):
                     order = [*routers] if i % 2 else [*reversed(routers)]
                     for name in order:
-                        seen[name].append(uvloop.run(drive(routers[name].port, body, clients, seconds)))
+                        seen[name].append(measured(routers[name], body, clients, seconds))
                     seen["direct"].append(uvloop.run(drive(behind[-1].port, body, clients, seconds / 4)))
                 pairs = list(zip(seen[LAPS], seen[STOCK], seen["direct"], strict=True))
                 result["loads"].append(
@@ -217,6 +229,8 @@ def echo(rounds: int, seconds: float) -> dict[str, Any]:
                         "p50_ms": {n: round(median(r, "p50_ms"), 3) for n, r in seen.items()},
                         "p99_ms": {n: round(median(r, "p99_ms"), 3) for n, r in seen.items()},
                         "failed": {n: sum(x["failed"] for x in r) for n, r in seen.items()},
+                        "cpu_ms": {n: round(median(seen[n], "cpu_ms"), 3) for n in routers},
+                        "cpu_of_stock": round(statistics.median(a["cpu_ms"] / b["cpu_ms"] for a, b, _ in pairs), 2),
                         "times_stock": round(statistics.median(a["per_s"] / b["per_s"] for a, b, _ in pairs), 2),
                         "added_p99_of_stock": round(
                             statistics.median(

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ import sglang_router
 from sglang_router_laps.patch import PATCHES, main
 from sglang_router_laps.patchset import PatchError, _parse, read_series
 
+from benchmark.rig import servers
+
+PAIR = ("--prefill", "http://127.0.0.1:1", "--prefill", "http://127.0.0.1:2", "--decode", "http://127.0.0.1:3")
 FILE = "sglang_router/launch_router.py"
 
 
@@ -141,3 +146,17 @@ def test_the_patched_launcher_knows_the_flags(root: Path) -> None:
     bad = launch(root, "--mini-lb", "--enable-laps-alloc", "--laps-alloc-threshold", "0")
     assert bad.returncode == 2
     assert bad.stderr.strip().splitlines()[-1] == "error: --laps-alloc-threshold: 0 is not a whole number >= 1"
+
+
+def test_the_patched_launcher_serves_and_the_switch_decides_what(root: Path, tmp_path: Path) -> None:
+    main(["apply", "--root", str(root)])
+    path = os.pathsep.join([str(root), *filter(None, sys.path)])
+    for flags, answer in ((["--enable-laps-alloc"], 200), ([], 404)):
+        router = servers.minilb([], [], tmp_path / "router.log", *PAIR, *flags)
+        router.env = {"PYTHONPATH": path}
+        with servers.running(router):
+            try:
+                with urllib.request.urlopen(f"{router.url}/laps_status", timeout=30) as reply:
+                    assert reply.status == answer
+            except urllib.error.HTTPError as e:
+                assert e.code == answer  # noqa: PT017
