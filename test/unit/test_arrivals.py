@@ -111,3 +111,20 @@ def test_times_may_run_backwards() -> None:
     a.arrived(1.0)
     assert a.rate(2.01) > 0.0
     assert a.during == 1
+
+
+def test_batches_that_complete_one_behind_the_other_are_due_back_together() -> None:
+    a, at = fresh(), 0.0
+    for _ in range(30):
+        # Three came and left at once, the fourth found them in service and left behind them.
+        a.arrived(at, 3)
+        a.dispatched(at, 3)
+        a.arrived(at + 1 * MS)
+        a.dispatched(at + SERVICE, 1)
+        a.completed(at + 2 * SERVICE, 3)
+        a.completed(at + 2 * SERVICE + 0.5 * MS, 1)
+        at += 2 * SERVICE + 3 * MS
+    a.arrived(at, 3)
+    due = a.returning(at)
+    assert due.requests == pytest.approx(1, abs=0.1)
+    assert 1 * MS <= due.by_s - at < 2.5 * MS

@@ -62,6 +62,11 @@ class _Group:
         else:
             self.vague = True
 
+    def joined(self, now: float, n: int) -> None:
+        """Another batch of ``n`` completed at ``now``: lateness counts from there."""
+        self.last_s = max(0.0, self.last_s - (now - self.at_s))
+        self.at_s, self.size = now, self.size + n
+
 
 class Arrivals:
     """Feeds on three events: ``arrived``, ``dispatched``, ``completed``, all with times of one clock (seconds).
@@ -137,6 +142,10 @@ class Arrivals:
     def completed(self, now: float, n: int) -> None:
         """``n`` requests in service are done; call it before their clients can know."""
         self._in_service = max(0, self._in_service - n)
+        if self._batches and self._started_s <= self._batches[-1].at_s:
+            # It ran behind the one before it and nothing followed it: the clients of both are due back together.
+            self._batches[-1].joined(now, n)
+            return
         # Those who came during this batch may be reported only now: the one before it is not judged yet.
         while len(self._batches) > 1:
             batch = self._batches.popleft()
