@@ -9,8 +9,10 @@ Array = npt.NDArray[np.float64]
 
 _COLLINEAR = 0.02
 """A column closer than this (sine of the angle) to the span of those before it is left out."""
-_ROUNDS = 10
-_HUBER = 1.345
+_ROUNDS = 20
+_HUBER = 0.5
+"""Residuals beyond this many standard deviations count linearly. Small, so nearly the median: a step is held up by
+other work far more often than it is early, and a mean of such times is above most of them."""
 
 
 def nnls(a: Array, b: Array) -> Array:
