@@ -52,6 +52,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.transport: Any = None
+        self.open = True
         self._buffer = b""
         self._done: Done | None = None
 
@@ -74,6 +75,7 @@ class Connection(asyncio.Protocol):
             self._finish(self._buffer.startswith(b"HTTP/1.1 200"))
 
     def connection_lost(self, _: Exception | None) -> None:
+        self.open = False
         self._finish(False)
 
     def _finish(self, ok: bool) -> None:
@@ -190,6 +192,9 @@ async def open_loop(port: int, arrivals: Sequence[Arrival]) -> list[tuple[str, f
         wait_s = epoch + arrival.at_s - time.perf_counter()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+        # The server closes a connection that was not used for a while.
+        while free and not free[-1].open:
+            free.pop()
         send(i, free.pop() if free else await connect(port))
     if arrivals:
         await over

@@ -84,6 +84,23 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert got[0]["sampling_params"]["custom_params"] == {"ttft_slo_ms": 50.0}
 
 
+def test_a_connection_the_server_has_closed_is_not_used_again() -> None:
+    class Once(Slow):
+        seen: list[dict[str, Any]] = []  # noqa: RUF012
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            asyncio.get_running_loop().call_later(2 * DELAY_S, self.transport.close)
+
+    async def run() -> Any:
+        server = await asyncio.get_running_loop().create_server(Once, "127.0.0.1", 0)
+        async with server:
+            arrivals = [fast.Arrival(0.1 * i, "a", raw) for i, raw in enumerate(bodies(3))]
+            return await fast.open_loop(server.sockets[0].getsockname()[1], arrivals)
+
+    assert all(ttft is not None for _, ttft in asyncio.run(run()))
+
+
 def test_failures_are_told() -> None:
     rng = random.Random(6)
     arrivals = [fast.Arrival(0.05 * i, "a", fast.prefill(3, rng)) for i in range(2)]
