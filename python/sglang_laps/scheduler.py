@@ -86,7 +86,12 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         admission = super()._select_prefill_admission(req, **kwargs)
         if isinstance(admission, AddReqResult):
             return admission
-        if self._scheduler.laps_outgrown(req, admission.extend_len) or admission.is_chunked:
+        if self._scheduler.laps_outgrown(req, admission.extend_len):
+            return AddReqResult.OTHER
+        if admission.is_chunked:
+            if not self.can_run_list:
+                # Not even an empty batch holds it (a sliding window's cap on chunks, say).
+                self._scheduler.laps_make_long(req)
             return AddReqResult.OTHER
         return admission
 
@@ -177,8 +182,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Whether a request that waited as short is long by now (its prefix was evicted); it then waits as long."""
         if self.laps_config.length_basis == "prompt" or extend_tokens <= self._laps_threshold:
             return False
-        req.laps_tag.new_tokens = extend_tokens
+        self.laps_make_long(req)
         return True
+
+    def laps_make_long(self, req: Req) -> None:
+        """Have a request wait as long, at least until the next batch."""
+        tag: Tag = req.laps_tag
+        tag.new_tokens, tag.looked = max(tag.new_tokens, self._laps_threshold + 1), self._laps_batches
 
     def _laps_views(self) -> Views[Req]:
         if self.laps_config.length_basis != "prompt":

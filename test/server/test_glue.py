@@ -93,3 +93,16 @@ def test_a_long_pass_sees_the_parked_prefill_and_a_chunk_of_its_own(mixin: Any) 
         assert (me.chunked_req, me.chunked_prefill_size) == ("P", 128)
         me.chunked_req = None
     assert (me.chunked_req, me.chunked_prefill_size) == (None, 512)
+
+
+def test_a_short_request_that_outgrew_its_class_waits_as_long(mixin: Any) -> None:
+    from sglang_laps.scheduler import Tag
+
+    tag = Tag(0.0, 0.0, None, new_tokens=40, looked=2)
+    req = SimpleNamespace(laps_tag=tag)
+    me = SimpleNamespace(laps_config=SimpleNamespace(length_basis="uncached"), _laps_threshold=256, _laps_batches=7)
+    me.laps_make_long = lambda r: mixin.laps_make_long(me, r)
+    assert not mixin.laps_outgrown(me, req, 256)
+    assert mixin.laps_outgrown(me, req, 900)
+    # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
+    assert (tag.new_tokens, tag.looked) == (257, 7)
