@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from pathlib import Path
 import psutil
 
 HOST = "127.0.0.1"
+PORTS = (21000, 31000)
+_handed_out: set[int] = set()
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """SGLang's own: a prefill server answers such a request without any decode server."""
 
@@ -140,10 +143,19 @@ class Server:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as s:
-        s.bind((HOST, 0))
-        return int(s.getsockname()[1])
+    """A port nobody listens on now, not handed out before.
+
+    Below those the system gives to outgoing connections: servers start seconds after their port was chosen, and SGLang
+    and Mooncake open hundreds of sockets meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        if port in _handed_out:
+            continue
+        _handed_out.add(port)
+        with contextlib.suppress(ServerError):
+            require_free(port, "server")
+            return port
 
 
 def require_free(port: int, name: str) -> None:
