@@ -26,9 +26,11 @@ from benchmark.rig.load import Seen, poisson, session, stream
 from benchmark.rig.machine import machine, versions
 
 CHUNK = 512
-SESSIONS = 6
+SESSIONS = 5
 """Users in a conversation at the same time."""
-THINK_S = (0.05, 0.4)
+PACE_S = (0.3, 0.8)
+"""Between a user's turns. They keep this pace whatever the answers take, so both variants are offered the same load;
+only an answer that is not there yet delays the next turn."""
 DOCUMENT_TOKENS = (1800, 2400)
 ANSWER_TOKENS = 4
 VARIANTS: dict[str, tuple[str, ...]] = {"laps": ("--enable-laps-scheduler",), "fcfs": ("--schedule-policy", "fcfs")}
@@ -84,8 +86,9 @@ async def conversation(
 ) -> None:
     """One user: short turns on a history that grows, a new conversation now and then."""
     messages: list[dict[str, str]] = []
-    while time.perf_counter() < until:
-        await asyncio.sleep(rng.uniform(*THINK_S))
+    due = epoch
+    while (due := due + rng.uniform(*PACE_S)) < until:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if len(messages) >= 16:
             messages = []
         messages = [*messages, {"role": "user", "content": words.text(rng.randint(10, 60))}]
@@ -245,7 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=model.REPO / "out" / "demo")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    # A plain kill ends the servers too.
+    # Also where a shell started us with interrupts ignored; and a plain kill ends the servers too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     progress = Progress()
     progress.say("making the model")

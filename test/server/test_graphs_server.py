@@ -18,9 +18,18 @@ from .test_prefill_server import ids, send_all
 
 pytestmark = [pytest.mark.usefixtures("clean")]
 
-KNOBS = {"graph_always": True, "graph_budget": 12, "graph_window": 40, "graph_swaps": 2}
+# Three requests sent together make one batch, however slow the machine.
+WINDOW = ("--laps-wait-window-ms", "300", "--laps-wait-max-batch", "3")
+KNOBS = {
+    "window": "fixed",
+    "wait_head_max_ms": 300,
+    "graph_always": True,
+    "graph_budget": 12,
+    "graph_window": 40,
+    "graph_swaps": 2,
+}
 GRID = ("--batch-prefill-seq-lengths", "16", "64", "256", "--batch-prefill-batch-sizes", "1,4,16")
-CELLS = (*LAPS, "--enable-batch-prefill-cuda-graph", *GRID, "--laps-config", json.dumps(KNOBS))
+CELLS = (*LAPS, *WINDOW, "--enable-batch-prefill-cuda-graph", *GRID, "--laps-config", json.dumps(KNOBS))
 MODES = {
     "normal": ("--disable-overlap-schedule",),
     "overlap": ("--enable-piecewise-cuda-graph",),
@@ -77,7 +86,6 @@ def test_cells_follow_traffic_while_idle(prefill: Prefill, reference: Reference)
 
     got = asyncio.run(in_threes())
     for _ in range(12):
-        # How many of three requests share a batch is up to the machine; a wish must stand out from what is captured.
         time.sleep(1.0)
         if graphs(prefill)["replaced"]:
             break
