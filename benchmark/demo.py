@@ -25,13 +25,13 @@ from benchmark.rig import model, servers, stats
 from benchmark.rig.load import Seen, poisson, session, stream
 from benchmark.rig.machine import machine, versions
 
-CHUNK = 512
+CHUNK = 1024
 SESSIONS = 5
 """Users in a conversation at the same time."""
 PACE_S = (0.3, 0.8)
 """Between a user's turns. They keep this pace whatever the answers take, so both variants are offered the same load;
 only an answer that is not there yet delays the next turn."""
-DOCUMENT_TOKENS = (1800, 2400)
+DOCUMENT_TOKENS = (3600, 4200)
 ANSWER_TOKENS = 4
 VARIANTS: dict[str, tuple[str, ...]] = {"laps": ("--enable-laps-scheduler",), "fcfs": ("--schedule-policy", "fcfs")}
 ORDER = ("laps", "fcfs", "fcfs", "laps")
