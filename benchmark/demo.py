@@ -25,7 +25,7 @@ from benchmark.rig import model, servers, stats
 from benchmark.rig.load import Seen, poisson, session, stream
 from benchmark.rig.machine import machine, versions
 
-CHUNK = 1024
+CHUNK = 768
 SESSIONS = 5
 """Users in a conversation at the same time."""
 PACE_S = (0.3, 0.8)
