@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -74,6 +74,29 @@ def _threshold(v: Any) -> str | None:
 def knob(default: Any, check: Check) -> Any:
     """A dataclass field with its check."""
     return field(default=default, metadata={"check": check})
+
+
+def read_knobs(
+    flag: str, text: str | None, known: Set[str], given: Mapping[str, Any], flags: Mapping[str, str]
+) -> dict[str, Any]:
+    """The JSON object in the text of ``flag``: names in ``known`` only, none that a flag has ``given`` already.
+
+    ``flags`` names those flags. Raises ConfigError.
+    """
+    more: Any = {}
+    if text:
+        try:
+            more = json.loads(text)
+        except ValueError as e:
+            raise ConfigError(f"{flag}: not JSON: {e}") from None
+    if not isinstance(more, dict):
+        raise ConfigError(f"{flag}: not a JSON object")
+    for key in more:
+        if key not in known:
+            raise ConfigError(f"{flag}: unknown key {key!r}; known: {', '.join(sorted(known))}")
+        if key in given:
+            raise ConfigError(f"{flag}: {key} is given by {flags[key]} too")
+    return more
 
 
 _MS = _real(0.0, math.inf, "milliseconds")
@@ -180,20 +203,7 @@ class LapsConfig:
 
         A knob named by both is refused: it has no one value.
         """
-        more: Any = {}
-        if extra:
-            try:
-                more = json.loads(extra)
-            except ValueError as e:
-                raise ConfigError(f"--laps-config: not JSON: {e}") from None
-        if not isinstance(more, dict):
-            raise ConfigError("--laps-config: not a JSON object")
-        known = {f.name for f in fields(cls)}
-        for key in more:
-            if key not in known:
-                raise ConfigError(f"--laps-config: unknown key {key!r}; known: {', '.join(sorted(known))}")
-            if key in given:
-                raise ConfigError(f"--laps-config: {key} is given by {FLAGS[key]} too")
+        more = read_knobs("--laps-config", extra, {f.name for f in fields(cls)}, given, FLAGS)
         knobs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**given, **more}.items()}
         return cls(**knobs)
 

@@ -6,12 +6,11 @@ fields of ``PressureConfig``.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sglang_laps.policy.config import ConfigError
+from sglang_laps.policy.config import ConfigError, read_knobs
 from sglang_laps.policy.pressure import PressureConfig
 
 SPILLS = ("off", "short", "both")
@@ -99,22 +98,9 @@ class AllocConfig:
 
         A knob named by both is refused: it has no one value.
         """
-        more: Any = {}
-        if extra:
-            try:
-                more = json.loads(extra)
-            except ValueError as e:
-                raise ConfigError(f"--laps-alloc-config: not JSON: {e}") from None
-        if not isinstance(more, dict):
-            raise ConfigError("--laps-alloc-config: not a JSON object")
-        mine = {f.name for f in fields(cls)} - {"pressure"}
         theirs = {f.name for f in fields(PressureConfig)}
-        for key in more:
-            if key in given:
-                raise ConfigError(f"--laps-alloc-config: {key} is given by {FLAGS[key]} too")
-            if key not in mine | theirs:
-                known = ", ".join(sorted(mine | theirs))
-                raise ConfigError(f"--laps-alloc-config: unknown key {key!r}; known: {known}")
+        mine = {f.name for f in fields(cls)} - {"pressure"}
+        more = read_knobs("--laps-alloc-config", extra, mine | theirs, given, FLAGS)
         values = {**given, **more}
         interval = values.get("interval_s", cls.interval_s)
         _positive("interval_s", interval)
