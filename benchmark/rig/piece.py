@@ -1,0 +1,107 @@
+"""One piece of the report: what a benchmark leaves behind for it, whoever measured or simulated it.
+
+``Piece.write`` puts ``piece.json`` and the pictures into a folder; ``benchmark/report.py`` turns such folders into one
+page and types nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig.machine import machine, versions
+from benchmark.rig.rounds import Ratio
+from benchmark.rig.show import table
+
+NAME = "piece.json"
+
+
+@dataclass
+class Table:
+    """A table as it is printed and as it stands in the report."""
+
+    title: str
+    heads: Sequence[str]
+    rows: list[Sequence[str]]
+    note: str = ""
+    """What a reader must know to read it, in a sentence or two."""
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (table(self.title, self.heads, self.rows), self.note)))
+
+
+@dataclass
+class Figure:
+    """One number with what it had to be."""
+
+    name: str
+    value: float
+    bar: str = ""
+    """In words, as "<= 0.5"; empty = no bar."""
+    met: bool | None = None
+    """None = no bar, or not to be decided by this run."""
+    low: float | None = None
+    high: float | None = None
+    rounds: int | None = None
+    verdict: str = ""
+    """Of a ratio: "more", "less", "not shown"."""
+
+    @classmethod
+    def of(cls, name: str, ratio: Ratio, most: float | None = None, least: float | None = None) -> Figure:
+        """A ratio and its bar: at most ``most``, or at least ``least``."""
+        bar, met = "", None
+        if most is not None:
+            bar, met = f"<= {most:g}", ratio.median <= most
+        elif least is not None:
+            bar, met = f">= {least:g}", ratio.median >= least
+        return cls(name, ratio.median, bar, met, ratio.low, ratio.high, ratio.rounds, ratio.verdict)
+
+    def __str__(self) -> str:
+        spread = "" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}] over {self.rounds} rounds"
+        told = {True: "met", False: "MISSED", None: ""}[self.met]
+        return f"{self.name}: {self.value:.3g}{spread}" + (f"  {told} ({self.bar})" if self.bar else "")
+
+
+@dataclass
+class Piece:
+    """The result of one benchmark."""
+
+    name: str
+    """Folder and file name."""
+    title: str
+    text: str
+    """What was asked and how it was measured, in a few sentences."""
+    seed: int
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    pictures: dict[str, str] = field(default_factory=dict)
+    """File beside ``piece.json`` -> caption."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Everything raw (JSON-ready)."""
+    command: str = ""
+    machine: dict[str, Any] = field(default_factory=machine)
+    versions: dict[str, str] = field(default_factory=versions)
+
+    def write(self, out: Path) -> Path:
+        """Save; returns the file."""
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / NAME
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        return path
+
+    @classmethod
+    def read(cls, out: Path) -> Piece:
+        """Undo ``write``. Raises OSError, ValueError or TypeError."""
+        raw = json.loads((out / NAME).read_text())
+        raw["tables"] = [Table(**t) for t in raw["tables"]]
+        raw["figures"] = [Figure(**f) for f in raw["figures"]]
+        return cls(**raw)
+
+
+def command(module: str, argv: Sequence[str] | None) -> str:
+    """How this run was started, for the report."""
+    return " ".join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
