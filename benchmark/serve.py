@@ -1,0 +1,252 @@
+"""Scheduler variants on the same work, in one run, on real servers.
+
+    python -m benchmark.serve --workload mixed                           # stock policies and LAPS, prefill only
+    python -m benchmark.serve --workload turns --pd                      # through router and decode server
+    python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"long_share":0.5}'
+    python -m benchmark.serve --base-url http://host:30000               # a server that runs already
+    python -m benchmark.serve --check-client                             # this client next to SGLang's bench_serving
+
+Variants are compared in turns (A B C, C B A, ...) under the same seeded arrivals; a ratio is the median of per-round
+ratios with the interval that the rounds support, and five rounds are the fewest that support any. Open loads are scaled
+to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop.
+
+Prefill only means: one prefill server without a decode server, through SGLang's fake bootstrap host. Such requests
+never enter the prefix cache, so only new tokens are sent; --pd shows reuse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmark.rig import model
+from benchmark.rig.piece import Piece, command
+from benchmark.serving import check, closed, compare, devices, pictures, tables, variants, workloads
+from benchmark.serving.compare import Compared, Measured, Progress, Settings
+from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
+from benchmark.serving.fleet import Fleet, Running, one_line_errors, warm_up
+from benchmark.serving.metrics import KINDS, curve
+from benchmark.serving.prompts import Prompts
+
+BASE = "fcfs"
+THERE = "the server"
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m benchmark.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ", ".join((workloads.CLOSED, *workloads.OPEN))
+    p.add_argument("--workload", default="mixed", help=f"one of {names} (mixed)")
+    p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
+    p.add_argument("--variant", action="append", default=[], metavar="NAME='ARGS'", help="one of your own; repeatable")
+    p.add_argument("--against", help=f"the variant others are compared with ({BASE}, or the first)")
+    p.add_argument("--rounds", type=int, default=5, help="(5)")
+    p.add_argument("--seconds", type=float, default=10.0, help="of arrivals in a round, or of a closed loop (10)")
+    p.add_argument("--utilisation", type=float, default=0.6, help="offered work over capacity (0.6)")
+    p.add_argument("--concurrency", type=int, nargs="+", default=list(closed.CLIENTS), help="of --workload closed")
+    p.add_argument("--slo-factor", type=float, default=10.0, help="in time: TTFT within so many lone TTFTs (10)")
+    p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
+    p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
+    p.add_argument("--base-url", metavar="URL", help="use the server there; nothing is started")
+    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
+    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 8192)")
+    p.add_argument("--longest", type=int, help="longest prompt, tokens (cpu 8192, cuda 65536)")
+    p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--out", type=Path, help="folder of the result (out/serve-WORKLOAD)")
+    p.add_argument("--check-client", action="store_true", help="this client against sglang.bench_serving, then end")
+    return p
+
+
+def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, list[variants.Variant]]:
+    """Arguments, device, variants; ends with one line where they make no sense."""
+    p = parser()
+    args = p.parse_args(argv)
+    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    try:
+        given = [variants.given(text) for text in args.variant]
+        names = args.variants.split(",") if args.variants else list(device.variants)
+        found = variants.chosen(names, given, cuda=device.name == CUDA)
+        if args.base_url:
+            if args.variants or args.variant or args.pd or args.check_client:
+                raise ValueError("--base-url is one running server: no --variants, --variant, --pd or --check-client")
+            found = [variants.Variant(THERE, ())]
+        if args.workload != workloads.CLOSED and args.workload not in workloads.OPEN:
+            raise ValueError(f"no workload {args.workload!r}: {', '.join((workloads.CLOSED, *workloads.OPEN))}")
+        if args.against and args.against not in {v.name for v in found}:
+            raise ValueError(
+                f"--against {args.against!r} is not among the variants: {', '.join(v.name for v in found)}"
+            )
+        positive = ("rounds", "seconds", "utilisation", "slo_factor", "chunk", "longest")
+        for name in positive:
+            value = getattr(args, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"--{name.replace('_', '-')} {value:g} is not positive")
+        if min(args.concurrency) < 1:
+            raise ValueError("--concurrency is at least 1")
+        if args.longest and args.longest < 512:
+            raise ValueError("--longest is at least 512 tokens")
+    except ValueError as e:
+        p.exit(2, f"{p.prog}: {e}\n")
+    return args, device, found
+
+
+def base_of(names: Sequence[str], wanted: str | None) -> str:
+    """The variant others are compared with."""
+    return wanted or (BASE if BASE in names else names[0])
+
+
+def raw(compared: Compared, path: Path) -> None:
+    """Every request: variant, round, when, class, tokens, TTFT."""
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as f:
+        out = csv.writer(f)
+        out.writerow(("variant", "round", "sent_s", "kind", "new_tokens", "cached_tokens", "ttft_ms"))
+        for name, rounds in compared.answers.items():
+            for i, answers in enumerate(rounds):
+                for a in answers:
+                    ttft = "" if a.ttft_s is None else f"{a.ttft_s * 1e3:.3f}"
+                    out.writerow((name, i, f"{a.sent_s:.4f}", a.job.kind, a.job.new, a.job.cached, ttft))
+
+
+def piece_of_open(
+    name: str,
+    compared: Compared,
+    workload: workloads.Workload,
+    names: Sequence[str],
+    base: str,
+    settings: Settings,
+    how: str,
+    out: Path,
+) -> Piece:
+    """Tables, ratios and the picture of a comparison; ``requests.csv.gz`` is written beside them."""
+    out.mkdir(parents=True, exist_ok=True)
+    raw(compared, out / "requests.csv.gz")
+    curves = {kind: {n: curve([a for r in compared.answers[n] for a in r], kind) for n in names} for kind in KINDS}
+    title = f"{workload.name} at {settings.utilisation:.0%} of capacity"
+    picture = f"{name}.svg"
+    pictures.distributions(curves, title, out / picture)
+    over, figures = tables.ratios(compared, names, base)
+    offered = len(compared.answers[names[0]][0]) / settings.span_s
+    text = (
+        f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
+        f"requests/s that {base} does in a closed loop of the workload's "
+        f"{'short prompts' if isinstance(workload, workloads.Sea) else 'prompts'}, {offered:.1f} requests/s in the "
+        f"first round; {settings.rounds} rounds of {settings.span_s:g} s of arrivals, the same for every variant."
+    )
+    if workload.reuses and "new tokens only" in how:
+        text += " Its prompts share beginnings, which a prefill server alone cannot show: see the run with --pd."
+    return Piece(
+        name=name,
+        title=title,
+        text=text,
+        seed=settings.seed,
+        tables=[*tables.results(compared, names, title), *over],
+        figures=figures,
+        pictures={picture: "Distribution of the time to first token; the dotted line is P90."},
+        data={
+            "settings": vars(settings),
+            "measured": compared.measured.as_dict(),
+            "rounds": {n: compared.per_round(n) for n in names},
+            "pooled": {n: compared.pooled(n) for n in names},
+            "goodput_per_s": compared.goodput_per_s,
+            "curves_ms": curves,
+        },
+    )
+
+
+def show(piece: Piece, out: Path, *, ratios: bool = True) -> None:
+    """Print tables and bars; say where everything is."""
+    for table in piece.tables:
+        print(f"\n{table}")
+    judged = [f for f in piece.figures if f.bar]
+    if judged:
+        print()
+    for figure in judged:
+        print(figure)
+    print(f"\n{out / 'piece.json'}")
+
+
+def how_served(device: Device, chunk: int, pd: bool, prefill_only: bool) -> str:
+    """In words, for the report."""
+    path = "Router, prefill and decode server, end to end" if pd or not prefill_only else "A prefill server alone"
+    tokens = "" if pd or not prefill_only else ", new tokens only"
+    return f"{path}{tokens}; chunks of {chunk} tokens, {device.what}."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, device, found = checked(argv)
+    # Ended by its keeper it still stops its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    uvloop.install()
+    out = args.out or model.REPO / "out" / ("client-check" if args.check_client else f"serve-{args.workload}")
+    say = Progress(time.monotonic(), time.monotonic)
+    chunk, longest = args.chunk or device.chunk, args.longest or device.longest
+    with one_line_errors("serve"):
+        if args.check_client:
+            piece = check.run(device, chunk, out, args.seed, args.rounds, args.seconds, say)
+        else:
+            piece = _compare(args, device, found, chunk, longest, out, say)
+    piece.command = command("benchmark.serve", argv)
+    piece.write(out)
+    show(piece, out)
+    return 0
+
+
+def _compare(
+    args: argparse.Namespace,
+    device: Device,
+    found: list[variants.Variant],
+    chunk: int,
+    longest: int,
+    out: Path,
+    say: Progress,
+) -> Piece:
+    running = Running.at(args.base_url) if args.base_url else None
+    prefill_only = running.prefill_only if running else not args.pd
+    prompts = Prompts(device.vocabulary, args.seed, longest, reuse=not prefill_only, prefill_only=prefill_only)
+    together = {"auto": None, "together": True, "turns": False}[args.servers]
+    names = [v.name for v in found]
+    base = base_of(names, args.against)
+    settings = Settings(args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest)
+    how = how_served(device, chunk, args.pd, prefill_only)
+    if running:
+        how = f"The server at {running.url.url}."
+    servers: Any = running or Fleet(device, chunk, found, args.pd, out, prompts, say, together)
+    with servers:
+        if running:
+            warm_up(running.url, prompts, longest)
+        if args.workload == workloads.CLOSED:
+            workload = workloads.make("lmsys", longest)
+            points = closed.run(
+                servers, names, workload, prompts, args.concurrency, args.rounds, args.seconds, args.seed, say
+            )
+            over, figures, data = closed.report(points, names, base)
+            picture = "closed.svg"
+            pictures.over_clients(points, "Closed loop of LMSYS lengths", out / picture)
+            text = (
+                f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
+            )
+            captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
+            return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
+        workload = workloads.make(args.workload, longest)
+        say(f"measuring the machine with {base}")
+        measured: Measured = compare.measure(servers, base, workload, prompts, settings)
+        say(f"capacity {measured.capacity_per_s:.1f} requests/s")
+        compared = compare.run(servers, names, workload, measured, prompts, settings, say)
+        if args.goodput:
+            compared.goodput_per_s = compare.goodput(servers, names, workload, measured, prompts, settings, say)
+    return piece_of_open(args.workload, compared, workload, names, base, settings, how, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

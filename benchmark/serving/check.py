@@ -1,0 +1,82 @@
+"""This client next to SGLang's own ``bench_serving``: the same closed load on the same server, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmark.rig.piece import Figure, Piece, Table
+from benchmark.rig.rounds import interleaved, ratio
+from benchmark.rig.servers import ENV, FAKE_BOOTSTRAP_HOST, ServerError
+from benchmark.serving import client
+from benchmark.serving.compare import Progress
+from benchmark.serving.devices import Device
+from benchmark.serving.fleet import Fleet
+from benchmark.serving.job import Job
+from benchmark.serving.prompts import Prompts
+from benchmark.serving.variants import BUILT_IN
+
+TOKENS, CLIENTS, TOLERANCE = 1024, 4, 0.15
+OURS, THEIRS = "this client", "bench_serving"
+
+
+def bench_serving(url: str, folder: Path, model: Path, requests: int, seed: int) -> float:
+    """Median TTFT (ms) as SGLang's client sees it. Raises ServerError."""
+    result = folder / "bench_serving.jsonl"
+    result.unlink(missing_ok=True)
+    fake = {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": seed}
+    command = (
+        sys.executable, "-m", "sglang.benchmark.serving", "--backend", "sglang", "--base-url", url,
+        "--model", str(model), "--tokenizer", str(model), "--dataset-name", "random-ids", "--tokenize-prompt",
+        "--random-input-len", str(TOKENS), "--random-output-len", "1", "--random-range-ratio", "1.0",
+        "--num-prompts", str(requests), "--max-concurrency", str(CLIENTS), "--seed", str(seed), "--disable-tqdm",
+        "--extra-request-body", json.dumps(fake), "--output-file", str(result),
+    )  # fmt: skip
+    import os
+
+    with (folder / "bench_serving.log").open("w") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **ENV}, check=False).returncode
+    if code or not result.exists():
+        raise ServerError(f"bench_serving ended with code {code}; its log: {log.name}")
+    return float(json.loads(result.read_text().splitlines()[-1])["median_ttft_ms"])
+
+
+def run(device: Device, chunk: int, out: Path, seed: int, rounds: int, seconds: float, say: Progress) -> Piece:
+    """Both on stock fcfs. Raises ServerError or ConnectionError."""
+    out.mkdir(parents=True, exist_ok=True)
+    prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)
+    seen: dict[str, list[float]] = {OURS: [], THEIRS: []}
+    requests = 0
+    with Fleet(device, chunk, [BUILT_IN["fcfs"]], False, out, prompts, say) as fleet:
+        target, model = fleet.target("fcfs"), device.checkpoint()
+        for i, name in interleaved((OURS, THEIRS), rounds):
+            say(f"round {i + 1} of {rounds}, {name}")
+            if name == OURS or not requests:
+                jobs = [Job(0.0, TOKENS)] * 200
+                loop = asyncio.run(client.closed(target, jobs, prompts.bodies(jobs, seed + i), CLIENTS, seconds))
+                requests = max(20, len(loop.answers))
+            if name == OURS:
+                seen[OURS].append(statistics.median(a.ttft_s * 1e3 for a in loop.answers if a.ttft_s is not None))
+            else:
+                seen[THEIRS].append(
+                    bench_serving(target.url, out, model, requests, random.Random(seed + i).getrandbits(30))
+                )
+    r = ratio(seen[OURS], seen[THEIRS])
+    figure = Figure.of(f"median TTFT, {OURS} / {THEIRS}", r)
+    figure.bar, figure.met = f"{1 - TOLERANCE:g}..{1 + TOLERANCE:g}", abs(r.median - 1.0) <= TOLERANCE
+    rows = [(name, *(f"{v:.1f}" for v in values)) for name, values in seen.items()]
+    heads = ("median TTFT (ms)", *(f"round {i + 1}" for i in range(rounds)))
+    return Piece(
+        name="client-check",
+        title="The client against SGLang's bench_serving",
+        text=f"Closed loop of {CLIENTS} clients with prompts of {TOKENS} tokens on one server (stock fcfs), in turns.",
+        seed=seed,
+        tables=[Table("Median TTFT (ms) as each client sees it", heads, rows)],
+        figures=[figure],
+        data={"median_ttft_ms": seen, "requests": requests},
+    )

@@ -1,0 +1,64 @@
+"""Closed loops: requests/s and TTFT over the number of clients, per variant."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmark.rig.piece import Figure, Table
+from benchmark.rig.rounds import interleaved, ratio
+from benchmark.serving import client
+from benchmark.serving.compare import Servers
+from benchmark.serving.metrics import quantile
+from benchmark.serving.prompts import Prompts
+from benchmark.serving.workloads import Workload
+
+CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def run(
+    servers: Servers,
+    names: Sequence[str],
+    workload: Workload,
+    prompts: Prompts,
+    clients: Sequence[int],
+    rounds: int,
+    seconds: float,
+    seed: int,
+    say: Callable[[str], None],
+) -> dict[int, dict[str, dict[str, list[float]]]]:
+    """clients -> variant -> figure -> one value a round. Raises ConnectionError where a request fails."""
+    points: dict[int, dict[str, dict[str, list[float]]]] = {}
+    for n in clients:
+        say(f"closed loop of {n}")
+        at = points[n] = {name: {"requests_per_s": [], "p50_ms": [], "p90_ms": []} for name in names}
+        for i, name in interleaved(names, rounds):
+            jobs = workload.sample(1000, random.Random(f"{seed} {n} {i}"))
+            bodies = prompts.bodies(jobs, seed * 1000 + i)
+            loop = asyncio.run(client.closed(servers.target(name), jobs, bodies, n, seconds))
+            if loop.failed or not loop.answers:
+                raise ConnectionError(f"{name}: {loop.failed} requests failed with {n} clients")
+            ttft = [a.ttft_s * 1e3 for a in loop.answers if a.ttft_s is not None]
+            at[name]["requests_per_s"].append(loop.rate)
+            at[name]["p50_ms"].append(quantile(ttft, 50))
+            at[name]["p90_ms"].append(quantile(ttft, 90))
+    return points
+
+
+def report(
+    points: dict[int, dict[str, dict[str, list[float]]]], names: Sequence[str], base: str
+) -> tuple[list[Table], list[Figure], dict[str, Any]]:
+    """Tables, ratios over ``base``, raw figures."""
+    tables, compared = [], []
+    for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
+        rows = [(str(n), *(f"{statistics.median(at[name][key]):.1f}" for name in names)) for n, at in points.items()]
+        tables.append(Table(f"Closed loop: {title}", ("clients", *names), rows))
+    for name in names:
+        for n, at in points.items():
+            if name != base:
+                r = ratio(at[name]["requests_per_s"], at[base]["requests_per_s"])
+                compared.append(Figure.of(f"requests/s, {n} clients, {name} / {base}", r))
+    return tables, compared, {"points": {str(n): at for n, at in points.items()}}

@@ -1,0 +1,96 @@
+"""Server arguments and a model that suit the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmark.rig import model
+from benchmark.rig.fast import VOCAB
+from benchmark.serving.variants import CELLS, DUAL, LAPS, STOCK
+
+CPU, CUDA = "cpu", "cuda"
+MODELS = model.REPO / "out" / "models"
+CUDA_SHAPE = "7B"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of machine."""
+
+    name: str
+    args: tuple[str, ...]
+    """Of every server."""
+    chunk: int
+    """--chunked-prefill-size (tokens) unless told otherwise."""
+    longest: int
+    """Longest prompt of a load (tokens)."""
+    variants: tuple[str, ...]
+    """Compared unless told otherwise."""
+    vocabulary: tuple[int, int]
+    """Token ids drawn from: [low, high)."""
+    server_gib: float
+    """Memory one more server takes (GiB): of the machine on a CPU, of the device elsewhere."""
+    checkpoint: Callable[[], Path]
+    what: str
+    """The model in words."""
+    env: dict[str, str] = field(default_factory=dict)
+    start_s: float = 240.0
+    """Longest start of a server (seconds)."""
+
+
+def _shape_only() -> Path:
+    from sglang_laps.graphs import rig
+
+    return rig.write_shape(CUDA_SHAPE, MODELS / f"shape-{CUDA_SHAPE}", context=131072)
+
+
+DEVICES = {
+    CPU: Device(
+        name=CPU,
+        # The overlap loop would hold an answer back until the next batch has run: on a CPU the step itself blocks.
+        args=("--max-total-tokens", "49152", "--disable-overlap-schedule"),
+        chunk=1024,
+        longest=8192,
+        variants=(*STOCK, DUAL, LAPS),
+        vocabulary=VOCAB,
+        server_gib=2.6,
+        checkpoint=lambda: model.make(MODELS),
+        what="a 4-layer Qwen2 of hidden size 128 with seeded weights, float32",
+        env={"OMP_NUM_THREADS": "1"},
+    ),
+    CUDA: Device(
+        name=CUDA,
+        args=(
+            "--dtype", "bfloat16", "--load-format", "dummy", "--skip-tokenizer-init", "--attention-backend", "fa3",
+            "--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-total-tokens", "262144",
+        ),
+        chunk=8192,
+        longest=65536,
+        variants=(*STOCK, DUAL, LAPS, CELLS),
+        vocabulary=(10, 150000),
+        server_gib=42.0,
+        checkpoint=_shape_only,
+        what="the shape of Qwen2.5-7B with dummy weights, bfloat16",
+        start_s=900.0,
+    ),
+}  # fmt: skip
+
+
+def free_gib(device: Device) -> float:
+    """Memory (GiB) servers may take now, a reserve left."""
+    if device.name == CUDA:
+        import torch
+
+        return 0.9 * float(torch.cuda.mem_get_info()[0]) / 2**30
+    import psutil
+
+    return float(psutil.virtual_memory().available) / 2**30 - 1.5
+
+
+def has_cuda() -> bool:
+    """Whether this machine has a CUDA device."""
+    import torch
+
+    return bool(torch.cuda.is_available())

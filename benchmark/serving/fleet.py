@@ -1,0 +1,166 @@
+"""The servers of a comparison: all up and asleep but the loaded one, or one at a time where memory is short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig import servers
+from benchmark.serving import client
+from benchmark.serving.client import Target
+from benchmark.serving.devices import Device, free_gib
+from benchmark.serving.job import Job
+from benchmark.serving.prompts import Prompts
+from benchmark.serving.variants import Variant
+
+WARM = 64
+"""Requests of many lengths every server is sent when it has started."""
+
+
+@dataclass
+class Fleet:
+    """Variants' servers. A context manager: on its end every server is stopped."""
+
+    device: Device
+    chunk: int
+    variants: Sequence[Variant]
+    pd: bool
+    out: Path
+    prompts: Prompts
+    say: Callable[[str], None]
+    together: bool | None = None
+    """None: together if memory holds them."""
+    _up: dict[str, tuple[Target, Target]] = field(default_factory=dict)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _decode: servers.Server | None = None
+    _model: Path | None = None
+
+    def __enter__(self) -> Fleet:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._stop)
+            self._model = self.device.checkpoint()
+            if self.pd:
+                decode = servers.decode(self._model, self._log("decode"), *self._args())
+                decode.env = self.device.env
+                self.say("starting the decode server")
+                self._decode = stack.enter_context(decode).ready(self.device.start_s)
+            if self.together is None:
+                self.together = len(self.variants) * self.device.server_gib < free_gib(self.device)
+                if not self.together:
+                    self.say("memory does not hold all servers: one at a time")
+            if self.together:
+                for variant in self.variants:
+                    self._start(variant)
+            self._outer = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outer.close()
+
+    def target(self, name: str) -> Target:
+        """Where to send this variant's load; starts its server, and stops another, where they run one at a time."""
+        if name not in self._up:
+            self._stop()
+            self._start(next(v for v in self.variants if v.name == name))
+        return self._up[name][0]
+
+    def prefill(self, name: str) -> Target:
+        """The variant's prefill server; it must be up."""
+        return self._up[name][1]
+
+    def _args(self) -> tuple[str, ...]:
+        return ("--chunked-prefill-size", str(self.chunk), *self.device.args)
+
+    def _log(self, name: str) -> Path:
+        return self.out / "logs" / f"{name}.log"
+
+    def _stop(self) -> None:
+        self._up.clear()
+        self._stack.close()
+
+    def _start(self, variant: Variant) -> None:
+        assert self._model
+        self.say(f"starting {variant.name}")
+        args = (*self._args(), *variant.args)
+        log = self._log(variant.name)
+        prefill = servers.prefill(self._model, log, *args, env=self.device.env, name=variant.name)
+        self._stack.enter_context(prefill).ready(self.device.start_s)
+        front = prefill
+        if self._decode:
+            front = servers.minilb([prefill], [self._decode], self._log(f"router-{variant.name}"))
+            self._stack.enter_context(front).ready()
+        self._up[variant.name] = Target(servers.HOST, front.port), Target(servers.HOST, prefill.port)
+        warm_up(self._up[variant.name][0], self.prompts, self.device.longest)
+
+
+def warm_up(target: Target, prompts: Prompts, longest: int) -> None:
+    """Lengths from 1 token to the longest, alone and in batches, so that nothing is done for the first time later."""
+    rng = random.Random(0)
+    jobs = [Job(0.0, min(longest // 2, round(2 ** rng.uniform(0, 12)))) for _ in range(WARM)]
+    bodies = prompts.bodies(jobs, seed=0)
+    asyncio.run(client.one_by_one(target, bodies[:8]))
+    asyncio.run(client.closed(target, jobs[8:], bodies[8:], 8, 1.5))
+
+
+def get_json(target: Target, path: str) -> dict[str, Any] | None:
+    """A route's answer, or None where it has none."""
+    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(target.url + path, timeout=30) as reply:
+        answer: dict[str, Any] = json.load(reply)
+        return answer
+    return None
+
+
+def flush(target: Target) -> None:
+    """Empty the prefix cache."""
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(urllib.request.Request(target.url + "/flush_cache", method="POST"), timeout=30).close()
+
+
+@dataclass
+class Running:
+    """A server somebody else has started."""
+
+    url: Target
+    prefill_only: bool
+
+    @classmethod
+    def at(cls, url: str) -> Running:
+        """Ask it what it is. Raises ValueError for a bad URL, ConnectionError where nobody answers."""
+        target = Target.of(url)
+        try:
+            with urllib.request.urlopen(target.url + "/server_info", timeout=10) as reply:
+                info = json.load(reply)
+        except (OSError, ValueError) as e:
+            raise ConnectionError(f"no SGLang server answers at {target.url}: {e}") from None
+        return cls(target, isinstance(info, dict) and info.get("disaggregation_mode") == "prefill")
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def target(self, _: str) -> Target:
+        """Always the same."""
+        return self.url
+
+    prefill = target
+
+
+@contextlib.contextmanager
+def one_line_errors(command: str) -> Iterator[None]:
+    """What a user can do something about, in one line."""
+    try:
+        yield
+    except (ConnectionError, servers.ServerError) as e:
+        raise SystemExit(f"{command}: {e}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(f"{command}: interrupted; every server it started has been stopped") from None

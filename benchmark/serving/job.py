@@ -1,0 +1,30 @@
+"""One request of a load, before it has any tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHORT, LONG = "short", "long"
+THRESHOLD = 256
+"""Longest short request (new tokens): LAPS's own default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """When it is due, how many tokens it has, and which of them an earlier one had too."""
+
+    at_s: float
+    new: int
+    """Tokens no request before it had."""
+    cached: int = 0
+    """Tokens before those: the beginning of ``stream``."""
+    stream: int = 0
+    goes_on: bool = False
+    """Whether the new tokens are the stream's next ones (a conversation), not tokens of its own."""
+    after: int | None = None
+    """Index of the job whose answer it needs: it is due then, if that is later than ``at_s``."""
+
+    @property
+    def kind(self) -> str:
+        """Its class."""
+        return SHORT if self.new <= THRESHOLD else LONG

@@ -1,0 +1,85 @@
+"""Figures of one round, and of all rounds of a variant."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmark.serving.client import Answer
+from benchmark.serving.job import LONG, SHORT
+from benchmark.serving.workloads import bound_ratios
+
+KINDS = (SHORT, LONG)
+QUANTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """When a request was in time: its TTFT at most ``factor`` times what a prompt of its new tokens takes alone."""
+
+    factor: float
+    lone_s: Callable[[int], float]
+
+    def slowdown(self, answer: Answer) -> float:
+        """TTFT over lone TTFT; infinite for a failed one."""
+        return math.inf if answer.ttft_s is None else answer.ttft_s / self.lone_s(answer.job.new)
+
+    def met(self, answer: Answer) -> bool:
+        """Whether it was in time."""
+        return self.slowdown(answer) <= self.factor
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """In percent; NaN of nothing."""
+    return float(np.percentile(values, q)) if len(values) else math.nan
+
+
+def share(flags: Sequence[bool]) -> float:
+    """0..1; NaN of nothing."""
+    return sum(flags) / len(flags) if flags else math.nan
+
+
+def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]:
+    """Of one class: TTFT (ms), slowdown, longest wait (seconds: TTFT beyond the lone one), share within the SLO."""
+    mine = [a for a in answers if a.job.kind == kind]
+    ok = [a for a in mine if a.ttft_s is not None]
+    ttft = [a.ttft_s * 1e3 for a in ok if a.ttft_s is not None]
+    slowdown = [slo.slowdown(a) for a in ok]
+    wait = [a.ttft_s - slo.lone_s(a.job.new) for a in ok if a.ttft_s is not None]
+    return {
+        "requests": len(mine),
+        **{f"p{q}_ms": quantile(ttft, q) for q in QUANTILES},
+        "slowdown_mean": statistics.fmean(slowdown) if slowdown else math.nan,
+        "slowdown_p90": quantile(slowdown, 90),
+        "longest_wait_s": max(0.0, *wait) if wait else math.nan,
+        "goodput": share([slo.met(a) for a in mine]),
+    }
+
+
+def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
+    """Of one round, or of several end to end."""
+    ok = [a for a in answers if a.ttft_s is not None]
+    begin = min((a.sent_s for a in answers), default=0.0)
+    end = max((a.sent_s + a.ttft_s for a in ok if a.ttft_s is not None), default=begin)
+    spent = max(end - begin, 1e-9)
+    ratios = bound_ratios([a.job for a in answers], [a.ttft_s for a in answers], slo.lone_s)
+    return {
+        **{kind: by_class(answers, kind, slo) for kind in KINDS},
+        "requests_per_s": len(ok) / spent,
+        "tokens_per_s": sum(a.job.new for a in ok) / spent,
+        "goodput": share([slo.met(a) for a in answers]),
+        "failed": len(answers) - len(ok),
+        "client_late_p99_ms": quantile([a.late_s * 1e3 for a in answers], 99),
+        "long_over_promise": max(ratios, default=math.nan),
+    }
+
+
+def curve(answers: Sequence[Answer], kind: str, points: int = 201) -> list[float]:
+    """TTFT (ms) at even steps of the share of requests, for a picture; failed ones left out."""
+    ttft = [a.ttft_s * 1e3 for a in answers if a.job.kind == kind and a.ttft_s is not None]
+    return [round(float(v), 3) for v in np.quantile(ttft, np.linspace(0.0, 1.0, points))] if ttft else []

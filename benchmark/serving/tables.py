@@ -1,0 +1,78 @@
+"""What a comparison says, in tables and ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from benchmark.rig.piece import Figure, Table
+from benchmark.serving.compare import GOAL, Compared
+from benchmark.serving.metrics import KINDS, QUANTILES
+
+RATIOS = (
+    ("short P50 TTFT", ("short", "p50_ms")),
+    ("short P90 TTFT", ("short", "p90_ms")),
+    ("long P50 TTFT", ("long", "p50_ms")),
+    ("long P90 TTFT", ("long", "p90_ms")),
+    ("requests/s", ("requests_per_s",)),
+    ("share within the SLO", ("goodput",)),
+)
+
+
+def number(value: float, digits: int = 0) -> str:
+    """A dash for what there is not."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def results(compared: Compared, names: Sequence[str], title: str) -> list[Table]:
+    """TTFT and throughput; fairness and SLO."""
+    ttft, fair = [], []
+    for name in names:
+        whole = compared.pooled(name)
+        ttft.append((
+            name, *(number(whole[k][f"p{q}_ms"]) for k in KINDS for q in QUANTILES),
+            number(whole["requests_per_s"], 1), number(whole["tokens_per_s"]), str(whole["failed"]),
+        ))  # fmt: skip
+        rate = compared.goodput_per_s.get(name)
+        fair.append((
+            name, *(number(100 * whole[k]["goodput"], 1) for k in KINDS),
+            *([] if not compared.goodput_per_s else [number(math.nan if rate is None else rate, 1)]),
+            *(number(whole[k][f"slowdown_{q}"], 1) for k in KINDS for q in ("mean", "p90")),
+            *(number(whole[k]["longest_wait_s"], 2) for k in KINDS),
+        ))  # fmt: skip
+    heads = ("variant", *(f"{k} P{q}" for k in KINDS for q in QUANTILES), "requests/s", "tokens/s", "failed")
+    note = "TTFT in ms over the requests of all rounds; rates are medians over rounds. Short: up to 256 new tokens."
+    fair_heads = (
+        "variant", *(f"{k} in time %" for k in KINDS), *(["goodput /s"] if compared.goodput_per_s else []),
+        *(f"{k} slowdown {q}" for k in KINDS for q in ("mean", "P90")), *(f"longest {k} wait s" for k in KINDS),
+    )  # fmt: skip
+    factor = compared.slo.factor
+    fair_note = (
+        f"In time: TTFT at most {factor:g} times that of a prompt of so many new tokens alone. Slowdown: TTFT over "
+        "that lone TTFT. Wait: TTFT less it."
+    )
+    if compared.goodput_per_s:
+        fair_note += f" Goodput: highest offered requests/s that keep {100 * GOAL:.0f}% of each class in time."
+    return [Table(title, heads, ttft, note), Table("In time, slowdown, longest wait", fair_heads, fair, fair_note)]
+
+
+def ratios(compared: Compared, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure]]:
+    """Every variant over ``base``: medians of per-round ratios."""
+    rows, found = [], []
+    for name in names:
+        if name == base:
+            continue
+        cells = []
+        for label, path in RATIOS:
+            r = compared.ratio(name, base, *path)
+            cells.append("-" if r is None else f"{r} {r.verdict}")
+            if r is not None:
+                found.append(Figure.of(f"{label}, {name} / {base}", r))
+        rows.append((name, *cells))
+    if not rows:
+        return [], []
+    note = (
+        "Median of per-round ratios [interval for that median] and what it supports: more, less, or not shown (the "
+        "interval holds 1, or has less than 90% confidence)."
+    )
+    return [Table(f"Ratios over {base}", ("variant", *(label for label, _ in RATIOS)), rows, note)], found

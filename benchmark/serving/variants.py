@@ -1,0 +1,61 @@
+"""What is compared: SGLang's own arguments under a name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STOCK = ("fcfs", "hrrn", "shortest-prefill-first")
+DUAL, LAPS, CELLS = "laps-dual", "laps", "laps-cells"
+ON = "--enable-laps-scheduler"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to start the prefill server."""
+
+    name: str
+    args: tuple[str, ...]
+
+    @property
+    def stock(self) -> bool:
+        """Whether LAPS is off."""
+        return ON not in self.args
+
+
+BUILT_IN = {
+    v.name: v
+    for v in (
+        *(Variant(policy, ("--schedule-policy", policy)) for policy in STOCK),
+        Variant(DUAL, (ON, "--laps-wait-window-ms", "0")),
+        Variant(LAPS, (ON,)),
+        Variant(CELLS, (ON, "--enable-batch-prefill-cuda-graph")),
+    )
+}
+
+
+def given(text: str) -> Variant:
+    """``NAME=ARGS`` as a user wrote it. Raises ValueError."""
+    name, found, args = text.partition("=")
+    if not found or not name or not args.strip():
+        raise ValueError(f"{text!r} is not NAME='ARGS'")
+    if name in BUILT_IN:
+        raise ValueError(f"{name!r} is a built-in variant: choose another name")
+    return Variant(name, tuple(shlex.split(args)))
+
+
+def chosen(names: Sequence[str], more: Sequence[Variant], *, cuda: bool) -> list[Variant]:
+    """The built-in ones of these names, then the user's own. Raises ValueError."""
+    for name in names:
+        if name not in BUILT_IN:
+            raise ValueError(f"no variant {name!r}: {', '.join(BUILT_IN)}, or your own with --variant NAME='ARGS'")
+        if name == CELLS and not cuda:
+            raise ValueError(f"{CELLS} needs --device cuda: on a CPU there are no CUDA graphs")
+    found = [*(BUILT_IN[n] for n in names), *more]
+    twice = {v.name for v in found if sum(w.name == v.name for w in found) > 1}
+    if twice:
+        raise ValueError(f"variant {', '.join(sorted(twice))} is given twice")
+    if not found:
+        raise ValueError("no variant")
+    return found

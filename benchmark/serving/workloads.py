@@ -1,0 +1,290 @@
+"""The loads: what arrives when. Everything comes from a seed; nothing here knows a variant or a clock."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from benchmark.serving import traces
+from benchmark.serving.job import SHORT, THRESHOLD, Job
+
+
+@dataclass(frozen=True)
+class Offer:
+    """How much of a load, on a machine as it was measured."""
+
+    utilisation: float
+    """Offered work over what stock fcfs can do (1 = as much)."""
+    span_s: float
+    capacity_per_s: float
+    """Requests/s of the workload's ``sample`` in a closed loop on stock fcfs."""
+    lone_s: Callable[[int], float]
+    """Seconds a prefill of so many tokens takes alone."""
+
+
+class Workload(Protocol):
+    """A load by name."""
+
+    name: str
+    what: str
+    """In words."""
+    reuses: bool
+    """Whether prompts share beginnings, which only end-to-end servers can show."""
+
+    def sample(self, n: int, rng: random.Random) -> list[Job]:
+        """Jobs whose rate in a closed loop is the capacity."""
+
+    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
+        """Jobs in order of their times."""
+
+
+Lengths = Callable[[random.Random], int]
+
+
+def poisson(rate_per_s: float, span_s: float, rng: random.Random) -> list[float]:
+    """Arrival times (seconds)."""
+    return gaps(lambda: rng.expovariate(rate_per_s), span_s)
+
+
+def gaps(gap: Callable[[], float], span_s: float) -> list[float]:
+    """Arrival times (seconds) from the times between them."""
+    times, at = [], gap()
+    while at < span_s:
+        times.append(at)
+        at += gap()
+    return times
+
+
+def mix(long_share: float, short: tuple[int, int], long: Lengths) -> Lengths:
+    """Short prompts with lengths drawn evenly from ``short``, and a share (0..1, by count) of long ones."""
+    return lambda rng: long(rng) if rng.random() < long_share else rng.randint(*short)
+
+
+def log_uniform(low: int, high: int) -> Lengths:
+    """Each doubling as likely as any other."""
+    return lambda rng: round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Lengths drawn one by one; times Poisson, or burstier."""
+
+    name: str
+    what: str
+    lengths: Lengths
+    cv: float = 1.0
+    """Coefficient of variation of the times between arrivals: 1 = Poisson, more = bursts."""
+    reuses: bool = False
+
+    def sample(self, n: int, rng: random.Random) -> list[Job]:
+        return [Job(0.0, self.lengths(rng)) for _ in range(n)]
+
+    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
+        rate, shape = offer.utilisation * offer.capacity_per_s, self.cv**-2
+        times = gaps(lambda: rng.gammavariate(shape, 1.0 / (rate * shape)), offer.span_s)
+        return [Job(at, self.lengths(rng)) for at in times]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Consecutive rows of a trace: its lengths in its order, its times stretched to the rate wanted."""
+
+    name: str
+    what: str
+    rows: Sequence[traces.Row]
+    reuses: bool = False
+
+    def _job(self, at_s: float, row: traces.Row) -> Job:
+        return Job(at_s, row.new, row.cached)
+
+    def sample(self, n: int, rng: random.Random) -> list[Job]:
+        return [self._job(0.0, row) for row in rng.choices(self.rows, k=n)]
+
+    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
+        wanted = max(2, min(len(self.rows) - 1, round(offer.utilisation * offer.capacity_per_s * offer.span_s)))
+        first = rng.randrange(len(self.rows) - wanted)
+        rows = self.rows[first : first + wanted + 1]
+        stretch = offer.span_s / max(1e-9, rows[-1].at_s - rows[0].at_s)
+        return [self._job((row.at_s - rows[0].at_s) * stretch, row) for row in rows[:-1]]
+
+
+@dataclass(frozen=True)
+class Sea:
+    """Short prompts at Poisson times and, apart from them, long ones that make up a share of the *work*."""
+
+    name: str
+    what: str
+    short: tuple[int, int]
+    long_tokens: int
+    long_work: float
+    """Of the offered work (0..1)."""
+    regular: bool
+    """Whether the long ones come at even intervals."""
+    reuses: bool = False
+
+    def sample(self, n: int, rng: random.Random) -> list[Job]:
+        return [Job(0.0, rng.randint(*self.short)) for _ in range(n)]
+
+    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
+        short_rate = offer.utilisation * (1.0 - self.long_work) * offer.capacity_per_s
+        long_rate = offer.utilisation * self.long_work / offer.lone_s(self.long_tokens)
+        jobs = [Job(at, rng.randint(*self.short)) for at in poisson(short_rate, offer.span_s, rng)]
+        first = 0.5 / long_rate
+        every = 1.0 / long_rate
+        times = (
+            [first + i * every for i in range(max(1, round(offer.span_s * long_rate)))]
+            if self.regular
+            else poisson(long_rate, offer.span_s, rng)
+        )
+        jobs += [Job(at, self.long_tokens) for at in times]
+        return sorted(jobs, key=lambda job: job.at_s)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Conversations: each turn's prompt is all that came before and a little more. Some open with a document.
+
+    A user sends the next turn a pause after the last one was due, but never before its answer.
+    """
+
+    name: str
+    what: str
+    longest: int
+    """A conversation ends before its prompt grows beyond this (tokens)."""
+    turns: int = 8
+    pause_s: float = 0.5
+    """Mean time between the turns of one user."""
+    document_share: float = 0.1
+    """Conversations that open with one (0..1)."""
+    reuses: bool = True
+
+    def _conversation(self, stream: int, begin_s: float, rng: random.Random) -> list[Job]:
+        jobs, history, at = [], 0, begin_s
+        for turn in range(self.turns):
+            opens = turn == 0 and rng.random() < self.document_share
+            new = rng.randint(self.longest // 4, self.longest // 2) if opens else rng.randint(16, 160)
+            if history + new > self.longest:
+                break
+            jobs.append(Job(at, new, history, stream, goes_on=True))
+            history += new
+            at += rng.expovariate(1.0 / self.pause_s)
+        return jobs
+
+    def sample(self, n: int, rng: random.Random) -> list[Job]:
+        jobs: list[Job] = []
+        while len(jobs) < n:
+            # Each a stream of its own, as a history that nobody sent before is not in any cache.
+            jobs += [replace(j, at_s=0.0, cached=0, goes_on=False) for j in self._conversation(0, 0.0, rng)]
+        return jobs[:n]
+
+    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
+        rate = offer.utilisation * offer.capacity_per_s / self.turns
+        users = [self._conversation(1 + i, at, rng) for i, at in enumerate(poisson(rate, offer.span_s, rng))]
+        flat = sorted((job for user in users for job in user if job.at_s < offer.span_s), key=lambda job: job.at_s)
+        last: dict[int, int] = {}
+        jobs = []
+        for i, job in enumerate(flat):
+            jobs.append(replace(job, after=last.get(job.stream)))
+            last[job.stream] = i
+        return jobs
+
+
+HEADLINE_SHORT, HEADLINE_LONG = (16, 128), 4096
+CLOSED = "closed"
+LONG_SHARE = 0.25
+"""LAPS's default share of busy time for the long class while both wait."""
+
+
+def _azure(longest: int) -> Workload:
+    factor, rows = traces.shrink(traces.read("azure_conv"), longest)
+    return Replayed("azure", f"Azure conversation trace (2023), lengths x {factor:.3g}", rows)
+
+
+def _mooncake(longest: int) -> Workload:
+    factor, rows = traces.shrink(traces.read("mooncake_synthetic"), longest)
+    what = (
+        f"Mooncake synthetic trace, lengths x {factor:.3g}; cached tokens of the trace are the beginning of one common "
+        "document"
+    )
+    return Replayed("mooncake", what, rows, reuses=True)
+
+
+def _lmsys(longest: int) -> Workload:
+    rows = [r.new for r in traces.read("lmsys_lengths")]
+    what = "composite: lengths of LMSYS-Chat-1M prompts (bytes / 4), Poisson arrivals"
+    return Drawn("lmsys", what, lambda rng: min(longest, rng.choice(rows)))
+
+
+def _mixed(longest: int) -> Workload:
+    long = min(longest, HEADLINE_LONG)
+    low, high = HEADLINE_SHORT
+    what = f"90% of {low} to {high} tokens, 10% of {long}, Poisson arrivals"
+    return Drawn("mixed", what, mix(0.1, HEADLINE_SHORT, lambda _: long))
+
+
+def _spread(name: str, cv: float, how: str) -> Callable[[int], Workload]:
+    def make(longest: int) -> Workload:
+        top = min(longest, HEADLINE_LONG)
+        what = f"80% of 16 to {THRESHOLD} tokens, 20% of {THRESHOLD} to {top} (each doubling as likely), {how}"
+        return Drawn(name, what, mix(0.2, (16, THRESHOLD), log_uniform(THRESHOLD + 1, top)), cv)
+
+    return make
+
+
+def _whale(longest: int) -> Workload:
+    what = (
+        f"one prompt of {longest} tokens at even intervals over a sea of 16 to 128 tokens (one 100k prompt every 30 s, "
+        "scaled): half of the work each"
+    )
+    return Sea("whale", what, HEADLINE_SHORT, longest, 0.5, regular=True)
+
+
+def _overload(longest: int) -> Workload:
+    long = min(longest, HEADLINE_LONG)
+    what = (
+        f"prompts of {long} tokens that make up a sixth of the work, less than the share LAPS promises them, in "
+        "more of 16 to 128 tokens than the machine can do"
+    )
+    return Sea("overload", what, HEADLINE_SHORT, long, 1.0 / 6.0, regular=False)
+
+
+def _turns(longest: int) -> Workload:
+    what = "conversations of up to 8 turns of 16 to 160 tokens on their growing history, one in ten about a document"
+    return Turns("turns", what, longest)
+
+
+OPEN: dict[str, Callable[[int], Workload]] = {
+    "mixed": _mixed,
+    "poisson": _spread("poisson", 1.0, "Poisson arrivals"),
+    "bursty": _spread("bursty", 3.0, "bursty arrivals (gamma, CV 3)"),
+    "azure": _azure,
+    "mooncake": _mooncake,
+    "lmsys": _lmsys,
+    "turns": _turns,
+    "whale": _whale,
+    "overload": _overload,
+}
+"""By name; each takes the longest prompt (tokens)."""
+
+
+def make(name: str, longest: int) -> Workload:
+    """Raises ValueError for a name there is not."""
+    if name not in OPEN:
+        raise ValueError(f"no workload {name!r}: {', '.join((CLOSED, *OPEN))}")
+    return OPEN[name](longest)
+
+
+def bound_ratios(jobs: Sequence[Job], ttft_s: Sequence[float | None], lone_s: Callable[[int], float]) -> list[float]:
+    """Each long request's TTFT over what a share of LONG_SHARE promises it: long work before and in it, over the share.
+
+    Long work (lone seconds) that came earlier counts while it has no answer. A failed request counts as infinite.
+    """
+    longs = [(job.at_s, lone_s(job.new), t) for job, t in zip(jobs, ttft_s, strict=True) if job.kind != SHORT]
+    out = []
+    for i, (at, own, took) in enumerate(longs):
+        ahead = sum(work for begun, work, t in longs[:i] if t is None or begun + t > at)
+        out.append(math.inf if took is None else took * LONG_SHARE / (ahead + own))
+    return out
