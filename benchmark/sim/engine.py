@@ -1,0 +1,184 @@
+"""The event loop, and one simulated server in it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sglang_laps.policy.busy import BusyMeter
+
+from benchmark.sim.device import Device
+from benchmark.sim.metrics import Outcome, Record
+from benchmark.sim.request import Batch, Request
+from benchmark.sim.stock import Scheduler
+from benchmark.sim.workload import Workload
+
+Action = Callable[[float, Any], None]
+
+
+class Events:
+    """What is to happen, by time; at one time in the order it was asked for."""
+
+    __slots__ = ("_count", "heap")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[float, int, Action, Any]] = []
+        self._count = 0
+
+    def at(self, when: float, action: Action, what: Any) -> None:
+        """Call ``action(when, what)`` at ``when`` (seconds)."""
+        self._count += 1
+        heapq.heappush(self.heap, (when, self._count, action, what))
+
+
+class Server:
+    """One prefill server: its scheduler, its device, the host's time around both.
+
+    A scheduler process without overlap: it decides, prepares the step, waits for the device, answers, decides again.
+    """
+
+    def __init__(self, name: str, scheduler: Scheduler, device: Device, events: Events, *, meter: bool = False) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.device = device
+        self.busy_s = 0.0
+        self.batches = self.replayed = 0
+        self.meter = BusyMeter() if meter else None
+        """The busy share a router is told."""
+        self.answered: Callable[[float, Request], None] = lambda now, request: None
+        """Told of each first token as it reaches the client."""
+        p = device.profile
+        self._front = p.front_s, p.front_token_s
+        self._poll_s = p.poll_s
+        self._has_front = p.front_s > 0.0 or p.front_token_s > 0.0
+        self._step_host_s, self._request_host_s, self._reply_s = p.step_host_s, p.request_host_s, p.reply_s
+        self._events = events
+        self._front_free = 0.0
+        self._running = False
+        self._asked = 0
+        """Raised whenever a wake-up that was asked for no longer counts."""
+
+    def send(self, now: float, request: Request) -> None:
+        """A client's request reaches the server process."""
+        if not self._has_front:
+            self._ready(now, request)
+            return
+        fixed, per_token = self._front
+        self._front_free = max(now, self._front_free) + fixed + per_token * request.prompt
+        self._events.at(self._front_free, self._ready, request)
+
+    def _ready(self, now: float, request: Request) -> None:
+        request.ready = now
+        self.scheduler.add(request, now)
+        if not self._running:
+            self._round(now)
+
+    def _wake(self, now: float, asked: int) -> None:
+        if asked == self._asked and not self._running:
+            self._round(now)
+
+    def _round(self, now: float) -> None:
+        said = self.scheduler.next(now)
+        self._asked += 1
+        if said is None:
+            return
+        if said.__class__ is not Batch:
+            self._events.at(said, self._wake, self._asked)  # type: ignore[arg-type]
+            return
+        batch: Batch = said  # type: ignore[assignment]
+        self._running = True
+        batch.begin = now + self._step_host_s
+        took = self.device.seconds(batch)
+        batch.end = batch.begin + took
+        self.busy_s += took
+        self.batches += 1
+        self.replayed += batch.replayed
+        self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
+
+    def _done(self, now: float, batch: Batch) -> None:
+        if self.meter is not None:
+            self.meter.add(batch.begin, batch.end)
+        self.scheduler.finished(batch, now)
+        answered, reply = self.answered, now + self._reply_s
+        for request in batch.ending:
+            answered(reply, request)
+        self._events.at(now + self._poll_s, self._again, None)
+
+    def _again(self, now: float, _: None) -> None:
+        self._running = False
+        self._round(now)
+
+
+class Fleet(Protocol):
+    """The servers, and what stands before them."""
+
+    servers: list[Server]
+    moves: list[tuple[float, str, str]]
+
+    def send(self, now: float, request: Request) -> None:
+        """A client sends ``request`` at ``now``."""
+
+    def answered(self, now: float, request: Request) -> None:
+        """Its first token is back."""
+
+
+def simulate(
+    workload: Workload, fleet: Fleet, events: Events, *, chunk: int | None = None, until_s: float = math.inf
+) -> Outcome:
+    """Run until every request is answered, or ``until_s``. ``chunk`` (tokens): the servers', for the outcome.
+
+    Raises RuntimeError where requests are left and nothing is to happen any more: a scheduler lost them.
+    """
+    record = Record()
+    add, heap, pop = record.add, events.heap, heapq.heappop
+    came = iter(workload.arrivals())
+    follow = workload.answered if workload.follows else None
+    send = fleet.send
+    sent = 0
+    last = 0.0
+
+    def answered(now: float, request: Request) -> None:
+        nonlocal last, sent
+        last = now
+        add(request, now)
+        fleet.answered(now, request)
+        if follow is not None:
+            following = follow(now, request)
+            if following is not None:
+                sent += 1
+                events.at(following.at, send, following)
+
+    for server in fleet.servers:
+        server.answered = answered
+    coming = next(came, None)
+    first = coming.at if coming is not None else 0.0
+    while True:
+        if coming is not None and (not heap or coming.at <= heap[0][0]):
+            now = coming.at
+            if now > until_s:
+                break
+            sent += 1
+            send(now, coming)
+            coming = next(came, None)
+        elif heap:
+            if coming is None and len(record) == sent:
+                # What is left are the beats of a controller.
+                break
+            now, _, action, what = pop(heap)
+            if now > until_s:
+                last = until_s
+                break
+            action(now, what)
+        else:
+            break
+    left = sent - len(record)
+    if left and not heap and coming is None:
+        raise RuntimeError(f"{left} of {sent} requests were lost")
+    servers = fleet.servers
+    profile = servers[0].device.profile
+    return Outcome(
+        record, profile, chunk, max(last - first, 1e-12), [s.busy_s for s in servers],
+        sum(s.batches for s in servers), sum(s.replayed for s in servers), sent, list(fleet.moves), left,
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""What stands before the servers: nothing, a plain balancer, or the LAPS router with its pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_laps.policy.pressure import InstanceSignals, PoolController
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools import Pools
+from sglang_router_laps.prefixes import EMPTY, TOKENS_PER_BLOCK, Fingerprint
+
+from benchmark.sim.engine import Events, Server
+from benchmark.sim.request import Request
+
+
+class Plain:
+    """Servers with prefix caches of their own; a subclass picks one. A history is held where its session was served."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self.servers = list(servers)
+        self.moves: list[tuple[float, str, str]] = []
+        self._held: list[dict[int, int]] = [{} for _ in servers]
+        self._at: dict[int, int] = {}
+
+    def send(self, now: float, request: Request) -> None:
+        """See engine.Fleet."""
+        i = self._pick(now, request)
+        self._arrive(i, request)
+        self.servers[i].send(now, request)
+
+    def answered(self, now: float, request: Request) -> None:
+        """See engine.Fleet."""
+
+    def _pick(self, now: float, request: Request) -> int:
+        raise NotImplementedError
+
+    def _arrive(self, i: int, request: Request) -> None:
+        """What of the history server ``i`` holds is cached, the rest is computed again."""
+        if request.session < 0:
+            return
+        held = self._held[i]
+        cached = min(held.get(request.session, 0), request.cached)
+        request.left += request.cached - cached
+        request.cached = request.history = cached
+        held[request.session] = request.prompt
+
+
+class Single(Plain):
+    """One server."""
+
+    def _pick(self, now: float, request: Request) -> int:
+        return 0
+
+
+class RoundRobin(Plain):
+    """Plain data parallelism: in turn, whatever they have in flight."""
+
+    _turn = -1
+
+    def _pick(self, now: float, request: Request) -> int:
+        self._turn = (self._turn + 1) % len(self.servers)
+        return self._turn
+
+
+class LeastLoad(Plain):
+    """As SGLang's router: where the history is while loads are even, else the fewest requests in flight."""
+
+    UNEVEN = 32, 1.5
+    """Loads are uneven when they differ by more than this many requests and this factor."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        super().__init__(servers)
+        self._load = [0] * len(servers)
+        self._turn = 0
+        self._where: dict[int, int] = {}
+
+    def _pick(self, now: float, request: Request) -> int:
+        load = self._load
+        low, high = min(load), max(load)
+        more, factor = self.UNEVEN
+        holder = self._where.get(request.session)
+        if holder is None or (high - low > more and high > factor * low):
+            # Among equals in turn.
+            n = len(load)
+            self._turn = (self._turn + 1) % n
+            holder = load.index(low, self._turn) if low in load[self._turn :] else load.index(low)
+        if request.session >= 0:
+            self._where[request.session] = holder
+        load[holder] += 1
+        request.lease = holder
+        return holder
+
+    def answered(self, now: float, request: Request) -> None:
+        """See engine.Fleet."""
+        self._load[request.lease] -= 1
+
+
+class Pooled(Plain):
+    """The LAPS router: its classification, pools and controller, unchanged, on simulated time.
+
+    Histories in a shared cache (no session) are known to it to the token; those of sessions it tells by its own prefix
+    index, as it does in service.
+    """
+
+    def __init__(self, servers: Sequence[Server], config: AllocConfig, events: Events) -> None:
+        super().__init__(servers)
+        self.now = 0.0
+        self.pools = Pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
+        self.controller = PoolController(config.pressure)
+        self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
+        self._config = config
+        self._events = events
+        self._decide_at = config.interval_s
+        events.at(config.sample_s, self._beat, None)
+
+    def _pick(self, now: float, request: Request) -> int:
+        self.now = now
+        tokens, prompt = request.prompt, []
+        if request.session >= 0:
+            prompt = [_fingerprint(request)]
+        else:
+            tokens -= request.cached
+        choice = self.pools.choose(tokens, prompt)
+        if choice is None:
+            raise RuntimeError("no healthy server")
+        request.lease = choice.instance.lease(choice.new_tokens)
+        request.lease.__enter__()
+        return self._index[choice.instance.url]
+
+    def answered(self, now: float, request: Request) -> None:
+        """See engine.Fleet."""
+        self.now = now
+        request.lease.end()
+
+    def _beat(self, now: float, _: None) -> None:
+        """One sample of the signals, and a decision when one is due."""
+        self.now = now
+        config = self._config
+        self.controller.observe(now, [self._signals(now, i) for i in range(len(self.servers))])
+        if now + config.sample_s / 2 >= self._decide_at:
+            self._decide_at += config.interval_s
+            move = self.controller.decide(now)
+            if move is not None:
+                self.pools.apply(move)
+                self.moves.append((now, move.name, move.target))
+        self._events.at(now + config.sample_s, self._beat, None)
+
+    def _signals(self, now: float, i: int) -> InstanceSignals:
+        server, instance = self.servers[i], self.pools.instances[i]
+        pacer = getattr(server.scheduler, "pacer", None)
+        return InstanceSignals(
+            name=instance.url,
+            pool=instance.pool,
+            backlog_tokens=float(server.scheduler.waiting_tokens),
+            slo_deviation=pacer.slo.deviation(now) if pacer is not None else 0.0,
+            busy_share=server.meter.share(now) if server.meter is not None else 0.0,
+            outstanding=instance.outstanding_tokens,
+        )
+
+
+def _fingerprint(request: Request) -> Fingerprint:
+    """The blocks of a conversation: its own, and each longer than the one before."""
+    blocks = request.prompt // TOKENS_PER_BLOCK
+    if not blocks:
+        return EMPTY
+    return Fingerprint(tuple(hash((request.session, i)) for i in range(blocks)), TOKENS_PER_BLOCK / request.prompt)

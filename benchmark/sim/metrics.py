@@ -1,0 +1,139 @@
+"""What a simulation showed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.sim.profile import Profile
+from benchmark.sim.request import Request
+
+Floats = NDArray[np.float64]
+QUANTILES = (50, 90, 99)
+
+
+class Record:
+    """Every answered request, as columns."""
+
+    def __init__(self) -> None:
+        self.at, self.ttft, self.wait = array("d"), array("d"), array("d")
+        self.new, self.cached = array("l"), array("l")
+        self._add = (self.at.append, self.ttft.append, self.wait.append, self.new.append, self.cached.append)
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def add(self, request: Request, answered: float) -> None:
+        """``request`` has its first token at ``answered`` (seconds)."""
+        at, ttft, wait, new, cached = self._add
+        at(request.at)
+        ttft(answered - request.at)
+        wait(request.started - request.ready)
+        new(request.prompt - request.cached)
+        cached(request.cached)
+
+
+@dataclass
+class Group:
+    """One class of requests, or all. Times in seconds."""
+
+    requests: int
+    ttft: dict[str, float] = field(default_factory=dict)
+    """p50, p90, p99, mean."""
+    longest_wait: float = 0.0
+    """From the scheduler's sight of a request to its first batch."""
+    slowdown: dict[str, float] = field(default_factory=dict)
+    """TTFT over the TTFT of the same request alone: p50, p90."""
+    within: float | None = None
+    """Goodput: share whose TTFT was within the SLO (0..1); None = no SLO given."""
+
+    @property
+    def violations(self) -> float | None:
+        """Share whose TTFT was above the SLO (0..1)."""
+        return None if self.within is None else 1.0 - self.within
+
+
+@dataclass
+class Outcome:
+    """One simulation."""
+
+    record: Record
+    profile: Profile
+    chunk: int | None
+    seconds: float
+    """Simulated, from the first arrival to the last answer."""
+    busy_s: list[float]
+    """Device time used, per instance."""
+    batches: int
+    replayed: int
+    sent: int
+    """Requests that arrived."""
+    moves: list[tuple[float, str, str]] = field(default_factory=list)
+    """(time, instance, pool it moved to)."""
+    left: int = 0
+    """Requests not answered when the simulation was ended."""
+
+    @property
+    def rate(self) -> float:
+        """Requests answered per second."""
+        return len(self.record) / self.seconds if self.seconds else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Busy share of the devices (0..1)."""
+        return sum(self.busy_s) / len(self.busy_s) / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_rate(self) -> float:
+        """Prefill tokens computed per second."""
+        return float(np.sum(self._column("new"))) / self.seconds if self.seconds else 0.0
+
+    def groups(
+        self, threshold: int = 256, slo_s: float | Callable[[str], float] | None = None, warm: float = 0.0
+    ) -> dict[str, Group]:
+        """Of all, of the short (at most ``threshold`` computed tokens) and of the long ones.
+
+        ``warm``: the first share of the time that is not counted (0..1).
+        """
+        new, at = self._column("new"), self._column("at")
+        begin = at.min() + warm * (at.max() - at.min()) if len(at) else 0.0
+        counted = at >= begin
+        masks = {"all": counted, "short": counted & (new <= threshold), "long": counted & (new > threshold)}
+        return {name: self._group(mask, slo_s(name) if callable(slo_s) else slo_s) for name, mask in masks.items()}
+
+    def _group(self, mask: NDArray[np.bool_], slo_s: float | None) -> Group:
+        n = int(mask.sum())
+        if n == 0:
+            return Group(0)
+        ttft = self._column("ttft")[mask]
+        lone = lone_s(self.profile, self._column("new")[mask], self._column("cached")[mask], self.chunk)
+        slow = ttft / lone
+        return Group(
+            n,
+            {**{f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)},
+             "mean": float(ttft.mean())},
+            float(self._column("wait")[mask].max()),
+            {f"p{q}": float(np.percentile(slow, q)) for q in (50, 90)},
+            None if slo_s is None else float((ttft <= slo_s).mean()),
+        )  # fmt: skip
+
+    def _column(self, name: str) -> Floats:
+        return np.frombuffer(getattr(self.record, name), dtype=float if name in ("at", "ttft", "wait") else np.int64)
+
+
+def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
+    """TTFT of a request alone on an idle server (seconds); ``new``, ``cached``: numbers or arrays of tokens."""
+    new = np.asarray(new, dtype=float)
+    cached = np.asarray(cached, dtype=float)
+    steps = np.ceil(new / chunk) if chunk else np.ones_like(new)
+    c = profile.coefficients
+    # Attention sums up to the same whatever the chunks; each later chunk reads the ones before it as history.
+    read = steps * cached + (chunk or 0) * steps * (steps - 1) / 2
+    device = c.alpha * new * (new + 2 * cached) + c.linear * new + c.gamma_r * read + steps * (c.per_request + c.fixed)
+    host = profile.front_s + profile.front_token_s * (new + cached) + profile.reply_s
+    return device + host + steps * (profile.step_host_s + profile.request_host_s) + (steps - 1) * profile.poll_s

@@ -1,0 +1,77 @@
+"""What the simulated hardware costs: a latency model's coefficients and the host's time around a step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sglang_laps.policy.latency import VERSION, Coefficients, LatencyModel
+
+FOLDER = Path(__file__).parent / "profiles"
+ANALYTIC = "analytic roofline, not measured"
+_KIND = "laps-sim-profile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One kind of prefill server. Times in seconds."""
+
+    name: str
+    source: str
+    """Where the numbers are from."""
+    coefficients: Coefficients
+    """Of a step on the stock path."""
+    cell_fixed_s: float | None = None
+    """``fixed`` of a step replayed from a graph cell; None = there are no cells."""
+    eager_fixed_s: float | None = None
+    """``fixed`` of a step without any prefill graph; None = the stock path has none."""
+    front_s: float = 0.0
+    """HTTP and tokenizer per request: one server process, first come first served."""
+    front_token_s: float = 0.0
+    """The same per prompt token."""
+    poll_s: float = 5e-5
+    """From a result to the next decision: the loop looks for new requests. Never 0, as it is nowhere."""
+    step_host_s: float = 0.0
+    """Host time from a decision to its step on the device."""
+    request_host_s: float = 0.0
+    """Host time per request of a batch after its step, before its first tokens leave."""
+    reply_s: float = 0.0
+    """From the scheduler to the client."""
+    jitter: float = 0.0
+    """Spread of step times: sigma of a lognormal factor of median 1."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Assumptions or measurements behind it (JSON-ready)."""
+
+    def model(self) -> LatencyModel:
+        """A latency model that knows these coefficients, as a server that loaded a saved one does."""
+        saved = {
+            "kind": "laps-latency", "version": VERSION, "coefficients": asdict(self.coefficients), "parts": None,
+            "samples": [], "held_out": [],
+        }  # fmt: skip
+        return LatencyModel.from_json(json.dumps(saved))
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, name: str) -> Profile:
+        """By the name of a file in profiles/, or by path. Raises SystemExit that lists the names."""
+        path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, ValueError) as e:
+            raise SystemExit(f"profile {name}: {e}; known: {', '.join(names())}") from None
+        if raw.pop("kind", None) != _KIND:
+            raise SystemExit(f"{path} is not a profile of the simulator")
+        known = {f.name for f in fields(cls)}
+        values = {k: v for k, v in raw.items() if k in known}
+        return cls(**{**values, "coefficients": Coefficients(**raw["coefficients"])})
+
+
+def names() -> list[str]:
+    """Profiles in profiles/."""
+    return sorted(p.stem for p in FOLDER.glob("*.json"))

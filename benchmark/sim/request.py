@@ -1,0 +1,85 @@
+"""One simulated request, and the batch it runs in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_laps.policy.fairness import Launch
+
+
+class Request:
+    """What a client asks for, and how far it has come. Lengths are tokens, times seconds of simulated time."""
+
+    __slots__ = (
+        "at",
+        "cached",
+        "class_tokens",
+        "client",
+        "history",
+        "lease",
+        "left",
+        "mark",
+        "number",
+        "prompt",
+        "ready",
+        "session",
+        "slo_s",
+        "started",
+        "view",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        at: float,
+        new: int,
+        cached: int = 0,
+        *,
+        client: int = -1,
+        session: int = -1,
+        slo_s: float | None = None,
+    ) -> None:
+        """``number``: unique. ``session``: its history is cached only where that session was served; -1: anywhere."""
+        self.number = number
+        self.at = at
+        self.prompt = new + cached
+        self.cached = cached
+        self.client = client
+        self.session = session
+        self.slo_s = slo_s
+        self.left = new
+        """Tokens still to compute."""
+        self.history = cached
+        """Tokens in the cache, its own finished chunks included."""
+        self.ready = at
+        """When the scheduler sees it."""
+        self.started = -1.0
+        """When its first batch was sent to the device; negative before."""
+        self.class_tokens = 0
+        """Tokens that count for its length class."""
+        self.view: Any = None
+        """What the policy is shown of it."""
+        self.mark = 0
+        """Tokens the server had processed when it came (response ratio)."""
+        self.lease: Any = None
+        """The router's account of it."""
+
+    @property
+    def computed(self) -> int:
+        """Tokens computed for it in all (tokens)."""
+        return self.prompt - self.cached
+
+
+class Batch:
+    """A batch on its way to the device. ``parts``: (request, new tokens, history tokens) of each."""
+
+    __slots__ = ("begin", "end", "ending", "launch", "parts", "replayed")
+
+    def __init__(self, parts: list[tuple[Request, int, int]], ending: list[Request]) -> None:
+        self.parts = parts
+        self.ending = ending
+        """Requests whose prefill ends with it."""
+        self.launch: Launch | None = None
+        self.begin = self.end = 0.0
+        self.replayed = False
+        """From a graph cell."""

@@ -1,0 +1,183 @@
+"""SGLang's own policies, modelled from what they are documented to do.
+
+A batch packs waiting requests into the chunk budget. The prompt in progress is first; one that does not fit is cut, and
+only one is in progress at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Protocol
+
+from benchmark.sim.request import Batch, Request
+
+
+class Scheduler(Protocol):
+    """One server's scheduler. Times are simulated seconds."""
+
+    waiting_tokens: int
+    """New tokens that wait, the prompt in progress included."""
+
+    def add(self, request: Request, now: float) -> None: ...
+
+    def next(self, now: float) -> Batch | float | None:
+        """A batch to run, the time to ask again unless something comes before, or None: nothing to do."""
+
+    def finished(self, batch: Batch, now: float) -> None:
+        """Its results are processed at ``now``; the device had it from ``batch.begin`` to ``batch.end``."""
+
+
+class Stock:
+    """What all stock policies share; a subclass says who is next. ``chunk`` (tokens): None = prefills are not cut."""
+
+    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
+        self._room = chunk or 1 << 60
+        self._most = max_requests or 1 << 60
+        self._parked: Request | None = None
+        self.waiting_tokens = 0
+
+    def add(self, request: Request, now: float) -> None:
+        """A request arrives."""
+        self.waiting_tokens += request.left
+        self._enter(request)
+
+    def next(self, now: float) -> Batch | float | None:
+        """See Scheduler."""
+        parts: list[tuple[Request, int, int]] = []
+        ending: list[Request] = []
+        room = self._room
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            room -= self._take(parked, self._limit(parked, room), parts, ending)
+        self._sort(room)
+        while room > 0 and len(parts) < self._most:
+            request = self._head()
+            if request is None or not self._may_start(request, room):
+                break
+            self._leave()
+            request.started = now
+            room -= self._take(request, room, parts, ending)
+        if not parts:
+            return None
+        return Batch(parts, ending)
+
+    def finished(self, batch: Batch, now: float) -> None:
+        """See Scheduler."""
+
+    def _take(self, request: Request, room: int, parts: list[tuple[Request, int, int]], ending: list[Request]) -> int:
+        new = min(request.left, room)
+        parts.append((request, new, request.history))
+        request.left -= new
+        request.history += new
+        self.waiting_tokens -= new
+        if request.left:
+            self._parked = request
+        else:
+            ending.append(request)
+        return new
+
+    def _limit(self, parked: Request, room: int) -> int:
+        """How much of the budget the prompt in progress may take (tokens)."""
+        return room
+
+    def _may_start(self, request: Request, room: int) -> bool:
+        return True
+
+    def _sort(self, room: int) -> None:
+        """Bring those that wait into order."""
+
+    def _enter(self, request: Request) -> None:
+        raise NotImplementedError
+
+    def _head(self) -> Request | None:
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Take the head out."""
+        raise NotImplementedError
+
+
+class Fcfs(Stock):
+    """First come, first served."""
+
+    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
+        super().__init__(chunk, max_requests)
+        self._queue: deque[Request] = deque()
+
+    def _enter(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def _head(self) -> Request | None:
+        return self._queue[0] if self._queue else None
+
+    def _leave(self) -> None:
+        self._queue.popleft()
+
+
+class Hrrn(Fcfs):
+    """Highest response ratio next: tokens processed since arrival over own uncached tokens.
+
+    Beyond 128 waiting the server stops sorting and takes them as they stand.
+    """
+
+    SORTED_UP_TO = 128
+
+    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
+        super().__init__(chunk, max_requests)
+        self._processed = 0
+
+    def _enter(self, request: Request) -> None:
+        request.mark = self._processed
+        super()._enter(request)
+
+    def _sort(self, room: int) -> None:
+        queue, processed = self._queue, self._processed
+        if 1 < len(queue) <= self.SORTED_UP_TO:
+            # Equal ratios go by request id, which is random; any fixed scatter of the numbers does as well.
+            def key(r: Request) -> tuple[float, int]:
+                return -(processed - r.mark) / r.left, r.number * 2654435761 & 0xFFFFFFFF
+
+            self._queue = deque(sorted(queue, key=key))
+
+    def finished(self, batch: Batch, now: float) -> None:
+        """See Scheduler."""
+        self._processed += sum(new for _, new, _ in batch.parts)
+
+
+class ShortestFirst(Stock):
+    """``shortest-prefill-first``: fewest uncached tokens first.
+
+    The prompt in progress leaves room for shorter ones that wait, and beside it no other is cut.
+    """
+
+    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
+        super().__init__(chunk, max_requests)
+        self._heap: list[tuple[int, int, Request]] = []
+
+    def _enter(self, request: Request) -> None:
+        heapq.heappush(self._heap, (request.left, request.number, request))
+
+    def _limit(self, parked: Request, room: int) -> int:
+        shorter, reserved = [], 0
+        while self._heap:
+            work = self._heap[0][0]
+            if work >= parked.left or reserved + work > room - 1:
+                break
+            reserved += work
+            shorter.append(heapq.heappop(self._heap))
+        for item in shorter:
+            heapq.heappush(self._heap, item)
+        return room - reserved if room >= 2 else room
+
+    def _may_start(self, request: Request, room: int) -> bool:
+        return self._parked is None or request.left <= room
+
+    def _head(self) -> Request | None:
+        return self._heap[0][2] if self._heap else None
+
+    def _leave(self) -> None:
+        heapq.heappop(self._heap)
+
+
+POLICIES: dict[str, type[Stock]] = {"fcfs": Fcfs, "hrrn": Hrrn, "shortest-prefill-first": ShortestFirst}

@@ -1,0 +1,94 @@
+"""The variants that are compared, by name, and how to build a fleet of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_laps.policy.config import LapsConfig
+from sglang_router_laps.config import AllocConfig
+
+from benchmark.sim.device import Device
+from benchmark.sim.engine import Events, Server, simulate
+from benchmark.sim.fleet import LeastLoad, Plain, Pooled, RoundRobin, Single
+from benchmark.sim.laps import Laps
+from benchmark.sim.metrics import Outcome
+from benchmark.sim.profile import Profile
+from benchmark.sim.stock import POLICIES, Scheduler
+from benchmark.sim.workload import Workload
+
+ROUTERS = ("round-robin", "least-load", "pools")
+DUAL_ONLY = {"wait_window_ms": 0.0}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How each server schedules. ``policy``: a stock one; None: LAPS with the knobs in ``laps``."""
+
+    policy: str | None = None
+    laps: Mapping[str, Any] = field(default_factory=dict)
+    cells: bool = False
+    """Graph cells for short batches."""
+    eager: bool = False
+    """No prefill graphs of SGLang's own."""
+
+    def knobs(self, more: Mapping[str, Any]) -> LapsConfig:
+        """LAPS's knobs, ``more`` before its own."""
+        return LapsConfig(**{"graphs": self.cells, **self.laps, **more})
+
+    def scheduler(self, chunk: int | None, profile: Profile, more: Mapping[str, Any]) -> Scheduler:
+        """A new one; ``more``: further knobs of LAPS."""
+        if self.policy is not None:
+            return POLICIES[self.policy](chunk)
+        return Laps(self.knobs(more), chunk, profile.model())
+
+
+VARIANTS: dict[str, Variant] = {
+    "fcfs": Variant("fcfs"),
+    "hrrn": Variant("hrrn"),
+    "shortest-prefill-first": Variant("shortest-prefill-first"),
+    "fcfs-eager": Variant("fcfs", eager=True),
+    "fcfs-cells": Variant("fcfs", cells=True),
+    "dual": Variant(laps=DUAL_ONLY),
+    "laps": Variant(),
+    "dual-cells": Variant(laps=DUAL_ONLY, cells=True),
+    "laps-cells": Variant(cells=True),
+}
+
+
+def run(
+    variant: Variant,
+    workload: Workload,
+    profile: Profile,
+    *,
+    servers: int = 1,
+    router: str = "least-load",
+    chunk: int | None = 8192,
+    knobs: Mapping[str, Any] | None = None,
+    alloc: AllocConfig | None = None,
+    seed: int = 0,
+    until_s: float = float("inf"),
+) -> Outcome:
+    """Simulate ``workload`` on ``servers`` of one variant behind ``router`` (one server needs none)."""
+    events = Events()
+    cells = variant.knobs(knobs or {}) if variant.cells else None
+    made = [
+        Server(
+            f"http://p{i}",
+            variant.scheduler(chunk, profile, knobs or {}),
+            Device(profile, cells=cells, eager=variant.eager, seed=seed * 1009 + i),
+            events,
+            meter=router == "pools" and servers > 1,
+        )
+        for i in range(servers)
+    ]
+    fleet: Plain
+    if servers == 1:
+        fleet = Single(made)
+    elif router == "pools":
+        fleet = Pooled(made, alloc or AllocConfig(), events)
+    else:
+        simple: dict[str, Callable[[list[Server]], Plain]] = {"round-robin": RoundRobin, "least-load": LeastLoad}
+        fleet = simple[router](made)
+    return simulate(workload, fleet, events, chunk=chunk, until_s=until_s)

@@ -1,0 +1,211 @@
+"""The simulator against what must hold of any server: nothing lost, no idling, the queueing formula."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from sglang_laps.policy.latency import Coefficients
+
+from benchmark.sim.device import Device
+from benchmark.sim.engine import Events, Server, simulate
+from benchmark.sim.fleet import Single
+from benchmark.sim.metrics import Outcome
+from benchmark.sim.profile import Profile
+from benchmark.sim.request import Batch, Request
+from benchmark.sim.stock import Fcfs, Scheduler
+from benchmark.sim.variants import VARIANTS, run
+from benchmark.sim.workload import Closed, Open, Sessions, fixed, log_uniform, mix, uniform
+
+PROFILE = Profile(
+    name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), cell_fixed_s=3e-3,
+    poll_s=1e-9,
+)  # fmt: skip
+HOST = Profile(
+    name="host", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), front_s=1e-3, poll_s=1e-4,
+    front_token_s=1e-6, step_host_s=5e-4, request_host_s=2e-4, reply_s=3e-4, jitter=0.1,
+)  # fmt: skip
+MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
+CHUNK = 2048
+
+
+class Watched:
+    """A scheduler that is watched: ``check`` sees each answer and when it was given."""
+
+    def __init__(self, scheduler: Scheduler, check: Callable[[float, Batch | float | None, int], None]) -> None:
+        self.scheduler = scheduler
+        self._check = check
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.scheduler, name)
+
+    def next(self, now: float) -> Batch | float | None:
+        said = self.scheduler.next(now)
+        self._check(now, said, self.scheduler.waiting_tokens)
+        return said
+
+
+def watch(name: str, workload: Any, check: Callable[..., None], profile: Profile = PROFILE, **knobs: Any) -> Outcome:
+    events = Events()
+    scheduler: Any = Watched(VARIANTS[name].scheduler(CHUNK, profile, knobs), check)
+    server = Server("one", scheduler, Device(profile), events)
+    return simulate(workload, Single([server]), events, chunk=CHUNK)
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+@pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
+def test_every_request_is_answered_once_and_every_token_computed_once(name: str, profile: Profile) -> None:
+    computed: dict[int, int] = {}
+
+    def count(now: float, said: Any, waiting: int) -> None:
+        if isinstance(said, Batch):
+            for r, new, old in said.parts:
+                assert new > 0
+                assert old == r.cached + computed.get(r.number, 0)
+                computed[r.number] = computed.get(r.number, 0) + new
+            assert sum(new for _, new, _ in said.parts) <= CHUNK
+
+    workload = Open(MIX, 30.0, 3000, seed=3)
+    sizes = {r.number: r.prompt for r in workload.arrivals()}
+    outcome = watch(name, workload, count, profile)
+    assert len(outcome.record) == outcome.sent == 3000
+    assert computed == sizes
+    assert min(outcome.record.ttft) > 0.0
+    assert min(outcome.record.wait) >= 0.0
+    assert outcome.left == 0
+
+
+@pytest.mark.parametrize("name", ["fcfs", "hrrn", "shortest-prefill-first", "dual"])
+def test_never_idle_while_anything_waits(name: str) -> None:
+    def check(now: float, said: Any, waiting: int) -> None:
+        assert isinstance(said, Batch) or waiting == 0
+
+    watch(name, Open(MIX, 40.0, 3000, seed=4), check)
+    watch(name, Closed(MIX, 16, 3000, seed=4), check)
+
+
+def test_the_window_is_the_only_reason_to_idle_and_is_bounded() -> None:
+    held = 0
+
+    def check(now: float, said: Any, waiting: int) -> None:
+        nonlocal held
+        if not isinstance(said, Batch) and waiting:
+            held += 1
+            assert said is not None
+            assert now < said <= now + 5e-3 + 1e-9
+
+    watch("laps", Closed(uniform(8, 100), 6, 5000, seed=5), check, wait_window_ms=5.0)
+    assert held
+
+
+def test_laps_never_mixes_classes_and_cuts_no_short_request() -> None:
+    kinds = set()
+
+    def check(now: float, said: Any, waiting: int) -> None:
+        if isinstance(said, Batch):
+            classes = {r.class_tokens <= 256 for r, _, _ in said.parts}
+            assert len(classes) == 1
+            kinds.add(classes.pop())
+            for r, new, _ in said.parts:
+                assert r.class_tokens > 256 or new == r.computed
+
+    workload = Open(MIX, 40.0, 4000, seed=6)
+    short = sum(r.prompt <= 256 for r in workload.arrivals())
+    for name in ("dual", "laps", "laps-cells"):
+        groups = watch(name, workload, check).groups()
+        assert groups["short"].requests == short
+        assert groups["short"].requests + groups["long"].requests == groups["all"].requests == 4000
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("name", ["fcfs", "laps-cells"])
+def test_the_same_seed_gives_the_same_run(name: str) -> None:
+    def once(seed: int) -> tuple[Sequence[float], float]:
+        outcome = run(VARIANTS[name], Sessions(MIX, uniform(8, 200), 20, 1500, seed=seed), HOST, servers=3,
+                      router="pools", chunk=CHUNK, seed=seed)  # fmt: skip
+        return list(outcome.record.ttft), outcome.seconds
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
+
+
+class Matched:
+    """Poisson arrivals whose own rate and service moments the formula is given: most of the sampling noise cancels."""
+
+    follows = False
+
+    def __init__(self, utilisation: float, n: int) -> None:
+        rng = random.Random(11)
+        c = PROFILE.coefficients
+        sizes = [40 if rng.random() < 0.8 else 900 for _ in range(n)]
+        service = [c.alpha * s * s + c.linear * s + c.per_request + c.fixed for s in sizes]
+        mean = sum(service) / n
+        gaps = [rng.expovariate(1.0) for _ in range(n)]
+        scale = mean / utilisation / (sum(gaps) / n)
+        self.gaps = [g * scale for g in gaps]
+        self.sizes = sizes
+        second = sum(s * s for s in service) / n
+        self.expected = utilisation / mean * second / (2.0 * (1.0 - utilisation))
+
+    def arrivals(self) -> Iterator[Request]:
+        at = 0.0
+        for i, (gap, size) in enumerate(zip(self.gaps, self.sizes, strict=True)):
+            at += gap
+            yield Request(i, at, size)
+
+    def answered(self, now: float, request: Request) -> None:
+        return None
+
+
+@pytest.mark.parametrize("utilisation", [0.3, 0.5, 0.7])
+def test_mean_wait_is_that_of_the_pollaczek_khinchine_formula(utilisation: float) -> None:
+    workload = Matched(utilisation, 200_000)
+    events = Events()
+    server = Server("one", Fcfs(None, max_requests=1), Device(PROFILE), events)
+    outcome = simulate(workload, Single([server]), events)
+    mean = sum(outcome.record.wait) / len(outcome.record)
+    assert mean == pytest.approx(workload.expected, rel=0.02)
+    assert outcome.utilisation == pytest.approx(utilisation, rel=0.01)
+
+
+def test_waits_equal_lindleys_recursion() -> None:
+    workload = Matched(0.8, 2000)
+    events = Events()
+    outcome = simulate(workload, Single([Server("one", Fcfs(None, 1), Device(PROFILE), events)]), events)
+    c, free, at = PROFILE.coefficients, 0.0, 0.0
+    for gap, size, wait in zip(workload.gaps, workload.sizes, outcome.record.wait, strict=True):
+        at += gap
+        begin = max(at, free)
+        assert wait == pytest.approx(begin - at, abs=1e-5)
+        free = begin + c.alpha * size * size + c.linear * size + c.per_request + c.fixed
+
+
+def test_a_lone_request_takes_what_the_profile_says() -> None:
+    from benchmark.sim.metrics import lone_s
+
+    profile = Profile(**{**HOST.__dict__, "jitter": 0.0})
+    for tokens in (1, 100, CHUNK, CHUNK + 1, 5 * CHUNK):
+        for name in ("fcfs", "laps"):
+            outcome = run(VARIANTS[name], Open(fixed(tokens), 1.0, 1), profile, chunk=CHUNK)
+            assert outcome.record.ttft[0] == pytest.approx(float(lone_s(profile, tokens, 0, CHUNK)))
+            assert outcome.groups()["all"].slowdown["p50"] == pytest.approx(1.0)
+
+
+def test_a_lost_request_is_noticed() -> None:
+    class Losing(Fcfs):
+        def _enter(self, request: Request) -> None:
+            if request.number != 3:
+                super()._enter(request)
+
+    events = Events()
+    server = Server("one", Losing(None), Device(PROFILE), events)
+    with pytest.raises(RuntimeError, match="1 of 5 requests were lost"):
+        simulate(Open(fixed(10), 1.0, 5), Single([server]), events)
+
+
+def test_ends_when_told() -> None:
+    outcome = run(VARIANTS["laps"], Open(MIX, 100.0, 5000), PROFILE, chunk=CHUNK, until_s=5.0)
+    assert outcome.seconds <= 5.0
+    assert 0 < outcome.left == outcome.sent - len(outcome.record)

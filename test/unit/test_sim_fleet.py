@@ -1,0 +1,70 @@
+"""Many simulated servers: balancing, prefixes, pools."""
+
+from __future__ import annotations
+
+import pytest
+from sglang_laps.policy.latency import Coefficients
+from sglang_router_laps.config import AllocConfig
+
+from benchmark.sim.profile import Profile
+from benchmark.sim.variants import ROUTERS, VARIANTS, run
+from benchmark.sim.workload import Open, Row, Sessions, Trace, fixed, log_uniform, mix, uniform
+
+PROFILE = Profile(name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3))
+MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("servers", [2, 7])
+def test_nothing_is_lost_between_servers(router: str, servers: int) -> None:
+    outcome = run(VARIANTS["laps"], Open(MIX, 20.0 * servers, 3000), PROFILE, servers=servers, router=router)
+    assert len(outcome.record) == 3000
+    assert len(outcome.busy_s) == servers
+    assert min(outcome.busy_s) > 0.0
+
+
+def test_round_robin_ignores_load_and_least_load_does_not() -> None:
+    plain, least = (
+        run(VARIANTS["fcfs"], Open(MIX, 70.0, 6000, seed=2), PROFILE, servers=4, router=r).groups()
+        for r in ("round-robin", "least-load")
+    )
+    assert least["short"].ttft["p90"] < plain["short"].ttft["p90"]
+
+
+def test_pools_keep_short_requests_away_from_long_ones() -> None:
+    least, pools = (
+        run(VARIANTS["laps"], Open(MIX, 70.0, 6000, seed=2), PROFILE, servers=4, router=r).groups()
+        for r in ("least-load", "pools")
+    )
+    assert pools["short"].ttft["p90"] < least["short"].ttft["p90"]
+
+
+def test_pools_follow_the_load() -> None:
+    # Two short and six long servers, and nearly all the work is long; later all of it is short.
+    rows = [Row(i / 12.0, 20000, 0) for i in range(12 * 40)]
+    rows += [Row(40.0 + i / 900.0, 200, 0) for i in range(900 * 40)]
+    config = AllocConfig(initial_short=4)
+    outcome = run(VARIANTS["laps"], Trace(rows), PROFILE, servers=8, router="pools", alloc=config)
+    early = {target for at, _, target in outcome.moves if at < 40.0}
+    late = {target for at, _, target in outcome.moves if at > 45.0}
+    assert early == {"long"}
+    assert "short" in late
+
+
+def test_a_history_is_cached_where_its_session_was_served() -> None:
+    def computed(servers: int, router: str) -> int:
+        turns = Sessions(fixed(1000), fixed(50), 12, 2000, reply=fixed(100), think_s=0.5, seed=1)
+        return sum(run(VARIANTS["laps"], turns, PROFILE, servers=servers, router=router).record.new)
+
+    one = computed(1, "round-robin")
+    assert computed(6, "least-load") < 1.05 * one
+    assert computed(6, "pools") < 1.5 * one
+    assert computed(6, "round-robin") > 1.5 * one
+
+
+def test_history_in_a_shared_cache_is_never_computed() -> None:
+    rows = [Row(i * 0.1, 50, 30_000) for i in range(200)]
+    for router in ROUTERS:
+        outcome = run(VARIANTS["laps"], Trace(rows), PROFILE, servers=3, router=router)
+        assert set(outcome.record.new) == {50}
+        assert outcome.groups()["long"].requests == 0

@@ -1,0 +1,69 @@
+"""Stock policies by hand: what is in each batch."""
+
+from __future__ import annotations
+
+from benchmark.sim.request import Batch, Request
+from benchmark.sim.stock import Fcfs, Hrrn, ShortestFirst, Stock
+
+CHUNK = 100
+
+
+def fed(scheduler: Stock, *tokens: int) -> Stock:
+    for i, n in enumerate(tokens):
+        scheduler.add(Request(i, 0.0, n), 0.0)
+    return scheduler
+
+
+def batches(scheduler: Stock) -> list[list[tuple[int, int]]]:
+    """(request, new tokens) of each part, until nothing is left."""
+    seen = []
+    while isinstance(batch := scheduler.next(0.0), Batch):
+        seen.append([(r.number, new) for r, new, _ in batch.parts])
+        scheduler.finished(batch, 0.0)
+    return seen
+
+
+def test_fcfs_packs_the_budget_and_the_prompt_in_progress_goes_first() -> None:
+    assert batches(fed(Fcfs(CHUNK), 30, 150, 20, 10)) == [[(0, 30), (1, 70)], [(1, 80), (2, 20)], [(3, 10)]]
+
+
+def test_fcfs_long_prompt_takes_whole_batches() -> None:
+    assert batches(fed(Fcfs(CHUNK), 250, 5)) == [[(0, 100)], [(0, 100)], [(0, 50), (1, 5)]]
+
+
+def test_without_chunks_nothing_is_cut() -> None:
+    assert batches(fed(Fcfs(None), 250, 5)) == [[(0, 250), (1, 5)]]
+
+
+def test_shortest_first_orders_by_uncached_tokens() -> None:
+    scheduler = ShortestFirst(CHUNK)
+    scheduler.add(Request(0, 0.0, 60), 0.0)
+    scheduler.add(Request(1, 0.0, 5, cached=1000), 0.0)
+    assert batches(scheduler) == [[(1, 5), (0, 60)]]
+
+
+def test_shortest_first_leaves_room_beside_the_prompt_in_progress() -> None:
+    scheduler = fed(ShortestFirst(CHUNK), 250)
+    assert isinstance(scheduler.next(0.0), Batch)
+    for i, n in enumerate((30, 40, 200), 1):
+        scheduler.add(Request(i, 0.0, n), 0.0)
+    # 30 + 40 are shorter than the 150 left; 200 may not be cut while another is.
+    assert batches(scheduler) == [[(0, 30), (1, 30), (2, 40)], [(0, 100)], [(0, 20), (3, 80)], [(3, 100)], [(3, 20)]]
+
+
+def test_hrrn_lets_waiting_count_by_tokens_processed() -> None:
+    scheduler = fed(Hrrn(CHUNK), 90)
+    batch = scheduler.next(0.0)
+    assert isinstance(batch, Batch)
+    scheduler.add(Request(1, 0.0, 80), 0.0)
+    scheduler.finished(batch, 0.0)
+    scheduler.add(Request(2, 0.0, 20), 0.0)
+    # 90 tokens went by while 1 waited, none while 2 did.
+    assert batches(scheduler)[0][0] == (1, 80)
+
+
+def test_hrrn_sorts_no_long_queue() -> None:
+    scheduler = fed(Hrrn(10), *([10] * 129), 1)
+    first = scheduler.next(0.0)
+    assert isinstance(first, Batch)
+    assert first.parts[0][0].number == 0
