@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from sglang_laps.graphs.plan import Limits, make_plan
 from sglang_laps.policy.buckets import Batch as Shape
@@ -17,13 +16,7 @@ from benchmark.sim.request import Batch
 class Device:
     """One device. With ``cells`` (the configured grid) a covered batch replays where its predicted time is less."""
 
-    def __init__(
-        self, profile: Profile, *, cells: LapsConfig | None = None, eager: bool = False, seed: int = 0
-    ) -> None:
-        """``eager``: without SGLang's own prefill graphs, where the profile tells the two apart."""
-        if eager and profile.eager_fixed_s is not None:
-            known = replace(profile.coefficients, fixed=profile.eager_fixed_s)
-            profile = replace(profile, coefficients=known)
+    def __init__(self, profile: Profile, *, cells: LapsConfig | None = None, seed: int = 0) -> None:
         c = profile.coefficients
         self._terms = c.alpha, c.linear, c.gamma_r, c.per_request, c.fixed
         self.profile = profile

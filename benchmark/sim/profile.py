@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,12 @@ class Profile:
             "samples": [], "held_out": [],
         }  # fmt: skip
         return LatencyModel.from_json(json.dumps(saved))
+
+    def eager(self) -> Profile:
+        """The same without prefill graphs on the stock path, where the profile tells the two apart."""
+        if self.eager_fixed_s is None:
+            return self
+        return replace(self, coefficients=replace(self.coefficients, fixed=self.eager_fixed_s))
 
     def save(self, path: Path) -> None:
         """Write as JSON."""

@@ -48,12 +48,15 @@ VARIANTS: dict[str, Variant] = {
     "fcfs": Variant("fcfs"),
     "hrrn": Variant("hrrn"),
     "shortest-prefill-first": Variant("shortest-prefill-first"),
-    "fcfs-eager": Variant("fcfs", eager=True),
-    "fcfs-cells": Variant("fcfs", cells=True),
     "dual": Variant(laps=DUAL_ONLY),
     "laps": Variant(),
-    "dual-cells": Variant(laps=DUAL_ONLY, cells=True),
     "laps-cells": Variant(cells=True),
+    # SGLang before it had prefill graphs: what the paper compares with.
+    "eager-fcfs": Variant("fcfs", eager=True),
+    "eager-fcfs-cells": Variant("fcfs", eager=True, cells=True),
+    "eager-dual": Variant(laps=DUAL_ONLY, eager=True),
+    "eager-laps": Variant(eager=True),
+    "eager-laps-cells": Variant(eager=True, cells=True),
 }
 
 
@@ -72,12 +75,13 @@ def run(
 ) -> Outcome:
     """Simulate ``workload`` on ``servers`` of one variant behind ``router`` (one server needs none)."""
     events = Events()
+    profile = profile.eager() if variant.eager else profile
     cells = variant.knobs(knobs or {}) if variant.cells else None
     made = [
         Server(
             f"http://p{i}",
             variant.scheduler(chunk, profile, knobs or {}),
-            Device(profile, cells=cells, eager=variant.eager, seed=seed * 1009 + i),
+            Device(profile, cells=cells, seed=seed * 1009 + i),
             events,
             meter=router == "pools" and servers > 1,
         )

@@ -1,0 +1,184 @@
+"""One simulation from the command line.
+
+python -m benchmark.sim --profile h200-qwen2.5-7b --variants fcfs dual laps --load closed --clients 32
+python -m benchmark.sim --load trace --trace ../shared/traces/azure_conv.csv.gz --utilisation 0.7
+python -m benchmark.sim --load open --servers 8 --routers least-load pools --utilisation 0.8
+python -m benchmark.sim --variants laps --requests 1000000     how long a million takes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.sim import profile as profiles
+from benchmark.sim.metrics import Outcome, lone_s
+from benchmark.sim.profile import Profile
+from benchmark.sim.variants import ROUTERS, VARIANTS, run
+from benchmark.sim.workload import (
+    Closed,
+    Jobs,
+    Open,
+    Sessions,
+    Sizes,
+    Trace,
+    Workload,
+    fixed,
+    lmsys,
+    log_uniform,
+    mix,
+    read_trace,
+    uniform,
+)
+
+OUT = Path(__file__).resolve().parents[2] / "out" / "sim"
+LOADS = ("open", "bursty", "closed", "jobs", "trace", "sessions", "sea")
+BURST = 8.0
+
+
+def mean_service_s(profile: Profile, sizes: Sizes, chunk: int | None, n: int = 20_000) -> float:
+    """Device and step host time of a mean request served alone (seconds): what utilisation is told from."""
+    rng = random.Random(0)
+    tokens = [sizes(rng) for _ in range(n)]
+    around = profile.front_s + profile.reply_s
+    return float(sum(lone_s(profile, tokens, [0] * n, chunk) - around)) / n
+
+
+def workload(args: argparse.Namespace, profile: Profile, servers: int) -> Workload:
+    """The load that was asked for; new for each run."""
+    sizes = mix(lmsys(256), log_uniform(*args.long), args.long_share)
+    rate = args.rate or args.utilisation * servers / mean_service_s(profile, sizes, args.chunk)
+    slo_s = None if args.slo_ms is None or not args.deadlines else args.slo_ms / 1e3
+    n, seed = args.requests, args.seed
+    if args.load in ("open", "bursty"):
+        return Open(sizes, rate, n, seed, BURST if args.load == "bursty" else 1.0, slo_s=slo_s)
+    if args.load == "closed":
+        return Closed(sizes, args.clients, n, seed, slo_s=slo_s)
+    if args.load == "jobs":
+        return Jobs(sizes, args.clients, n, seed, slo_s=slo_s)
+    if args.load == "sessions":
+        return Sessions(sizes, uniform(10, 200), args.clients, n, seed=seed, slo_s=slo_s)
+    if args.load == "sea":
+        # One huge prompt every 30 s among short ones.
+        short = lmsys(256)
+        each = fixed(100_000)
+        per_s = args.utilisation * servers / mean_service_s(profile, short, args.chunk)
+        return Open(mix(short, each, min(1.0, 1.0 / (30.0 * per_s))), per_s, n, seed, slo_s=slo_s)
+    rows = read_trace(args.trace)
+    rows = rows[: args.requests]
+    mine = float(sum(lone_s(profile, [r.new for r in rows], [r.cached for r in rows], args.chunk) - profile.front_s))
+    return Trace(rows, stretch=mine / args.utilisation / servers / (rows[-1].at_s - rows[0].at_s), slo_s=slo_s)
+
+
+def row(name: str, outcome: Outcome, slo_s: float | None, threshold: int) -> tuple[str, ...]:
+    """One line of the table."""
+    groups = outcome.groups(threshold, slo_s, warm=0.05)
+
+    def ms(kind: str, q: str) -> str:
+        g = groups[kind]
+        return f"{g.ttft[q] * 1e3:.1f}" if g.requests else "-"
+
+    def of(kind: str, value: str) -> str:
+        g = groups[kind]
+        if not g.requests:
+            return "-"
+        if value == "slow":
+            return f"{g.slowdown['p90']:.1f}"
+        if value == "wait":
+            return f"{g.longest_wait:.2f}"
+        return "-" if g.violations is None else f"{100 * g.violations:.1f}%"
+
+    return (
+        name, f"{outcome.rate:.1f}", f"{outcome.utilisation:.2f}",
+        *(ms(k, q) for k in ("short", "long") for q in ("p50", "p90", "p99")),
+        *(of(k, v) for v in ("slow", "wait", "slo") for k in ("short", "long")), str(len(outcome.moves)),
+    )  # fmt: skip
+
+
+HEADS = (
+    "", "req/s", "busy", "short P50", "P90", "P99 ms", "long P50", "P90", "P99 ms", "slowdown P90 s", "l",
+    "longest wait s", "l (s)", "over SLO s", "l", "moves",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--profile", default="h200-qwen2.5-7b", help=f"{', '.join(profiles.names())}, or a file")
+    parser.add_argument("--variants", nargs="+", default=["fcfs", "dual", "laps"], choices=list(VARIANTS))
+    parser.add_argument("--routers", nargs="+", default=["least-load"], choices=ROUTERS, help="with --servers > 1")
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--load", default="open", choices=LOADS)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--utilisation", type=float, default=0.6, help="of the devices, if no two were ever batched")
+    parser.add_argument("--rate", type=float, help="requests/s instead of a utilisation")
+    parser.add_argument("--clients", type=int, default=32, help="closed loop, jobs, sessions")
+    parser.add_argument("--long-share", type=float, default=0.1)
+    parser.add_argument("--long", type=int, nargs=2, default=(1024, 8192), metavar=("LOW", "HIGH"), help="tokens")
+    parser.add_argument("--trace", type=Path, help="for --load trace: gzip CSV, see benchmark/sim/workload.py")
+    parser.add_argument("--chunk", type=int, default=8192)
+    parser.add_argument("--slo-ms", type=float, help="TTFT that counts as met")
+    parser.add_argument("--deadlines", action="store_true", help="tell the servers the SLO as a deadline")
+    parser.add_argument("--knobs", type=json.loads, default={}, help="LAPS knobs as JSON, see policy/config.py")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args(argv)
+    if args.load == "trace" and not args.trace:
+        parser.error("--load trace needs --trace")
+    profile = Profile.load(args.profile)
+    slo_s = None if args.slo_ms is None else args.slo_ms / 1e3
+    threshold = args.knobs.get("length_threshold", 256)
+    rows, data = [], {}
+    took_s = 0.0
+    for name in args.variants:
+        for router in args.routers if args.servers > 1 else [""]:
+            begin = time.perf_counter()
+            outcome = run(
+                VARIANTS[name], workload(args, profile, args.servers), profile, servers=args.servers,
+                router=router or "least-load", chunk=args.chunk, knobs=args.knobs, seed=args.seed,
+            )  # fmt: skip
+            took_s = time.perf_counter() - begin
+            label = f"{name}, {router}" if router else name
+            rows.append((*row(label, outcome, slo_s, threshold), f"{took_s:.1f}"))
+            data[label] = _raw(outcome, slo_s, threshold, took_s)
+    piece = Piece(
+        "sim",
+        "One simulation",
+        f"Profile {profile.name} ({profile.source}), {args.load} load, {args.requests} requests on {args.servers}.",
+        args.seed,
+        [Table("TTFT and what else clients saw", (*HEADS, "took s"), rows)],
+        [Figure("seconds per million simulated requests", 1e6 * took_s / args.requests)],
+        data=data,
+        command=command("benchmark.sim", argv),
+    )
+    piece.write(args.out)
+    for part in (*piece.tables, *piece.figures, args.out):
+        print(part)
+    return 0
+
+
+def _raw(outcome: Outcome, slo_s: float | None, threshold: int, took_s: float) -> dict[str, Any]:
+    groups = outcome.groups(threshold, slo_s, warm=0.05)
+    return {
+        "requests_per_s": outcome.rate,
+        "prefill_tokens_per_s": outcome.tokens_rate,
+        "utilisation": outcome.utilisation,
+        "batches": outcome.batches,
+        "replayed": outcome.replayed,
+        "moves": outcome.moves,
+        "groups": {k: asdict(g) for k, g in groups.items()},
+        "wall_s": took_s,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
