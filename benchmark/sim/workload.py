@@ -209,6 +209,34 @@ class Closed:
 
 
 @dataclass
+class Populations:
+    """Closed loops of several kinds of clients: (what they ask, how many) each. Never ends by itself."""
+
+    kinds: Sequence[tuple[Sizes, int]]
+    seed: int = 0
+    turnaround_s: tuple[float, float] = TURNAROUND_S
+    follows: bool = True
+    _clients: list[tuple[Sizes, random.Random]] = field(init=False, default_factory=list)
+    _sent: int = field(init=False, default=0)
+
+    def arrivals(self) -> Iterator[Request]:
+        """See Workload."""
+        every = [sizes for sizes, n in self.kinds for _ in range(n)]
+        self._clients = [(sizes, random.Random(f"{self.seed}/{i}")) for i, sizes in enumerate(every)]
+        return iter(sorted((self._next(0.0, i) for i in range(len(every))), key=lambda r: r.at))
+
+    def answered(self, now: float, request: Request) -> Request | None:
+        """See Workload."""
+        return self._next(now, request.client)
+
+    def _next(self, now: float, client: int) -> Request:
+        sizes, rng = self._clients[client]
+        low, high = self.turnaround_s
+        self._sent += 1
+        return Request(self._sent, now + low + (high - low) * rng.random(), sizes(rng), client=client)
+
+
+@dataclass
 class Jobs:
     """Offline work: ``n`` requests, at most ``clients`` of them under way; the next is sent with each answer.
 

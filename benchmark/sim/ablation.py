@@ -1,0 +1,307 @@
+"""What each knob does, how it scales, and what holds under overload, in the simulator.
+
+python -m benchmark.sim.ablation
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_router_laps.config import AllocConfig
+
+from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.sim import pictures
+from benchmark.sim.metrics import Group, Outcome
+from benchmark.sim.profile import Profile
+from benchmark.sim.variants import VARIANTS, run
+from benchmark.sim.workload import Closed, Open, Row, Sessions, Sizes, Trace, lmsys, log_uniform, mix, uniform
+
+OUT = Path(__file__).resolve().parents[2] / "out" / "ablation"
+SHARE, SHORT, LONG = 0.05, lmsys(256), log_uniform(1024, 8192)
+CHUNK = 8192
+SCALE = (1, 2, 4, 8, 16, 64, 250, 1000)
+OVERLOAD, OVERLOAD_S = 1.2, 120.0
+LONG_LOAD = 0.15
+"""Share of the device's capacity that long work asks for under overload: less than LAPS's share for it (0..1)."""
+
+
+@dataclass
+class Run:
+    """Settings, and what was found."""
+
+    profile: Profile
+    requests: int
+    seed: int
+    out: Path
+    tables: list[Table]
+    figures: list[Figure]
+    captions: dict[str, str]
+    data: dict[str, Any]
+    capacity: float = 0.0
+    """Requests/s of the mix that stock fcfs serves with 256 clients."""
+
+    def load(self, utilisation: float, seed: int = 0) -> Open:
+        """The mix, open, at a share of that capacity."""
+        return Open(sizes(), utilisation * self.capacity, self.requests, self.seed + seed)
+
+
+def sizes() -> Sizes:
+    """The mix: LMSYS lengths up to 256, and 5% of 1,024 to 8,192 tokens."""
+    return mix(SHORT, LONG, SHARE)
+
+
+HEADS = ("short P50", "short P90", "short P99", "long P50", "long P90", "longest long wait s", "req/s")
+
+
+def cells(o: Outcome) -> tuple[str, ...]:
+    """What HEADS name; a request is short by 256 computed tokens, whatever the variant thinks."""
+    groups = o.groups(256, warm=0.05)
+
+    def ms(kind: str, q: str) -> str:
+        return f"{1e3 * groups[kind].ttft[q]:.1f}" if groups[kind].requests else "-"
+
+    return (
+        *(ms("short", q) for q in ("p50", "p90", "p99")), *(ms("long", q) for q in ("p50", "p90")),
+        f"{groups['long'].longest_wait:.2f}", f"{o.rate:.1f}",
+    )  # fmt: skip
+
+
+def brief(g: Group) -> dict[str, Any]:
+    """For the raw data."""
+    return {"requests": g.requests, **g.ttft, "longest_wait": g.longest_wait, "slowdown": g.slowdown}
+
+
+def knobs(r: Run) -> None:
+    """One knob at a time."""
+    questions: tuple[tuple[str, str, Sequence[Any], float], ...] = (
+        ("Threshold (tokens)", "length_threshold", (32, 64, 128, 256, 512, 1024, 2048, 4096, "auto"), 0.7),
+        ("Share of the long class", "long_share", (0.0, 0.1, 0.25, 0.5, 0.75), 0.9),
+        ("Order inside a class, SLO 400 ms", "order", ("fcfs", "edf", "lars", "s-edf"), 0.9),
+    )
+    for title, name, values, utilisation in questions:
+        rows, seen = [], {}
+        more = {"ttft_slo_ms": 400.0} if name == "order" else {}
+        for value in values:
+            o = run(VARIANTS["laps"], r.load(utilisation), r.profile, chunk=CHUNK, knobs={name: value, **more})
+            rows.append((str(value), *cells(o)))
+            seen[str(value)] = {k: brief(g) for k, g in o.groups(256, warm=0.05).items()}
+        rows.append(("stock fcfs", *cells(run(VARIANTS["fcfs"], r.load(utilisation), r.profile, chunk=CHUNK))))
+        r.tables.append(Table(f"{title}, open load at {utilisation:.0%} of capacity", ("", *HEADS), rows))
+        r.data[name] = seen
+
+
+def window(r: Run) -> None:
+    """The window in a closed loop of short requests, and where arrivals are independent."""
+    widths = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
+    loads: dict[str, Callable[[], Any]] = {
+        "closed, 8 clients": lambda: Closed(SHORT, 8, r.requests, r.seed),
+        "closed, 64 clients": lambda: Closed(SHORT, 64, r.requests, r.seed),
+        "open, 70%": lambda: r.load(0.7),
+    }
+    rows = []
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for name, load in loads.items():
+        for kind in ("awd", "fixed"):
+            for w in widths:
+                o = run(VARIANTS["laps"], load(), r.profile, chunk=CHUNK, knobs={"window": kind, "wait_window_ms": w})
+                seen.setdefault(f"{name}, {kind}", []).append((o.rate, o.groups()["short"].ttft["mean"]))
+    for name, points in seen.items():
+        rows.append((name, *(f"{rate:.0f} / {1e3 * mean:.1f}" for rate, mean in points)))
+    r.tables.append(Table("Window (ms): requests/s / mean short TTFT (ms)", ("", *(f"{w:g}" for w in widths)), rows))
+    r.data["window"] = seen
+
+
+def basis(r: Run) -> None:
+    """Conversations with growing history: class by uncached tokens or by the whole prompt."""
+    rows = []
+    p90 = {}
+    for name, variant, more in (
+        ("stock fcfs", "fcfs", {}),
+        ("LAPS, uncached", "laps", {"length_basis": "uncached"}),
+        ("LAPS, prompt", "laps", {"length_basis": "prompt"}),
+    ):
+        turns = Sessions(mix(uniform(50, 600), LONG, 0.2), uniform(10, 200), 300, r.requests, think_s=6.0, seed=r.seed)
+        o = run(VARIANTS[variant], turns, r.profile, chunk=CHUNK, knobs=more)
+        rows.append((name, *cells(o)))
+        p90[name] = o.groups(warm=0.05)["short"].ttft["p90"]
+    r.tables.append(Table("Length basis: 300 users in conversations of 5 turns", ("", *HEADS), rows))
+    r.figures.append(
+        Figure(
+            "short P90, class by uncached tokens / by prompt", p90["LAPS, uncached"] / p90["LAPS, prompt"], "<= 1",
+            p90["LAPS, uncached"] <= p90["LAPS, prompt"],
+        )
+    )  # fmt: skip
+
+
+def scale(r: Run) -> None:
+    """1 to 1,000 instances at the same load each."""
+    rows, y = [], {}
+    for n in SCALE:
+        requests = max(r.requests, 100 * n)
+        for name, router in (("fcfs", "least-load"), ("laps", "least-load"), ("laps", "pools")):
+            if n == 1 and router == "pools":
+                continue
+            label = f"{name}, {router}"
+            load = Open(sizes(), 0.7 * r.capacity * n, requests, r.seed)
+            begin = time.perf_counter()
+            o = run(VARIANTS[name], load, r.profile, servers=n, router=router, chunk=CHUNK, alloc=AllocConfig())
+            took = time.perf_counter() - begin
+            groups = o.groups(256, warm=0.05)
+            rows.append((
+                str(n), label, *(f"{1e3 * groups[k].ttft['p90']:.1f}" for k in ("short", "long")),
+                f"{o.utilisation:.2f}", str(len(o.moves)), f"{1e6 * took / requests:.0f}",
+            ))  # fmt: skip
+            y.setdefault(label, []).append(1e3 * groups["short"].ttft["p90"])
+    heads = ("instances", "", "short P90 ms", "long P90 ms", "busy", "moves", "simulation us/request")
+    r.tables.append(
+        Table(
+            "Scale, open load at 70% of capacity", heads, rows,
+            "The simulation's cost per request includes the router's own choice, which looks at every instance.",
+        )
+    )  # fmt: skip
+    y["laps, pools"].insert(0, float("nan"))
+    pictures.lines(SCALE, [("short P90 TTFT (ms)", y)], "instances", r.out / "scale.svg", log_y=True)
+    r.captions["scale.svg"] = "Short P90 TTFT from 1 to 1,000 instances (simulated)."
+    r.data["scale"] = rows
+
+
+# -- overload
+
+
+@dataclass
+class Overload:
+    """Poisson arrivals of both classes at given rates over a given time."""
+
+    short_rate: float
+    long_rate: float
+    span_s: float
+    seed: int
+
+    def rows(self) -> list[Row]:
+        """The arrivals."""
+        rng = random.Random(self.seed)
+        return sorted(
+            Row(at, size(rng), 0)
+            for rate, size in ((self.short_rate, SHORT), (self.long_rate, LONG))
+            for at in _poisson(rate, self.span_s, rng)
+        )
+
+
+def _poisson(rate: float, span_s: float, rng: random.Random) -> Iterator[float]:
+    at = rng.expovariate(rate)
+    while at < span_s:
+        yield at
+        at += rng.expovariate(rate)
+
+
+def promised_wait_s(profile: Profile, rows: Sequence[Row], share: float) -> float:
+    """Longest wait of a long request that a share of the device's time allows (seconds).
+
+    The long class is served at ``share`` of the device's speed or faster, after at most (1 - share) / share times one
+    long batch and one short batch (see policy/fairness.py): the wait in such a queue, plus that delay.
+    """
+    c = profile.coefficients
+    host = profile.step_host_s + profile.poll_s
+    free, longest, batch = 0.0, 0.0, 0.0
+    full = c.alpha * CHUNK * CHUNK + c.linear * CHUNK + c.fixed + host
+    for row in rows:
+        if row.new > 256:
+            took = c.alpha * row.new**2 + c.linear * row.new + c.per_request + c.fixed + host
+            begin = max(row.at_s, free)
+            longest = max(longest, begin - row.at_s)
+            free = begin + took / share
+            batch = max(batch, took)
+    shorts = full + c.per_request * CHUNK / statistics.mean(r.new for r in rows if r.new <= 256)
+    return longest + (1.0 - share) / share * full + shorts
+
+
+def overload(r: Run) -> None:
+    """120% of capacity: what the long class waits."""
+    rng = random.Random(r.seed)
+    long_s = statistics.mean(_alone_s(r.profile, LONG(rng)) for _ in range(4000))
+    long_rate = LONG_LOAD / long_s
+    mean_short = statistics.mean(SHORT(rng) for _ in range(4000))
+    c = r.profile.coefficients
+    batch = CHUNK / mean_short
+    short_s = c.linear * mean_short + c.per_request + (c.fixed + r.profile.step_host_s + r.profile.poll_s) / batch
+    load = Overload((OVERLOAD - LONG_LOAD) / short_s, long_rate, OVERLOAD_S, r.seed)
+    rows = load.rows()
+    share = 0.25
+    bound = promised_wait_s(r.profile, rows, share)
+    table, longest = [], {}
+    for name in ("fcfs", "hrrn", "shortest-prefill-first", "dual", "laps"):
+        o = run(VARIANTS[name], Trace(rows), r.profile, chunk=CHUNK, until_s=OVERLOAD_S)
+        groups = o.groups(256)
+        # Those that still wait at the end have waited at least since they came.
+        answered = {at for at, new in zip(o.record.at, o.record.new, strict=True) if new > 256}
+        left = [OVERLOAD_S - row.at_s for row in rows if row.new > 256 and row.at_s not in answered]
+        longest[name] = max([groups["long"].longest_wait, *left])
+        table.append((
+            name, f"{1e3 * groups['short'].ttft['p90']:.0f}", f"{longest[name]:.1f}", str(len(left)), f"{o.rate:.0f}",
+            f"{o.utilisation:.2f}",
+        ))  # fmt: skip
+    r.tables.append(
+        Table(
+            f"Overload: {OVERLOAD:.0%} of the device for {OVERLOAD_S:g} s, long work {LONG_LOAD:.0%} of it",
+            ("", "short P90 ms", "longest long wait s", "long unanswered", "req/s", "busy"), table,
+            f"A share of {share:g} of busy time promises the long class waits of at most {bound:.1f} s here.",
+        )
+    )  # fmt: skip
+    r.figures += [
+        Figure("longest long wait under overload, LAPS (s)", longest["laps"], f"<= {bound:.1f}, its share's promise",
+               longest["laps"] <= bound),
+        Figure("the same, shortest-prefill-first (s)", longest["shortest-prefill-first"], f"> {bound:.1f}: not bounded",
+               longest["shortest-prefill-first"] > bound),
+    ]  # fmt: skip
+    r.data["overload"] = {"longest_long_wait_s": longest, "promised_s": bound, "rates": [load.short_rate, long_rate]}
+
+
+def _alone_s(profile: Profile, tokens: int) -> float:
+    c = profile.coefficients
+    return c.alpha * tokens**2 + c.linear * tokens + c.per_request + c.fixed + profile.step_host_s + profile.poll_s
+
+
+QUESTIONS: Mapping[str, Callable[[Run], None]] = {
+    "knobs": knobs, "window": window, "basis": basis, "scale": scale, "overload": overload,
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.sim.ablation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--profile", default="h200-qwen2.5-7b")
+    parser.add_argument("--requests", type=int, default=20_000, help="per point; more where instances are many")
+    parser.add_argument("--only", nargs="+", choices=list(QUESTIONS), default=list(QUESTIONS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    r = Run(Profile.load(args.profile), args.requests, args.seed, args.out, [], [], {}, {})
+    r.capacity = run(VARIANTS["fcfs"], Closed(sizes(), 256, args.requests, args.seed), r.profile, chunk=CHUNK).rate
+    for name in args.only:
+        QUESTIONS[name](r)
+    piece = Piece(
+        "ablation", "Knobs, scale and overload, simulated",
+        f"Profile {r.profile.name} ({r.profile.source}). LMSYS lengths up to 256 tokens and {SHARE:.0%} of 1,024 to "
+        f"8,192; capacity: {r.capacity:.0f} requests/s, what stock fcfs serves 256 clients in a closed loop.",
+        args.seed, r.tables, r.figures, r.captions, r.data, command("benchmark.sim.ablation", argv),
+    )  # fmt: skip
+    piece.write(args.out)
+    for part in (*piece.tables, *piece.figures, args.out):
+        print(part, end="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

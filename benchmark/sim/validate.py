@@ -1,0 +1,296 @@
+"""Simulated against measured: the same arrivals on real servers of this CPU and in the simulator.
+
+    python -m benchmark.sim.validate --rounds 5
+
+Stock fcfs and LAPS, chunks of 512 tokens, a mixed open Poisson load (90% of 16 to 128 tokens, 10% of 2048). What the
+simulator knows is measured before, on other requests: the step model that the LAPS server fits during a training load,
+and the host's time, from requests that have the server to themselves (their TTFT less the steps predicted for them).
+Writes profiles/cpu.json (or ``--profile-out``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import random
+import signal
+import statistics
+import sys
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from sglang_laps.policy.latency import Coefficients
+from sglang_laps.policy.nnls import nnls
+
+from benchmark.rig import fast, model, servers
+from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.rig.rounds import interleaved, ratio
+from benchmark.sim.metrics import Outcome, lone_s
+from benchmark.sim.pictures import against
+from benchmark.sim.profile import FOLDER, Profile
+from benchmark.sim.variants import VARIANTS, run
+from benchmark.sim.workload import Row, Trace
+
+OUT = model.REPO / "out"
+CHUNK = 512
+BASE = ("--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--disable-overlap-schedule")
+ENV = {"OMP_NUM_THREADS": "1"}
+SHORT, LONG = (16, 128), 2048
+LONG_SHARE = 0.1
+LADDER = (16, 32, 64, 96, 128, 256, 384, 512, 1024, 1536, 2048)
+REPEATS = 15
+TRAINING_S = 12.0
+BAR = 0.2
+
+
+@contextlib.contextmanager
+def running(out: Path, seed: int) -> Iterator[dict[str, servers.Server]]:
+    """One server per variant, started one after the other and warmed."""
+    save = out / "latency.json"
+    arguments = {
+        "fcfs": ("--schedule-policy", "fcfs"),
+        "laps": ("--enable-laps-scheduler", "--laps-config", json.dumps({"profile_save_path": str(save)})),
+    }
+    checkpoint = model.make(OUT / "models")
+    with contextlib.ExitStack() as stack:
+        up = {}
+        for name, args in arguments.items():
+            up[name] = servers.prefill(checkpoint, out / "logs" / f"{name}.log", *BASE, *args, env=ENV, name=name)
+            stack.enter_context(up[name]).ready()
+            rng = random.Random(f"{seed} warm")
+            asyncio.run(fast.one_by_one(up[name].port, [fast.prefill(n, rng) for n in (*LADDER, *LADDER)]))
+        yield up
+
+
+def mixed(rate: float, span_s: float, seed: str) -> list[Row]:
+    """The load's arrivals."""
+    rng, at, rows = random.Random(seed), 0.0, []
+    while (at := at + rng.expovariate(rate)) < span_s:
+        rows.append(Row(at, LONG if rng.random() < LONG_SHARE else rng.randint(*SHORT), 0))
+    return rows
+
+
+def measure(server: servers.Server, rows: Sequence[Row], seed: str) -> list[float]:
+    """TTFT of each on a real server (seconds). Raises ConnectionError if one fails."""
+    rng = random.Random(f"{seed} prompts")
+    arrivals = [fast.Arrival(r.at_s, "", fast.prefill(r.new, rng)) for r in rows]
+    seen = [ttft for _, ttft in asyncio.run(fast.open_loop(server.port, arrivals))]
+    if None in seen:
+        raise ConnectionError(f"{seen.count(None)} requests to {server.name} failed")
+    return [t for t in seen if t is not None]
+
+
+def status(server: servers.Server) -> dict[str, Any]:
+    """GET /laps_status."""
+    with urllib.request.urlopen(server.url + "/laps_status", timeout=60) as reply:
+        found: dict[str, Any] = json.load(reply)
+    return found
+
+
+@dataclass
+class Alone:
+    """Requests that had their server to themselves."""
+
+    tokens: list[int]
+    seconds: list[float]
+
+
+def alone(server: servers.Server, seed: str) -> Alone:
+    """Every length of the ladder, in random order."""
+    rng = random.Random(f"{seed} alone")
+    tokens = [n for n in LADDER for _ in range(REPEATS)]
+    rng.shuffle(tokens)
+    return Alone(tokens, asyncio.run(fast.one_by_one(server.port, [fast.prefill(n, rng) for n in tokens], 2e-3)))
+
+
+def together(all_seen: Iterable[Alone]) -> Alone:
+    """Of several servers."""
+    both = list(all_seen)
+    return Alone([n for s in both for n in s.tokens], [t for s in both for t in s.seconds])
+
+
+def calibrate(known: Coefficients, seen: Alone) -> Profile:
+    """Host times from requests alone: what their TTFT leaves beside predicted steps is a constant, a share per token
+    and a share per step. Neither the load to be predicted nor anything but lone requests enters.
+    """
+    bare = Profile(name="cpu", source="", coefficients=known, poll_s=0.0)
+    tokens, seconds = np.array(seen.tokens), np.array(seen.seconds)
+    steps = np.ceil(tokens / CHUNK)
+    lengths = sorted(set(seen.tokens))
+    middle = np.array([np.median(seconds[tokens == n]) for n in lengths])
+    left = middle - lone_s(bare, lengths, [0] * len(lengths), CHUNK)
+    columns = np.column_stack((np.ones(len(lengths)), lengths, np.ceil(np.array(lengths) / CHUNK)))
+    # Relative to the TTFT: a short request's few milliseconds count as much as a long one's.
+    fixed, per_token, per_step = nnls(columns / middle[:, None], np.maximum(left, 0.0) / middle).tolist()
+    spread = np.log(seconds / np.array([middle[lengths.index(n)] for n in seen.tokens]))
+    # What one step varies by: a lone request of k steps shows 1 / sqrt(k) of it.
+    jitter = float(np.sqrt(np.mean(np.clip(spread, -0.5, 0.5) ** 2 * steps)))
+    return Profile(
+        name="cpu",
+        source="measured on this machine: step model fitted by the LAPS server, host time of lone requests",
+        coefficients=known,
+        front_s=fixed / 2,
+        front_token_s=per_token,
+        poll_s=per_step / 2,
+        step_host_s=per_step / 2,
+        reply_s=fixed / 2,
+        jitter=jitter,
+        details={
+            "chunk": CHUNK,
+            "lone_ms": {str(n): 1e3 * float(m) for n, m in zip(lengths, middle, strict=True)},
+            "left_ms": {str(n): 1e3 * float(m) for n, m in zip(lengths, left, strict=True)},
+        },
+    )
+
+
+def simulated(profile: Profile, name: str, rows: Sequence[Row], seed: int) -> Outcome:
+    """The same arrivals in the simulator."""
+    return run(VARIANTS[name], Trace(rows), profile, chunk=CHUNK, seed=seed)
+
+
+def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:
+    """Name -> seconds."""
+    found = {}
+    for kind, wanted in (("short", False), ("long", True)):
+        times = [t for n, t in zip(tokens, ttft, strict=True) if (n == LONG) is wanted]
+        for q in (50, 90):
+            found[f"{kind} P{q}"] = float(np.percentile(times, q))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.sim.validate", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--span", type=float, default=16.0, help="seconds of load per round and server")
+    parser.add_argument("--utilisation", type=float, default=0.55, help="by the step and host times of lone requests")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT / "validate")
+    parser.add_argument("--profile-out", type=Path, default=FOLDER / "cpu.json")
+    parser.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    uvloop.install()
+    args.out.mkdir(parents=True, exist_ok=True)
+    raw = args.out / "raw.json"
+    if not args.again:
+        raw.write_text(json.dumps(gather(args)))
+    return report(json.loads(raw.read_text()), args, argv)
+
+
+def gather(args: argparse.Namespace) -> dict[str, Any]:
+    """Everything that needs real servers."""
+    with running(args.out, args.seed) as up:
+        first = alone(up["laps"], f"{args.seed} first")
+        guess = statistics.mean(s for n, s in zip(first.tokens, first.seconds, strict=True) if n <= SHORT[1])
+        longest = statistics.median(s for n, s in zip(first.tokens, first.seconds, strict=True) if n == LONG)
+        training = mixed(0.7 / ((1 - LONG_SHARE) * guess + LONG_SHARE * longest), TRAINING_S, f"{args.seed} training")
+        measure(up["laps"], training, f"{args.seed} training")
+        seen = {name: alone(server, f"{args.seed} {name}") for name, server in up.items()}
+        learnt = status(up["laps"])["latency_model"]
+        if not learnt["fitted"]:
+            raise SystemExit(f"the latency model is not fitted: {learnt['why_not']}")
+        known = Coefficients(**learnt["coefficients"])
+        profile = calibrate(known, together(seen.values()))
+        rate = args.utilisation / mean_s(profile)
+        print(f"{rate:.1f} requests/s", flush=True)
+        rounds: list[dict[str, Any]] = [{} for _ in range(args.rounds)]
+        for i, name in interleaved(tuple(up), args.rounds):
+            seed = f"{args.seed}/{i}"
+            rows = mixed(rate, args.span, seed)
+            begin = status(up["laps"])["totals"]
+            rounds[i]["rows"] = rows
+            rounds[i][name] = measure(up[name], rows, seed)
+            rounds[i][f"{name} totals"] = {"before": begin, "after": status(up["laps"])["totals"]}
+            print(f"round {i + 1} {name}", flush=True)
+        return {
+            "rate": rate,
+            "coefficients": learnt["coefficients"],
+            "fit_error": learnt["error"],
+            "alone": {name: [s.tokens, s.seconds] for name, s in seen.items()},
+            "rounds": rounds,
+        }
+
+
+def mean_s(profile: Profile) -> float:
+    """Time of the scheduler process for a mean request of the load, alone (seconds)."""
+    off = profile.front_s + profile.reply_s
+    short = statistics.mean(float(lone_s(profile, n, 0, CHUNK)) - off for n in range(SHORT[0], SHORT[1] + 1))
+    return (1 - LONG_SHARE) * short + LONG_SHARE * (float(lone_s(profile, LONG, 0, CHUNK)) - off)
+
+
+def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | None) -> int:
+    """Simulate, compare, write."""
+    known = Coefficients(**raw["coefficients"])
+    profile = calibrate(known, together(Alone(*x) for x in raw["alone"].values()))
+    profile.details["fit_error"] = raw["fit_error"]
+    profile.save(args.profile_out)
+    told: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for name in ("fcfs", "laps"):
+        told[name] = {"measured": {}, "simulated": {}}
+        for i, one in enumerate(raw["rounds"]):
+            rows = [Row(*r) for r in one["rows"]]
+            record = simulated(profile, name, rows, args.seed + i).record
+            for how, lengths, ttft in (
+                ("measured", [r.new for r in rows], one[name]), ("simulated", record.new, record.ttft),
+            ):  # fmt: skip
+                for key, value in quantiles(lengths, ttft).items():
+                    told[name][how].setdefault(key, []).append(value)
+    table, figures = [], []
+    for name, both in told.items():
+        for key, measured in both["measured"].items():
+            r = ratio(both["simulated"][key], measured)
+            off = abs(r.median - 1.0)
+            figures.append(
+                Figure(
+                    f"{name}, {key}: simulated / measured", r.median, f"{1 - BAR:g} to {1 + BAR:g}", off <= BAR,
+                    r.low, r.high, r.rounds,
+                )
+            )  # fmt: skip
+            table.append((
+                name, key, *(f"{1e3 * statistics.median(both[how][key]):.1f}" for how in ("measured", "simulated")),
+                str(r), "met" if off <= BAR else "MISSED",
+            ))  # fmt: skip
+    worst = max((abs(math.log(f.value)), f.value) for f in figures)[1]
+    figures.append(Figure("furthest simulated / measured", worst, "0.8 to 1.2", abs(worst - 1) <= BAR))
+    piece = Piece(
+        "validate",
+        "The simulator against real servers",
+        f"The same {raw['rate']:.1f} requests/s (Poisson; 90% of {SHORT[0]} to {SHORT[1]} tokens, 10% of {LONG}; "
+        f"{args.utilisation:.0%} of the scheduler process by lone requests) for {args.span:g} s a round on a real "
+        "prefill server of this CPU and in the simulator. The simulator was calibrated before, on lone requests and on "
+        "the step model that the LAPS server fitted during a training load.",
+        args.seed,
+        [
+            Table(
+                "TTFT, medians over rounds", ("", "", "measured ms", "simulated ms", "ratio", "within 20%"), table,
+                f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps. Host: "
+                f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token "
+                f"per request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step; steps vary by "
+                f"{profile.jitter:.0%}.",
+            )
+        ],
+        figures,
+        {"validate.svg": "Simulated and measured TTFT on the same arrivals."},
+        {"rate_per_s": raw["rate"], "coefficients": raw["coefficients"], "host": profile.details, "seconds": told},
+        command("benchmark.sim.validate", argv),
+    )  # fmt: skip
+    piece.write(args.out)
+    against(told, args.out / "validate.svg")
+    for part in (*piece.tables, *piece.figures, args.out):
+        print(part)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
