@@ -31,6 +31,7 @@ import uvloop
 from benchmark.rig import model
 from benchmark.rig.piece import Piece, command
 from benchmark.serving import check, closed, compare, devices, pictures, tables, variants, workloads
+from benchmark.serving.client import Target
 from benchmark.serving.compare import Compared, Measured, Progress, Settings
 from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
 from benchmark.serving.fleet import Fleet, Running, one_line_errors, warm_up
@@ -80,6 +81,7 @@ def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, lis
         if args.base_url:
             if args.variants or args.variant or args.pd or args.check_client:
                 raise ValueError("--base-url is one running server: no --variants, --variant, --pd or --check-client")
+            Target.of(args.base_url)
             found = [variants.Variant(THERE, ())]
         if args.workload != workloads.CLOSED and args.workload not in workloads.OPEN:
             raise ValueError(f"no workload {args.workload!r}: {', '.join((workloads.CLOSED, *workloads.OPEN))}")
@@ -139,7 +141,7 @@ def piece_of_open(
     offered = len(compared.answers[names[0]][0]) / settings.span_s
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
-        f"requests/s that {base} does in a closed loop of the workload's "
+        f"requests/s that {compared.measured.on} does in a closed loop of the workload's "
         f"{'short prompts' if isinstance(workload, workloads.Sea) else 'prompts'}, {offered:.1f} requests/s in the "
         f"first round; {settings.rounds} rounds of {settings.span_s:g} s of arrivals, the same for every variant."
     )
@@ -158,6 +160,7 @@ def piece_of_open(
             "measured": compared.measured.as_dict(),
             "rounds": {n: compared.per_round(n) for n in names},
             "pooled": {n: compared.pooled(n) for n in names},
+            "busy": compared.busy,
             "goodput_per_s": compared.goodput_per_s,
             "curves_ms": curves,
         },

@@ -34,17 +34,18 @@ class Lone:
         return float(np.interp(new, self.tokens, self.seconds))
 
 
-def lone(target: Target, prompts: Prompts, longest: int, repeats: int = 7) -> Lone:
+def lone(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
     """Measure it: medians. Raises ConnectionError."""
     tokens = tuple(sorted({n for n in LADDER if n < longest} | {longest}))
     seconds: list[float] = []
-    for n in tokens:
+    for n in reversed(tokens):
         # The first of them is not counted; long ones are sent less often, they vary less.
-        few = repeats if n <= 1024 else max(2, repeats // 2)
+        few = repeats if n > 1024 else 3 * repeats
         bodies = prompts.bodies([Job(0.0, n)] * (few + 1), seed=n)
         took = statistics.median(asyncio.run(client.one_by_one(target, bodies))[1:])
-        seconds.append(max([took, *seconds]))
-    return Lone(tokens, tuple(seconds))
+        # A disturbed one never makes a shorter prompt look slower than a longer one.
+        seconds.append(min([took, *seconds]))
+    return Lone(tokens, tuple(reversed(seconds)))
 
 
 def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> float:

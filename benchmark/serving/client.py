@@ -117,9 +117,10 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
         due = max(epoch + job.at_s, time.perf_counter())
         await asyncio.sleep(due - time.perf_counter())
         sent = time.perf_counter()
-        seen[i] = Answer(job, sent - epoch, sent - due, None)
+        late = max(0.0, sent - due)
+        seen[i] = Answer(job, sent - epoch, late, None)
         if await ask(pool, raw):
-            seen[i] = Answer(job, sent - epoch, sent - due, time.perf_counter() - sent)
+            seen[i] = Answer(job, sent - epoch, late, time.perf_counter() - sent)
         answered[i].set()
 
     tasks = [asyncio.ensure_future(one(i, *pair)) for i, pair in enumerate(zip(jobs, bodies, strict=True))]

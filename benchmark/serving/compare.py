@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from benchmark.rig.rounds import Ratio, interleaved, ratio
 from benchmark.serving import calibrate, client
 from benchmark.serving.client import Answer, Target
-from benchmark.serving.fleet import flush
+from benchmark.serving.fleet import flush, get_json
 from benchmark.serving.job import Job
 from benchmark.serving.metrics import Slo, figures
 from benchmark.serving.prompts import Prompts
@@ -54,6 +54,8 @@ class Measured:
 
     lone: calibrate.Lone
     capacity_per_s: float
+    on: str
+    """The variant it was measured on."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -65,7 +67,7 @@ def measure(servers: Servers, base: str, workload: Workload, prompts: Prompts, s
     """Lone TTFT and capacity on the variant ``base``. Raises ConnectionError."""
     target = servers.target(base)
     lone = calibrate.lone(target, prompts, settings.longest)
-    return Measured(lone, calibrate.capacity(target, workload, prompts, settings.calibrate_s, settings.seed))
+    return Measured(lone, calibrate.capacity(target, workload, prompts, settings.calibrate_s, settings.seed), base)
 
 
 def arrivals(workload: Workload, measured: Measured, settings: Settings, seed: int) -> list[Job]:
@@ -81,6 +83,8 @@ class Compared:
     measured: Measured
     slo: Slo
     answers: dict[str, list[list[Answer]]]
+    busy: dict[str, list[float]] = field(default_factory=dict)
+    """Of LAPS variants: share of a round in which the device was busy, as the server says."""
     goodput_per_s: dict[str, float] = field(default_factory=dict)
     """Highest rate (requests/s) that kept GOAL of each class within its SLO."""
 
@@ -137,14 +141,29 @@ def run(
 ) -> Compared:
     """All rounds, interleaved. Raises ConnectionError where a variant answers nothing."""
     seen: dict[str, list[list[Answer]]] = {name: [] for name in names}
+    busy: dict[str, list[float]] = {}
     for i, name in interleaved(names, settings.rounds):
         say(f"{workload.name}: round {i + 1} of {settings.rounds}, {name}")
         seed = settings.seed * 1000 + i
+        before = busy_s(servers, name)
         answers = load(servers, name, arrivals(workload, measured, settings, seed), prompts, seed)
+        after = busy_s(servers, name)
         if answers and all(a.ttft_s is None for a in answers):
             raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
         seen[name].append(answers)
-    return Compared(measured, Slo(settings.slo_factor, measured.lone), seen)
+        if before is not None and after is not None:
+            took = max((a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None), default=settings.span_s)
+            busy.setdefault(name, []).append((after - before) / took)
+    return Compared(measured, Slo(settings.slo_factor, measured.lone), seen, busy)
+
+
+def busy_s(servers: Servers, name: str) -> float | None:
+    """Device seconds the variant's prefill server has spent so far; None where it does not say."""
+    servers.target(name)
+    status = get_json(servers.prefill(name), "/laps_status")
+    if not status or not status.get("enabled"):
+        return None
+    return sum(float(of["busy_s"]) for of in status["totals"].values())
 
 
 def goodput(

@@ -12,6 +12,9 @@ from benchmark.serving.variants import CELLS, DUAL, LAPS, STOCK
 
 CPU, CUDA = "cpu", "cuda"
 MODELS = model.REPO / "out" / "models"
+CPU_SHAPE = model.Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=176)
+"""So small that 4,096 tokens take some 40 times as long as a short prompt, as on a GPU, and not 100 times: attention on
+a CPU is costly."""
 CUDA_SHAPE = "7B"
 
 
@@ -56,8 +59,8 @@ DEVICES = {
         variants=(*STOCK, DUAL, LAPS),
         vocabulary=VOCAB,
         server_gib=2.6,
-        checkpoint=lambda: model.make(MODELS),
-        what="a 4-layer Qwen2 of hidden size 128 with seeded weights, float32",
+        checkpoint=lambda: model.make(MODELS, CPU_SHAPE),
+        what=f"a {CPU_SHAPE.layers}-layer Qwen2 of hidden size {CPU_SHAPE.hidden} with seeded weights, float32",
         env={"OMP_NUM_THREADS": "1"},
     ),
     CUDA: Device(

@@ -193,6 +193,8 @@ class Turns:
 
 
 HEADLINE_SHORT, HEADLINE_LONG = (16, 128), 4096
+OVERLOAD_SHORT = (128, 256)
+"""Large for short ones: the device is to be what is overloaded, not what reads requests on the same cores."""
 CLOSED = "closed"
 LONG_SHARE = 0.25
 """LAPS's default share of busy time for the long class while both wait."""
@@ -246,9 +248,9 @@ def _overload(longest: int) -> Workload:
     long = min(longest, HEADLINE_LONG)
     what = (
         f"prompts of {long} tokens that make up a sixth of the work, less than the share LAPS promises them, in "
-        "more of 16 to 128 tokens than the machine can do"
+        f"more of {OVERLOAD_SHORT[0]} to {OVERLOAD_SHORT[1]} tokens than the machine can do"
     )
-    return Sea("overload", what, HEADLINE_SHORT, long, 1.0 / 6.0, regular=False)
+    return Sea("overload", what, OVERLOAD_SHORT, long, 1.0 / 6.0, regular=False)
 
 
 def _turns(longest: int) -> Workload:

@@ -1,0 +1,166 @@
+"""The page: Markdown from pieces, and every ratio in one JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmark.reporting.steps import Collected
+from benchmark.rig.piece import Figure, Piece, Table
+
+HEADLINE, BENCH = "headline", "bench.json"
+TOLD = {True: "met", False: "**MISSED**", None: ""}
+
+
+def cell(text: str) -> str:
+    """As it may stand in a Markdown table."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: the first column to the left, the others to the right."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+
+
+def markdown(table: Table) -> str:
+    """Title, table, note."""
+    return "\n\n".join(filter(None, (f"**{table.title}**", grid(table.heads, table.rows), table.note)))
+
+
+def value(figure: Figure) -> str:
+    """Number and spread."""
+    spread = "" if figure.low is None or figure.high is None else f" [{figure.low:.3g}, {figure.high:.3g}]"
+    return f"{figure.value:.3g}{spread}"
+
+
+def bars(pieces: Mapping[str, Piece]) -> str:
+    """Every figure that had to be something."""
+    rows = [
+        (f"[{p.title}](#{name})", f.name, value(f), str(f.rounds or ""), f.bar, TOLD[f.met])
+        for name, p in pieces.items()
+        for f in p.figures
+        if f.bar
+    ]
+    return grid(("piece", "figure", "value", "rounds", "bar", ""), rows) if rows else "No piece has a bar."
+
+
+def section(name: str, piece: Piece) -> str:
+    """One piece."""
+    parts = [f'<a id="{name}"></a>\n\n## {piece.title}', piece.text, f"`{piece.command}`, seed {piece.seed}."]
+    parts += [f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in piece.figures if f.bar]
+    parts += [markdown(t) for t in piece.tables]
+    parts += [f"![{caption}]({picture_name(name, file)})\n\n{caption}" for file, caption in piece.pictures.items()]
+    other = [f for f in piece.figures if not f.bar]
+    if other:
+        rows = [(f.name, value(f), str(f.rounds or ""), f.verdict) for f in other]
+        table = grid(("figure", "value", "rounds", "shown"), rows)
+        parts.append(f"<details><summary>{len(other)} more figures</summary>\n\n{table}\n\n</details>")
+    parts.append(f"Raw: [{name}.json]({name}.json)")
+    return "\n\n".join(parts)
+
+
+def picture_name(name: str, file: str) -> str:
+    """Under which a picture lies beside the page."""
+    return file if file.startswith(name) else f"{name}-{file}"
+
+
+def machines(pieces: Mapping[str, Piece]) -> str:
+    """Each machine with its versions, and the pieces measured there."""
+    groups: dict[str, list[str]] = {}
+    for name, piece in pieces.items():
+        told = ", ".join(f"{k} {v}" for k, v in {**piece.machine, **piece.versions}.items())
+        groups.setdefault(told, []).append(name)
+    return "\n".join(f"- {told}: {', '.join(names)}" for told, names in groups.items()) or "- none"
+
+
+def page(collected: Collected, commit: str) -> str:
+    """All of it."""
+    pieces = {name: piece for name, (piece, _) in collected.pieces.items()}
+    parts = [
+        "# What was measured",
+        "Written by `./run report` from the results of the commands below; nothing here is typed by hand. A ratio is "
+        "the median of per-round ratios, with the interval that covers that median; `not shown` means that the rounds "
+        "do not support a difference. Every median ratio with its spread is in [bench.json](bench.json).",
+        "## Bars",
+        bars(pieces),
+        "## Missing",
+        "\n".join(f"- **{name}**: {cell(why)}" for name, why in collected.missing.items()) or "Nothing.",
+        "## Machine and versions",
+        f"At commit {commit}.",
+        machines(pieces),
+        *(section(name, piece) for name, piece in pieces.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def finite(data: Any) -> Any:
+    """The same with null for what JSON has no number for."""
+    if isinstance(data, dict):
+        return {k: finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def bench(collected: Collected, commit: str) -> dict[str, Any]:
+    """Every figure of every piece."""
+    return {
+        "commit": commit,
+        "figures": [
+            {"piece": name, **finite(asdict(f))} for name, (piece, _) in collected.pieces.items() for f in piece.figures
+        ],
+        "missing": collected.missing,
+    }
+
+
+def write(collected: Collected, out: Path, commit: str) -> None:
+    """README.md, bench.json, raw JSON and pictures; what an earlier page left there goes.
+
+    Raises ValueError where the folder holds something that is no page.
+    """
+    if out.exists() and any(out.iterdir()):
+        if not (out / BENCH).exists():
+            raise ValueError(f"{out} holds files but no {BENCH}: not a page to be replaced")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, (piece, folder) in collected.pieces.items():
+        (out / f"{name}.json").write_text(json.dumps(finite(asdict(piece)), separators=(",", ":")) + "\n")
+        for file in list(piece.pictures):
+            if (folder / file).exists():
+                shutil.copyfile(folder / file, out / picture_name(name, file))
+            else:
+                del piece.pictures[file]
+                collected.missing[f"{name}: {file}"] = "the picture is not there"
+    (out / "README.md").write_text(page(collected, commit))
+    (out / BENCH).write_text(json.dumps(bench(collected, commit), indent=1) + "\n")
+
+
+BEGIN, END = "<!-- headline -->", "<!-- /headline -->"
+
+
+def headline(piece: Piece, folder: str) -> str:
+    """What stands between the README's markers; ``folder``: where the page lies, seen from there."""
+    parts = [
+        markdown(piece.tables[0]),
+        *(f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in piece.figures if f.bar),
+    ]
+    lines = [parts[0], "\n".join(parts[1:])]
+    lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
+    lines.append(
+        f"{piece.text} `./run bench` measures it again; the whole report is in [{folder}]({folder}/README.md)."
+    )
+    return "\n\n".join(lines)
+
+
+def put(text: str, content: str) -> str:
+    """``text`` with ``content`` between its markers. Raises ValueError where they are not there once each."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"the markers {BEGIN} and {END} are not there once each, in this order")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"

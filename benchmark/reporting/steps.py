@@ -1,0 +1,128 @@
+"""What the report is made of: one command each, and the pieces it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark.reporting import adapters
+from benchmark.rig.model import REPO
+from benchmark.rig.piece import NAME, Piece
+
+LIMIT_S = 3600.0
+"""Longest run of one command."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the report."""
+
+    module: str
+    args: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+    """Pieces it leaves, where that is not one of its own name; a folder each, below the one of the report."""
+    takes_out: bool = True
+    """Whether it takes --out; otherwise its result is where ``adapt`` looks."""
+    adapt: Callable[[Path], Piece | None] | None = None
+    """Makes a piece of a result that is not one yet: given the step's folder, None where there is no result."""
+
+
+def _serve(workload: str, *more: str) -> Step:
+    stock = "fcfs,shortest-prefill-first,laps" if "--pd" in more else "fcfs,hrrn,shortest-prefill-first,laps"
+    return Step("benchmark.serve", ("--workload", workload, "--variants", stock, "--seconds", "8", *more))
+
+
+STEPS: dict[str, Step] = {
+    "headline": Step("benchmark.headline", leaves=("headline", "overload")),
+    "bursty": _serve("bursty"),
+    "azure": _serve("azure"),
+    "lmsys": _serve("lmsys"),
+    "whale": _serve("whale"),
+    "mooncake": _serve("mooncake", "--pd"),
+    "turns": _serve("turns", "--pd"),
+    "closed": Step(
+        "benchmark.serve",
+        ("--workload", "closed", "--variants", "fcfs,laps-dual,laps", "--seconds", "2"),
+    ),
+    "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
+    "window": Step("benchmark.window", adapt=adapters.window),
+    "router-echo": Step("benchmark.router", ("--echo",), takes_out=False, adapt=adapters.router("echo")),
+    "router-mix": Step("benchmark.router", ("--mix",), takes_out=False, adapt=adapters.router("mix")),
+    "router-real": Step("benchmark.router", ("--real",), takes_out=False, adapt=adapters.router("real")),
+    "sim-validate": Step("benchmark.sim.validate"),
+    "sim-paper": Step("benchmark.sim.paper"),
+    "sim-ablation": Step("benchmark.sim.ablation"),
+    "rounds-cost": Step("benchmark.rounds_cost"),
+}
+
+
+def command(name: str, step: Step, folder: Path) -> list[str]:
+    """How it is started; ``folder`` is the report's."""
+    out = folder if step.leaves else folder / name
+    return ["-m", step.module, *step.args, *(["--out", str(out)] if step.takes_out else [])]
+
+
+def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str | None:
+    """Run it; None, or in one line what went wrong. Its output goes to ``folder/logs``."""
+    log = folder / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    arguments = command(name, step, folder)
+    say(f"{name}: python {' '.join(arguments)}")
+    begin = time.monotonic()
+    with log.open("w") as out:
+        # Told to end, it stops its servers itself.
+        process = subprocess.Popen([sys.executable, *arguments], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(60)
+            return f"took longer than {LIMIT_S:.0f} s"
+        except BaseException:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            raise
+    say(f"{name}: {time.monotonic() - begin:.0f} s")
+    if code:
+        lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
+        return f"ended with code {code}: {(lines or ['no output'])[-1].strip()[-200:]}"
+    return None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What there is for a page."""
+
+    pieces: dict[str, tuple[Piece, Path]]
+    """By name, with the folder of its pictures, in the order of the steps."""
+    missing: dict[str, str]
+    """Step or piece -> why it is not there."""
+
+
+def collect(folder: Path, failed: Mapping[str, str], steps: Mapping[str, Step] = STEPS) -> Collected:
+    """The pieces of all steps below ``folder``. One that failed is missing, even where an older result is there."""
+    pieces: dict[str, tuple[Piece, Path]] = {}
+    missing = dict(failed)
+    for name, step in steps.items():
+        if name in failed:
+            continue
+        for piece_name in step.leaves or (name,):
+            where = folder / piece_name
+            try:
+                piece = Piece.read(where) if (where / NAME).exists() or not step.adapt else step.adapt(where)
+            except FileNotFoundError:
+                piece = None
+            except (OSError, ValueError, TypeError, KeyError) as e:
+                missing[piece_name] = f"its result cannot be read: {type(e).__name__}: {e}"
+                continue
+            if piece is None:
+                missing[piece_name] = f"not run (python {' '.join(command(name, step, Path('out/report')))})"
+            else:
+                pieces[piece_name] = (piece, where)
+    return Collected(pieces, missing)

@@ -1,0 +1,181 @@
+"""The page from sample pieces, and the README's headline from the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmark import report
+from benchmark.reporting import adapters, page, steps
+from benchmark.rig.piece import Figure, Piece, Table
+from benchmark.rig.rounds import ratio
+
+README = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
+
+
+def piece(name: str, value: float = 0.4) -> Piece:
+    return Piece(
+        name=name,
+        title=f"Title of {name}",
+        text="What was asked.",
+        seed=3,
+        tables=[Table("T", ("variant", "short|P90"), [("laps", "46"), ("fcfs", "661")], "A note.")],
+        figures=[
+            Figure.of("short P90", ratio([value] * 5, [1.0] * 5), most=0.5),
+            Figure.of("other", ratio([1.0] * 5, [1.0] * 5)),
+        ],
+        pictures={f"{name}.svg": "A caption."},
+        data={"nan": math.nan},
+        command=f"python -m {name}",
+        machine={"cpu": "x"},
+        versions={"sglang": "1"},
+    )
+
+
+def sample(folder: Path, *names: str, value: float = 0.4) -> None:
+    for name in names:
+        piece(name, value).write(folder / name)
+        (folder / name / f"{name}.svg").write_text("<svg/>")
+
+
+def render(tmp_path: Path, *more: str) -> tuple[str, str]:
+    """(page, README) from ``tmp_path / "from"``."""
+    readme = tmp_path / "README.md"
+    if not readme.exists():
+        readme.write_text(README)
+    argv = ["--from", str(tmp_path / "from"), "--out", str(tmp_path / "report"), "--readme", str(readme), *more]
+    assert report.main(argv) == 0
+    return (tmp_path / "report" / "README.md").read_text(), readme.read_text()
+
+
+def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "headline", "azure")
+    text, _ = render(tmp_path)
+    assert "| laps | 46 |" in text
+    assert "short\\|P90" in text
+    assert "| [Title of azure](#azure) | short P90 | 0.4 [0.4, 0.4] | 5 | <= 0.5 | met |" in text
+    assert "![A caption.](headline.svg)" in text
+    assert "`python -m azure`, seed 3." in text
+    assert "cpu x, sglang 1: headline, azure" in text
+    for name in set(steps.STEPS) - {"headline", "azure"}:
+        assert f"- **{name}**: not run" in text
+    assert "- **overload**: not run (python -m benchmark.headline --out out/report)" in text
+    assert (tmp_path / "report" / "headline.svg").exists()
+
+
+def test_every_figure_is_in_bench_json_and_raw_json_is_valid(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "headline", value=0.9)
+    text, _ = render(tmp_path)
+    bench = json.loads((tmp_path / "report" / "bench.json").read_text())
+    assert [(f["piece"], f["name"], f["value"], f["low"], f["met"]) for f in bench["figures"]] == [
+        ("headline", "short P90", 0.9, 0.9, False), ("headline", "other", 1.0, 1.0, None),
+    ]  # fmt: skip
+    assert "**MISSED**" in text
+    raw = (tmp_path / "report" / "headline.json").read_text()
+    assert json.loads(raw, parse_constant=pytest.fail)["data"] == {"nan": None}
+
+
+def test_the_readme_is_replaced_between_its_markers_and_only_once(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "headline")
+    _, once = render(tmp_path)
+    _, twice = render(tmp_path)
+    assert once == twice
+    assert once.startswith("before\n")
+    assert once.endswith("after\n")
+    assert "old" not in once
+    assert "| laps | 46 |" in once
+    assert "![A caption.](report/headline.svg)" in once
+
+
+def test_without_a_headline_the_readme_stays(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "azure")
+    assert render(tmp_path)[1] == README
+
+
+@pytest.mark.parametrize("text", ["", page.BEGIN, page.END + page.BEGIN, README + README])
+def test_markers_must_be_there_once_each(text: str) -> None:
+    with pytest.raises(ValueError, match="once each"):
+        page.put(text, "x")
+
+
+def test_broken_results_and_lost_pictures_are_named(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "headline", "azure")
+    (tmp_path / "from" / "azure" / "piece.json").write_text("{")
+    (tmp_path / "from" / "headline" / "headline.svg").unlink()
+    text, _ = render(tmp_path)
+    assert "- **azure**: its result cannot be read: JSONDecodeError" in text
+    assert "- **headline: headline.svg**: the picture is not there" in text
+
+
+def test_a_step_that_failed_is_missing_even_with_an_older_result(tmp_path: Path) -> None:
+    sample(tmp_path, "one", "two")
+    found = steps.collect(tmp_path, {"one": "ended with code 1"}, {n: steps.Step("m") for n in ("one", "two")})
+    assert list(found.pieces) == ["two"]
+    assert found.missing == {"one": "ended with code 1"}
+
+
+def test_a_step_runs_and_tells_how_it_failed(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert steps.run("ok", steps.Step("this", takes_out=False), tmp_path, said.append) is None
+    wrong = steps.run("no", steps.Step("benchmark.no_such_module"), tmp_path, said.append)
+    assert wrong is not None
+    assert wrong.startswith("ended with code 1: ")
+    assert "no_such_module" in wrong
+
+
+def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "mine.txt").write_text("precious")
+    sample(tmp_path / "from", "headline")
+    with pytest.raises(SystemExit):
+        render(tmp_path)
+    assert (tmp_path / "report" / "mine.txt").exists()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--only", "nope"], "no step nope"),
+        (["--only", "azure", "--from", "/tmp"], "one of them"),
+        (["--from", "/nowhere"], "not a folder"),
+    ],
+)
+def test_bad_arguments_are_told_in_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        report.main(argv)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_window_result_becomes_a_piece(tmp_path: Path) -> None:
+    r = ratio([1.1] * 5, [1.0] * 5).as_dict()
+    (tmp_path / "result.json").write_text(json.dumps({
+        "alone": {"ttft_ms": {}, "ratio": r, "met": False},
+        "closed": {
+            "points": {"8": {
+                "requests_per_s": {"dual queue": [100.0], "AWD": [110.0]}, "ttft_p50_ms": {}, "ratio": {"AWD": r},
+            }},
+            "worst": 1.1, "best": 1.1, "met": True,
+        },
+        "slo": {
+            "slo_ms": {"short": 30.0, "long": 300.0}, "rate_per_s": 20.0, "best_stock": "hrrn", "ratio": r,
+            "met": False,
+            "violations": {"short": {"fcfs": [0.5]}, "long": {"fcfs": [0.1]}},
+            "ttft_p90_ms": {"short": {"fcfs": [100.0]}, "long": {"fcfs": [200.0]}},
+        },
+        "model": {"closed": {"error": {"median": 0.05, "p90": 0.3}}},
+        "run": {"command": ["python", "-m", "benchmark.window"], "rounds": 5},
+    }))  # fmt: skip
+    found = adapters.window(tmp_path)
+    assert found is not None
+    assert [t.rows for t in found.tables] == [
+        [("8", "100", "110", "1.100 [1.100, 1.100] more")], [("fcfs", "50.0%", "10.0%", "100", "200")],
+    ]  # fmt: skip
+    assert [f.met for f in found.figures if f.bar] == [False, True, True, False, True, False]
+    assert adapters.window(tmp_path / "nowhere") is None

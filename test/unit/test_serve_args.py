@@ -1,0 +1,58 @@
+"""Arguments that make no sense end with one line, before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmark import serve
+from benchmark.serving import variants
+
+CPU = ["--device", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--workload", "nope"], "no workload 'nope'"),
+        (["--variants", "fcfs,nope"], "no variant 'nope'"),
+        (["--variants", "fcfs,fcfs"], "given twice"),
+        (["--variants", "laps-cells"], "needs --device cuda"),
+        (["--variant", "fcfs=--x"], "built-in"),
+        (["--variant", "mine"], "is not NAME='ARGS'"),
+        (["--variant", "mine='"], "No closing quotation"),
+        (["--against", "nope"], "not among the variants"),
+        (["--rounds", "0"], "--rounds 0 is not positive"),
+        (["--slo-factor", "-1"], "--slo-factor -1 is not positive"),
+        (["--longest", "100"], "at least 512"),
+        (["--concurrency", "0"], "at least 1"),
+        (["--base-url", "h:1", "--pd"], "one running server"),
+        (["--base-url", "https://h:1"], "not http://HOST:PORT"),
+    ],
+)
+def test_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        serve.main([*CPU, *argv])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"no SGLang server answers at http://127\.0\.0\.1:9"):
+        serve.main([*CPU, "--base-url", "http://127.0.0.1:9"])
+
+
+def test_own_variants_come_last_and_keep_their_arguments() -> None:
+    own = variants.given("half=--enable-laps-scheduler --laps-config '{\"long_share\": 0.5}'")
+    assert own.args == ("--enable-laps-scheduler", "--laps-config", '{"long_share": 0.5}')
+    assert not own.stock
+    found = variants.chosen(["fcfs", "laps"], [own], cuda=False)
+    assert [v.name for v in found] == ["fcfs", "laps", "half"]
+    assert [v.stock for v in found] == [True, False, False]
+
+
+def test_the_base_is_fcfs_where_it_is_there() -> None:
+    assert serve.base_of(["laps", "fcfs"], None) == "fcfs"
+    assert serve.base_of(["laps", "hrrn"], None) == "laps"
+    assert serve.base_of(["laps", "fcfs"], "laps") == "laps"

@@ -1,0 +1,141 @@
+"""The client against a server with known delays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from benchmark.serving import client
+from benchmark.serving.client import Target
+from benchmark.serving.job import Job
+from benchmark.serving.prompts import Prompts
+
+PER_TOKEN_S = 0.001
+
+
+class Slow(asyncio.Protocol):
+    """Answers after PER_TOKEN_S for each token of the prompt, in two pieces; a prompt of 13 tokens with a 500."""
+
+    lengths: list[int]
+    closes = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.buffer = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        head, _, body = self.buffer.partition(b"\r\n\r\n")
+        if len(body) < int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
+            return
+        self.buffer = b""
+        tokens = len(json.loads(body)["input_ids"])
+        self.lengths.append(tokens)
+        asyncio.get_running_loop().call_later(PER_TOKEN_S * tokens, self.answer, tokens)
+
+    def answer(self, tokens: int) -> None:
+        if self.closes:
+            self.transport.close()
+            return
+        status = b"500 Oh" if tokens == 13 else b"200 OK"
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-le")
+        asyncio.get_running_loop().call_soon(self.transport.write, b"ngth: 2\r\n\r\n{}")
+
+
+def against(load: Callable[[Target], Coroutine[Any, Any, Any]], closes: bool = False) -> tuple[Any, list[int]]:
+    """Run ``load`` against a Slow server: its result, and the prompt lengths in order."""
+
+    class Server(Slow):
+        lengths: list[int] = []  # noqa: RUF012
+
+    Server.closes = closes
+
+    async def run() -> Any:
+        server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+        async with server:
+            return await load(Target("127.0.0.1", server.sockets[0].getsockname()[1]))
+
+    return asyncio.run(run()), Server.lengths
+
+
+def bodies(jobs: list[Job]) -> list[bytes]:
+    return Prompts((3, 100), 1, 4096, reuse=False, prefill_only=True).bodies(jobs, 1)
+
+
+def replay(jobs: list[Job], patience_s: float = 5.0, closes: bool = False) -> tuple[list[client.Answer], list[int]]:
+    return against(lambda target: client.replay(target, jobs, bodies(jobs), patience_s), closes)
+
+
+def test_ttft_is_the_servers_delay() -> None:
+    jobs = [Job(0.01 * i, tokens) for i, tokens in enumerate((20, 200, 50, 100))]
+    answers, _ = replay(jobs)
+    assert [a.job for a in answers] == jobs
+    for answer in answers:
+        assert answer.ttft_s is not None
+        assert PER_TOKEN_S * answer.job.new - 0.002 <= answer.ttft_s < PER_TOKEN_S * answer.job.new + 0.1
+
+
+def test_jobs_are_sent_when_due_whatever_has_come_back() -> None:
+    jobs = [Job(0.02 * i, 300) for i in range(5)]
+    answers, _ = replay(jobs)
+    for answer in answers:
+        assert answer.sent_s == pytest.approx(answer.job.at_s, abs=0.1)
+        assert answer.late_s >= 0.0
+    assert answers[-1].sent_s < (answers[0].ttft_s or 0.0)
+
+
+def test_a_turn_is_not_sent_before_the_answer_it_needs() -> None:
+    jobs = [Job(0.0, 200), Job(0.01, 20, 200, after=0), Job(0.02, 21)]
+    answers, order = replay(jobs)
+    assert order == [200, 21, 20]
+    assert answers[1].sent_s >= 0.2
+    assert answers[1].late_s < 0.1
+
+
+def test_failures_are_failures() -> None:
+    answers, _ = replay([Job(0.0, 13), Job(0.0, 20)])
+    assert [a.ttft_s is None for a in answers] == [True, False]
+
+
+def test_a_server_that_hangs_up_fails_its_requests() -> None:
+    answers, _ = replay([Job(0.0, 20), Job(0.0, 21)], closes=True)
+    assert [a.ttft_s for a in answers] == [None, None]
+
+
+def test_patience_ends() -> None:
+    answers, _ = replay([Job(0.0, 4000), Job(0.0, 10)], patience_s=0.5)
+    assert [a.ttft_s is None for a in answers] == [True, False]
+
+
+def test_nobody_there() -> None:
+    jobs = [Job(0.0, 20)]
+    answers = asyncio.run(client.replay(Target("127.0.0.1", 9), jobs, bodies(jobs), 1.0))
+    assert answers[0].ttft_s is None
+
+
+def test_a_closed_loop_keeps_its_clients_busy() -> None:
+    jobs = [Job(0.0, 50)] * 3
+    loop, _ = against(lambda target: client.closed(target, jobs, bodies(jobs), 4, 1.0, 0.1))
+    assert loop.failed == 0
+    assert loop.rate == pytest.approx(4 / 0.05, rel=0.5)
+    assert statistics.median(a.ttft_s for a in loop.answers) == pytest.approx(0.05, rel=0.5)
+
+
+def test_one_by_one_tells_of_a_failure() -> None:
+    with pytest.raises(ConnectionError, match=r"a request to http://127.0.0.1:\d+ failed"):
+        against(lambda target: client.one_by_one(target, bodies([Job(0.0, 13)])))
+
+
+@pytest.mark.parametrize("url", ["http://h:1/path", "https://h:1", "http://", "http://h:none"])
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(ValueError, match=r"not http://HOST:PORT|Port could not be cast"):
+        Target.of(url)
+
+
+def test_urls() -> None:
+    assert Target.of("http://h:30000/") == Target("h", 30000) == Target.of("h:30000")
+    assert Target("h", 30000).url == "http://h:30000"

@@ -1,0 +1,113 @@
+"""Figures, ratios and tables from answers that are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmark.headline import headline, promise
+from benchmark.serving import calibrate, pictures, tables
+from benchmark.serving.client import Answer
+from benchmark.serving.compare import Compared, Measured
+from benchmark.serving.job import LONG, SHORT, Job
+from benchmark.serving.metrics import Slo, curve, figures
+
+LONE = calibrate.Lone((100, 1000), (0.01, 0.10))
+SLO = Slo(10.0, LONE)
+
+
+def answer(at_s: float, new: int, ttft_s: float | None) -> Answer:
+    return Answer(Job(at_s, new), at_s, 0.001, ttft_s)
+
+
+def test_lone_ttft_lies_on_a_line_between_measured_lengths() -> None:
+    assert LONE(550) == pytest.approx(0.055)
+    assert LONE(10) == 0.01
+    assert LONE(2000) == pytest.approx(0.20)
+
+
+def test_figures_of_a_round() -> None:
+    seen = [answer(0.0, 100, 0.02), answer(1.0, 100, 0.2), answer(2.0, 1000, 0.5), answer(3.0, 1000, None)]
+    f = figures(seen, SLO)
+    assert f[SHORT]["requests"] == f[LONG]["requests"] == 2
+    assert f[SHORT]["p50_ms"] == pytest.approx(110.0)
+    assert f[SHORT]["slowdown_mean"] == pytest.approx(11.0)
+    assert f[SHORT]["longest_wait_s"] == pytest.approx(0.19)
+    assert f[SHORT]["goodput"] == 0.5
+    assert f[LONG]["goodput"] == 0.5
+    assert f["goodput"] == 0.5
+    assert f["failed"] == 1
+    # From the first that was sent to the last answer: 2.5 s.
+    assert f["requests_per_s"] == pytest.approx(3 / 2.5)
+    assert f["tokens_per_s"] == pytest.approx(1200 / 2.5)
+    assert f["client_late_p99_ms"] == pytest.approx(1.0)
+    assert math.isinf(f["long_over_promise"])
+
+
+def test_a_class_nobody_sent_has_no_figures() -> None:
+    f = figures([answer(0.0, 100, 0.02)], SLO)
+    assert f[LONG]["requests"] == 0
+    assert math.isnan(f[LONG]["p90_ms"])
+    assert curve([answer(0.0, 100, 0.02)], LONG) == []
+
+
+def compared(factor: float, rounds: int = 5) -> Compared:
+    """LAPS's TTFTs are ``factor`` times those of the stock policies; the machine drifts from round to round."""
+    answers: dict[str, list[list[Answer]]] = {}
+    for name, f in (("fcfs", 2.0), ("hrrn", 1.5), ("shortest-prefill-first", 1.0), ("laps", factor)):
+        answers[name] = [
+            [answer(0.1 * i, 100 if i % 2 else 1000, f * drift * (0.05 + 0.001 * i)) for i in range(20)]
+            for drift in (1.0, 1.5, 0.7, 2.0, 1.0)[:rounds]
+        ]
+    return Compared(Measured(LONE, 10.0, "fcfs"), SLO, answers, {"laps": [0.5, 0.7, 0.6]})
+
+
+def test_ratios_are_those_of_the_rounds() -> None:
+    r = compared(0.25).ratio("laps", "fcfs", SHORT, "p90_ms")
+    assert r is not None
+    assert (r.median, r.low, r.high, r.verdict) == (
+        pytest.approx(0.125), pytest.approx(0.125), pytest.approx(0.125), "less",
+    )  # fmt: skip
+    few = compared(0.25, rounds=3).ratio("laps", "fcfs", SHORT, "p90_ms")
+    assert few is not None
+    assert few.verdict == "not shown"
+
+
+def test_the_headline_is_measured_against_the_best_of_stock() -> None:
+    for factor, met in ((0.25, True), (0.8, False)):
+        found = headline(compared(factor))
+        assert found[0].name == "short P90 TTFT, laps / shortest-prefill-first, the best of stock"
+        assert found[0].value == pytest.approx(factor)
+        assert found[0].met is met
+        assert found[1].value == pytest.approx(factor / 2)
+
+
+def test_the_promise_is_judged_by_the_worst_round() -> None:
+    table, found = promise(compared(0.25))
+    assert [row[0] for row in table.rows] == ["shortest-prefill-first", "laps"]
+    worst = max(compared(0.25).values("laps", "long_over_promise"))
+    assert found[1].value == pytest.approx(0.6 * worst)
+    assert found[1].met
+
+
+def test_tables_have_a_row_per_variant_and_say_what_is_not_there() -> None:
+    c = compared(0.25)
+    c.answers["laps"] = [[a for a in r if a.job.kind == SHORT] for r in c.answers["laps"]]
+    names = list(c.answers)
+    first, second = tables.results(c, names, "t")
+    assert [row[0] for row in first.rows] == [row[0] for row in second.rows] == names
+    assert first.rows[-1][4] == "-"
+    over, found = tables.ratios(c, names, "fcfs")
+    assert "laps" not in [row[0] for row in over[0].rows if row[4] != "-"]
+    assert all("fcfs / fcfs" not in f.name for f in found)
+    assert str(first).splitlines()[0] == "t"
+
+
+def test_a_picture_is_the_same_bytes_for_the_same_figures(tmp_path: Path) -> None:
+    curves = {SHORT: {"fcfs": [1.0, 2.0, 3.0], "laps": [0.5, 0.6, 0.7]}, LONG: {"fcfs": [], "laps": []}}
+    for name in ("a.svg", "b.svg"):
+        pictures.distributions(curves, "t", tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a.svg").stat().st_size < 100_000
