@@ -22,7 +22,7 @@ import uvloop
 
 from benchmark.rig import model
 from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.serve import how_served, piece_of_open, show
+from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open, show
 from benchmark.serving import calibrate, compare, devices, workloads
 from benchmark.serving.compare import Compared, Progress, Settings
 from benchmark.serving.devices import CPU, CUDA, DEVICES
@@ -115,12 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
-    settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest=workloads.HEADLINE_LONG)
+    settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest=LONG_CHUNKS * device.chunk)
     over = replace(settings, rounds=max(1, args.rounds // 2), span_s=0.7 * args.seconds, utilisation=1.2)
     found = [BUILT_IN[n] for n in NAMES]
     how = how_served(device, device.chunk, pd=False, prefill_only=True)
     with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
-        mixed, heavy = (workloads.make(n, settings.longest) for n in ("mixed", "overload"))
+        mixed, heavy = (
+            workloads.make(n, workloads.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload")
+        )
         say("measuring the machine with fcfs")
         measured = compare.measure(fleet, "fcfs", mixed, prompts, settings)
         say(f"capacity {measured.capacity_per_s:.1f} requests/s of the mix")

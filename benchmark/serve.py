@@ -40,6 +40,8 @@ from benchmark.serving.prompts import Prompts
 
 BASE = "fcfs"
 THERE = "the server"
+LONG_CHUNKS = 4
+"""A usual long prompt, in chunks."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
     p.add_argument("--base-url", metavar="URL", help="use the server there; nothing is started")
     p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 8192)")
+    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
     p.add_argument("--longest", type=int, help="longest prompt, tokens (cpu 8192, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
     p.add_argument("--seed", type=int, default=1)
@@ -219,6 +221,7 @@ def _compare(
     prompts = Prompts(device.vocabulary, args.seed, longest, reuse=not prefill_only, prefill_only=prefill_only)
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     names = [v.name for v in found]
+    scale = workloads.Scale(longest, min(longest, LONG_CHUNKS * chunk))
     base = base_of(names, args.against)
     settings = Settings(args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest)
     how = how_served(device, chunk, args.pd, prefill_only)
@@ -229,7 +232,7 @@ def _compare(
         if running:
             warm_up(running.url, prompts, longest)
         if args.workload == workloads.CLOSED:
-            workload = workloads.make("lmsys", longest)
+            workload = workloads.make("lmsys", scale)
             points = closed.run(
                 servers, names, workload, prompts, args.concurrency, args.rounds, args.seconds, args.seed, say
             )
@@ -241,7 +244,7 @@ def _compare(
             )
             captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
             return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
-        workload = workloads.make(args.workload, longest)
+        workload = workloads.make(args.workload, scale)
         say(f"measuring the machine with {base}")
         measured: Measured = compare.measure(servers, base, workload, prompts, settings)
         say(f"capacity {measured.capacity_per_s:.1f} requests/s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -37,8 +38,6 @@ def bench_serving(url: str, folder: Path, model: Path, requests: int, seed: int)
         "--num-prompts", str(requests), "--max-concurrency", str(CLIENTS), "--seed", str(seed), "--disable-tqdm",
         "--extra-request-body", json.dumps(fake), "--output-file", str(result),
     )  # fmt: skip
-    import os
-
     with (folder / "bench_serving.log").open("w") as log:
         code = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **ENV}, check=False).returncode
     if code or not result.exists():

@@ -136,11 +136,13 @@ class Running:
         """Ask it what it is. Raises ValueError for a bad URL, ConnectionError where nobody answers."""
         target = Target.of(url)
         try:
-            with urllib.request.urlopen(target.url + "/server_info", timeout=10) as reply:
-                info = json.load(reply)
-        except (OSError, ValueError) as e:
+            with urllib.request.urlopen(target.url + "/health", timeout=10):
+                pass
+        except OSError as e:
             raise ConnectionError(f"no SGLang server answers at {target.url}: {e}") from None
-        return cls(target, isinstance(info, dict) and info.get("disaggregation_mode") == "prefill")
+        # A server has the first route, a router the second.
+        info = get_json(target, "/server_info") or get_json(target, "/get_server_info") or {}
+        return cls(target, info.get("disaggregation_mode") == "prefill")
 
     def __enter__(self) -> Running:
         return self

@@ -192,7 +192,7 @@ class Turns:
         return jobs
 
 
-HEADLINE_SHORT, HEADLINE_LONG = (16, 128), 4096
+HEADLINE_SHORT = (16, 128)
 OVERLOAD_SHORT = (128, 256)
 """Large for short ones: the device is to be what is overloaded, not what reads requests on the same cores."""
 CLOSED = "closed"
@@ -200,13 +200,23 @@ LONG_SHARE = 0.25
 """LAPS's default share of busy time for the long class while both wait."""
 
 
-def _azure(longest: int) -> Workload:
-    factor, rows = traces.shrink(traces.read("azure_conv"), longest)
+@dataclass(frozen=True)
+class Scale:
+    """Lengths (tokens) that suit a machine."""
+
+    longest: int
+    """No prompt is longer."""
+    long: int
+    """A usual long prompt: several chunks."""
+
+
+def _azure(scale: Scale) -> Workload:
+    factor, rows = traces.shrink(traces.read("azure_conv"), scale.longest)
     return Replayed("azure", f"Azure conversation trace (2023), lengths x {factor:.3g}", rows)
 
 
-def _mooncake(longest: int) -> Workload:
-    factor, rows = traces.shrink(traces.read("mooncake_synthetic"), longest)
+def _mooncake(scale: Scale) -> Workload:
+    factor, rows = traces.shrink(traces.read("mooncake_synthetic"), scale.longest)
     what = (
         f"Mooncake synthetic trace, lengths x {factor:.3g}; cached tokens of the trace are the beginning of one common "
         "document"
@@ -214,51 +224,49 @@ def _mooncake(longest: int) -> Workload:
     return Replayed("mooncake", what, rows, reuses=True)
 
 
-def _lmsys(longest: int) -> Workload:
+def _lmsys(scale: Scale) -> Workload:
     rows = [r.new for r in traces.read("lmsys_lengths")]
     what = "composite: lengths of LMSYS-Chat-1M prompts (bytes / 4), Poisson arrivals"
-    return Drawn("lmsys", what, lambda rng: min(longest, rng.choice(rows)))
+    return Drawn("lmsys", what, lambda rng: min(scale.longest, rng.choice(rows)))
 
 
-def _mixed(longest: int) -> Workload:
-    long = min(longest, HEADLINE_LONG)
+def _mixed(scale: Scale) -> Workload:
     low, high = HEADLINE_SHORT
-    what = f"90% of {low} to {high} tokens, 10% of {long}, Poisson arrivals"
-    return Drawn("mixed", what, mix(0.1, HEADLINE_SHORT, lambda _: long))
+    what = f"90% of {low} to {high} tokens, 10% of {scale.long}, Poisson arrivals"
+    return Drawn("mixed", what, mix(0.1, HEADLINE_SHORT, lambda _: scale.long))
 
 
-def _spread(name: str, cv: float, how: str) -> Callable[[int], Workload]:
-    def make(longest: int) -> Workload:
-        top = min(longest, HEADLINE_LONG)
+def _spread(name: str, cv: float, how: str) -> Callable[[Scale], Workload]:
+    def make(scale: Scale) -> Workload:
+        top = scale.long
         what = f"80% of 16 to {THRESHOLD} tokens, 20% of {THRESHOLD} to {top} (each doubling as likely), {how}"
         return Drawn(name, what, mix(0.2, (16, THRESHOLD), log_uniform(THRESHOLD + 1, top)), cv)
 
     return make
 
 
-def _whale(longest: int) -> Workload:
+def _whale(scale: Scale) -> Workload:
     what = (
-        f"one prompt of {longest} tokens at even intervals over a sea of 16 to 128 tokens (one 100k prompt every 30 s, "
-        "scaled): half of the work each"
+        f"one prompt of {scale.longest} tokens at even intervals over a sea of 16 to 128 tokens (one 100k prompt "
+        "every 30 s, scaled): half of the work each"
     )
-    return Sea("whale", what, HEADLINE_SHORT, longest, 0.5, regular=True)
+    return Sea("whale", what, HEADLINE_SHORT, scale.longest, 0.5, regular=True)
 
 
-def _overload(longest: int) -> Workload:
-    long = min(longest, HEADLINE_LONG)
+def _overload(scale: Scale) -> Workload:
     what = (
-        f"prompts of {long} tokens that make up a sixth of the work, less than the share LAPS promises them, in "
+        f"prompts of {scale.long} tokens that make up a sixth of the work, less than the share LAPS promises them, in "
         f"more of {OVERLOAD_SHORT[0]} to {OVERLOAD_SHORT[1]} tokens than the machine can do"
     )
-    return Sea("overload", what, OVERLOAD_SHORT, long, 1.0 / 6.0, regular=False)
+    return Sea("overload", what, OVERLOAD_SHORT, scale.long, 1.0 / 6.0, regular=False)
 
 
-def _turns(longest: int) -> Workload:
+def _turns(scale: Scale) -> Workload:
     what = "conversations of up to 8 turns of 16 to 160 tokens on their growing history, one in ten about a document"
-    return Turns("turns", what, longest)
+    return Turns("turns", what, scale.longest)
 
 
-OPEN: dict[str, Callable[[int], Workload]] = {
+OPEN: dict[str, Callable[[Scale], Workload]] = {
     "mixed": _mixed,
     "poisson": _spread("poisson", 1.0, "Poisson arrivals"),
     "bursty": _spread("bursty", 3.0, "bursty arrivals (gamma, CV 3)"),
@@ -269,14 +277,13 @@ OPEN: dict[str, Callable[[int], Workload]] = {
     "whale": _whale,
     "overload": _overload,
 }
-"""By name; each takes the longest prompt (tokens)."""
 
 
-def make(name: str, longest: int) -> Workload:
+def make(name: str, scale: Scale) -> Workload:
     """Raises ValueError for a name there is not."""
     if name not in OPEN:
         raise ValueError(f"no workload {name!r}: {', '.join((CLOSED, *OPEN))}")
-    return OPEN[name](longest)
+    return OPEN[name](scale)
 
 
 def bound_ratios(jobs: Sequence[Job], ttft_s: Sequence[float | None], lone_s: Callable[[int], float]) -> list[float]:

@@ -15,6 +15,7 @@ from benchmark.serving.prompts import Prompts
 from benchmark.serving.workloads import OPEN, Offer, Replayed, Workload, bound_ratios, make
 
 LONGEST = 4096
+SCALE = workloads.Scale(LONGEST, LONGEST)
 
 
 def lone_s(new: int) -> float:
@@ -27,7 +28,7 @@ def arrivals(workload: Workload, seed: int, span_s: float = 60.0, utilisation: f
 
 @pytest.mark.parametrize("name", OPEN)
 def test_the_same_seed_gives_the_same_jobs_and_bytes(name: str) -> None:
-    first, again, other = (arrivals(make(name, LONGEST), seed) for seed in (7, 7, 8))
+    first, again, other = (arrivals(make(name, SCALE), seed) for seed in (7, 7, 8))
     assert first == again
     assert first != other
     bodies = [
@@ -40,7 +41,7 @@ def test_the_same_seed_gives_the_same_jobs_and_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPEN)
 def test_jobs_are_in_order_within_span_and_length(name: str) -> None:
-    jobs = arrivals(make(name, LONGEST), 3)
+    jobs = arrivals(make(name, SCALE), 3)
     assert jobs
     assert [j.at_s for j in jobs] == sorted(j.at_s for j in jobs)
     assert all(0.0 <= j.at_s < 60.0 and j.new >= 1 and j.new + j.cached <= LONGEST for j in jobs)
@@ -48,13 +49,13 @@ def test_jobs_are_in_order_within_span_and_length(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mixed", "poisson", "bursty", "azure", "mooncake", "lmsys"])
 def test_the_rate_is_the_utilisation_of_the_capacity(name: str) -> None:
-    jobs = arrivals(make(name, LONGEST), 5, span_s=150.0)
+    jobs = arrivals(make(name, SCALE), 5, span_s=150.0)
     assert len(jobs) / 150.0 == pytest.approx(0.6 * 40.0, rel=0.15)
 
 
 def test_bursts_are_burstier_than_poisson() -> None:
     def cv(name: str) -> float:
-        times = [j.at_s for j in arrivals(make(name, LONGEST), 11, span_s=300.0)]
+        times = [j.at_s for j in arrivals(make(name, SCALE), 11, span_s=300.0)]
         between = [b - a for a, b in itertools.pairwise(times)]
         return statistics.stdev(between) / statistics.fmean(between)
 
@@ -63,7 +64,7 @@ def test_bursts_are_burstier_than_poisson() -> None:
 
 
 def test_the_headline_mix() -> None:
-    jobs = arrivals(make("mixed", 8192), 1, span_s=300.0)
+    jobs = arrivals(make("mixed", workloads.Scale(8192, 4096)), 1, span_s=300.0)
     longs = [j for j in jobs if j.kind == LONG]
     assert {j.new for j in longs} == {4096}
     assert len(longs) / len(jobs) == pytest.approx(0.1, abs=0.02)
@@ -72,7 +73,7 @@ def test_the_headline_mix() -> None:
 
 @pytest.mark.parametrize(("name", "share"), [("whale", 0.5), ("overload", 1 / 6)])
 def test_long_prompts_make_up_their_share_of_the_work(name: str, share: float) -> None:
-    jobs = arrivals(make(name, LONGEST), 2, span_s=300.0, utilisation=1.2)
+    jobs = arrivals(make(name, SCALE), 2, span_s=300.0, utilisation=1.2)
     long_work = sum(lone_s(j.new) for j in jobs if j.kind == LONG)
     shorts = sum(j.kind == SHORT for j in jobs)
     assert long_work / 300.0 == pytest.approx(1.2 * share, rel=0.2)
@@ -80,7 +81,7 @@ def test_long_prompts_make_up_their_share_of_the_work(name: str, share: float) -
 
 
 def test_a_replay_keeps_order_and_lengths_of_consecutive_rows() -> None:
-    workload = make("azure", LONGEST)
+    workload = make("azure", SCALE)
     assert isinstance(workload, Replayed)
     lengths = [r.new for r in workload.rows]
     jobs = [j.new for j in arrivals(workload, 9, span_s=10.0)]
@@ -99,7 +100,7 @@ def test_lengths_shrink_by_one_factor(name: str) -> None:
 
 
 def test_conversations_grow_and_wait_for_their_answers() -> None:
-    jobs = arrivals(make("turns", LONGEST), 4)
+    jobs = arrivals(make("turns", SCALE), 4)
     last: dict[int, int] = {}
     for i, job in enumerate(jobs):
         assert job.after == last.get(job.stream)
@@ -142,4 +143,4 @@ def test_what_the_share_promises() -> None:
 
 def test_a_workload_there_is_not() -> None:
     with pytest.raises(ValueError, match="no workload 'nope': closed, mixed"):
-        workloads.make("nope", LONGEST)
+        workloads.make("nope", SCALE)
