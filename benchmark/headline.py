@@ -115,8 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
-    settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest=LONG_CHUNKS * device.chunk)
-    over = replace(settings, rounds=max(1, args.rounds // 2), span_s=0.7 * args.seconds, utilisation=1.2)
+    longest = LONG_CHUNKS * device.chunk
+    settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)
+    over = replace(settings, rounds=max(1, args.rounds // 2), span_s=0.6 * args.seconds, utilisation=1.2)
     found = [BUILT_IN[n] for n in NAMES]
     how = how_served(device, device.chunk, pd=False, prefill_only=True)
     with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
