@@ -245,8 +245,9 @@ def _compare(
             captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
             return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
         workload = workloads.make(args.workload, scale)
-        say(f"measuring the machine with {base}")
-        measured: Measured = compare.measure(servers, base, workload, prompts, settings)
+        reference = base_of(names, None)
+        say(f"measuring the machine with {reference}")
+        measured: Measured = compare.measure(servers, reference, workload, prompts, settings)
         say(f"capacity {measured.capacity_per_s:.1f} requests/s")
         compared = compare.run(servers, names, workload, measured, prompts, settings, say)
         if args.goodput:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmark.rig.model import REPO
 from benchmark.rig.piece import Figure, Piece, Table
 
 STOCK, LAPS = "stock", "laps"
@@ -89,11 +88,7 @@ def router(mode: str) -> Callable[[Path], Piece | None]:
     make = {"echo": _echo, "mix": _mix, "real": _real}[mode]
 
     def adapt(folder: Path) -> Piece | None:
-        name = f"router-{mode}.json"
-        result = _read(folder / name)
-        if result is None and folder.resolve().is_relative_to(REPO / "out"):
-            # Where benchmark.router leaves it.
-            result = _read(REPO / "out" / name)
+        result = _read(folder / f"router-{mode}.json")
         return None if result is None else make(result)
 
     return adapt

@@ -50,10 +50,15 @@ def bars(pieces: Mapping[str, Piece]) -> str:
     return grid(("piece", "figure", "value", "rounds", "bar", ""), rows) if rows else "No piece has a bar."
 
 
+def judged(piece: Piece) -> str:
+    """Its figures with a bar, as a list."""
+    return "\n".join(f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in piece.figures if f.bar)
+
+
 def section(name: str, piece: Piece) -> str:
     """One piece."""
     parts = [f'<a id="{name}"></a>\n\n## {piece.title}', piece.text, f"`{piece.command}`, seed {piece.seed}."]
-    parts += [f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in piece.figures if f.bar]
+    parts += filter(None, [judged(piece)])
     parts += [markdown(t) for t in piece.tables]
     parts += [f"![{caption}]({picture_name(name, file)})\n\n{caption}" for file, caption in piece.pictures.items()]
     other = [f for f in piece.figures if not f.bar]
@@ -146,11 +151,7 @@ BEGIN, END = "<!-- headline -->", "<!-- /headline -->"
 
 def headline(piece: Piece, folder: str) -> str:
     """What stands between the README's markers; ``folder``: where the page lies, seen from there."""
-    parts = [
-        markdown(piece.tables[0]),
-        *(f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in piece.figures if f.bar),
-    ]
-    lines = [parts[0], "\n".join(parts[1:])]
+    lines = [markdown(piece.tables[0]), judged(piece)]
     lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
     lines.append(
         f"{piece.text} `./run bench` measures it again; the whole report is in [{folder}]({folder}/README.md)."

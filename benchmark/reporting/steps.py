@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -26,8 +27,8 @@ class Step:
     args: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     """Pieces it leaves, where that is not one of its own name; a folder each, below the one of the report."""
-    takes_out: bool = True
-    """Whether it takes --out; otherwise its result is where ``adapt`` looks."""
+    elsewhere: Path | None = None
+    """The file it leaves, where it takes no --out."""
     adapt: Callable[[Path], Piece | None] | None = None
     """Makes a piece of a result that is not one yet: given the step's folder, None where there is no result."""
 
@@ -35,6 +36,11 @@ class Step:
 def _serve(workload: str, *more: str) -> Step:
     stock = "fcfs,shortest-prefill-first,laps" if "--pd" in more else "fcfs,hrrn,shortest-prefill-first,laps"
     return Step("benchmark.serve", ("--workload", workload, "--variants", stock, "--seconds", "8", *more))
+
+
+def _router(mode: str) -> Step:
+    left = REPO / "out" / f"router-{mode}.json"
+    return Step("benchmark.router", (f"--{mode}",), elsewhere=left, adapt=adapters.router(mode))
 
 
 STEPS: dict[str, Step] = {
@@ -51,9 +57,9 @@ STEPS: dict[str, Step] = {
     ),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
     "window": Step("benchmark.window", adapt=adapters.window),
-    "router-echo": Step("benchmark.router", ("--echo",), takes_out=False, adapt=adapters.router("echo")),
-    "router-mix": Step("benchmark.router", ("--mix",), takes_out=False, adapt=adapters.router("mix")),
-    "router-real": Step("benchmark.router", ("--real",), takes_out=False, adapt=adapters.router("real")),
+    "router-echo": _router("echo"),
+    "router-mix": _router("mix"),
+    "router-real": _router("real"),
     "sim-validate": Step("benchmark.sim.validate"),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),
@@ -64,7 +70,7 @@ STEPS: dict[str, Step] = {
 def command(name: str, step: Step, folder: Path) -> list[str]:
     """How it is started; ``folder`` is the report's."""
     out = folder if step.leaves else folder / name
-    return ["-m", step.module, *step.args, *(["--out", str(out)] if step.takes_out else [])]
+    return ["-m", step.module, *step.args, *([] if step.elsewhere else ["--out", str(out)])]
 
 
 def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str | None:
@@ -92,6 +98,9 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
     if code:
         lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
         return f"ended with code {code}: {(lines or ['no output'])[-1].strip()[-200:]}"
+    if step.elsewhere:
+        (folder / name).mkdir(exist_ok=True)
+        shutil.copy(step.elsewhere, folder / name)
     return None
 
 

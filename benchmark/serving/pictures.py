@@ -39,6 +39,8 @@ def _save(plt: Any, figure: Any, path: Path) -> None:
 def distributions(curves: Mapping[str, Mapping[str, Sequence[float]]], title: str, path: Path) -> None:
     """class -> variant -> TTFT (ms) at even steps of the share of requests: short and long side by side."""
     plt = _plot()
+    from matplotlib import ticker
+
     shown = {kind: of for kind, of in curves.items() if any(of.values())}
     figure, axes = plt.subplots(1, len(shown) or 1, figsize=(10, 3.8), constrained_layout=True, squeeze=False)
     for axis, (kind, of) in zip(axes[0], shown.items(), strict=False):
@@ -48,9 +50,12 @@ def distributions(curves: Mapping[str, Mapping[str, Sequence[float]]], title: st
                 axis.plot(curve, share, label=name, color=COLOURS.get(name), linewidth=1.8)
         axis.axhline(0.9, color="#888888", linewidth=0.8, linestyle=":")
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter(ticker.ScalarFormatter())
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
         axis.set(xlabel="time to first token (ms)", ylabel="share of requests", title=f"{kind} requests")
         axis.set_ylim(0, 1.01)
-        axis.grid(alpha=0.3, which="both")
+        axis.grid(alpha=0.3)
         axis.legend(loc="lower right", fontsize=8)
     figure.suptitle(title)
     _save(plt, figure, path)

@@ -119,7 +119,10 @@ def test_a_step_that_failed_is_missing_even_with_an_older_result(tmp_path: Path)
 
 def test_a_step_runs_and_tells_how_it_failed(tmp_path: Path) -> None:
     said: list[str] = []
-    assert steps.run("ok", steps.Step("this", takes_out=False), tmp_path, said.append) is None
+    left = tmp_path / "left.json"
+    left.write_text("{}")
+    assert steps.run("ok", steps.Step("this", elsewhere=left), tmp_path, said.append) is None
+    assert (tmp_path / "ok" / "left.json").exists()
     wrong = steps.run("no", steps.Step("benchmark.no_such_module"), tmp_path, said.append)
     assert wrong is not None
     assert wrong.startswith("ended with code 1: ")
