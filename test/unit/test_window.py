@@ -376,6 +376,9 @@ def test_fixed_window_waits_from_the_first_arrival() -> None:
     assert ask(window, 1.0, [short(0.998), short(0.999)]) == Wait(0.998 + 5 * MS, "fixed", False)
     assert ask(window, 1.003, [short(0.998)]) == Dispatch((0,), "window", pytest.approx(3 * MS))
     assert ask(window, 1.0, [short(1.0)] * 8) == Dispatch(tuple(range(8)), "depth")
+    # A timer that wakes its sleeper a few microseconds early has ended the window all the same.
+    assert isinstance(early := ask(window, 1.002_990, [short(0.998)]), Dispatch)
+    assert early.reason == "window"
 
 
 def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:

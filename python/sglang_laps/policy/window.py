@@ -225,10 +225,11 @@ class Window:
             return "tokens"
         since = self._idle_since(now)
         head_end = (now if self._held_since is None else self._held_since) + self._head_max_s
-        if self._held_since is not None and now >= head_end:
+        # What is left below a tick is over: a timer may wake its sleeper that much early.
+        if self._held_since is not None and now > head_end - _TICK_S:
             return "head_of_line"
         end = self._window_end(now, since, shorts, slack, k)
-        if now >= end:
+        if now > end - _TICK_S:
             return "window"
         last = min(end, now + slack - self._sigma_s, head_end)
         wait = self._worth(now, since, last, shorts, k, predict)
