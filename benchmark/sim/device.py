@@ -28,7 +28,7 @@ class Device:
             if plan is not None:
                 self._buckets = Buckets(plan.cells, pad_max=cells.graph_pad_max, granule=plan.granule)
         self._found: dict[tuple[int, int, int], Cell | None] = {}
-        self._jitter = profile.jitter
+        self._spread = list(profile.spread)
         self._rng = random.Random(seed)
 
     def seconds(self, batch: Batch) -> float:
@@ -51,8 +51,8 @@ class Device:
                 replay = body + self._cell_fixed_s + linear * rows + alpha * rows * rows
                 if replay < took:
                     took, batch.replayed = replay, True
-        if self._jitter:
-            took *= self._rng.lognormvariate(0.0, self._jitter)
+        if self._spread:
+            took *= self._spread[int(self._rng.random() * len(self._spread))]
         return took
 
     def _cell(self, tokens: int, longest: int, count: int, batch: Batch) -> Cell | None:

@@ -153,6 +153,7 @@ def simulate(
     for server in fleet.servers:
         server.answered = answered
     coming = next(came, None)
+    now = 0.0
     first = coming.at if coming is not None else 0.0
     while True:
         if coming is not None and (not heap or coming.at <= heap[0][0]):
@@ -174,7 +175,7 @@ def simulate(
         else:
             break
     left = sent - len(record)
-    if left and not heap and coming is None:
+    if left and not heap and coming is None and now <= until_s:
         raise RuntimeError(f"{left} of {sent} requests were lost")
     servers = fleet.servers
     profile = servers[0].device.profile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ class Profile:
     """Host time per request of a batch after its step, before its first tokens leave."""
     reply_s: float = 0.0
     """From the scheduler to the client."""
-    jitter: float = 0.0
-    """Spread of step times: sigma of a lognormal factor of median 1."""
+    spread: Sequence[float] = ()
+    """Step times vary: factors on the model's time, each as likely as the others; empty = they do not."""
     details: dict[str, Any] = field(default_factory=dict)
     """Assumptions or measurements behind it (JSON-ready)."""
 

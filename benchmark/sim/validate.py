@@ -4,7 +4,7 @@
 
 Stock fcfs and LAPS, chunks of 512 tokens, a mixed open Poisson load (90% of 16 to 128 tokens, 10% of 2048). What the
 simulator knows is measured before, on other requests: the step model that the LAPS server fits during a training load,
-and the host's time, from requests that have the server to themselves (their TTFT less the steps predicted for them).
+and the host's time, from requests that have the server to themselves (their TTFT less their device time).
 Writes profiles/cpu.json (or ``--profile-out``).
 """
 
@@ -13,14 +13,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import random
 import signal
 import statistics
 import sys
+import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,9 @@ ENV = {"OMP_NUM_THREADS": "1"}
 SHORT, LONG = (16, 128), 2048
 LONG_SHARE = 0.1
 LADDER = (16, 32, 64, 96, 128, 256, 384, 512, 1024, 1536, 2048)
-REPEATS = 15
+REPEATS = 14
+PAUSE_S = 0.03
+"""Mean pause between lone requests (seconds)."""
 TRAINING_S = 12.0
 BAR = 0.2
 
@@ -97,56 +101,77 @@ def status(server: servers.Server) -> dict[str, Any]:
 
 @dataclass
 class Alone:
-    """Requests that had their server to themselves."""
+    """Requests that had their server to themselves. Times in seconds."""
 
     tokens: list[int]
-    seconds: list[float]
+    ttft: list[float]
+    device: list[float]
+    """Device time, where the server tells it; else empty."""
 
 
-def alone(server: servers.Server, seed: str) -> Alone:
-    """Every length of the ladder, in random order."""
+def alone(server: servers.Server, seed: str, *, told: bool) -> Alone:
+    """Every length of the ladder, in random order, with pauses as they occur under load: a server that has just
+    answered is quicker. ``told``: it has /laps_status, which is read after each.
+    """
     rng = random.Random(f"{seed} alone")
     tokens = [n for n in LADDER for _ in range(REPEATS)]
     rng.shuffle(tokens)
-    return Alone(tokens, asyncio.run(fast.one_by_one(server.port, [fast.prefill(n, rng) for n in tokens], 2e-3)))
+    busy: list[float] = []
+
+    def bodies() -> Iterator[bytes]:
+        for n in tokens:
+            if told:
+                busy.append(busy_s(server))
+            time.sleep(rng.expovariate(1.0 / PAUSE_S))
+            yield fast.prefill(n, rng)
+        if told:
+            busy.append(busy_s(server))
+
+    ttft = asyncio.run(fast.one_by_one(server.port, bodies()))
+    return Alone(tokens, ttft, [b - a for a, b in itertools.pairwise(busy)])
 
 
-def together(all_seen: Iterable[Alone]) -> Alone:
-    """Of several servers."""
-    both = list(all_seen)
-    return Alone([n for s in both for n in s.tokens], [t for s in both for t in s.seconds])
+def busy_s(server: servers.Server) -> float:
+    """Device time it has used so far (seconds)."""
+    return float(sum(t["busy_s"] for t in status(server)["totals"].values()))
 
 
 def calibrate(known: Coefficients, seen: Alone) -> Profile:
-    """Host times from requests alone: what their TTFT leaves beside predicted steps is a constant, a share per token
-    and a share per step. Neither the load to be predicted nor anything but lone requests enters.
+    """The profile: the fitted step model, host times and the spread of steps from requests alone.
+
+    What the TTFT of a lone request leaves beside its device time is a constant, a share per token and a share per step.
+    The step model was fitted under (another) load: there the same step takes longer than alone, since client, HTTP and
+    scheduler share two cores. By that factor, model over lone device time, the host's times are longer as well.
     """
-    bare = Profile(name="cpu", source="", coefficients=known, poll_s=0.0)
-    tokens, seconds = np.array(seen.tokens), np.array(seen.seconds)
-    steps = np.ceil(tokens / CHUNK)
+    tokens, left = np.array(seen.tokens), np.array(seen.ttft) - np.array(seen.device)
     lengths = sorted(set(seen.tokens))
-    middle = np.array([np.median(seconds[tokens == n]) for n in lengths])
-    left = middle - lone_s(bare, lengths, [0] * len(lengths), CHUNK)
-    columns = np.column_stack((np.ones(len(lengths)), lengths, np.ceil(np.array(lengths) / CHUNK)))
-    # Relative to the TTFT: a short request's few milliseconds count as much as a long one's.
-    fixed, per_token, per_step = nnls(columns / middle[:, None], np.maximum(left, 0.0) / middle).tolist()
-    spread = np.log(seconds / np.array([middle[lengths.index(n)] for n in seen.tokens]))
-    # What one step varies by: a lone request of k steps shows 1 / sqrt(k) of it.
-    jitter = float(np.sqrt(np.mean(np.clip(spread, -0.5, 0.5) ** 2 * steps)))
+    middle = np.array([np.median(left[tokens == n]) for n in lengths])
+    columns = np.column_stack(
+        (np.ones(len(lengths)), np.array(lengths, dtype=float), np.ceil(np.array(lengths) / CHUNK))
+    )
+    fixed, per_token, per_step = nnls(columns / middle[:, None], np.ones(len(lengths))).tolist()
+    bare = Profile(name="cpu", source="", coefficients=known, poll_s=0.0)
+    # One step each: how its time varies around what the model says.
+    factors = sorted(
+        took / float(lone_s(bare, n, 0, CHUNK)) for n, took in zip(seen.tokens, seen.device, strict=True) if n <= CHUNK
+    )
+    usual = statistics.median(factors)
+    slowed = 1.0 / usual
     return Profile(
         name="cpu",
         source="measured on this machine: step model fitted by the LAPS server, host time of lone requests",
         coefficients=known,
-        front_s=fixed / 2,
-        front_token_s=per_token,
-        poll_s=per_step / 2,
-        step_host_s=per_step / 2,
-        reply_s=fixed / 2,
-        jitter=jitter,
+        front_s=slowed * fixed / 2,
+        front_token_s=slowed * per_token,
+        poll_s=slowed * per_step / 2,
+        step_host_s=slowed * per_step / 2,
+        reply_s=slowed * fixed / 2,
+        spread=[round(f / usual, 4) for f in factors],
         details={
             "chunk": CHUNK,
-            "lone_ms": {str(n): 1e3 * float(m) for n, m in zip(lengths, middle, strict=True)},
-            "left_ms": {str(n): 1e3 * float(m) for n, m in zip(lengths, left, strict=True)},
+            "slowed_under_load": slowed,
+            "lone_ttft_ms": {str(n): 1e3 * float(np.median(np.array(seen.ttft)[tokens == n])) for n in lengths},
+            "beside_the_device_ms": {str(n): 1e3 * float(m) for n, m in zip(lengths, middle, strict=True)},
         },
     )
 
@@ -172,8 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--span", type=float, default=16.0, help="seconds of load per round and server")
-    parser.add_argument("--utilisation", type=float, default=0.55, help="by the step and host times of lone requests")
+    parser.add_argument("--span", type=float, default=15.0, help="seconds of load per round and server")
+    parser.add_argument("--utilisation", type=float, default=0.5, help="by the step and host times of lone requests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT / "validate")
     parser.add_argument("--profile-out", type=Path, default=FOLDER / "cpu.json")
@@ -191,17 +216,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def gather(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that needs real servers."""
     with running(args.out, args.seed) as up:
-        first = alone(up["laps"], f"{args.seed} first")
-        guess = statistics.mean(s for n, s in zip(first.tokens, first.seconds, strict=True) if n <= SHORT[1])
-        longest = statistics.median(s for n, s in zip(first.tokens, first.seconds, strict=True) if n == LONG)
-        training = mixed(0.7 / ((1 - LONG_SHARE) * guess + LONG_SHARE * longest), TRAINING_S, f"{args.seed} training")
-        measure(up["laps"], training, f"{args.seed} training")
-        seen = {name: alone(server, f"{args.seed} {name}") for name, server in up.items()}
+        seen = alone(up["laps"], f"{args.seed} laps", told=True)
+        stock = alone(up["fcfs"], f"{args.seed} fcfs", told=False)
+        shorts = [s for n, s in zip(seen.tokens, seen.ttft, strict=True) if n <= SHORT[1]]
+        longs = [s for n, s in zip(seen.tokens, seen.ttft, strict=True) if n == LONG]
+        guess = (1 - LONG_SHARE) * statistics.mean(shorts) + LONG_SHARE * statistics.mean(longs)
+        measure(up["laps"], mixed(0.6 / guess, TRAINING_S, f"{args.seed} training"), f"{args.seed} training")
         learnt = status(up["laps"])["latency_model"]
         if not learnt["fitted"]:
             raise SystemExit(f"the latency model is not fitted: {learnt['why_not']}")
         known = Coefficients(**learnt["coefficients"])
-        profile = calibrate(known, together(seen.values()))
+        profile = calibrate(known, seen)
         rate = args.utilisation / mean_s(profile)
         print(f"{rate:.1f} requests/s", flush=True)
         rounds: list[dict[str, Any]] = [{} for _ in range(args.rounds)]
@@ -217,7 +242,8 @@ def gather(args: argparse.Namespace) -> dict[str, Any]:
             "rate": rate,
             "coefficients": learnt["coefficients"],
             "fit_error": learnt["error"],
-            "alone": {name: [s.tokens, s.seconds] for name, s in seen.items()},
+            "alone": vars(seen),
+            "alone on fcfs": vars(stock),
             "rounds": rounds,
         }
 
@@ -232,7 +258,7 @@ def mean_s(profile: Profile) -> float:
 def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | None) -> int:
     """Simulate, compare, write."""
     known = Coefficients(**raw["coefficients"])
-    profile = calibrate(known, together(Alone(*x) for x in raw["alone"].values()))
+    profile = calibrate(known, Alone(**raw["alone"]))
     profile.details["fit_error"] = raw["fit_error"]
     profile.save(args.profile_out)
     told: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -274,10 +300,10 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
         [
             Table(
                 "TTFT, medians over rounds", ("", "", "measured ms", "simulated ms", "ratio", "within 20%"), table,
-                f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps. Host: "
-                f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token "
-                f"per request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step; steps vary by "
-                f"{profile.jitter:.0%}.",
+                f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps, "
+                f"{profile.details['slowed_under_load']:.2f} times what steps take alone. Host, so slowed: "
+                f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token per "
+                f"request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step.",
             )
         ],
         figures,

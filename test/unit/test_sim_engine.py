@@ -25,7 +25,7 @@ PROFILE = Profile(
 )  # fmt: skip
 HOST = Profile(
     name="host", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), front_s=1e-3, poll_s=1e-4,
-    front_token_s=1e-6, step_host_s=5e-4, request_host_s=2e-4, reply_s=3e-4, jitter=0.1,
+    front_token_s=1e-6, step_host_s=5e-4, request_host_s=2e-4, reply_s=3e-4, spread=(0.9, 1.0, 1.3),
 )  # fmt: skip
 MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
 CHUNK = 2048
@@ -185,7 +185,7 @@ def test_waits_equal_lindleys_recursion() -> None:
 def test_a_lone_request_takes_what_the_profile_says() -> None:
     from benchmark.sim.metrics import lone_s
 
-    profile = Profile(**{**HOST.__dict__, "jitter": 0.0})
+    profile = Profile(**{**HOST.__dict__, "spread": ()})
     for tokens in (1, 100, CHUNK, CHUNK + 1, 5 * CHUNK):
         for name in ("fcfs", "laps"):
             outcome = run(VARIANTS[name], Open(fixed(tokens), 1.0, 1), profile, chunk=CHUNK)
