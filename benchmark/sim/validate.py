@@ -302,8 +302,8 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
                 "TTFT, medians over rounds", ("", "", "measured ms", "simulated ms", "ratio", "within 20%"), table,
                 f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps, "
                 f"{profile.details['slowed_under_load']:.2f} times what steps take alone. Host, so slowed: "
-                f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token per "
-                f"request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step.",
+                f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token "
+                f"per request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step.",
             )
         ],
         figures,

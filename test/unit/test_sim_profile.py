@@ -1,0 +1,102 @@
+"""Profiles: from published figures, from lone requests, and what is promised on them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.latency import Coefficients
+
+from benchmark.sim.ablation import promised_wait_s
+from benchmark.sim.device import Device
+from benchmark.sim.metrics import lone_s
+from benchmark.sim.profile import ANALYTIC, FOLDER, Profile, names
+from benchmark.sim.request import Batch, Request
+from benchmark.sim.roofline import GPUS, MODELS, Assumed, profile
+from benchmark.sim.validate import CHUNK, LADDER, Alone, calibrate
+from benchmark.sim.workload import Row
+
+
+def batch(*new: int) -> Batch:
+    return Batch([(Request(i, 0.0, n), n, 0) for i, n in enumerate(new)], [])
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("model", MODELS)
+def test_analytic_profiles_say_so_and_are_those_in_the_folder(gpu: str, model: str) -> None:
+    made = profile(gpu, model)
+    assert made.source == ANALYTIC
+    assert Profile.load(made.name).coefficients == made.coefficients
+    # Where prefill turns compute-bound on such hardware [L s2.1].
+    assert 150 <= made.details["boundary_tokens"] <= 512
+    assert made.eager_fixed_s is not None
+    assert made.cell_fixed_s is not None
+    assert made.coefficients.fixed <= made.eager_fixed_s
+
+
+@pytest.mark.parametrize(("model", "billions"), [("qwen2.5-7b", 6.5), ("qwen2.5-14b", 13.1), ("qwen2.5-32b", 31.0)])
+def test_parameters_without_embeddings_are_as_published(model: str, billions: float) -> None:
+    assert MODELS[model].weights / 1e9 == pytest.approx(billions, rel=0.03)
+
+
+def test_a_slower_host_costs_only_where_launches_are_what_takes_longest() -> None:
+    slow = Assumed(breakable_layer_s=1e-3)
+    assert profile("h200", "qwen2.5-7b", slow).coefficients.fixed == pytest.approx(28e-3 + slow.around_s)
+    assert profile("h200", "qwen2.5-7b", slow).cell_fixed_s == profile("h200", "qwen2.5-7b").cell_fixed_s
+
+
+def test_profiles_survive_the_disk(tmp_path: Path) -> None:
+    made = replace(profile("h100", "qwen2.5-7b"), spread=[0.9, 1.1])
+    made.save(tmp_path / "p.json")
+    assert Profile.load(str(tmp_path / "p.json")) == made
+    assert set(names()) == {p.stem for p in FOLDER.glob("*.json")}
+    with pytest.raises(SystemExit, match="known:"):
+        Profile.load("nothing")
+
+
+def test_cells_replay_where_they_are_faster_and_cover_the_batch() -> None:
+    known = profile("h200", "qwen2.5-7b").eager()
+    device = Device(known, cells=LapsConfig(graphs=True))
+    covered, long = batch(20, 30, 40), batch(20, 4000)
+    with_cells, without = device.seconds(covered), Device(known).seconds(covered)
+    assert covered.replayed
+    assert with_cells < without
+    device.seconds(long)
+    assert not long.replayed
+    # On SGLang's own graphs a step of this model waits for its weights anyhow: no cell pays.
+    other = batch(20, 30, 40)
+    Device(profile("h200", "qwen2.5-7b"), cells=LapsConfig(graphs=True)).seconds(other)
+    assert not other.replayed
+
+
+def test_host_times_are_found_in_lone_requests() -> None:
+    model = Coefficients(2e-8, 2e-5, 4e-6, 3e-4, 4e-3)
+    truth = Profile(
+        name="", source="", coefficients=model, front_s=2e-3, front_token_s=2e-6, poll_s=1e-3, step_host_s=1e-3,
+        reply_s=2e-3,
+    )  # fmt: skip
+    bare = Profile(name="", source="", coefficients=model, poll_s=0.0)
+    rng = random.Random(0)
+    tokens = [n for n in LADDER for _ in range(20)]
+    device = [float(lone_s(bare, n, 0, CHUNK)) * rng.lognormvariate(0.0, 0.05) for n in tokens]
+    around = [float(lone_s(truth, n, 0, CHUNK) - lone_s(bare, n, 0, CHUNK)) for n in tokens]
+    found = calibrate(model, Alone(tokens, [d + a for d, a in zip(device, around, strict=True)], device))
+    assert found.front_s + found.reply_s == pytest.approx(4e-3, rel=0.3)
+    assert found.step_host_s + found.poll_s == pytest.approx(2e-3, rel=0.15)
+    assert found.front_token_s == pytest.approx(2e-6, rel=0.2)
+    assert found.details["slowed_under_load"] == pytest.approx(1.0, abs=0.03)
+    # On a machine that is twice as slow under load the model is, too, and the host follows.
+    slow = Coefficients(*(2 * getattr(model, f) for f in ("alpha", "linear", "gamma_r", "per_request", "fixed")))
+    twice = calibrate(slow, Alone(tokens, [d + a for d, a in zip(device, around, strict=True)], device))
+    assert twice.step_host_s == pytest.approx(2 * found.step_host_s, rel=0.01)
+
+
+def test_what_a_share_promises() -> None:
+    known = Profile(name="", source="", coefficients=Coefficients(0.0, 1e-4, 0.0, 0.0, 0.0), poll_s=0.0)
+    rows = [Row(0.0, 4000, 0), Row(0.0, 4000, 0), Row(1.0, 100, 0)]
+    # The second waits for the first, served at half speed; then one long and one short batch of 8192 tokens.
+    assert promised_wait_s(known, rows, 0.5) == pytest.approx(0.8 + 0.8192 + 0.8192)
+    assert promised_wait_s(known, rows, 0.25) > promised_wait_s(known, rows, 0.5)
