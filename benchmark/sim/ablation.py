@@ -98,6 +98,20 @@ def knobs(r: Run) -> None:
         r.data[name] = seen
 
 
+def share_closed(r: Run) -> None:
+    """The share where clients wait for answers: those with long prompts pile up, and shorts run in small batches."""
+    rows = []
+    for name, variant, more in (
+        ("stock fcfs", "fcfs", {}),
+        *((f"share {s:g}", "laps", {"long_share": s}) for s in (0.25, 0.5, 0.75, 0.9, 1.0)),
+    ):
+        load = Closed(sizes(), 64, r.requests // 2, r.seed)
+        o = run(VARIANTS[variant], load, r.profile, chunk=CHUNK, knobs=more)
+        rows.append((name, *cells(o), f"{o.batches / len(o.record):.2f}"))
+    r.tables.append(Table("Share of the long class, 64 clients in a closed loop", ("", *HEADS, "steps/request"), rows))
+    r.data["long_share closed"] = rows
+
+
 def window(r: Run) -> None:
     """The window in a closed loop of short requests, and where arrivals are independent."""
     widths = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -270,7 +284,7 @@ def _alone_s(profile: Profile, tokens: int) -> float:
 
 
 QUESTIONS: Mapping[str, Callable[[Run], None]] = {
-    "knobs": knobs, "window": window, "basis": basis, "scale": scale, "overload": overload,
+    "knobs": knobs, "share": share_closed, "window": window, "basis": basis, "scale": scale, "overload": overload,
 }  # fmt: skip
 
 
