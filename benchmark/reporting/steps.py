@@ -34,8 +34,12 @@ class Step:
 
 
 def _serve(workload: str, *more: str) -> Step:
-    stock = "fcfs,shortest-prefill-first,laps" if "--pd" in more else "fcfs,hrrn,shortest-prefill-first,laps"
-    return Step("benchmark.serve", ("--workload", workload, "--variants", stock, "--seconds", "8", *more))
+    names = "fcfs,hrrn,shortest-prefill-first,laps"
+    if "--pd" in more:
+        # Router and decode server take their part of the same cores.
+        names = "fcfs,shortest-prefill-first,laps"
+        more = (*more, "--utilisation", "0.3")
+    return Step("benchmark.serve", ("--workload", workload, "--variants", names, "--seconds", "8", *more))
 
 
 def _router(mode: str) -> Step:
