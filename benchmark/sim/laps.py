@@ -148,7 +148,7 @@ class Laps:
     def _longs(self, plan: Plan, now: float) -> Batch:
         """The parked prompt first, then those that wait, cut where the budget ends."""
         room = min(plan.chunk_tokens or self._room, self._room)
-        if plan.long_first and self._parked is None:
+        if plan.long_first:
             first = self._long[plan.long_first]
             del self._long[plan.long_first]
             self._long.appendleft(first)

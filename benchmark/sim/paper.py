@@ -128,7 +128,7 @@ def single(r: Run) -> None:
             name: [r.point(v, model, lambda c=c: Closed(sizes(), c, r.requests, r.seed)) for c in CLIENTS]  # type: ignore[misc]
             for name, v in PATHS.items()
         }
-        rows = [
+        rows: list[Sequence[str]] = [
             (
                 str(c),
                 *(f"{found[model][n][i].rate:.0f}" for n in PATHS),
@@ -178,7 +178,8 @@ def _single_claims(r: Run, found: Mapping[str, Mapping[str, Sequence[Point]]]) -
             f"cost of steps, which is all that scheduling can save; full took {f.steps:.2f} steps a request instead of "
             f"{v.steps:.2f} and spent {f.overhead:.0%}"
         )
-        r.claims.append(Claim(text, percent(gain), gain >= least, why))
+        worst = min(full[i].rate / vanilla[i].rate for i in points)
+        r.claims.append(Claim(text, f"{percent(gain)} (worst {percent(worst)})", gain >= least, why))
     alone = statistics.median(by["graphs only"][i].rate / by["vanilla"][i].rate for by in found.values() for i in many)
     after = statistics.median(by["full"][i].rate / by["dual queue only"][i].rate for by in found.values() for i in many)
     r.claims.append(
@@ -202,7 +203,7 @@ def same_rate(r: Run) -> None:
         ]
         for name, path in PATHS.items()
     }
-    rows = [
+    rows: list[Sequence[str]] = [
         (f"{u:.0%}", *(f"{1e3 * getattr(seen[n][i], a):.0f}" for a in ("mean", "short_p90", "long_p90") for n in PATHS))
         for i, u in enumerate(shares)
     ]  # fmt: skip
@@ -245,7 +246,7 @@ def slo(r: Run) -> None:
             ]
             for name, (path, router) in ways.items()
         }  # fmt: skip
-        rows = [
+        rows: list[Sequence[str]] = [
             (str(c), *(f"{100 * seen[n][i].over:.1f}%" for n in ways), *(f"{seen[n][i].rate:.0f}" for n in ways))
             for i, c in enumerate(clients)
         ]
@@ -264,7 +265,8 @@ def slo(r: Run) -> None:
 def _slo_claims(r: Run, servers: int, clients: Sequence[int], seen: Mapping[str, Sequence[Point]]) -> None:
     laps, router = seen["LAPS"], seen["SGLang router"]
     best = max(range(len(clients)), key=lambda i: router[i].over - laps[i].over)
-    gap = router[best].over - laps[best].over
+    gaps = [100 * (b.over - a.over) for a, b in zip(laps, router, strict=True)]
+    span = f"{min(gaps):+.0f} to {max(gaps):+.0f}"
 
     def told(i: int) -> str:
         parts = ", ".join(f"{n} {100 * ps[i].over:.1f}%" for n, ps in seen.items())
@@ -272,8 +274,8 @@ def _slo_claims(r: Run, servers: int, clients: Sequence[int], seen: Mapping[str,
 
     if servers == 1:
         r.claims.append(
-            Claim("1 instance, TTFT 0.4 s: violations 10 points below the SGLang router", f"{100 * gap:+.1f} points",
-                  gap >= 0.10, told(best))
+            Claim("1 instance, TTFT 0.4 s: violations 10 points below the SGLang router (median of loads)",
+                  f"{statistics.median(gaps):+.0f} points ({span})", statistics.median(gaps) >= 10, told(best))
         )  # fmt: skip
         r.claims.append(
             Claim("1 instance: 30 points below plain data parallel", "-", None,
@@ -288,10 +290,11 @@ def _slo_claims(r: Run, servers: int, clients: Sequence[int], seen: Mapping[str,
               f"{laps[like].over:.1%} against {router[like].over:.1%}",
               laps[like].over <= 0.005 < router[like].over, told(like))
     )  # fmt: skip
-    less = [(100 * (a.over - b.over)) for a, b in ((plain[best], laps[best]), (router[best], laps[best]))]
+    below = statistics.median(100 * (b.over - a.over) for a, b in zip(laps, plain, strict=True))
     r.claims.append(
-        Claim("8 instances: violations 28 points below plain data parallel, 12 below the SGLang router",
-              f"{less[0]:.0f} and {less[1]:.0f} points", less[0] >= 28 and less[1] >= 12, told(best))
+        Claim("8 instances: violations 28 points below plain data parallel, 12 below the router (median of loads)",
+              f"{below:+.0f} and {statistics.median(gaps):+.0f} points (router: {span})",
+              below >= 28 and statistics.median(gaps) >= 12, told(best))
     )  # fmt: skip
 
 
@@ -316,7 +319,7 @@ def interference(r: Run) -> None:
         curves = {
             n: [1e3 * (p.long_p90 if fixed_kind == "long" else p.short_p90) for p in ps] for n, ps in seen.items()
         }
-        rows = [(str(n), *(f"{y[i]:.0f}" for y in curves.values())) for i, n in enumerate(x)]
+        rows: list[Sequence[str]] = [(str(n), *(f"{y[i]:.0f}" for y in curves.values())) for i, n in enumerate(x)]
         title = f"{fixed_kind} P90 TTFT (ms) with more {moving} clients"
         r.tables.append(Table(title, (f"{moving} clients", *seen), rows, "7B; long: 4,096 tokens; closed loops."))
         r.data[title] = {n: [vars(p) for p in ps] for n, ps in seen.items()}
@@ -339,7 +342,8 @@ def window(r: Run) -> None:
     """The waiting window's curve."""
     widths = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
     clients = (4, 16, 64)
-    rows, panels = [], {}
+    rows: list[Sequence[str]] = []
+    panels: dict[str, list[Point]] = {}
     curves: dict[str, dict[str, list[Point]]] = {}
     for kind in ("awd", "fixed"):
         curves[kind] = {
@@ -391,7 +395,7 @@ def distillation(r: Run) -> None:
         for name, (path, router) in ways.items()
     }
     base = seen["plain data parallel"].seconds
-    rows = [
+    rows: list[Sequence[str]] = [
         (name, f"{p.seconds:.1f}", percent(p.seconds / base), f"{p.busy:.0%}", f"{p.steps:.2f}", f"{p.overhead:.0%}")
         for name, p in seen.items()
     ]
@@ -423,7 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for question in QUESTIONS:
         question(r)
     table = Table(
-        "The paper's claims", ("claim", "simulated", "", "why"), [c.row() for c in r.claims],
+        "The paper's claims", ("claim", "simulated", "verdict", "why"), list[Sequence[str]](c.row() for c in r.claims),
         "Analytic profiles, not measured. A composite load, not the paper's: LMSYS lengths and 5% of 1,024 to 8,192.",
     )  # fmt: skip
     counted = [c for c in r.claims if c.reached is not None]
