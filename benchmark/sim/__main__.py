@@ -137,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile = Profile.load(args.profile)
     slo_s = None if args.slo_ms is None else args.slo_ms / 1e3
     threshold = args.knobs.get("length_threshold", 256)
-    rows, data = [], {}
+    rows: list[Sequence[str]] = []
+    data = {}
     took_s = 0.0
     for name in args.variants:
         for router in args.routers if args.servers > 1 else [""]:

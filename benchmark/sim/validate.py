@@ -272,7 +272,8 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
             ):  # fmt: skip
                 for key, value in quantiles(lengths, ttft).items():
                     told[name][how].setdefault(key, []).append(value)
-    table, figures = [], []
+    table: list[Sequence[str]] = []
+    figures = []
     for name, both in told.items():
         for key, measured in both["measured"].items():
             r = ratio(both["simulated"][key], measured)
