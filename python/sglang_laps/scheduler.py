@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.fairness import Launch
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
-from sglang_laps.policy.queues import Views, split
+from sglang_laps.policy.queues import DualQueue, Views, changes, split, without
 from sglang_laps.status import Series, Totals
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     waiting_queue: list[Req]
     chunked_req: Req | None
     chunked_prefill_size: int | None
+    load_inquirer: Any
     laps_on = False
     _laps_series: Series | None = None
     _laps_off_reason: str | None = None
@@ -136,6 +137,11 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         )
         graphs.use_model(self.tp_worker.model_runner, self._laps_pacer.model.predict)
         self._laps_busy = BusyMeter()
+        self._laps_dual: DualQueue[Req] = DualQueue()
+        # The builder counts the waiting tokens for its log line, but sees one class: counted after it (_laps_built).
+        self.load_inquirer = replace(
+            self.load_inquirer, get_waiting_queue=lambda: self.waiting_queue if self._laps_building is None else []
+        )
         self._laps_flights: dict[int, Flight] = {}
         self._laps_next: Flight | None = None
         self._laps_last_end = 0.0
@@ -178,6 +184,11 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         tag.new_tokens = new_tokens(req.seqlen, tag.history, self.laps_config.length_basis)
         tag.looked = self._laps_batches
 
+    def _laps_use_threshold(self, tokens: int) -> None:
+        if tokens and tokens != self._laps_threshold:
+            self._laps_threshold = tokens
+            self._laps_dual.forget()
+
     def laps_outgrown(self, req: Req, extend_tokens: int) -> bool:
         """Whether a request that waited as short is long by now (its prefix was evicted); it then waits as long."""
         if self.laps_config.length_basis == "prompt" or extend_tokens <= self._laps_threshold:
@@ -189,18 +200,25 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Have a request wait as long, at least until the next batch."""
         tag: Tag = req.laps_tag
         tag.new_tokens, tag.looked = max(tag.new_tokens, self._laps_threshold + 1), self._laps_batches
+        self._laps_dual.forget()
 
     def _laps_views(self) -> Views[Req]:
-        if self.laps_config.length_basis != "prompt":
-            looks = 0
-            for req in self.waiting_queue:
-                tag = getattr(req, "laps_tag", None)
-                if tag is not None and tag.new_tokens > self._laps_threshold and tag.looked != self._laps_batches:
-                    self._laps_look(req, tag)
-                    looks += 1
-                    if looks == RELOOK:
-                        break
-        return split(self.waiting_queue, self._laps_class)
+        views = self._laps_dual.views(self.waiting_queue, self._laps_class)
+        if self.laps_config.length_basis == "prompt":
+            return views
+        looks, changed = 0, False
+        for req in views.long:
+            tag = req.laps_tag
+            if tag.looked != self._laps_batches:
+                self._laps_look(req, tag)
+                changed |= tag.new_tokens <= self._laps_threshold
+                looks += 1
+                if looks == RELOOK:
+                    break
+        if changed:
+            self._laps_dual.forget()
+            return self._laps_dual.views(self.waiting_queue, self._laps_class)
+        return views
 
     # -- one round
 
@@ -210,7 +228,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return super().get_new_batch_prefill(running_batch)
         views = self._laps_views()
         plan = self._laps_plan(views)
-        self._laps_waiting, self._laps_threshold = plan.waiting, plan.threshold or self._laps_threshold
+        self._laps_waiting = plan.waiting
+        self._laps_use_threshold(plan.threshold)
         contended = bool(views.short) and (bool(views.long) or self.chunked_req is not None)
         for cls in plan.order:
             with self._laps_only(cls, self._laps_queue_of(cls, views, plan), plan.chunk_tokens):
@@ -274,7 +293,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if cls is LONG or not plan.picked:
             return views.of(cls)
         first = set(plan.picked)
-        return [views.short[i] for i in plan.picked] + [r for i, r in enumerate(views.short) if i not in first]
+        rest = [r for i, r in enumerate(views.short[:LOOKAHEAD]) if i not in first]
+        return [views.short[i] for i in plan.picked] + rest + views.short[LOOKAHEAD:]
 
     def ingest_requests(self, stop_at_pause: bool = False) -> Any:
         """Receive requests. While a short batch is held back the overlap loop is told that something came, or it
@@ -308,7 +328,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         whole, parked, full_chunk = self.waiting_queue, self.chunked_req, self.chunked_prefill_size
         if cls is LONG and chunk_tokens and full_chunk and not self.enable_staging:
             self.chunked_prefill_size = min(chunk_tokens, full_chunk)
-        self.waiting_queue, shown = queue, list(queue)
+        self.waiting_queue = list(queue)
         self._laps_building = cls
         if cls is SHORT:
             self.chunked_req, self._laps_hidden = None, parked
@@ -317,16 +337,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         finally:
             self._laps_building = self._laps_hidden = None
             self.chunked_prefill_size = full_chunk
-            left = self.waiting_queue
+            gone, added = changes(queue, self.waiting_queue)
             if cls is SHORT and parked is not None:
                 self.chunked_req = parked
-            if left is queue and len(left) == len(shown):
-                self.waiting_queue = whole
-            else:
-                kept, known = set(map(id, left)), set(map(id, shown))
-                taken = known - kept
-                added = [r for r in left if id(r) not in known]
-                self.waiting_queue = [r for r in whole if id(r) not in taken] + added
+            if gone:
+                whole = without(whole, gone)
+                self._laps_dual.took(cls, gone, whole)
+            self.waiting_queue = whole + added if added else whole
 
     def get_prefill_adder_class(self) -> Any:
         """The stock adder, or, while a short batch is built, the one that keeps shorts whole."""
@@ -373,7 +390,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         elif self.chunked_req is not None and self._laps_parked_since is None:
             self._laps_parked_since = now
         if batch.prefill_stats is not None:
-            # Counted while the builder saw one class only.
             chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self.load_inquirer._get_num_pending_tokens(chunk_deduct=chunk)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sglang_laps.policy.length import LONG, SHORT
-from sglang_laps.policy.queues import Views
+from sglang_laps.policy.queues import DualQueue, Views
 
 os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
 
@@ -62,6 +62,7 @@ class Builder:
         self.waiting_queue, self.chunked_req, self.chunked_prefill_size = queue, parked, 512
         self.enable_staging = False
         self._laps_building = self._laps_hidden = None
+        self._laps_dual: DualQueue[Any] = DualQueue()
 
 
 def test_the_swap_is_undone_whatever_happens(mixin: Any) -> None:
@@ -100,7 +101,12 @@ def test_a_short_request_that_outgrew_its_class_waits_as_long(mixin: Any) -> Non
 
     tag = Tag(0.0, 0.0, None, new_tokens=40, looked=2)
     req = SimpleNamespace(laps_tag=tag)
-    me = SimpleNamespace(laps_config=SimpleNamespace(length_basis="uncached"), _laps_threshold=256, _laps_batches=7)
+    me = SimpleNamespace(
+        laps_config=SimpleNamespace(length_basis="uncached"),
+        _laps_threshold=256,
+        _laps_batches=7,
+        _laps_dual=DualQueue(),
+    )
     me.laps_make_long = lambda r: mixin.laps_make_long(me, r)
     assert not mixin.laps_outgrown(me, req, 256)
     assert mixin.laps_outgrown(me, req, 900)

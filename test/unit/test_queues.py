@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_laps.policy.fairness import LongShare
-from sglang_laps.policy.length import LONG, SHORT, classify, new_tokens, usable_threshold
-from sglang_laps.policy.queues import split, turn
+from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
+from sglang_laps.policy.queues import DualQueue, changes, split, turn, without
 
 
 @given(st.lists(st.integers(1, 1000)))
@@ -15,6 +15,59 @@ def test_the_views_partition_the_list_in_order(waiting: list[int]) -> None:
     assert views.long == [n for n in waiting if n > 256]
     assert views.of(SHORT) is views.short
     assert views.of(LONG) is views.long
+
+
+class Request:
+    """Compared by identity, as SGLang's are."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+
+@given(st.data())
+def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.DataObject) -> None:
+    dual: DualQueue[Request] = DualQueue()
+    waiting: list[Request] = []
+    classed: list[Request] = []
+
+    def class_of(request: Request) -> LengthClass:
+        classed.append(request)
+        return classify(request.tokens, 256)
+
+    for _ in range(data.draw(st.integers(1, 6))):
+        waiting = waiting + [Request(n) for n in data.draw(st.lists(st.integers(1, 512), max_size=6))]
+        what = data.draw(st.sampled_from(["batch", "abort", "grow", "nothing"]))
+        views = dual.views(waiting, class_of)
+        if what == "batch":
+            cls = data.draw(st.sampled_from([SHORT, LONG]))
+            shown = list(views.of(cls))
+            gone = {id(r) for r in shown if data.draw(st.booleans())}
+            waiting = without(waiting, gone)
+            dual.took(cls, gone, waiting)
+        elif what == "abort" and waiting:
+            waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+        elif what == "grow" and waiting:
+            waiting[0].tokens = 400
+            dual.forget()
+        classed.clear()
+        expected = split(waiting, lambda r: classify(r.tokens, 256))
+        views = dual.views(waiting, class_of)
+        assert (views.short, views.long) == (expected.short, expected.long)
+        if what in ("batch", "nothing"):
+            assert not classed, "what was seen is not classed again"
+
+
+@given(st.lists(st.booleans()), st.integers(0, 3), st.booleans())
+def test_what_a_builder_took_and_added_is_found(taken: list[bool], added: int, mixed: bool) -> None:
+    before = [Request(i) for i in range(len(taken))]
+    new = [Request(-1) for _ in range(added)]
+    after = [r for r, t in zip(before, taken, strict=True) if not t] + new
+    if mixed:
+        after.reverse()
+        new.reverse()
+    gone = {id(r) for r, t in zip(before, taken, strict=True) if t}
+    assert changes(before, after) == (gone, new)
+    assert without(before, gone) == [r for r in before if id(r) not in gone]
 
 
 def test_the_threshold_itself_is_short() -> None:

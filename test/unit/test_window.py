@@ -25,6 +25,17 @@ def short(at: float = 0.0, tokens: int = 100, deadline: float | None = None, key
     return ShortWaiting(tokens, 0, at, deadline, key)
 
 
+def service_s(waiting: list[ShortWaiting], budget: int) -> float:
+    """Predicted time of one batch of the first of them."""
+    batch, left = [waiting[0]], budget - waiting[0].tokens
+    for s in waiting[1:]:
+        left -= s.tokens
+        if left < 0:
+            break
+        batch.append(s)
+    return predict([(s.tokens, 0) for s in batch])
+
+
 # -- the reference model: Algorithm 1 with nothing but its definitions
 
 
@@ -62,7 +73,7 @@ class Reference:
             return "idle"
         if picked >= (c.wait_max_batch if c.window == "fixed" else self.d):
             return "depth"
-        served = now + predict([(s.tokens, 0) for s in waiting])
+        served = now + service_s(waiting, budget)
         met = [s.deadline_s for s in waiting if s.deadline_s is not None and s.deadline_s >= served]
         slack = min(met) - served if met else math.inf
         if slack <= c.slack_sigma_ms * MS:
@@ -173,7 +184,7 @@ def test_follows_the_reference_and_never_waits_wrongly(
             assert answer == Wait(math.inf, "empty", step.long_waiting)
             held = None
             continue
-        served = now + predict([(s.tokens, 0) for s in waiting])
+        served = now + service_s(waiting, budget)
         late = [s.deadline_s is not None and s.deadline_s < served for s in waiting]
         fitting = budget >= sum(s.tokens for s in waiting)
         if isinstance(answer, Wait):
@@ -424,6 +435,17 @@ def test_aborts_leave_no_ghosts() -> None:
     answer = ask(window, now + 30 * MS, [short(now + 30 * MS)])
     assert isinstance(answer, Dispatch)
     assert answer.waited_s == 0.0
+
+
+def test_behind_a_backlog_the_first_requests_are_not_late() -> None:
+    window = Window(LapsConfig())
+    batch_s = predict([(100, 0)] * 10)
+    # Ten fit one batch and can make it; all two hundred in one step could not.
+    shorts = [short(deadline=batch_s + 5 * MS, key=i) for i in range(200)]
+    answer = window.decide(0.0, shorts, token_budget=1000, predict=predict)
+    assert isinstance(answer, Dispatch)
+    assert answer.picked == tuple(range(10))
+    assert answer.late == 0
 
 
 # -- the long side

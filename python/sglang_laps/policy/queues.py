@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -30,6 +30,77 @@ def split(waiting: Iterable[T], class_of: Callable[[T], LengthClass]) -> Views[T
     for request in waiting:
         (short if class_of(request) is SHORT else long)(request)
     return views
+
+
+class DualQueue(Generic[T]):
+    """The views of one list of waiting requests, kept from round to round: only what came since is classed.
+
+    Others own that list and may do anything to it. Where it no longer begins with what was seen last, all of it is
+    classed again; else a round costs what came, plus a comparison of two lists that runs at C speed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[T] = []
+        self._views: Views[T] = Views()
+
+    def views(self, waiting: list[T], class_of: Callable[[T], LengthClass]) -> Views[T]:
+        """What ``split`` would give; read only."""
+        if waiting[: len(self._seen)] != self._seen:
+            self.forget()
+        for request in waiting[len(self._seen) :]:
+            self._views.of(class_of(request)).append(request)
+        self._seen = list(waiting)
+        return self._views
+
+    def forget(self) -> None:
+        """A request's class has changed."""
+        self._seen, self._views = [], Views()
+
+    def took(self, cls: LengthClass, gone: set[int], left: Sequence[T]) -> None:
+        """Requests of `cls` with these ids were batched; `left` is the list without them."""
+        if not self._seen:
+            return
+        view = without(self._views.of(cls), gone)
+        if cls is SHORT:
+            self._views.short = view
+        else:
+            self._views.long = view
+        self._seen = list(left)
+
+
+def without(items: list[T], gone: set[int]) -> list[T]:
+    """`items` less those with these ids. Costs a step for each up to the last of them; the rest is copied at once."""
+    kept: list[T] = []
+    left = len(gone)
+    for i, item in enumerate(items):
+        if not left:
+            kept += items[i:]
+            break
+        if id(item) in gone:
+            left -= 1
+        else:
+            kept.append(item)
+    return kept
+
+
+def changes(before: list[T], after: list[T]) -> tuple[set[int], list[T]]:
+    """(ids of what is in `before` alone, what is in `after` alone); `after` may be in another order.
+
+    As cheap as ``without`` where `after` is `before` less some of its first requests.
+    """
+    missing, at = len(before) - len(after), 0
+    gone: set[int] = set()
+    for i, item in enumerate(before):
+        if len(gone) == missing:
+            if before[i:] == after[at:]:
+                return gone, []
+            break
+        if at < len(after) and after[at] is item:
+            at += 1
+        else:
+            gone.add(id(item))
+    known, kept = set(map(id, before)), set(map(id, after))
+    return known - kept, [item for item in after if id(item) not in known]
 
 
 def turn(*, short: bool, long: bool, long_owed: bool, urgent: LengthClass | None = None) -> tuple[LengthClass, ...]:

@@ -19,6 +19,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from .arrivals import Arrivals
@@ -187,7 +188,7 @@ class Window:
         if not shorts:
             self._held_since = None
             return Wait(math.inf, "empty", long_waiting)
-        slacks = self._slacks(now, shorts, predict)
+        slacks = self._slacks(now, shorts, token_budget, predict)
         picked = self._pick(shorts, slacks, token_budget)
         waited_s = 0.0 if self._held_since is None else now - self._held_since
         late = sum(slacks[i] < 0.0 for i in picked)
@@ -298,11 +299,17 @@ class Window:
             return unknown
         return max(0.0, apart_a + apart_b - together)
 
-    def _slacks(self, now: float, shorts: Sequence[ShortWaiting], predict: Predict | None) -> list[float]:
-        """Per request: deadline - now - predicted service of the whole batch; infinite without a deadline (seconds)."""
+    def _slacks(
+        self, now: float, shorts: Sequence[ShortWaiting], token_budget: int, predict: Predict | None
+    ) -> list[float]:
+        """Per request: deadline - now - predicted service of the whole batch; infinite without a deadline (seconds).
+
+        Of one batch, not of all that wait: under a backlog the first of them can still make it.
+        """
         if all(s.deadline_s is None for s in shorts):
             return [math.inf] * len(shorts)
-        served = now + self._service(shorts, predict)
+        fitting = max(1, bisect_right(list(accumulate(s.tokens for s in shorts)), token_budget))
+        served = now + self._service(shorts[:fitting], predict)
         return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
 
     def _service(self, shorts: Sequence[ShortWaiting], predict: Predict | None) -> float:
@@ -344,7 +351,9 @@ class Window:
         ``history``: tokens of the long prompt already done. Whole pages, never below one; ``full_chunk`` when it fits,
         when no short deadline can still be met, and when nothing can be predicted.
         """
-        slack = min((s for s in self._slacks(now, shorts, predict) if 0.0 <= s < math.inf), default=math.inf)
+        slack = min(
+            (s for s in self._slacks(now, shorts, full_chunk, predict) if 0.0 <= s < math.inf), default=math.inf
+        )
         if slack == math.inf or predict is None or full_chunk <= page_size:
             return full_chunk
         room = slack - self._delta_s
