@@ -22,19 +22,20 @@ from typing import Any
 import aiohttp
 
 from benchmark.rig import model, servers, stats
-from benchmark.rig.load import Seen, poisson, session, stream
+from benchmark.rig.load import Seen, session, spread, stream
 from benchmark.rig.machine import machine, versions
 
-CHUNK = 768
-SESSIONS = 5
+CHUNK = 256
+SESSIONS = 3
 """Users in a conversation at the same time."""
-PACE_S = (0.3, 0.8)
+PACE_S = (0.4, 1.0)
 """Between a user's turns. They keep this pace whatever the answers take, so both variants are offered the same load;
 only an answer that is not there yet delays the next turn."""
-DOCUMENT_TOKENS = (3600, 4200)
+DOCUMENT_TOKENS = (1800, 2200)
 ANSWER_TOKENS = 4
 VARIANTS: dict[str, tuple[str, ...]] = {"laps": ("--enable-laps-scheduler",), "fcfs": ("--schedule-policy", "fcfs")}
-ORDER = ("laps", "fcfs", "fcfs", "laps")
+ORDER = ("laps", "fcfs", "fcfs", "laps") * 2
+"""Short rounds in turns: what else the machine does for half a minute meets both."""
 # On a CPU the overlap loop runs the next batch before it hands out the answers of the one before.
 COMMON = ("--max-total-tokens", "65536", "--context-length", "8192", "--disable-overlap-schedule")
 PREFILL = ("--chunked-prefill-size", str(CHUNK), *COMMON)
@@ -127,7 +128,7 @@ async def one_round(
             conversation(http, url, words, random.Random(rng.random()), epoch, epoch + span_s, out)
             for _ in range(SESSIONS)
         ]
-        load = asyncio.gather(*users, documents(http, url, words, poisson(document_rate, span_s, rng), epoch, out))
+        load = asyncio.gather(*users, documents(http, url, words, spread(document_rate, span_s, rng), epoch, out))
         while not load.done():
             progress.say(f"{label}: {len(out)} answers, {stats.failed(out)} failed")
             await asyncio.wait([load], timeout=0.5)
@@ -219,8 +220,8 @@ def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) 
             prefills[name] = servers.prefill(
                 folder, log, *PREFILL, *args, env=ONE_CORE, name=f"prefill server ({name})"
             )
+        started.extend(server.start() for server in (decode, *prefills.values()))
         for server in (decode, *prefills.values()):
-            started.append(server.start())
             server.ready(tick=lambda _, n=server.name: progress.say(f"starting the {n}"))  # type: ignore[misc]
         for name, prefill in prefills.items():
             log = out / f"router-{name}.log"
@@ -239,7 +240,7 @@ def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if no request failed."""
     parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=18.0, help="length of each of the four rounds (default: 18)")
+    parser.add_argument("--seconds", type=float, default=17.0, help="length of each of the eight rounds (17)")
     parser.add_argument("--utilisation", type=float, default=0.4, help="of the prefill server by documents (0.4)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -253,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     progress = Progress()
     progress.say("making the model")
-    folder = model.make(model.REPO / "out" / "models")
+    folder = model.make(model.REPO / "out" / "models", model.LIKE_LARGE)
     words = Words(folder, args.seed)
     rounds: dict[str, list[tuple[list[Seen], float]]] = {name: [] for name in VARIANTS}
     try:

@@ -1,0 +1,214 @@
+"""What one scheduling round costs, by the length of the waiting queue: LAPS next to stock ``fcfs``.
+
+    python -m benchmark.rounds_cost [--lengths 10,100,1000,10000,100000] [--rounds 5] [--out out/rounds-cost]
+
+Each variant is SGLang's own prefill scheduler, whole, in a process of its own; only its event loop is ours. The queue
+is filled to a length and kept there. A round is what the loop does to find its next batch
+(``get_next_disagg_prefill_batch_to_run``), in CPU time of the scheduler's thread; the batch is then really run,
+untimed. Nine of ten requests are short. Stock orders by arrival; both look at the same queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig import model, servers
+from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.rig.rounds import interleaved, ratio
+
+LENGTHS = (10, 100, 1000, 10_000, 100_000)
+VARIANTS: dict[str, dict[str, str]] = {"fcfs": {}, "laps": {"SGLANG_LAPS_SCHEDULER": "{}"}}
+"""Environment of each; both run under --schedule-policy fcfs."""
+SHAPE = model.Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=176)
+CHUNK, SHORT_TOKENS, LONG_TOKENS, LONG_SHARE = 1024, (16, 128), 2048, 0.1
+TIMED = 24
+"""Batches timed at each length."""
+LIMIT_S = 400.0
+
+
+def arguments(checkpoint: Path, port: int, longest: int) -> list[str]:
+    """SGLang's command line. A prefill server lets at most twice its running requests wait for the scheduler."""
+    return [
+        *("--model-path", str(checkpoint), "--disaggregation-mode", "prefill", "--host", servers.HOST),
+        *("--disaggregation-bootstrap-port", str(port), "--dtype", "float32", "--disable-overlap-schedule"),
+        *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--chunked-prefill-size", str(CHUNK)),
+        *("--max-total-tokens", "262144", "--context-length", "4096", "--log-level", "error"),
+        *("--max-running-requests", str(max(2048, longest // 2 + 1024))),
+        *("--schedule-policy", "fcfs"),
+    ]
+
+
+def request(rng: random.Random, i: int) -> Any:
+    """A tokenized request as the HTTP side hands it over; it needs no decode server."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    tokens = LONG_TOKENS if rng.random() < LONG_SHARE else rng.randint(*SHORT_TOKENS)
+    return TokenizedGenerateReqInput(
+        rid=f"r{i}",
+        input_text="",
+        input_ids=array("q", rng.choices(range(3, 2000), k=tokens)),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=SamplingParams(max_new_tokens=1, temperature=0),
+        return_logprob=False,
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+        bootstrap_host=servers.FAKE_BOOTSTRAP_HOST,
+        bootstrap_port=1,
+        bootstrap_room=i,
+    )
+
+
+Rounds = dict[int, list[list[float]]]
+"""By queue length, of each timed round: its CPU seconds, and how many requests its batch holds."""
+
+
+def measure(scheduler: Any, lengths: Sequence[int], seed: int) -> Rounds:
+    """Fill the queue to each length and time rounds."""
+    rng, made, last = random.Random(seed), 0, None
+    found: Rounds = {}
+
+    def fill(length: int) -> None:
+        nonlocal made
+        for _ in range(length - len(scheduler.waiting_queue)):
+            made += 1
+            scheduler.handle_generate_request(request(rng, made))
+        scheduler.waiting_queue.extend(scheduler.disagg_prefill_bootstrap_queue.pop_bootstrapped())
+
+    for length in lengths:
+        times = found[length] = []
+        # The first rounds class what came with the filling; a server meets those requests one by one.
+        for timed in (*[False] * 4, *[True] * TIMED):
+            fill(length)
+            if len(scheduler.waiting_queue) < length:
+                raise SystemExit(f"{len(scheduler.waiting_queue)} of {length} requests wait")
+            begin = time.thread_time()
+            plan = scheduler.get_next_disagg_prefill_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=last
+            )
+            took = time.thread_time() - begin
+            scheduler.running_batch, last = plan.running_batch, plan.batch_to_run
+            if last is not None:
+                scheduler.process_batch_result(last, scheduler.run_batch(last))
+                if timed:
+                    times.append([took, len(last.reqs)])
+            scheduler.process_disagg_prefill_inflight_queue()
+            if last is None:
+                time.sleep(0.001)
+    return found
+
+
+def child(variant: str, lengths: Sequence[int], seed: int) -> int:
+    """Be one scheduler process; prints a line of JSON."""
+    from sglang.srt.managers import scheduler as module
+    from sglang.srt.managers.disagg_service import start_disagg_service
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.runtime_context import SpawnRanks, publish
+    from sglang.srt.server_args import PortArgs, prepare_server_args
+
+    load_plugins()  # after the scheduler: SGLang's own processes have it by then
+    args = prepare_server_args(
+        arguments(model.make(model.REPO / "out" / "models", SHAPE), servers.free_port(), max(lengths))
+    )
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    keep = start_disagg_service()
+    scheduler = module.Scheduler(args, PortArgs.init_new(args))
+    if (variant == "laps") != bool(getattr(scheduler, "laps_on", False)):
+        raise SystemExit(f"{variant}: LAPS is {'off' if variant == 'laps' else 'on'}")
+    found = measure(scheduler, lengths, seed)
+    print("\n" + json.dumps({str(n): times for n, times in found.items()}), flush=True)
+    del keep
+    # Transfer and watchdog threads have no end of their own.
+    os._exit(0)
+
+
+def spawn(variant: str, lengths: Sequence[int], seed: int) -> Rounds:
+    """Run ``child``. Raises SystemExit with one line where it fails."""
+    asked = [sys.executable, "-m", "benchmark.rounds_cost", "--child", variant, "--seed", str(seed)]
+    asked += ["--lengths", ",".join(map(str, lengths))]
+    env = {**os.environ, **servers.ENV, "OMP_NUM_THREADS": "1", **VARIANTS[variant]}
+    try:
+        done = subprocess.run(asked, env=env, cwd=model.REPO, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{variant}: no result within {LIMIT_S:.0f} s") from None
+    if done.returncode:
+        raise SystemExit(f"{variant}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+    return {int(n): times for n, times in json.loads(done.stdout.strip().splitlines()[-1]).items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.rounds_cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="queue lengths, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each variant, in turns (default: 5)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "rounds-cost")
+    parser.add_argument("--child", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    try:
+        lengths = sorted({int(n) for n in args.lengths.split(",")})
+    except ValueError:
+        parser.error(f"--lengths: {args.lengths!r} is not a list of whole numbers")
+    if lengths[0] < 1 or args.rounds < 1:
+        parser.error("--lengths and --rounds are at least 1")
+    if args.child:
+        return child(args.child, lengths, args.seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    model.make(model.REPO / "out" / "models", SHAPE)
+    medians: dict[str, dict[int, list[float]]] = {v: {n: [] for n in lengths} for v in VARIANTS}
+    batches: dict[str, dict[int, list[float]]] = {v: {n: [] for n in lengths} for v in VARIANTS}
+    for i, variant in interleaved(tuple(VARIANTS), args.rounds):
+        for n, times in spawn(variant, lengths, args.seed + i).items():
+            medians[variant][n].append(statistics.median(took for took, _ in times))
+            batches[variant][n].append(statistics.mean(held for _, held in times))
+    rows, figures = [], []
+    for n in lengths:
+        r = ratio(medians["laps"][n], medians["fcfs"][n])
+        took = [f"{statistics.median(medians[v][n]) * 1e3:.2f}" for v in VARIANTS]
+        held = [f"{statistics.mean(batches[v][n]):.0f}" for v in VARIANTS]
+        rows.append([f"{n:,}", *took, str(r), r.verdict, *held])
+        figures.append(Figure.of(f"CPU time of a round, laps / fcfs, {n:,} waiting", r))
+    first, last = lengths[0], lengths[-1]
+    growth = {v: statistics.median(medians[v][last]) / statistics.median(medians[v][first]) for v in VARIANTS}
+    figures += [Figure(f"a round with {last:,} waiting over one with {first:,}, {v}", growth[v]) for v in VARIANTS]
+    columns = ["waiting", *VARIANTS, "laps / fcfs", "shown", *(f"batch {v}" for v in VARIANTS)]
+    piece = Piece(
+        name="rounds-cost",
+        title="What a scheduling round costs by the length of the queue",
+        text="CPU time of SGLang's scheduler thread to find its next batch, the waiting queue kept at a length; 90% of "
+        f"{SHORT_TOKENS[0]} to {SHORT_TOKENS[1]} tokens, 10% of {LONG_TOKENS}, chunks of {CHUNK}. Medians of {TIMED} "
+        f"rounds in each of {args.rounds} processes of a variant, in turns. Batch: requests a round admits, each of "
+        "which costs its share; a batch of shorts holds more of them than one that begins with a long prompt.",
+        seed=args.seed,
+        tables=[Table("CPU time of one round (ms)", columns, rows)],
+        figures=figures,
+        data={"seconds": {v: {str(n): x for n, x in m.items()} for v, m in medians.items()}},
+        command=command("benchmark.rounds_cost", argv),
+    )
+    piece.write(args.out)
+    for part in (*piece.tables, *piece.figures):
+        print(part)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
