@@ -24,6 +24,7 @@ import aiohttp
 from benchmark.rig import model, servers, stats
 from benchmark.rig.load import Seen, session, spread, stream
 from benchmark.rig.machine import machine, versions
+from benchmark.serving.pictures import distributions
 
 CHUNK = 256
 SESSIONS = 3
@@ -181,25 +182,11 @@ def table(result: dict[str, dict[str, Any]]) -> str:
 
 def picture(rounds: dict[str, list[tuple[list[Seen], float]]], path: Path) -> None:
     """The two distributions of TTFT, short and long side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    for ax, kind in zip(axes, ("short", "long"), strict=True):
-        for name, colour in (("laps", "#0b6e4f"), ("fcfs", "#c1440e")):
-            values = sorted(stats.ttft_ms([s for r, _ in rounds[name] for s in r], kind))
-            share = [(i + 1) / len(values) for i in range(len(values))]
-            ax.step(values, share, where="post", color=colour, label=name, linewidth=2)
-        ax.axhline(0.9, color="#888888", linewidth=0.8, linestyle=":")
-        ax.set_xscale("log")
-        ax.set(xlabel="time to first token (ms)", ylabel="share of requests", title=f"{kind} requests", ylim=(0, 1.01))
-        ax.grid(alpha=0.3, which="both")
-        ax.legend(loc="lower right")
-    figure.suptitle("SGLang prefill with LAPS and with stock fcfs, the same load")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    curves = {
+        kind: {name: sorted(stats.ttft_ms([s for seen, _ in of for s in seen], kind)) for name, of in rounds.items()}
+        for kind in ("short", "long")
+    }
+    distributions(curves, "SGLang prefill with LAPS and with stock fcfs, the same load", path)
 
 
 @contextmanager

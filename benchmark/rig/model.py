@@ -36,6 +36,11 @@ LIKE_LARGE = Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=8192)
 prompt. SGLang's attention for CPUs computes each chunk over the whole prefix, which dominates the default shape."""
 
 
+DEEP = Shape(hidden=64, layers=28, heads=2, kv_heads=1, intermediate=176)
+"""As many layers as Qwen2.5-7B, so a short prefill costs mostly what a step costs whatever it holds, as it does there:
+a few layers take less time than a request's way through HTTP, which no batch could make up for."""
+
+
 def corpus() -> list[str]:
     """The repository's own text: what the tokenizer is trained on."""
     files = [REPO / "LICENSE", REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]

@@ -163,7 +163,7 @@ class Pacer:
                 picked = tuple(ranks[i] for i in picks)
         long_first = self._ranked(now, longs)[0] if self._order and longs else 0
         chunk = 0
-        if long is not None and LONG in order and view:
+        if long is not None and LONG in order and (view or self._config.ttft_slo_ms):
             chunk = self._long_chunk(now, view, long)
         elif self._config.long_chunk_tokens and self._chunk:
             chunk = min(self._config.long_chunk_tokens, self._chunk)

@@ -474,6 +474,23 @@ def test_a_long_chunk_is_the_largest_that_fits_the_slack(full: int, page: int, s
         assert got + page > full or cost([(got + page, history)]) > room - 1e-9
 
 
+def test_a_long_chunk_leaves_time_to_a_short_request_that_is_likely_to_come() -> None:
+    slo_s = 0.6 * predict([(2048, 0)])
+    window = Window(LapsConfig(ttft_slo_ms=slo_s / MS))
+    assert window.long_chunk_tokens(0.0, [], 0, 2048, 64, predict) == 2048, "none has come yet"
+    now = 0.0
+    while now < 5.0:
+        now += 0.02
+        window.arrived(now)
+    chunk = window.long_chunk_tokens(now, [], 0, 2048, 64, predict)
+    assert 64 <= chunk < 2048
+    assert predict([(chunk, 0)]) <= slo_s
+    assert window.long_chunk_tokens(now + 60.0, [], 0, 2048, 64, predict) == 2048, "they stay away"
+    relaxed = Window(LapsConfig(ttft_slo_ms=1e4))
+    relaxed.arrived(now, 50)
+    assert relaxed.long_chunk_tokens(now, [], 0, 2048, 64, predict) == 2048, "it fits"
+
+
 def test_a_long_chunk_is_full_without_deadlines_model_or_hope() -> None:
     window = Window(LapsConfig())
     assert window.long_chunk_tokens(0.0, [], 0, 2048, 64, predict) == 2048

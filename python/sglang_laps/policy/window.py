@@ -33,6 +33,8 @@ REASONS = ("depth", "window", "slack", "head_of_line", "idle", "tokens")
 _HORIZON_WINDOWS = 4
 _ONE = 0.9
 """Expected arrivals that count as one; a smoothed share never quite reaches it."""
+_LIKELY = 0.5
+"""Expected arrivals that make one likely."""
 _TICK_S = 20e-6
 """A shorter wait is none."""
 _TAU_MARGIN = 2.0
@@ -113,6 +115,7 @@ class Window:
         self._head_max_s = config.wait_head_max_ms / 1e3
         self._sigma_s = config.slack_sigma_ms / 1e3
         self._delta_s = config.slack_margin_ms / 1e3
+        self._slo_s = None if config.ttft_slo_ms is None else config.ttft_slo_ms / 1e3
         self._token_max = config.token_max
         self._cap = config.wait_max_batch
         powers = (1 << i for i in range(self._cap.bit_length()))
@@ -348,13 +351,18 @@ class Window:
     ) -> int:
         """The next long chunk (tokens): the largest whose predicted time fits the tightest short slack [M].
 
+        Beyond the paper: under a default deadline also the slack of a short request that comes as the chunk begins,
+        where one is likely to come before it ends. Once it is there the chunk cannot be cut any more.
+
         ``history``: tokens of the long prompt already done. Whole pages, never below one; ``full_chunk`` when it fits,
         when no short deadline can still be met, and when nothing can be predicted.
         """
-        slack = min(
-            (s for s in self._slacks(now, shorts, full_chunk, predict) if 0.0 <= s < math.inf), default=math.inf
-        )
-        if slack == math.inf or predict is None or full_chunk <= page_size:
+        if predict is None or full_chunk <= page_size:
+            return full_chunk
+        slacks = self._slacks(now, shorts, full_chunk, predict)
+        slacks = [*slacks, self._slack_to_come(now, history, full_chunk, predict)]
+        slack = min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
+        if slack == math.inf:
             return full_chunk
         room = slack - self._delta_s
 
@@ -366,6 +374,15 @@ class Window:
             return full_chunk
         pages = bisect_right(range(1, full_chunk // page_size + 1), False, key=lambda n: not fits(n * page_size))
         return max(1, pages) * page_size
+
+    def _slack_to_come(self, now: float, history: int, chunk: int, predict: Predict) -> float:
+        """Slack of a short request that comes now, or infinite if none is expected during a long chunk (seconds)."""
+        if self._slo_s is None:
+            return math.inf
+        chunk_s = predict([(chunk, history)])
+        if chunk_s is None or self._arrivals.rate(now) * chunk_s < _LIKELY:
+            return math.inf
+        return self._slo_s - self._service_s
 
     # -- adaptation
 
