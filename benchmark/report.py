@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"{parser.prog}: --from runs nothing, --only runs some: one of them\n")
     if args.source and not args.source.is_dir():
         parser.exit(2, f"{parser.prog}: {args.source} is not a folder\n")
+    if not args.readme.is_file():
+        parser.exit(2, f"{parser.prog}: {args.readme} is not a file\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     say = Progress(time.monotonic(), time.monotonic)
     failed: dict[str, str] = {}

@@ -103,7 +103,11 @@ def _echo(result: Any) -> Piece:
             f"{kind}, {at['clients']}", *(f"{rate[n]:.0f}" for n in (STOCK, LAPS)),
             *(f"{p99[n]:.1f}" for n in (STOCK, LAPS)), *(f"{at['cpu_ms'][n]:.2f}" for n in (STOCK, LAPS)),
         ))  # fmt: skip
-        figures.append(Figure(f"router: requests/s, {kind}, {at['clients']} clients, laps / stock", at["times_stock"]))
+        load, times, later = f"{kind}, {at['clients']} clients, laps / stock", at["times_stock"], p99[LAPS] / p99[STOCK]
+        figures += [
+            Figure(f"router: requests/s, {load}", times, ">= 2", times >= 2.0),
+            Figure(f"router: P99 latency, {load}", later, "<= 1", later <= 1.0),
+        ]
     heads = ("reply, clients", "stock /s", "laps /s", "stock P99 ms", "laps P99 ms", "stock CPU ms", "laps CPU ms")
     note = "CPU: of the router's process, a request."
     return Piece(
@@ -129,13 +133,26 @@ def _mix(result: Any) -> Piece:
         for run in result
         for change in run["changes"]
     ]  # fmt: skip
+    figures = []
+    for run in result:
+        # What comes before the first change is the controller finding its start.
+        changes, most = run["changes"][1:], run["prefill"] // 2 + 1
+        first = max((c["moves"] or [[run["phase_s"]]])[0][0] for c in changes) / run["period_s"]
+        moves = max(len(c["moves"]) for c in changes)
+        of = f"after a change, {run['prefill']} instances"
+        figures += [
+            Figure(f"control periods to the first move {of}", first, "<= 3", first <= 3.0),
+            Figure(f"moves {of}", moves, f"<= {most}", moves <= most),
+        ]
     heads = ("instances", "short share", "short + long", "moves", "short P90 ms", "long P90 ms", "failed")
     return Piece(
         name="router-mix",
         title="How the pools follow a mix that changes",
-        text="The share of short requests changes from phase to phase; emulated prefill instances behind the router.",
+        text="The share of short requests changes from phase to phase; emulated prefill instances behind the router. "
+        f"A control period is {result[0]['period_s']:g} s.",
         seed=0,
         tables=[Table("Pools after each change", heads, rows)],
+        figures=figures,
         data={"result": result},
         command="python -m benchmark.router --mix",
     )
@@ -158,7 +175,12 @@ def _real(result: Any) -> Piece:
         tables=[
             Table("TTFT (ms)", ("router", "short P50", "short P90", "long P50", "long P90", "failed"), rows)
         ],
-        figures=[Figure("short P90 TTFT behind the router, laps / stock", value, rounds=len(result["rounds"][LAPS]))],
+        figures=[
+            Figure(
+                "short P90 TTFT behind the router, laps / stock", value, "<= 0.5", value <= 0.5,
+                rounds=len(result["rounds"][LAPS]),
+            )
+        ],
         data={"result": result},
         command="python -m benchmark.router --real",
     )  # fmt: skip
