@@ -19,7 +19,8 @@ medians over rounds of per-round ratios, with the interval that covers the media
 - ``model``: relative error of the fitted step times on held-out steps after the load of ``slo`` (and of ``closed``),
   from /laps_status. Bar: median at most 10%, P90 at most 25%.
 
-``result.json``, ``window.png`` and the servers' logs go to ``--out``.
+``result.json``, ``window.png`` and the servers' logs go to ``--out``. With ``--only``, answers to the other questions
+that are there stay.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ from benchmark.window_picture import draw
 
 OUT = model.REPO / "out"
 ENV = {"OMP_NUM_THREADS": "1"}
+SLO_ENV = {**ENV, "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""glibc gives large tensors back to the system and faults their pages in again at every step: a chunk of 256 tokens of
+``model.LIKE_LARGE`` then takes twice as long as one of 220. No device does that; nor does glibc, told so."""
 CHUNK = 512
 BASE = ("--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--disable-overlap-schedule")
 SLO_CHUNK = ("--chunked-prefill-size", "256")
-"""For all policies: above some 400 tokens a step of ``model.LIKE_LARGE`` leaves this CPU's cache and takes twice as
-long a token, so that smaller chunks alone would make a policy look good."""
 LAPS = ("--enable-laps-scheduler",)
 DUAL, AWD, FIXED = "dual queue", "AWD", "fixed window"
 WINDOWS = {
@@ -88,7 +90,7 @@ class Bench:
 
     @contextlib.contextmanager
     def up(
-        self, variants: Mapping[str, Sequence[str]], shape: model.Shape, *more: str
+        self, variants: Mapping[str, Sequence[str]], shape: model.Shape, *more: str, env: Mapping[str, str] = ENV
     ) -> Iterator[dict[str, servers.Server]]:
         """Servers of these variants (SGLang's arguments), one started after the other: all at once is slower."""
         checkpoint = model.make(OUT / "models", shape)
@@ -96,7 +98,7 @@ class Bench:
         with contextlib.ExitStack() as stack:
             for name, args in variants.items():
                 log = self.out / "logs" / f"{name.replace(' ', '-')}.log"
-                started[name] = servers.prefill(checkpoint, log, *BASE, *more, *args, env=ENV, name=name)
+                started[name] = servers.prefill(checkpoint, log, *BASE, *more, *args, env=dict(env), name=name)
                 stack.enter_context(started[name]).ready()
                 asyncio.run(fast.one_by_one(started[name].port, shorts(32, seed=1)))
             yield started
@@ -211,7 +213,7 @@ def slo(bench: Bench) -> None:
     """SLO violations in the mixed load."""
     span_s = 8.0 if bench.quick else 20.0
     with contextlib.ExitStack() as stack:
-        up = stack.enter_context(bench.up(STOCK, model.LIKE_LARGE, *SLO_CHUNK))
+        up = stack.enter_context(bench.up(STOCK, model.LIKE_LARGE, *SLO_CHUNK, env=SLO_ENV))
         short_s = lone_s(up["fcfs"], *SHORT_TOKENS, 40)
         long_s = lone_s(up["fcfs"], LONG_TOKENS, LONG_TOKENS, 10)
         work = itertools.cycle([a.raw for a in mixed(50.0, 20.0, 4, None)])
@@ -223,7 +225,7 @@ def slo(bench: Bench) -> None:
             f"{slo_s[LONG] * 1e3:.0f} ms; capacity {capacity:.0f} requests/s, offered {rate:.0f}/s"
         )
         told = (*LAPS, "--laps-ttft-slo-ms", f"{slo_s[SHORT] * 1e3:.1f}")
-        up |= stack.enter_context(bench.up({SLO: told}, model.LIKE_LARGE, *SLO_CHUNK))
+        up |= stack.enter_context(bench.up({SLO: told}, model.LIKE_LARGE, *SLO_CHUNK, env=SLO_ENV))
         share: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in up} for kind in slo_s}
         ttft: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in up} for kind in slo_s}
         for i, name in interleaved(tuple(up), bench.rounds):
@@ -256,7 +258,7 @@ def slo(bench: Bench) -> None:
 
 def latency(bench: Bench) -> None:
     """The fitted model's error under each load."""
-    rows, out = [], {}
+    rows, out = [], bench.result.get("model", {})
     for load, status in bench.models.items():
         error = status["error"]
         ok = bool(error) and error["median"] <= 0.10 and error["p90"] <= 0.25
@@ -290,6 +292,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(args.rounds, args.quick, args.out)
+    record = args.out / "result.json"
+    if args.only and record.is_file():
+        bench.result = json.loads(record.read_text())
     if wanted & {"alone", "closed"} or wanted == {"model"}:
         # Token ids in and out: the tokenizer's processes would share these few cores with the device they stand for.
         with bench.up(WINDOWS, model.DEEP, "--skip-tokenizer-init") as up:
@@ -306,9 +311,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cores": os.cpu_count(), "load_average": os.getloadavg(),
         "models": {"closed": asdict(model.DEEP), "slo": asdict(model.LIKE_LARGE)},
     }  # fmt: skip
-    (args.out / "result.json").write_text(json.dumps(bench.result, indent=1))
+    record.write_text(json.dumps(bench.result, indent=1))
     draw(bench.result, args.out / "window.png")
-    bench.say(f"\n{args.out / 'result.json'}, window.png; {time.time() - begin:.0f} s")
+    bench.say(f"\n{record}, window.png; {time.time() - begin:.0f} s")
     return 0
 
 
