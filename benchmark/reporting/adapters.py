@@ -79,7 +79,7 @@ def window(folder: Path) -> Piece | None:
         figures=figures,
         pictures={"window.png": "Requests/s over the dual queue alone; SLO violations."},
         data=result,
-        command=" ".join(run["command"]),
+        command=f"python -m benchmark.window --rounds {run['rounds']}",
     )
 
 

@@ -265,6 +265,8 @@ class Passage:
             while chunk:
                 part = merger.feed(chunk) if merger else chunk
                 await send({"type": "http.response.body", "body": part, "more_body": True})
+                # What has come meanwhile goes on in one piece: a write costs more than a turn of the loop.
+                await asyncio.sleep(0)
                 chunk = await read()
         except (aiohttp.ClientError, ConnectionError) as e:
             raise Lost(decoder, e) from e
