@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.rig.machine import machine, versions
+from benchmark.rig.model import REPO
 from benchmark.rig.rounds import Ratio
 from benchmark.rig.show import table
 
@@ -103,5 +104,6 @@ class Piece:
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:
-    """How this run was started, for the report."""
-    return " ".join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
+    """How this run was started, for the report; paths from the repository's root."""
+    said = sys.argv[1:] if argv is None else argv
+    return " ".join(["python", "-m", module, *(word.removeprefix(f"{REPO}/") for word in said)])
