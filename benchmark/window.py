@@ -37,7 +37,6 @@ import signal
 import statistics
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -110,13 +109,6 @@ def shorts(n: int, seed: int) -> list[bytes]:
     return [fast.prefill(tokens, rng) for tokens in lengths.short(n, rng)[0]]
 
 
-def laps_status(server: servers.Server) -> dict[str, Any]:
-    """GET /laps_status."""
-    with urllib.request.urlopen(server.url + "/laps_status", timeout=60) as reply:
-        status: dict[str, Any] = json.load(reply)
-    return status
-
-
 # -- one request at a time, and closed loops
 
 
@@ -172,7 +164,7 @@ def closed(bench: Bench, up: dict[str, servers.Server]) -> None:
     bench.say(
         f"AWD at worst {worst:.3f}: {met(worst >= 0.98, '>= 0.98')}; at best {best:.3f}: {met(best >= 1.05, '>= 1.05')}"
     )
-    status = {name: laps_status(up[name]) for name in WINDOWS}
+    status = {name: up[name].laps_status() for name in WINDOWS}
     bench.models["closed loop of shorts"] = status[AWD]["latency_model"]
     bench.result["closed"] = {
         "points": out, "worst": worst, "best": best, "met": worst >= 0.98 and best >= 1.05,
@@ -235,7 +227,7 @@ def slo(bench: Bench) -> None:
                 share[kind][name].append(violations(seen, kind, limit))
                 times = sorted(t for k, t in seen if k == kind and t is not None)
                 ttft[kind][name].append(times[int(0.9 * len(times))] * 1e3)
-        status = laps_status(up[SLO])
+        status = up[SLO].laps_status()
     bench.models["mixed open load"] = status["latency_model"]
     mean = {name: statistics.mean(v) for name, v in share[SHORT].items()}
     best = min(STOCK, key=lambda name: mean[name])

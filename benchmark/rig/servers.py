@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -96,6 +98,12 @@ class Server:
     def returncode(self) -> int | None:
         """Exit code, or None while it runs."""
         return self.process.poll() if self.process else None
+
+    def laps_status(self) -> dict[str, Any]:
+        """GET /laps_status. Raises OSError, ValueError."""
+        with urllib.request.urlopen(self.url + "/laps_status", timeout=60) as reply:
+            status: dict[str, Any] = json.load(reply)
+        return status
 
     def last_line(self) -> str:
         """What the log says last that looks like a reason."""

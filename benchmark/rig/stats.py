@@ -1,8 +1,9 @@
-"""Figures from what clients saw."""
+"""Figures from what clients saw and servers tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,11 @@ QUANTILES = (50, 90, 99)
 def ttft_ms(seen: Iterable[Seen], kind: str) -> list[float]:
     """Times to first token (ms) of the requests of one kind that got one."""
     return [s.ttft_s * 1000 for s in seen if s.kind == kind and s.ttft_s is not None and s.error is None]
+
+
+def busy_s(status: Mapping[str, Any]) -> float:
+    """Device time of both classes so far, from /laps_status (seconds)."""
+    return sum(float(of["busy_s"]) for of in status["totals"].values())
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from benchmark.rig import stats
 from benchmark.rig.rounds import Ratio, interleaved, ratio
 from benchmark.serving import calibrate, client
 from benchmark.serving.client import Answer, Target
@@ -163,7 +164,7 @@ def busy_s(servers: Servers, name: str) -> float | None:
     status = get_json(servers.prefill(name), "/laps_status")
     if not status or not status.get("enabled"):
         return None
-    return sum(float(of["busy_s"]) for of in status["totals"].values())
+    return stats.busy_s(status)
 
 
 def goodput(

@@ -21,7 +21,6 @@ import signal
 import statistics
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ import uvloop
 from sglang_laps.policy.latency import Coefficients
 from sglang_laps.policy.nnls import nnls
 
-from benchmark.rig import fast, model, servers
+from benchmark.rig import fast, model, servers, stats
 from benchmark.rig.piece import Figure, Piece, Table, command
 from benchmark.rig.rounds import interleaved, ratio
 from benchmark.sim.metrics import Outcome, lone_s
@@ -92,13 +91,6 @@ def measure(server: servers.Server, rows: Sequence[Row], seed: str) -> list[floa
     return [t for t in seen if t is not None]
 
 
-def status(server: servers.Server) -> dict[str, Any]:
-    """GET /laps_status."""
-    with urllib.request.urlopen(server.url + "/laps_status", timeout=60) as reply:
-        found: dict[str, Any] = json.load(reply)
-    return found
-
-
 @dataclass
 class Alone:
     """Requests that had their server to themselves. Times in seconds."""
@@ -121,19 +113,14 @@ def alone(server: servers.Server, seed: str, *, told: bool) -> Alone:
     def bodies() -> Iterator[bytes]:
         for n in tokens:
             if told:
-                busy.append(busy_s(server))
+                busy.append(stats.busy_s(server.laps_status()))
             time.sleep(rng.expovariate(1.0 / PAUSE_S))
             yield fast.prefill(n, rng)
         if told:
-            busy.append(busy_s(server))
+            busy.append(stats.busy_s(server.laps_status()))
 
     ttft = asyncio.run(fast.one_by_one(server.port, bodies()))
     return Alone(tokens, ttft, [b - a for a, b in itertools.pairwise(busy)])
-
-
-def busy_s(server: servers.Server) -> float:
-    """Device time it has used so far (seconds)."""
-    return float(sum(t["busy_s"] for t in status(server)["totals"].values()))
 
 
 def calibrate(known: Coefficients, seen: Alone) -> Profile:
@@ -222,7 +209,7 @@ def gather(args: argparse.Namespace) -> dict[str, Any]:
         longs = [s for n, s in zip(seen.tokens, seen.ttft, strict=True) if n == LONG]
         guess = (1 - LONG_SHARE) * statistics.mean(shorts) + LONG_SHARE * statistics.mean(longs)
         measure(up["laps"], mixed(0.6 / guess, TRAINING_S, f"{args.seed} training"), f"{args.seed} training")
-        learnt = status(up["laps"])["latency_model"]
+        learnt = up["laps"].laps_status()["latency_model"]
         if not learnt["fitted"]:
             raise SystemExit(f"the latency model is not fitted: {learnt['why_not']}")
         known = Coefficients(**learnt["coefficients"])
@@ -233,10 +220,10 @@ def gather(args: argparse.Namespace) -> dict[str, Any]:
         for i, name in interleaved(tuple(up), args.rounds):
             seed = f"{args.seed}/{i}"
             rows = mixed(rate, args.span, seed)
-            begin = status(up["laps"])["totals"]
+            begin = up["laps"].laps_status()["totals"]
             rounds[i]["rows"] = rows
             rounds[i][name] = measure(up[name], rows, seed)
-            rounds[i][f"{name} totals"] = {"before": begin, "after": status(up["laps"])["totals"]}
+            rounds[i][f"{name} totals"] = {"before": begin, "after": up["laps"].laps_status()["totals"]}
             print(f"round {i + 1} {name}", flush=True)
         return {
             "rate": rate,

@@ -47,8 +47,9 @@ class DualQueue(Generic[T]):
         """What ``split`` would give; read only."""
         if waiting[: len(self._seen)] != self._seen:
             self.forget()
-        for request in waiting[len(self._seen) :]:
-            self._views.of(class_of(request)).append(request)
+        came = split(waiting[len(self._seen) :], class_of)
+        self._views.short += came.short
+        self._views.long += came.long
         self._seen = list(waiting)
         return self._views
 
@@ -60,11 +61,8 @@ class DualQueue(Generic[T]):
         """Requests of `cls` with these ids were batched; `left` is the list without them."""
         if not self._seen:
             return
-        view = without(self._views.of(cls), gone)
-        if cls is SHORT:
-            self._views.short = view
-        else:
-            self._views.long = view
+        view = self._views.of(cls)
+        view[:] = without(view, gone)
         self._seen = list(left)
 
 
