@@ -136,6 +136,10 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     first.figures = [*headline(compared), *first.figures]
     second = piece_of_open("overload", overloaded, heavy, OVERLOADED, OVERLOADED[0], over, how, args.out / "overload")
     second.title = "Overload: what the share promises the long ones"
+    second.text += (
+        " In each round SGLang's shortest-prefill-first looks up the prefix of every waiting request, and its "
+        "throughput falls as they become many."
+    )
     table, figures = promise(overloaded)
     second.tables.insert(0, table)
     second.figures = [*figures, *(f for f in second.figures if not math.isinf(f.value))]

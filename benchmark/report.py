@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,15 +21,6 @@ from benchmark.rig.model import REPO
 from benchmark.serving.compare import Progress
 
 PAGE = REPO / "benchmark" / "report"
-
-
-def commit() -> str:
-    """Short hash of the checked-out commit, with a plus where files differ from it."""
-    told = []
-    for arguments in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
-        done = subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, text=True, check=False)
-        told.append(done.stdout.strip())
-    return (told[0] or "unknown") + ("+" if told[1] else "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 say(f"{name}: {wrong}")
     collected = steps.collect(args.source or args.work, failed)
     try:
-        page.write(collected, args.out, commit())
+        page.write(collected, args.out)
     except ValueError as e:
         parser.exit(2, f"{parser.prog}: {e}\n")
     if page.HEADLINE in collected.pieces:

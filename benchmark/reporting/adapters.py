@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmark.rig.piece import Figure, Piece, Table
 
 STOCK, LAPS = "stock", "laps"
+ORIGIN = "origin.json"
+"""Beside the result: where it comes from (``rig.machine.origin``)."""
 
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """As arguments of a piece. What is rendered here need not have been measured here."""
+    return _read(folder / ORIGIN) or {"machine": {}, "versions": {}, "commit": ""}
 
 
 def _of_dict(name: str, r: dict[str, Any], bar: str = "", met: bool | None = None) -> Figure:
@@ -80,6 +88,7 @@ def window(folder: Path) -> Piece | None:
         pictures={"window.png": "Requests/s over the dual queue alone; SLO violations."},
         data=result,
         command=f"python -m benchmark.window --rounds {run['rounds']}",
+        **_origin(folder),
     )
 
 
@@ -89,7 +98,7 @@ def router(mode: str) -> Callable[[Path], Piece | None]:
 
     def adapt(folder: Path) -> Piece | None:
         result = _read(folder / f"router-{mode}.json")
-        return None if result is None else make(result)
+        return None if result is None else replace(make(result), **_origin(folder))
 
     return adapt
 

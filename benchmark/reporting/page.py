@@ -76,15 +76,15 @@ def picture_name(name: str, file: str) -> str:
 
 
 def machines(pieces: Mapping[str, Piece]) -> str:
-    """Each machine with its versions, and the pieces measured there."""
+    """Each machine with its versions, and the pieces measured there, each at its commit."""
     groups: dict[str, list[str]] = {}
     for name, piece in pieces.items():
-        told = ", ".join(f"{k} {v}" for k, v in {**piece.machine, **piece.versions}.items())
-        groups.setdefault(told, []).append(name)
+        told = ", ".join(f"{k} {v}" for k, v in {**piece.machine, **piece.versions}.items()) or "not recorded"
+        groups.setdefault(told, []).append(f"{name} ({piece.commit})" if piece.commit else name)
     return "\n".join(f"- {told}: {', '.join(names)}" for told, names in groups.items()) or "- none"
 
 
-def page(collected: Collected, commit: str) -> str:
+def page(collected: Collected) -> str:
     """All of it."""
     pieces = {name: piece for name, (piece, _) in collected.pieces.items()}
     parts = [
@@ -97,7 +97,7 @@ def page(collected: Collected, commit: str) -> str:
         "## Missing",
         "\n".join(f"- **{name}**: {cell(why)}" for name, why in collected.missing.items()) or "Nothing.",
         "## Machine and versions",
-        f"At commit {commit}.",
+        "In parentheses the commit; a plus: with changes.",
         machines(pieces),
         *(section(name, piece) for name, piece in pieces.items()),
     ]
@@ -113,18 +113,19 @@ def finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-def bench(collected: Collected, commit: str) -> dict[str, Any]:
+def bench(collected: Collected) -> dict[str, Any]:
     """Every figure of every piece."""
     return {
-        "commit": commit,
         "figures": [
-            {"piece": name, **finite(asdict(f))} for name, (piece, _) in collected.pieces.items() for f in piece.figures
+            {"piece": name, "commit": piece.commit, **finite(asdict(f))}
+            for name, (piece, _) in collected.pieces.items()
+            for f in piece.figures
         ],
         "missing": collected.missing,
     }
 
 
-def write(collected: Collected, out: Path, commit: str) -> None:
+def write(collected: Collected, out: Path) -> None:
     """README.md, bench.json, raw JSON and pictures; what an earlier page left there goes.
 
     Raises ValueError where the folder holds something that is no page.
@@ -142,8 +143,8 @@ def write(collected: Collected, out: Path, commit: str) -> None:
             else:
                 del piece.pictures[file]
                 collected.missing[f"{name}: {file}"] = "the picture is not there"
-    (out / "README.md").write_text(page(collected, commit))
-    (out / BENCH).write_text(json.dumps(bench(collected, commit), indent=1) + "\n")
+    (out / "README.md").write_text(page(collected))
+    (out / BENCH).write_text(json.dumps(bench(collected), indent=1) + "\n")
 
 
 BEGIN, END = "<!-- headline -->", "<!-- /headline -->"

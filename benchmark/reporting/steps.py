@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.reporting import adapters
+from benchmark.rig.machine import origin
 from benchmark.rig.model import REPO
 from benchmark.rig.piece import NAME, Piece
 
@@ -83,7 +85,7 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
     log.parent.mkdir(parents=True, exist_ok=True)
     arguments = command(name, step, folder)
     say(f"{name}: python {' '.join(arguments)}")
-    begin = time.monotonic()
+    begin, source = time.monotonic(), origin()
     with log.open("w") as out:
         # Told to end, it stops its servers itself.
         process = subprocess.Popen([sys.executable, *arguments], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
@@ -102,8 +104,11 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
     if code:
         lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
         return f"ended with code {code}: {(lines or ['no output'])[-1].strip()[-200:]}"
-    if step.elsewhere:
+    if step.adapt or step.elsewhere:
         (folder / name).mkdir(exist_ok=True)
+    if step.adapt:
+        (folder / name / adapters.ORIGIN).write_text(json.dumps(source, indent=1) + "\n")
+    if step.elsewhere:
         shutil.copy(step.elsewhere, folder / name)
     return None
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from benchmark.rig.model import REPO
 
 PACKAGES = ("sglang", "sglang-router", "sglang-laps", "torch", "transformers", "mooncake-transfer-engine-non-cuda")
 
@@ -36,3 +40,21 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str:
+    """Short hash of the checked-out commit, with a plus where Python files differ from it; empty without git."""
+    changed = ("status", "--porcelain", "--untracked-files=no", "--", "*.py")
+    try:
+        head, files = (
+            subprocess.run(["git", *words], cwd=REPO, capture_output=True, text=True, check=False).stdout.strip()
+            for words in (("rev-parse", "--short", "HEAD"), changed)
+        )
+    except OSError:
+        return ""
+    return head and head + ("+" if files else "")
+
+
+def origin() -> dict[str, Any]:
+    """Where a result comes from: ``machine``, ``versions`` and ``commit``."""
+    return {"machine": machine(), "versions": versions(), "commit": commit()}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmark.rig.machine import machine, versions
+from benchmark.rig.machine import commit, machine, versions
 from benchmark.rig.model import REPO
 from benchmark.rig.rounds import Ratio
 from benchmark.rig.show import table
@@ -86,6 +86,8 @@ class Piece:
     command: str = ""
     machine: dict[str, Any] = field(default_factory=machine)
     versions: dict[str, str] = field(default_factory=versions)
+    commit: str = field(default_factory=commit)
+    """Of this repository, when it was measured; empty = not recorded."""
 
     def write(self, out: Path) -> Path:
         """Save; returns the file."""
@@ -97,7 +99,7 @@ class Piece:
     @classmethod
     def read(cls, out: Path) -> Piece:
         """Undo ``write``. Raises OSError, ValueError or TypeError."""
-        raw = json.loads((out / NAME).read_text())
+        raw = {"commit": "", **json.loads((out / NAME).read_text())}
         raw["tables"] = [Table(**t) for t in raw["tables"]]
         raw["figures"] = [Figure(**f) for f in raw["figures"]]
         return cls(**raw)

@@ -10,6 +10,7 @@ import pytest
 
 from benchmark import report
 from benchmark.reporting import adapters, page, steps
+from benchmark.rig import machine
 from benchmark.rig.piece import Figure, Piece, Table
 from benchmark.rig.rounds import ratio
 
@@ -32,6 +33,7 @@ def piece(name: str, value: float = 0.4) -> Piece:
         command=f"python -m {name}",
         machine={"cpu": "x"},
         versions={"sglang": "1"},
+        commit="abc",
     )
 
 
@@ -59,7 +61,7 @@ def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path)
     assert "| [Title of azure](#azure) | short P90 | 0.4 [0.4, 0.4] | 5 | <= 0.5 | met |" in text
     assert "![A caption.](headline.svg)" in text
     assert "`python -m azure`, seed 3." in text
-    assert "cpu x, sglang 1: headline, azure" in text
+    assert "cpu x, sglang 1: headline (abc), azure (abc)" in text
     for name in set(steps.STEPS) - {"headline", "azure"}:
         assert f"- **{name}**: not run" in text
     assert "- **overload**: not run (python -m benchmark.headline --out out/report)" in text
@@ -115,6 +117,19 @@ def test_a_step_that_failed_is_missing_even_with_an_older_result(tmp_path: Path)
     found = steps.collect(tmp_path, {"one": "ended with code 1"}, {n: steps.Step("m") for n in ("one", "two")})
     assert list(found.pieces) == ["two"]
     assert found.missing == {"one": "ended with code 1"}
+
+
+def test_a_result_that_is_no_piece_says_where_it_comes_from(tmp_path: Path) -> None:
+    left = tmp_path / "router-echo.json"
+    left.write_text(json.dumps({"rounds": 5, "loads": []}))
+    step = steps.Step("this", elsewhere=left, adapt=adapters.router("echo"))
+    assert steps.run("router-echo", step, tmp_path, lambda _: None) is None
+    made, _ = steps.collect(tmp_path, {}, {"router-echo": step}).pieces["router-echo"]
+    assert made.commit == machine.commit()
+    assert made.machine["cores"] > 0
+    (tmp_path / "router-echo" / adapters.ORIGIN).unlink()
+    unknown, _ = steps.collect(tmp_path, {}, {"router-echo": step}).pieces["router-echo"]
+    assert (unknown.commit, unknown.machine) == ("", {})
 
 
 def test_a_step_runs_and_tells_how_it_failed(tmp_path: Path) -> None:
