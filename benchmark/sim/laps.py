@@ -76,10 +76,10 @@ class Laps:
         pacer, short, long, parked = self.pacer, self._short, self._long, self._parked
         fresh, self._fresh = self._fresh, 0
         pacer.arrived(now, fresh)
-        if parked is not None:
-            work = LongWork(parked.left, parked.history)
-        elif long:
-            work = LongWork(long[0].left, long[0].history)
+        if parked is not None or long:
+            first = parked or long[0]
+            # A view holds the class's tokens and the arrival.
+            work = LongWork(first.left, first.history, first.view[2], first.view[0])
         elif short:
             work = None
         else:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from sglang_laps.policy.boundary import AutoThreshold
+from sglang_laps.policy.catchup import CatchUp
 from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.fairness import Launch, LongShare
 from sglang_laps.policy.latency import LatencyModel, StepSample
@@ -54,6 +55,8 @@ class Plan(NamedTuple):
     """Why a short batch leaves, for the leading rank's books."""
     waited_s: float = 0.0
     late: int = 0
+    spare: bool = False
+    """A long batch goes beyond the share of its class; for the same books."""
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
@@ -83,6 +86,10 @@ class LongWork(NamedTuple):
 
     left_tokens: int
     history: int
+    since_s: float
+    """When it began to wait."""
+    new_tokens: int
+    """Tokens to prefill when it came."""
 
 
 class Pacer:
@@ -101,6 +108,8 @@ class Pacer:
         self._auto = AutoThreshold(config, threshold) if config.length_threshold == AUTO else None
         self._threshold = threshold
         self.share = LongShare(config.long_share)
+        self._catch_up = CatchUp(config.long_share)
+        self._spare = 0
         self.slo = SloLedger()
         graphs = (config.graph_batches, config.graph_lengths) if config.graphs else ((), ())
         self.window = Window(config, *graphs)
@@ -141,10 +150,11 @@ class Pacer:
         """Decide. `shorts`, `longs`: those waiting, in order."""
         if long is None:
             self.share.long_done()
-        owed = self.share.owed()
-        order = turn(short=short, long=long is not None, long_owed=owed, urgent=urgent)
         ranks = self._ranked(now, shorts)
         view = [ShortWaiting(*shorts[i]) for i in ranks]
+        owed = self.share.owed()
+        spare = not owed and urgent is None and short and long is not None and self._may_catch_up(now, view, long)
+        order = turn(short=short, long=long is not None, long_owed=owed or spare, urgent=urgent)
         picked: tuple[int, ...] = ()
         reason, waited_s, late, waiting = "idle", 0.0, 0, False
         if order and order[0] is SHORT:
@@ -167,7 +177,15 @@ class Pacer:
             chunk = self._long_chunk(now, view, long)
         elif self._config.long_chunk_tokens and self._chunk:
             chunk = min(self._config.long_chunk_tokens, self._chunk)
-        return Plan(order, picked, long_first, chunk, self.threshold(now), waiting, reason, waited_s, late)
+        return Plan(order, picked, long_first, chunk, self.threshold(now), waiting, reason, waited_s, late, spare)
+
+    def _may_catch_up(self, now: float, view: Sequence[ShortWaiting], long: LongWork) -> bool:
+        fit = len(view) < LOOKAHEAD and sum(s.tokens for s in view) <= self._budget
+        if not self._catch_up.due(now - long.since_s, long.new_tokens, shorts_fit=fit):
+            return False
+        # Where deadlines leave time for a small part of a chunk only, its fixed cost would be all it does.
+        chunk = self._long_chunk(now, view, long)
+        return not chunk or 2 * chunk >= min(self._full_chunk(), long.left_tokens)
 
     def _ranked(self, now: float, waiting: Sequence[Waiting]) -> Sequence[int]:
         """Indices in the configured order."""
@@ -200,7 +218,9 @@ class Pacer:
         self._blind = True
         if cls is SHORT and self._config.wait_window_ms:
             self.window.dispatched(now, requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
-        return self.share.launch(cls, contended=contended)
+        self._catch_up.launched(cls)
+        self._spare += plan.spare and cls is LONG
+        return self.share.launch(cls, contended=contended, spare=plan.spare)
 
     def finished(
         self, launch: Launch, begin: float, end: float, now: float, shape: Sequence[tuple[int, int]], *, stock: bool
@@ -210,6 +230,7 @@ class Pacer:
         `now`: its clients may know. `stock`: not replayed from a cell.
         """
         self.share.settle(launch, end - begin)
+        self._catch_up.measured(launch.cls, sum(new for new, _ in shape), end - begin)
         if stock:
             self.model.observe(StepSample.of(shape, end - begin))
         if launch.cls is SHORT and self._config.wait_window_ms:
@@ -236,7 +257,11 @@ class Pacer:
                 "basis": self._config.length_basis,
                 "source": self.threshold_source,
             },
-            "fairness": {"long_share": self.share.share, "credit_s": self.share.credit_s},
+            "fairness": {
+                "long_share": self.share.share,
+                "credit_s": self.share.credit_s,
+                "spare_batches": self._spare,
+            },
             "window": self.window.status(),
             "latency_model": self.model.status(),
             "slo": {"default_ms": self._config.ttft_slo_ms, "classes": self.slo.status(now)},

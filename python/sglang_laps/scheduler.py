@@ -280,10 +280,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         parked = self.chunked_req
         if parked is not None:
             done = max(parked.prefix_len, parked.extend_end or 0)
-            return LongWork(parked.seqlen - done, done)
+            return LongWork(parked.seqlen - done, done, parked.laps_tag.since, parked.laps_tag.new_tokens)
         if views.long:
             tag = views.long[0].laps_tag
-            return LongWork(tag.new_tokens, tag.history)
+            return LongWork(tag.new_tokens, tag.history, tag.since, tag.new_tokens)
         return None
 
     def _laps_queue_of(self, cls: LengthClass, views: Views[Req], plan: Plan) -> list[Req]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang_laps.policy.catchup import CatchUp
 from sglang_laps.policy.fairness import LongShare
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify
 from sglang_laps.policy.queues import split, turn
@@ -46,10 +47,11 @@ class ToyServer:
     """One chunk slot, one batch at a time, as SGLang's prefill server has."""
 
     share: float
+    catches_up: bool = True
     batches: list[Batch] = field(default_factory=list)
 
     def run(self, jobs: list[Job]) -> None:
-        ledger, now = LongShare(self.share), 0.0
+        ledger, catch_up, now = LongShare(self.share), CatchUp(self.share), 0.0
         coming, waiting = sorted(jobs, key=lambda j: (j.arrival, j.id)), []
         parked: Job | None = None
         while coming or waiting or parked:
@@ -62,7 +64,12 @@ class ToyServer:
             short, long = bool(views.short), bool(views.long) or parked is not None
             if not long:
                 ledger.long_done()
-            cls = turn(short=short, long=long, long_owed=ledger.owed())[0]
+            spare = False
+            if self.catches_up and short and long and not ledger.owed():
+                first = parked or views.long[0]
+                fit = sum(j.tokens for j in views.short) <= CHUNK
+                spare = catch_up.due(now - first.arrival, first.tokens, shorts_fit=fit)
+            cls = turn(short=short, long=long, long_owed=ledger.owed() or spare)[0]
             budget, taken = CHUNK, []
             if cls is LONG and parked is not None:
                 part = min(budget, parked.tokens - parked.done)
@@ -74,9 +81,11 @@ class ToyServer:
                 part = min(budget, job.tokens)
                 taken.append((job, part))
                 budget -= part
-            launch = ledger.launch(cls, contended=short and long)
+            launch = ledger.launch(cls, contended=short and long, spare=spare)
+            catch_up.launched(cls)
             begin, now = now, now + cost(sum(part for _, part in taken))
             ledger.settle(launch, now - begin)
+            catch_up.measured(cls, sum(part for _, part in taken), now - begin)
             self.batches.append(Batch(cls, [(j.id, p) for j, p in taken], begin, now, short and long))
             gone = {j.id for j, _ in taken}
             waiting = [j for j in waiting if j.id not in gone]
@@ -183,3 +192,19 @@ def test_a_short_burst_passes_a_long_prompt() -> None:
     assert len(first_short.jobs) == 8
     assert first_short.begin - 0.15 <= cost(CHUNK)
     assert jobs[0].finished > first_short.end
+
+
+def test_a_long_class_that_is_behind_gets_the_time_that_short_batches_would_waste() -> None:
+    # One by one the short requests would take all of the time, twenty in a batch 62%; the long ones need 30%.
+    shorts = [(50, i / 120) for i in range(120 * 60)]
+    longs = [(5000, i * 1.75) for i in range(34)]
+    waits = {}
+    for catches_up in (False, True):
+        jobs, server = make(shorts + longs), ToyServer(0.25, catches_up)
+        server.run(jobs)
+        waits[catches_up] = {cls: max(j.finished - j.arrival for j in jobs if j.cls is cls) for cls in (SHORT, LONG)}
+    alone = 5 * cost(CHUNK)
+    assert waits[False][LONG] > 10 * alone
+    assert waits[True][LONG] < 6 * alone
+    # A chunk, the short batch before it and one's own.
+    assert waits[True][SHORT] <= cost(CHUNK) + 2 * cost(CHUNK)

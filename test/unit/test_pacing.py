@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_laps.pacing import LongWork, Pacer, Waiting
+from sglang_laps.pacing import LongWork, Pacer, Plan, Waiting
 from sglang_laps.policy.config import LapsConfig
 from sglang_laps.policy.length import LONG, SHORT
 
@@ -16,8 +16,18 @@ def waiting(key: str, tokens: int = 50, arrival: float = 0.0, deadline: float | 
     return tokens, 0, arrival, deadline, key
 
 
+def work(tokens: int, since: float = 0.0) -> LongWork:
+    return LongWork(tokens, 0, since, tokens)
+
+
+def run(me: Pacer, plan: Plan, begin: float, end: float, *shape: tuple[int, int]) -> None:
+    cls = plan.order[0]
+    launch = me.launched(begin, cls, len(shape), plan, contended=len(plan.order) > 1)
+    me.finished(launch, begin, end, end, shape, stock=True)
+
+
 def test_short_first_and_all_of_them_in_order() -> None:
-    plan = pacer().plan(1.0, [waiting("a"), waiting("b")], [], short=True, long=LongWork(5000, 0))
+    plan = pacer().plan(1.0, [waiting("a"), waiting("b")], [], short=True, long=work(5000))
     assert plan.order == (SHORT, LONG)
     assert plan.picked == (0, 1)
 
@@ -39,24 +49,64 @@ def test_deadlines_order_both_classes_when_asked() -> None:
         waiting("first", deadline=5.0),
     ]
     longs = [waiting("x", 5000, deadline=90.0), waiting("y", 5000, deadline=50.0)]
-    plan = pacer(order="edf").plan(1.0, shorts, longs, short=True, long=LongWork(5000, 0))
+    plan = pacer(order="edf").plan(1.0, shorts, longs, short=True, long=work(5000))
     assert plan.picked == (3, 2, 1, 0)
     assert plan.long_first == 1
-    plain = pacer().plan(1.0, shorts, longs, short=True, long=LongWork(5000, 0))
+    plain = pacer().plan(1.0, shorts, longs, short=True, long=work(5000))
     assert plain.picked == (1, 2, 3, 0)  # only what is too late goes last
     assert plain.long_first == 0
 
 
 def test_the_long_class_is_owed_after_enough_short_time() -> None:
     me = pacer(long_share=0.5)
-    alone = me.plan(0.0, [], [], short=False, long=LongWork(9, 0))
+    alone = me.plan(0.0, [], [], short=False, long=work(9))
     me.finished(me.launched(0.0, LONG, 1, alone, contended=False), 0.0, 0.1, 0.1, [(9, 0)], stock=True)
-    plan = me.plan(0.1, [waiting("a")], [], short=True, long=LongWork(9, 0))
+    plan = me.plan(0.1, [waiting("a")], [], short=True, long=work(9))
     assert plan.order[0] is SHORT
     me.finished(me.launched(0.1, SHORT, 1, plan, contended=True), 0.1, 0.3, 0.3, [(50, 0)], stock=True)
-    assert me.plan(0.3, [waiting("b")], [], short=True, long=LongWork(9, 0)).order[0] is LONG
+    assert me.plan(0.3, [waiting("b")], [], short=True, long=work(9)).order[0] is LONG
 
 
 def test_a_smaller_long_chunk_can_be_asked_for() -> None:
-    assert pacer(long_chunk_tokens=128).plan(0.0, [], [], short=False, long=LongWork(5000, 0)).chunk_tokens == 128
-    assert pacer(long_chunk_tokens=9999).plan(0.0, [], [], short=False, long=LongWork(5000, 0)).chunk_tokens == 1024
+    assert pacer(long_chunk_tokens=128).plan(0.0, [], [], short=False, long=work(5000)).chunk_tokens == 128
+    assert pacer(long_chunk_tokens=9999).plan(0.0, [], [], short=False, long=work(5000)).chunk_tokens == 1024
+
+
+def behind(**knobs: object) -> Pacer:
+    """A pacer whose long batches take 0.1 ms a token, after a short batch."""
+    me = pacer(**knobs)
+    run(me, me.plan(0.0, [], [], short=False, long=work(1000)), 0.0, 0.1, (1000, 0))
+    plan = me.plan(0.1, [waiting("a")], [], short=True, long=work(1000, 0.1))
+    assert plan.order[0] is SHORT
+    run(me, plan, 0.1, 0.11, (50, 0))
+    return me
+
+
+def test_a_long_class_that_is_behind_gets_a_chunk_after_each_short_batch() -> None:
+    me = behind()
+    shorts = [waiting("b")]
+    # 1,000 tokens take 0.1 s, at a quarter of the device 0.4 s.
+    assert me.plan(0.49, shorts, [], short=True, long=work(1000, 0.1)).order[0] is SHORT
+    plan = me.plan(0.51, shorts, [], short=True, long=work(1000, 0.1))
+    assert plan.order == (LONG, SHORT)
+    assert plan.spare
+    run(me, plan, 0.51, 0.61, (1000, 0))
+    assert me.status(1.0)["fairness"]["spare_batches"] == 1
+    assert me.status(1.0)["fairness"]["credit_s"] == 0.0  # spent, but no debt
+    assert me.plan(0.62, shorts, [], short=True, long=work(1000, 0.1)).order[0] is SHORT
+
+
+def test_it_does_not_catch_up_where_short_requests_need_the_time() -> None:
+    many = [waiting(str(i), 200) for i in range(6)]
+    assert behind().plan(9.0, many, [], short=True, long=work(1000)).order[0] is SHORT
+    assert behind(long_share=0.0).plan(9.0, many[:1], [], short=True, long=work(1000)).order[0] is SHORT
+    urgent = behind().plan(9.0, many[:1], [], short=True, long=work(1000), urgent=SHORT)
+    assert urgent.order[0] is SHORT
+
+
+def test_it_does_not_catch_up_in_the_little_time_that_a_deadline_leaves() -> None:
+    me = behind()
+    me.model.predict = lambda requests: sum(1e-4 * new for new, _ in requests)  # type: ignore[method-assign]
+    soon, later = ([waiting("b", arrival=8.99, deadline=9.0 + left)] for left in (0.04, 0.5))
+    assert me.plan(9.0, soon, [], short=True, long=work(1000)).order[0] is SHORT
+    assert me.plan(9.0, later, [], short=True, long=work(1000)).order[0] is LONG

@@ -14,6 +14,8 @@ class Launch:
     cls: LengthClass
     contended: bool
     charged_s: float
+    spare: bool = False
+    """The long class had it beyond its share (see ``catchup``)."""
 
 
 class LongShare:
@@ -41,22 +43,26 @@ class LongShare:
         price = (1.0 - self.share) * (self._long_batch_s or 0.0)
         return earned >= price
 
-    def launch(self, cls: LengthClass, *, contended: bool) -> Launch:
+    def launch(self, cls: LengthClass, *, contended: bool, spare: bool = False) -> Launch:
         """Note a batch sent to the device. `contended`: both classes had work when it was chosen.
+        `spare`: the long class was not owed it.
 
         Its expected price is held back until it is settled: with two batches in flight the ledger would otherwise
         pay for the same turn twice.
         """
         charged = (1.0 - self.share) * (self._long_batch_s or 0.0) if contended and cls is LONG else 0.0
         self._in_flight_s += charged
-        return Launch(cls, contended, charged)
+        return Launch(cls, contended, charged, spare and cls is LONG)
 
     def settle(self, launch: Launch, seconds: float) -> None:
         """Enter the measured device time of a batch."""
         self._in_flight_s = max(0.0, self._in_flight_s - launch.charged_s)
         if launch.cls is LONG:
             self._long_batch_s = seconds
-        if launch.contended:
+        if launch.spare:
+            # It uses up what was earned, but leaves no debt: once short requests need all their time, the share holds.
+            self.credit_s = min(self.credit_s, max(0.0, self.credit_s - (1.0 - self.share) * seconds))
+        elif launch.contended:
             self.credit_s += self.share * seconds - (seconds if launch.cls is LONG else 0.0)
 
     def long_done(self) -> None:
