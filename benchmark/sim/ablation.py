@@ -29,6 +29,13 @@ SHARE, SHORT, LONG = 0.05, lmsys(256), log_uniform(1024, 8192)
 CHUNK = 8192
 SCALE = {1: 60.0, 2: 60.0, 4: 60.0, 8: 60.0, 16: 60.0, 64: 30.0, 250: 8.0, 1000: 3.0}
 """Instances -> simulated seconds."""
+FRONTS = (
+    ("fcfs, least-load", "fcfs", "least-load", AllocConfig()),
+    ("laps, least-load", "laps", "least-load", AllocConfig()),
+    ("laps, pools", "laps", "pools", AllocConfig()),
+    ("laps, pools, no long spill", "laps", "pools", AllocConfig(spill="short")),
+)
+"""Label, scheduler, router and its configuration."""
 OVERLOAD, OVERLOAD_S = 1.2, 120.0
 LONG_LOAD = 0.15
 """Share of the device's capacity that long work asks for under overload: less than LAPS's share for it (0..1)."""
@@ -164,13 +171,12 @@ def scale(r: Run) -> None:
     for n, span_s in SCALE.items():
         rate = 0.7 * r.capacity * n
         requests = round(rate * span_s)
-        for name, router in (("fcfs", "least-load"), ("laps", "least-load"), ("laps", "pools")):
+        for label, name, router, alloc in FRONTS:
             if n == 1 and router == "pools":
                 continue
-            label = f"{name}, {router}"
             load = Open(sizes(), rate, requests, r.seed)
             begin = time.perf_counter()
-            o = run(VARIANTS[name], load, r.profile, servers=n, router=router, chunk=CHUNK, alloc=AllocConfig())
+            o = run(VARIANTS[name], load, r.profile, servers=n, router=router, chunk=CHUNK, alloc=alloc)
             took = time.perf_counter() - begin
             groups = o.groups(256, warm=0.3)
             rows.append((
@@ -186,7 +192,9 @@ def scale(r: Run) -> None:
             "simulation's cost per request includes the router's own choice, which looks at every instance.",
         )
     )  # fmt: skip
-    y["laps, pools"].insert(0, float("nan"))
+    for label, _, router, _ in FRONTS:
+        if router == "pools":
+            y[label].insert(0, float("nan"))
     pictures.lines(list(SCALE), [("short P90 TTFT (ms)", y)], "instances", r.out / "scale.svg", log_y=True)
     r.captions["scale.svg"] = "Short P90 TTFT from 1 to 1,000 instances (simulated)."
     r.data["scale"] = rows

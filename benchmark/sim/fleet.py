@@ -106,6 +106,8 @@ class Pooled(Plain):
         super().__init__(servers)
         self.now = 0.0
         self.pools = Pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
+        for server, instance in zip(servers, self.pools.instances, strict=True):
+            instance.parks = hasattr(server.scheduler, "pacer")
         self.controller = PoolController(config.pressure)
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
         self._config = config

@@ -88,13 +88,44 @@ def test_a_short_request_spills_to_an_idle_long_instance_only() -> None:
         assert route(p, 10)[0].pool == "short"
 
 
-def test_long_requests_spill_only_when_told_to() -> None:
-    for spill, pool in (("short", "long"), ("off", "long"), ("both", "short")):
-        p = pools(spill=spill)
-        with contextlib.ExitStack() as stack:
-            for i in p.members("long"):
-                stack.enter_context(i.lease(9000))
-            assert route(p, 5000)[0].pool == pool
+@pytest.mark.parametrize(
+    ("spill", "parks", "pool"),
+    [
+        ("short", True, "long"),
+        ("off", True, "long"),
+        ("both", False, "short"),
+        ("auto", False, "long"),
+        ("auto", True, "short"),
+    ],
+)
+def test_long_requests_spill_where_they_may(spill: str, parks: bool, pool: str) -> None:
+    p = pools(spill=spill)
+    for i in p.instances:
+        i.parks = parks
+    with contextlib.ExitStack() as stack:
+        for i in p.members("long"):
+            stack.enter_context(i.lease(9000))
+        assert route(p, 5000)[0].pool == pool
+
+
+def test_a_flooded_long_pool_spills_to_the_busy_too() -> None:
+    p = pools(2, spill="both")
+    short, long = p.instances
+    with short.lease(2000), long.lease(15_000):
+        assert route(p, 5000)[0] is long
+    with short.lease(2001), long.lease(17_000):
+        assert route(p, 5000)[0] is short
+    with short.lease(2500), long.lease(17_000):
+        assert route(p, 5000)[0] is long
+
+
+def test_what_is_short_where_its_history_lies_stays_there() -> None:
+    p = pools(2, spill="both")
+    history = b"".join(b"%05d" % i for i in range(4000))
+    home, *_ = route(p, 5000, history)
+    with home.lease(9000):
+        again, cls, _, spilled = route(p, 5050, history + b"and one more question?")
+        assert (again, cls, spilled) == (home, "short", False)
 
 
 def test_a_pool_without_anybody_healthy_is_served_by_the_other() -> None:

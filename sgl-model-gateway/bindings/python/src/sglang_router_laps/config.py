@@ -13,7 +13,7 @@ from typing import Any
 from sglang_laps.policy.config import ConfigError, read_knobs
 from sglang_laps.policy.pressure import PressureConfig
 
-SPILLS = ("off", "short", "both")
+SPILLS = ("auto", "off", "short", "both")
 
 FLAGS: dict[str, str] = {
     "threshold": "--laps-alloc-threshold",
@@ -44,8 +44,9 @@ class AllocConfig:
     """Short instances at the start; None = half, rounded down."""
     signal_period_s: float | None = None
     """How often signals are read from the instances (seconds); None = a fifth of the control period."""
-    spill: str = "short"
-    """Which class may use an idle instance of the other pool when its own is overloaded: off, short, both."""
+    spill: str = "auto"
+    """Which class may use the other pool when its own is overloaded: off, short, both; auto: short ones, and long ones
+    where the instance runs LAPS and parks them while short ones run."""
     spill_tokens: int = 2048
     """A pool is overloaded when each of its instances has more than this in flight (new tokens)."""
     prefix_tokens: int = 1 << 20

@@ -92,6 +92,8 @@ class PrefillInstance(Instance):
         self.bootstrap_port = bootstrap_port
         self.pool: Pool = pool
         self.prefixes = PrefixIndex(prefix_tokens)
+        self.parks = False
+        """It is known to run LAPS: a long prefill there is parked while short ones run."""
         self.deviation = 0.0
         """Mean relative overshoot of the deadlines this router saw, decaying (ratio)."""
         self._deviation_at = clock()

@@ -12,6 +12,10 @@ from .config import AllocConfig
 from .instances import Clock, PrefillInstance
 from .prefixes import Fingerprint
 
+FLOOD = 8
+"""A pool with this many times ``spill_tokens`` in flight everywhere need not find an idle instance to spill long
+requests to: one with as many times less in flight does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -70,10 +74,11 @@ class Pools:
         spilled = not candidates
         if spilled:
             candidates = usable
-        elif self._may_spill(home) and all(i.outstanding_tokens > self.config.spill_tokens for i in candidates):
-            idle = [i for i in usable if i.pool != home and not i.outstanding]
-            if idle:
-                candidates, spilled = idle, True
+        elif home == length_class:
+            # What is short only where its history lies would be long elsewhere.
+            relief = self._relief(home, candidates, usable)
+            if relief:
+                candidates, spilled = relief, True
         chosen = self._prefer(candidates, held)
         for item in known:
             chosen.prefixes.add(item)
@@ -93,8 +98,21 @@ class Pools:
             return "short", "short"
         return ("short" if fewest["long"] <= threshold else "long"), "long"
 
-    def _may_spill(self, pool: Pool) -> bool:
-        return self.config.spill == "both" or self.config.spill == pool
+    def _relief(self, home: Pool, own: list[PrefillInstance], usable: list[PrefillInstance]) -> list[PrefillInstance]:
+        """Instances of the other pool that may take a request whose ``own`` pool is overloaded."""
+        least = min(i.outstanding_tokens for i in own)
+        if least <= self.config.spill_tokens:
+            return []
+        others = [i for i in usable if i.pool != home and self._may_spill(home, i)]
+        idle = [i for i in others if not i.outstanding]
+        if idle or home == "short" or least <= FLOOD * self.config.spill_tokens:
+            return idle
+        return [i for i in others if i.outstanding_tokens * FLOOD <= least]
+
+    def _may_spill(self, home: Pool, to: PrefillInstance) -> bool:
+        if self.config.spill == "auto":
+            return home == "short" or to.parks
+        return self.config.spill in ("both", home)
 
     def _prefer(self, candidates: list[PrefillInstance], held: dict[PrefillInstance, float]) -> PrefillInstance:
         least = min(candidates, key=lambda i: (i.outstanding_tokens, i.outstanding, i.served_tokens))

@@ -73,6 +73,7 @@ class SignalReader:
             try:
                 self.load = self._parsers[self._level](await self._get(path))
                 self.load.source = path.partition("?")[0]
+                self.instance.parks = self._level == 0
                 return
             except (Missing, ValueError, KeyError, TypeError):
                 self._level += 1
