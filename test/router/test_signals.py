@@ -51,6 +51,7 @@ def test_a_laps_server_says_its_load() -> None:
                 "source": "laps_status",
             }
             assert found["pressure"] == pytest.approx(2.0 + 0.5 - 0.05)
+            assert reader.instance.parks
 
     asyncio.run(run())
 
@@ -70,6 +71,7 @@ def test_a_stock_server_is_read_by_its_loads() -> None:
             await s.until(lambda: s.lb.readers[0].load.source == "v1/loads")
             assert s.lb.readers[0].load.backlog_tokens == 123
             assert s.lb.readers[1].load.source == "router"
+            assert not any(r.instance.parks for r in s.lb.readers)
 
     asyncio.run(run())
 
