@@ -4,7 +4,8 @@
 
 Stock fcfs and LAPS, chunks of 512 tokens, a mixed open Poisson load (90% of 16 to 128 tokens, 10% of 2048). What the
 simulator knows is measured before, on other requests: the step model that the LAPS server fits during a training load,
-and the host's time, from requests that have the server to themselves (their TTFT less their device time).
+and the host's time, from requests that have the server to themselves (their TTFT less their device time) and from how
+much longer short requests of the training load took.
 Writes profiles/cpu.json (or ``--profile-out``).
 """
 
@@ -21,6 +22,7 @@ import signal
 import statistics
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,12 +125,11 @@ def alone(server: servers.Server, seed: str, *, told: bool) -> Alone:
     return Alone(tokens, ttft, [b - a for a, b in itertools.pairwise(busy)])
 
 
-def calibrate(known: Coefficients, seen: Alone) -> Profile:
+def calibrate(known: Coefficients, seen: Alone, slowed: float) -> Profile:
     """The profile: the fitted step model, host times and the spread of steps from requests alone.
 
     What the TTFT of a lone request leaves beside its device time is a constant, a share per token and a share per step.
-    The step model was fitted under (another) load: there the same step takes longer than alone, since client, HTTP and
-    scheduler share two cores. By that factor, model over lone device time, the host's times are longer as well.
+    Under load these take ``slowed`` times as long: client, HTTP and scheduler share two cores.
     """
     tokens, left = np.array(seen.tokens), np.array(seen.ttft) - np.array(seen.device)
     lengths = sorted(set(seen.tokens))
@@ -143,7 +144,6 @@ def calibrate(known: Coefficients, seen: Alone) -> Profile:
         took / float(lone_s(bare, n, 0, CHUNK)) for n, took in zip(seen.tokens, seen.device, strict=True) if n <= CHUNK
     )
     usual = statistics.median(factors)
-    slowed = 1.0 / usual
     return Profile(
         name="cpu",
         source="measured on this machine: step model fitted by the LAPS server, host time of lone requests",
@@ -161,6 +161,20 @@ def calibrate(known: Coefficients, seen: Alone) -> Profile:
             "beside_the_device_ms": {str(n): 1e3 * float(m) for n, m in zip(lengths, middle, strict=True)},
         },
     )
+
+
+def slowed_by_load(known: Coefficients, seen: Alone, rows: Sequence[Row], ttft: Sequence[float]) -> float:
+    """How much longer the host takes under load than alone: by which the simulator gives the median TTFT that short
+    requests of the training load had.
+    """
+    wanted = quantiles([r.new for r in rows], ttft)["short P50"]
+
+    def over(slowed: float) -> bool:
+        record = simulated(calibrate(known, seen, slowed), "laps", rows, 0).record
+        return quantiles(record.new, record.ttft)["short P50"] > wanted
+
+    grid = [x / 100 for x in range(100, 301)]
+    return grid[min(bisect_left(grid, True, key=over), len(grid) - 1)]
 
 
 def simulated(profile: Profile, name: str, rows: Sequence[Row], seed: int) -> Outcome:
@@ -208,13 +222,13 @@ def gather(args: argparse.Namespace) -> dict[str, Any]:
         shorts = [s for n, s in zip(seen.tokens, seen.ttft, strict=True) if n <= SHORT[1]]
         longs = [s for n, s in zip(seen.tokens, seen.ttft, strict=True) if n == LONG]
         guess = (1 - LONG_SHARE) * statistics.mean(shorts) + LONG_SHARE * statistics.mean(longs)
-        measure(up["laps"], mixed(0.6 / guess, TRAINING_S, f"{args.seed} training"), f"{args.seed} training")
+        training = mixed(0.6 / guess, TRAINING_S, f"{args.seed} training")
+        trained = measure(up["laps"], training, f"{args.seed} training")
         learnt = up["laps"].laps_status()["latency_model"]
         if not learnt["fitted"]:
             raise SystemExit(f"the latency model is not fitted: {learnt['why_not']}")
         known = Coefficients(**learnt["coefficients"])
-        profile = calibrate(known, seen)
-        rate = args.utilisation / mean_s(profile)
+        rate = args.utilisation / mean_s(calibrate(known, seen, slowed_by_load(known, seen, training, trained)))
         print(f"{rate:.1f} requests/s", flush=True)
         rounds: list[dict[str, Any]] = [{} for _ in range(args.rounds)]
         for i, name in interleaved(tuple(up), args.rounds):
@@ -231,6 +245,7 @@ def gather(args: argparse.Namespace) -> dict[str, Any]:
             "fit_error": learnt["error"],
             "alone": vars(seen),
             "alone on fcfs": vars(stock),
+            "training": {"rows": training, "ttft": trained},
             "rounds": rounds,
         }
 
@@ -245,7 +260,8 @@ def mean_s(profile: Profile) -> float:
 def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | None) -> int:
     """Simulate, compare, write."""
     known = Coefficients(**raw["coefficients"])
-    profile = calibrate(known, Alone(**raw["alone"]))
+    seen, training = Alone(**raw["alone"]), raw["training"]
+    profile = calibrate(known, seen, slowed_by_load(known, seen, [Row(*r) for r in training["rows"]], training["ttft"]))
     profile.details["fit_error"] = raw["fit_error"]
     profile.save(args.profile_out)
     told: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -282,14 +298,14 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
         "The simulator against real servers",
         f"The same {raw['rate']:.1f} requests/s (Poisson; 90% of {SHORT[0]} to {SHORT[1]} tokens, 10% of {LONG}; "
         f"{args.utilisation:.0%} of the scheduler process by lone requests) for {args.span:g} s a round on a real "
-        "prefill server of this CPU and in the simulator. The simulator was calibrated before, on lone requests and on "
-        "the step model that the LAPS server fitted during a training load.",
+        "prefill server of this CPU and in the simulator. The simulator was calibrated before: on lone requests, and "
+        "on a training load during which the LAPS server fitted its step model.",
         args.seed,
         [
             Table(
                 "TTFT, medians over rounds", ("", "", "measured ms", "simulated ms", "ratio", "within 20%"), table,
-                f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps, "
-                f"{profile.details['slowed_under_load']:.2f} times what steps take alone. Host, so slowed: "
+                f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps. Host, "
+                f"{profile.details['slowed_under_load']:.2f} times as slow under load as alone: "
                 f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token "
                 f"per request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step.",
             )

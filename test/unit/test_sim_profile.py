@@ -16,7 +16,7 @@ from benchmark.sim.metrics import lone_s
 from benchmark.sim.profile import ANALYTIC, FOLDER, Profile, names
 from benchmark.sim.request import Batch, Request
 from benchmark.sim.roofline import GPUS, MODELS, Assumed, profile
-from benchmark.sim.validate import CHUNK, LADDER, Alone, calibrate
+from benchmark.sim.validate import CHUNK, LADDER, Alone, calibrate, mixed, simulated, slowed_by_load
 from benchmark.sim.workload import Row
 
 
@@ -83,15 +83,17 @@ def test_host_times_are_found_in_lone_requests() -> None:
     tokens = [n for n in LADDER for _ in range(20)]
     device = [float(lone_s(bare, n, 0, CHUNK)) * rng.lognormvariate(0.0, 0.05) for n in tokens]
     around = [float(lone_s(truth, n, 0, CHUNK) - lone_s(bare, n, 0, CHUNK)) for n in tokens]
-    found = calibrate(model, Alone(tokens, [d + a for d, a in zip(device, around, strict=True)], device))
+    seen = Alone(tokens, [d + a for d, a in zip(device, around, strict=True)], device)
+    found = calibrate(model, seen, 1.0)
     assert found.front_s + found.reply_s == pytest.approx(4e-3, rel=0.3)
     assert found.step_host_s + found.poll_s == pytest.approx(2e-3, rel=0.15)
     assert found.front_token_s == pytest.approx(2e-6, rel=0.2)
-    assert found.details["slowed_under_load"] == pytest.approx(1.0, abs=0.03)
-    # On a machine that is twice as slow under load the model is, too, and the host follows.
-    slow = Coefficients(*(2 * getattr(model, f) for f in ("alpha", "linear", "gamma_r", "per_request", "fixed")))
-    twice = calibrate(slow, Alone(tokens, [d + a for d, a in zip(device, around, strict=True)], device))
-    assert twice.step_host_s == pytest.approx(2 * found.step_host_s, rel=0.01)
+    assert calibrate(model, seen, 2.0).step_host_s == pytest.approx(2 * found.step_host_s)
+    # A host that is half as slow again under load is told by what short requests took there.
+    rows = mixed(20.0, 12.0, "training")
+    record = simulated(calibrate(model, seen, 1.5), "laps", rows, 1).record
+    when = {(at, new): ttft for at, new, ttft in zip(record.at, record.new, record.ttft, strict=True)}
+    assert slowed_by_load(model, seen, rows, [when[r.at_s, r.new] for r in rows]) == pytest.approx(1.5, abs=0.1)
 
 
 def test_what_a_share_promises() -> None:
