@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from sglang_laps.policy.length import LONG, SHORT, LengthClass
 
+_KEPT = 0.9
+"""What a long batch leaves of the weight of those before it."""
+
 
 class CatchUp:
     """Lets the long class run beyond its share: a chunk after each short batch, until it is no longer behind.
@@ -17,7 +20,7 @@ class CatchUp:
     def __init__(self, share: float) -> None:
         self._share = share
         self._after_short = False
-        self._token_s: float | None = None
+        self._tokens = self._seconds = 0.0
 
     def due(self, waited_s: float, new_tokens: int, *, shorts_fit: bool) -> bool:
         """Whether a long chunk goes next.
@@ -26,9 +29,9 @@ class CatchUp:
         alone in its class and had no more than the share: its work / share. shorts_fit: one batch holds all short
         requests that wait.
         """
-        if not (shorts_fit and self._after_short and self._share and self._token_s):
+        if not (shorts_fit and self._after_short and self._share and self._tokens):
             return False
-        return waited_s * self._share > new_tokens * self._token_s
+        return waited_s * self._share > new_tokens * self._seconds / self._tokens
 
     def launched(self, cls: LengthClass) -> None:
         """A batch of this class was sent to the device."""
@@ -36,5 +39,7 @@ class CatchUp:
 
     def measured(self, cls: LengthClass, tokens: int, seconds: float) -> None:
         """A batch with this many new tokens took the device so long."""
-        if cls is LONG and tokens:
-            self._token_s = seconds / tokens
+        if cls is LONG:
+            # Sums that fade: the last chunk of a prompt may be a few tokens and cost a whole step.
+            self._tokens = _KEPT * self._tokens + tokens
+            self._seconds = _KEPT * self._seconds + seconds
