@@ -42,8 +42,6 @@ COMMON = ("--max-total-tokens", "65536", "--context-length", "8192", "--disable-
 PREFILL = ("--chunked-prefill-size", str(CHUNK), *COMMON)
 DECODE = COMMON
 ONE_CORE = {"OMP_NUM_THREADS": "1"}
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Else glibc may give large tensors back after each step, and one server is half as slow again as the other."""
 
 
 class Progress:
@@ -207,7 +205,7 @@ def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) 
         for name, args in VARIANTS.items():
             log = out / f"prefill-{name}.log"
             prefills[name] = servers.prefill(
-                folder, log, *PREFILL, *args, env={**ONE_CORE, **KEEP_MEMORY}, name=f"prefill server ({name})"
+                folder, log, *PREFILL, *args, env={**ONE_CORE, **servers.KEEP_MEMORY}, name=f"prefill server ({name})"
             )
         started.extend(server.start() for server in (decode, *prefills.values()))
         for server in (decode, *prefills.values()):

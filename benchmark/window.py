@@ -51,9 +51,7 @@ from benchmark.window_picture import draw
 
 OUT = model.REPO / "out"
 ENV = {"OMP_NUM_THREADS": "1"}
-SLO_ENV = {**ENV, "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""glibc gives large tensors back to the system and faults their pages in again at every step: a chunk of 256 tokens of
-``model.LIKE_LARGE`` then takes twice as long as one of 220. No device does that; nor does glibc, told so."""
+SLO_ENV = {**ENV, **servers.KEEP_MEMORY}
 CHUNK = 512
 BASE = ("--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--disable-overlap-schedule")
 SLO_CHUNK = ("--chunked-prefill-size", "256")

@@ -34,6 +34,9 @@ ENV = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""glibc gives large tensors back to the system and faults their pages in again at every step: a chunk of 256 tokens of
+``model.LIKE_LARGE`` then takes twice as long as one of 220. No device does that; nor does glibc, told so."""
 COMMON = ("--host", HOST, "--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning")
 
 
