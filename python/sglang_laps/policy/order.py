@@ -72,6 +72,8 @@ def s_edf(job: Job, now: float) -> Key:
     return _IN_TIME, job.deadline_s, job.arrival_s
 
 
+LEAST_WORK = "least-work"
+"""Least remaining work first, with a guard for the prompt that has waited longest; see ``guard`` and ``packing``."""
 ORDERS: dict[str, Order] = {"fcfs": fcfs, "edf": edf, "lars": lars, "s-edf": s_edf}
 
 
