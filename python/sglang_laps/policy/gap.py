@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-AIM = 8.0
+AIM = 4.0
 """A long prompt is far behind once it has waited this many times its own lone time."""
 WIDEST = 8.0
 """The gap is widened to this many times itself at most."""
