@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
 OVERTAKE_DEPTH = 2
 """Batches of long work under way at once: one that runs, and one that it has overtaken."""
-PLAN_NUMBERS = 9 + 2 * LOOKAHEAD
+PLAN_NUMBERS = 10 + 2 * LOOKAHEAD
 """Length of a Plan in whole numbers."""
 SAVE_PERIOD_S = 10.0
 """The latency model is saved no more often than this."""
@@ -78,6 +79,8 @@ class Launch:
     """A short batch while long work waits or is paused."""
     oldest: bool
     """A long batch with the prompt that has waited longest."""
+    shorts: int
+    """Short requests in it."""
 
 
 class Plan(NamedTuple):
@@ -97,6 +100,8 @@ class Plan(NamedTuple):
     """Longest short request from the next round on (tokens)."""
     waiting: bool = False
     """A short batch is held back."""
+    mixed: bool = False
+    """The short requests picked share the step of the long batch: it cannot make way for them [M]."""
     until_s: float = math.inf
     """Until when, if nothing comes before (the leading rank's clock)."""
     reason: str = ""
@@ -112,19 +117,18 @@ class Plan(NamedTuple):
         """The decision as PLAN_NUMBERS whole numbers."""
         head = [len(self.order), *(_CLASSES.index(c) for c in self.order)][:3]
         head += [0] * (3 - len(head))
-        counts = [self.tokens, self.layers, self.threshold, int(self.waiting), len(self.picked), len(self.longs)]
+        flags = [int(self.waiting), int(self.mixed)]
+        counts = [self.tokens, self.layers, self.threshold, *flags, len(self.picked), len(self.longs)]
         body = [*head, *counts, *self.picked, *self.longs]
         return body + [0] * (PLAN_NUMBERS - len(body))
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        n, first, second, tokens, layers, threshold, waiting, picks, longs = numbers[:9]
+        n, first, second, tokens, layers, threshold, waiting, mixed, picks, longs = numbers[:10]
         order = tuple(_CLASSES[i] for i in (first, second)[:n])
-        rest = numbers[9:]
-        return cls(
-            order, tuple(rest[:picks]), tuple(rest[picks : picks + longs]), tokens, layers, threshold, bool(waiting)
-        )
+        picked, rest = tuple(numbers[10 : 10 + picks]), numbers[10 + picks :]
+        return cls(order, picked, tuple(rest[:longs]), tokens, layers, threshold, bool(waiting), bool(mixed))
 
 
 class Pacer:
@@ -207,19 +211,26 @@ class Pacer:
         opens_s = self.gap.opens_s(self.fixed_s, self._behind(now, longs))
         due = now >= opens_s if urgent is None else urgent is SHORT
         plan = Plan((), threshold=threshold, contended=True, until_s=opens_s if shorts else math.inf)
+        budget = self._budget if running is None else self._preempting_budget()
         if shorts:
             ranks = self._ranked(now, shorts)
-            picks, late = self.window.pick(now, [ShortWaiting(*shorts[i]) for i in ranks], self._budget, self._predict)
+            picks, late = self.window.pick(now, [ShortWaiting(*shorts[i]) for i in ranks], budget, self._predict)
             plan = plan._replace(picked=tuple(ranks[i] for i in picks), reason="preempt", late=late)
         if running is None:
-            plan = self._long_batch(now, longs, waiting, plan)
+            joining = sum(shorts[i][0] for i in plan.picked)
+            plan = self._long_batch(now, longs, waiting, joining, plan)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
-            return plan._replace(order=order[::-1] if due else order)
+            return plan._replace(order=order[::-1] if due and not plan.mixed else order)
         if shorts and due:
             return plan._replace(order=(SHORT,))
         if running.depth < OVERTAKE_DEPTH and now >= self._overtook_s + gap_s and urgent is not SHORT:
-            return self._overtaking(longs, waiting, running, plan)
+            return self._overtaking(longs, waiting, running, budget, plan)
         return plan
+
+    def _preempting_budget(self) -> int:
+        """New tokens of a batch that preempts: half a chunk. Then its activations and those of what is paused, which
+        are two tensors of hidden states, are less than SGLang has set aside for one whole chunk."""
+        return self._budget if self._chunk is None else max(self._threshold, self._budget // 2)
 
     def _alone(self, now: float, shorts: Sequence[Waiting], threshold: int) -> Plan:
         """No long work: AWD decides when the short batch leaves [L s3.1, Alg. 1]."""
@@ -231,7 +242,8 @@ class Pacer:
         picked = tuple(ranks[i] for i in said.picked)
         return Plan((SHORT,), picked, threshold=threshold, reason=said.reason, waited_s=said.waited_s, late=said.late)
 
-    def _long_batch(self, now: float, longs: Sequence[LongWaiting], waiting: int, plan: Plan) -> Plan:
+    def _long_batch(self, now: float, longs: Sequence[LongWaiting], waiting: int, joining: int, plan: Plan) -> Plan:
+        """`joining`: tokens of the short requests that share the step where it cannot be paused."""
         if not longs:
             return plan
         line = self._line(now, longs)
@@ -240,22 +252,40 @@ class Pacer:
             line.remove(oldest)
             line.insert(0, oldest)
         fixed_s = math.inf if self.fixed_s is None else self.fixed_s
-        packed = pack([self._item(longs[i]) for i in line], budget=self._budget, fixed_s=fixed_s, waiting=waiting)
+        budget, mixed = self._budget, False
+        if not self._layers and self._chunk is not None:
+            budget, mixed = self._timely_chunk(longs[line[0]], joining), joining > 0
+        packed = pack([self._item(longs[i]) for i in line], budget=budget, fixed_s=fixed_s, waiting=waiting)
         picked = tuple(line[i] for i in packed.picked[:LOOKAHEAD])
+        tokens = self._whole_units(packed.tokens) + (joining if mixed else 0)
         return plan._replace(
             longs=picked,
-            tokens=0 if self._chunk is None else min(self._budget, self._whole_units(packed.tokens)),
+            tokens=0 if self._chunk is None else min(self._budget, tokens),
             layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
             oldest=oldest in picked,
+            mixed=mixed,
         )
 
-    def _overtaking(self, longs: Sequence[LongWaiting], waiting: int, running: Running, plan: Plan) -> Plan:
+    def _timely_chunk(self, first: LongWaiting, joining: int) -> int:
+        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M]."""
+        full = max(1, (self._budget - joining) // self._unit)
+        limit_s = self.gap.seconds(self.fixed_s)
+
+        def too_long(units: int) -> bool:
+            took = self.model.predict([(units * self._unit, first.history)])
+            return took is not None and took - (self.fixed_s or 0.0) > limit_s
+
+        return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self._unit
+
+    def _overtaking(
+        self, longs: Sequence[LongWaiting], waiting: int, running: Running, budget: int, plan: Plan
+    ) -> Plan:
         if self._order is not None or self.fixed_s is None:
             return plan
         new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
         packed = overtake(
             [self._item(longs[i]) for i in new],
-            budget=self._budget,
+            budget=budget,
             left_s=running.left_s,
             running=running.requests,
             fixed_s=self.fixed_s,
@@ -334,18 +364,20 @@ class Pacer:
 
     # -- batches
 
-    def launched(self, now: float, cls: LengthClass, requests: int, plan: Plan, *, within: bool = False) -> Launch:
-        """A batch of `requests` goes to the device. `within`: while another is paused."""
+    def launched(
+        self, now: float, cls: LengthClass, requests: int, plan: Plan, *, shorts: int = 0, within: bool = False
+    ) -> Launch:
+        """A batch of `requests` goes to the device. `shorts`: those of a long batch. `within`: another is paused."""
         self._blind = True
         preempts = cls is SHORT and plan.contended
-        if cls is SHORT:
-            self.window.dispatched(now, requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
+        if cls is SHORT or shorts:
+            self.window.dispatched(now, shorts or requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
         if preempts:
             self.gap.sent()
         if within:
             self.preemptions += cls is SHORT
             self.overtakes += cls is LONG
-        return Launch(cls, preempts, plan.oldest)
+        return Launch(cls, preempts, plan.oldest, requests if cls is SHORT else shorts)
 
     def finished(
         self,
@@ -372,8 +404,8 @@ class Pacer:
                 self._overtook_s = end
         if stock:
             self.model.observe(StepSample.of(shape, took))
-        if launch.cls is SHORT:
-            self.window.completed(now, len(shape))
+        if launch.shorts:
+            self.window.completed(now, launch.shorts)
 
     def save_when_due(self, now: float) -> None:
         """Write the latency model to ``profile_save_path`` if it has learned since; call it when idle."""

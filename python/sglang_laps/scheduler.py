@@ -68,10 +68,13 @@ class Flight:
 
     launch: Launch
     batch: ScheduleBatch
+    reqs: list[Req]
     shape: list[tuple[int, int]]
     """(new, history) tokens of each request."""
     cut: Req | None
     """The prompt that goes on after it."""
+    short: Sequence[int] = ()
+    """Which requests of a long batch are short."""
     layers: int = 0
     """Of a slice; 0 = in one piece."""
     within: bool = False
@@ -329,7 +332,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         picked = [longs[i] for i in plan.longs]
         in_progress = self._laps_in_progress()
         slot = next((r for r in picked if r in in_progress), None)
-        yield [r for r in picked if r is not slot], slot
+        joining = [views.short[i] for i in plan.picked] if plan.mixed else []
+        yield [*joining, *(r for r in picked if r is not slot)], slot
         # A prompt in progress has its memory: it can go on where another cannot start.
         for req in in_progress:
             if req is not slot:
@@ -462,10 +466,14 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def _laps_built(self, cls: LengthClass, batch: ScheduleBatch, plan: Plan, cut: Req | None, *, within: bool) -> None:
         self._laps_batches += 1
-        launch = self._laps_pacer.launched(time.perf_counter(), cls, len(batch.reqs), plan, within=within)
-        self._laps_next = Flight(
-            launch, batch, list(zip(batch.extend_lens, batch.prefix_lens, strict=True)), cut, within=within
-        )
+        count, short = len(batch.reqs), []
+        if cls is LONG and plan.mixed:
+            short = [i for i, r in enumerate(batch.reqs) if r is not cut and self._laps_class(r) is SHORT]
+            cls = SHORT if len(short) == count else LONG
+        now = time.perf_counter()
+        launch = self._laps_pacer.launched(now, cls, count, plan, shorts=len(short), within=within)
+        shape = list(zip(batch.extend_lens, batch.prefix_lens, strict=True))
+        self._laps_next = Flight(launch, batch, list(batch.reqs), shape, cut, short, within=within)
         if cls is LONG and plan.layers and self._laps_slices is not None and slices.fits(batch):
             self._laps_next.layers = plan.layers
         if cls is LONG and not within:
@@ -540,19 +548,30 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if not flight.within:
             self._laps_last_end = end
             self._laps_busy.add(begin, end)
-        cls = flight.launch.cls
         self._laps_pacer.finished(
             flight.launch, begin, end, now, flight.shape,
             stock=flight.replays == 0, paused_s=flight.paused_s, within=flight.within,
         )  # fmt: skip
-        for req in batch.reqs:
+        self._laps_count(flight, now, max(0.0, end - begin - flight.paused_s))
+
+    def _laps_count(self, flight: Flight, now: float, busy_s: float) -> None:
+        """The books of both classes, after a batch that had the device for `busy_s`."""
+        short = range(len(flight.shape)) if flight.launch.cls is SHORT else set(flight.short)
+        of: dict[LengthClass, list[int]] = {SHORT: [], LONG: []}
+        for i, (new, _) in enumerate(flight.shape):
+            cls, req = SHORT if i in short else LONG, flight.reqs[i]
+            of[cls].append(new)
             if req is not flight.cut:
                 self._laps_pacer.slo.record(now, cls.value, now - req.laps_tag.arrival, req.laps_tag.slo_s)
-        busy_s = max(0.0, end - begin - flight.paused_s)
-        done = Totals(1, len(flight.shape), sum(new for new, _ in flight.shape), busy_s)
-        self._laps_totals[cls].add(done)
+        for cls, tokens in of.items():
+            if not tokens:
+                continue
+            mine = cls is flight.launch.cls
+            done = Totals(int(mine), len(tokens), sum(tokens), busy_s if mine else 0.0)
+            self._laps_totals[cls].add(done)
+            if self._laps_series is not None:
+                self._laps_series.count(cls.value, done)
         if self._laps_series is not None:
-            self._laps_series.count(cls.value, done)
             self._laps_show(self._laps_series, now)
 
     def on_idle(self) -> None:
