@@ -164,9 +164,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_parked_since: float | None = None
         self._laps_totals = {SHORT: Totals(), LONG: Totals()}
         self._laps_synchronous = torch.device(self.device).type == "cpu"
-        parallel = get_parallel()
-        self._laps_leader = parallel.attn_tp_rank == 0
-        self._laps_saves = self._laps_leader and not (parallel.attn_dp_rank or parallel.dp_rank)
+        self._laps_leader = get_parallel().attn_tp_rank == 0
+        self._laps_saves = first_of_all(get_parallel())
         self._laps_started = self._laps_shown = self._laps_last_end = time.perf_counter()
         if self.metrics_reporter.enable_metrics and self._laps_leader:
             self._laps_series = Series(self._laps_labels())
@@ -523,6 +522,11 @@ def _queue(tags: list[Tag], now: float) -> dict[str, Any]:
         "waiting_tokens": sum(t.new_tokens for t in tags),
         "oldest_wait_s": max((now - t.since for t in tags), default=0.0),
     }
+
+
+def first_of_all(parallel: Any) -> bool:
+    """Whether this is the first rank of the first data-parallel one: it alone writes files."""
+    return not (parallel.attn_tp_rank or parallel.attn_dp_rank or parallel.dp_rank)
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:

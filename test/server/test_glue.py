@@ -197,6 +197,16 @@ def test_an_unknown_batch_builder_turns_laps_off_at_start(mixin: Any) -> None:
     assert "dict" in me.laps_status()["reason"]
 
 
+@pytest.mark.parametrize(
+    ("tp", "attn_dp", "dp", "first"),
+    [(0, 0, None, True), (0, 0, 0, True), (1, 0, None, False), (0, 1, None, False), (0, 0, 1, False)],
+)
+def test_one_rank_saves_the_latency_model(tp: int, attn_dp: int, dp: int | None, first: bool) -> None:
+    from sglang_laps.scheduler import first_of_all
+
+    assert first_of_all(SimpleNamespace(attn_tp_rank=tp, attn_dp_rank=attn_dp, dp_rank=dp)) is first
+
+
 class Untouchable:
     """A prefix cache that must not be asked."""
 
