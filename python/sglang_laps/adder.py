@@ -44,9 +44,19 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
         admission = super()._select_prefill_admission(req, **kwargs)
-        if isinstance(admission, AddReqResult) or self._may_cut or not admission.is_chunked:
+        if isinstance(admission, AddReqResult):
             return admission
-        return AddReqResult.OTHER
+        return admission if self._admits(req, admission.extend_len, admission.is_chunked) else AddReqResult.OTHER
+
+    def add_one_req_ignore_eos(self, req: Req) -> Any:
+        """SGLang's way past ``_select_prefill_admission``, for ``ignore_eos`` where the prefix cache is off."""
+        extend_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
+        cut = self.rem_chunk_tokens is not None and extend_tokens > self.rem_chunk_tokens
+        return super().add_one_req_ignore_eos(req) if self._admits(req, extend_tokens, cut) else AddReqResult.OTHER
+
+    def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
+        """Whether the request may join with this many new tokens, `cut` or whole."""
+        return self._may_cut or not cut
 
 
 class WholePrefillAdder(LapsPrefillAdder):
@@ -62,11 +72,10 @@ class ShortPrefillAdder(WholePrefillAdder):
         super().__init__(*args, **kwargs)
         self._classes = classes
 
-    def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
-        admission = super()._select_prefill_admission(req, **kwargs)
-        if admission is AddReqResult.OTHER and not self.can_run_list:
+    def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
+        if self._classes.laps_outgrown(req, extend_tokens):
+            return False
+        if cut and not self.can_run_list:
             # Not even an empty batch holds it (a sliding window's cap on chunks, say).
             self._classes.laps_make_long(req)
-        elif not isinstance(admission, AddReqResult) and self._classes.laps_outgrown(req, admission.extend_len):
-            return AddReqResult.OTHER
-        return admission
+        return not cut

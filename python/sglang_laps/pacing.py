@@ -169,9 +169,14 @@ class Pacer:
 
     def threshold(self, now: float) -> int:
         """Longest short request (tokens): as configured, or from the latency model."""
-        if self._auto is None:
-            return self._threshold
-        return usable_threshold(self._auto.update(now, self.model), self._chunk, self._unit)
+        if self._auto is not None:
+            self._auto.update(now, self.model)
+        return self.threshold_tokens
+
+    @property
+    def threshold_tokens(self) -> int:
+        """The threshold in force (tokens)."""
+        return self._threshold if self._auto is None else usable_threshold(self._auto.tokens, self._chunk, self._unit)
 
     @property
     def threshold_source(self) -> str:
@@ -421,10 +426,10 @@ class Pacer:
             logger.warning("LAPS: the latency model could not be saved to %s: %s", path, e.strerror)
 
     def status(self, now: float) -> dict[str, Any]:
-        """What /laps_status says of the decisions (JSON-ready)."""
+        """What /laps_status says of the decisions (JSON-ready). Asking changes nothing."""
         return {
             "threshold": {
-                "tokens": self.threshold(now),
+                "tokens": self.threshold_tokens,
                 "basis": self._config.length_basis,
                 "source": self.threshold_source,
             },

@@ -19,18 +19,18 @@ import torch
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, get_serving
 
 from sglang_laps import __version__, deadlines, graphs, slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
 from sglang_laps.interlude import Interlude
 from sglang_laps.pacing import LOOKAHEAD, Launch, LongWaiting, Pacer, Plan, Running, Waiting
-from sglang_laps.plugin import conflict, off_reason
 from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
 from sglang_laps.policy.queues import DualQueue, Views, changes, split, without
 from sglang_laps.status import Series, Totals
+from sglang_laps.support import off_reason, resolved
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import AbortReq
@@ -58,6 +58,8 @@ class Tag:
     new_tokens: int = 0
     history: int = 0
     """Cached tokens."""
+    chunk_s: float = 0.0
+    """When its last chunk was built; read of a prompt in progress only."""
     looked: int = -1
     """Batch count at its last look into the prefix cache."""
 
@@ -79,7 +81,8 @@ class Flight:
     """Of a slice; 0 = in one piece."""
     within: bool = False
     """It runs while another is paused."""
-    started: float = 0.0
+    started: float | None = None
+    """When it went to the device."""
     done: float | None = None
     """When its device work was done; None = known only when its result is processed."""
     paused_s: float = 0.0
@@ -110,6 +113,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     chunked_prefill_size: int | None
     load_inquirer: Any
     laps_on = False
+    """Off, every method here is SGLang's own, but for the status that says why."""
+    _laps_waiting = False
     _laps_series: Series | None = None
     _laps_off_reason: str | None = None
     _laps_building: LengthClass | None = None
@@ -118,7 +123,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        reason = off_reason(self.server_args) or conflict(self.server_args)
+        adder = super().get_prefill_adder_class()
+        reason = off_reason(resolved(self.server_args))
+        if reason is None and adder is not PrefillAdder:
+            reason = f"this scheduler builds its batches with {adder.__name__}, not PrefillAdder"
         if reason:
             logger.warning("LAPS scheduler is off: %s.", reason)
             self._laps_off_reason = reason
@@ -154,22 +162,21 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_under_way: list[Flight] = []
         self._laps_flights: dict[int, Flight] = {}
         self._laps_next: Flight | None = None
-        self._laps_last_end = float("-inf")
         self._laps_batches = 0
         self._laps_new_shorts = 0
         self._laps_chunk_unsent = False
         self._laps_totals = {SHORT: Totals(), LONG: Totals()}
         self._laps_synchronous = torch.device(self.device).type == "cpu"
         self._laps_leader = get_parallel().attn_tp_rank == 0
-        self._laps_started = self._laps_shown = time.perf_counter()
+        self._laps_saves = first_of_all(get_parallel())
+        self._laps_started = self._laps_shown = self._laps_last_end = time.perf_counter()
         if self.metrics_reporter.enable_metrics and self._laps_leader:
             self._laps_series = Series(self._laps_labels())
         self._laps_interlude = Interlude(self)
         self.laps_on = True
 
     def _laps_labels(self) -> dict[str, str]:
-        model = self.server_args.served_model_name or self.server_args.model_path
-        return {"model_name": model, "dp_rank": str(get_parallel().dp_rank or 0)}
+        return {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
 
     def _laps_chunk_budget(self) -> int | None:
         budgets = [b for b in (self.chunked_prefill_size, self.max_prefill_tokens) if b is not None and b > 0]
@@ -387,12 +394,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def get_prefill_adder_class(self) -> Any:
         """The stock adder, or the one for the batch that is built."""
-        stock = super().get_prefill_adder_class()
-        if self._laps_adder is None:
-            return stock
-        if stock is not PrefillAdder:
-            raise RuntimeError(f"LAPS extends SGLang's PrefillAdder; this scheduler uses {stock.__name__}")
-        return self._laps_adder
+        return super().get_prefill_adder_class() if self._laps_adder is None else self._laps_adder
 
     def _laps_hand_over(self, slot: Req | None, cut: Req | None) -> None:
         """A long batch was built: `cut` holds the slot now, those that had no part in it are parked."""
@@ -408,7 +410,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
         """Check in and send the chunk that ran last, once: a parked prompt has nothing new to send."""
-        if not self.laps_on or self.chunked_req is None or self._laps_chunk_unsent:
+        if not self.laps_on:
+            super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
+            return
+        if self.chunked_req is None or self._laps_chunk_unsent:
             self._laps_chunk_unsent = False
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
             return
@@ -478,15 +483,17 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self._laps_next.layers = plan.layers
         if cls is LONG and not within:
             self._laps_chunk_unsent = cut is not None
+        if cut is not None:
+            cut.laps_tag.chunk_s = now
         if batch.prefill_stats is not None:
             chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self.load_inquirer._get_num_pending_tokens(chunk_deduct=chunk)
 
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         """Run a batch, in slices if it is one of long work."""
-        flight, self._laps_next = (self._laps_next, None) if self.laps_on else (None, None)
-        if flight is None:
+        if not self.laps_on or self._laps_next is None:
             return super().run_batch(batch, *args, **kwargs)
+        flight, self._laps_next = self._laps_next, None
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
         flight.started = time.perf_counter()
@@ -542,7 +549,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         now = time.perf_counter()
         end = flight.done or now
         # With two batches in flight the second starts on the device when the first ends.
-        begin = flight.started if flight.within else max(flight.started, self._laps_last_end)
+        sent = end if flight.started is None else flight.started
+        begin = sent if flight.within else max(sent, self._laps_last_end)
         for f in self._laps_under_way:
             f.paused_s += end - begin
         if not flight.within:
@@ -578,7 +586,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Idle housekeeping; the gauges follow."""
         if self.laps_on and self._laps_series is not None:
             self._laps_show(self._laps_series, time.perf_counter())
-        if self.laps_on and self._laps_leader:
+        if self.laps_on and self._laps_saves:
             self._laps_pacer.save_when_due(time.perf_counter())
         if self.laps_on and self.laps_config.graphs and self.is_fully_idle():
             graphs.idle(self.tp_worker.model_runner)
@@ -598,20 +606,24 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return output
 
     def laps_status(self) -> dict[str, Any]:
-        """What this scheduler is doing, JSON-ready. Times in seconds, lengths in tokens."""
+        """What this scheduler is doing, JSON-ready. Times in seconds, lengths in tokens.
+
+        Asking changes nothing: ranks are asked at different moments, or only one is, and must not part by it.
+        """
         head = {"version": __version__, "config": self.laps_config.as_dict()}
         if not self.laps_on:
             return {"enabled": False, "reason": self._laps_off_reason, **head}
         now = time.perf_counter()
-        views = split(self.waiting_queue, self._laps_class)
-        queues = {cls.value: self._laps_queue(views.of(cls), now) for cls in LengthClass}
+        tags = [getattr(r, "laps_tag", None) or self._laps_unseen(r, now) for r in self.waiting_queue]
+        views = split(tags, lambda tag: classify(tag.new_tokens, self._laps_threshold))
+        queues = {cls.value: _queue(views.of(cls), now) for cls in LengthClass}
         every = [*([] if self.chunked_req is None else [self.chunked_req]), *self._laps_parked]
         remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
         return {
             "enabled": True,
             **head,
             "queues": queues,
-            "parked": None if not every else self._laps_progress_of(every[0], now),
+            "parked": None if not every else _progress(every[0], now),
             "in_progress": len(every),
             "slices": {"on": self._laps_slices is not None, "why_not": self._laps_whole},
             **self._laps_pacer.status(now),
@@ -625,20 +637,32 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             "uptime_s": now - self._laps_started,
         }
 
-    def _laps_progress_of(self, req: Req, now: float) -> dict[str, Any]:
-        return {
-            "rid": req.rid,
-            "done_tokens": req.prefix_len,
-            "total_tokens": req.seqlen,
-            "since_s": now - req.laps_tag.since,
-        }
+    def _laps_unseen(self, req: Req, now: float) -> Tag:
+        """For the status: a request that no round has looked at yet (the server may be paused) counts in full."""
+        arrival = deadlines.arrival(req, now)
+        return Tag(arrival, arrival, None, new_tokens=req.seqlen)
 
-    def _laps_queue(self, reqs: list[Req], now: float) -> dict[str, Any]:
-        return {
-            "depth": len(reqs),
-            "waiting_tokens": sum(r.laps_tag.new_tokens for r in reqs),
-            "oldest_wait_s": max((now - r.laps_tag.since for r in reqs), default=0.0),
-        }
+
+def _progress(req: Req, now: float) -> dict[str, Any]:
+    return {
+        "rid": req.rid,
+        "done_tokens": req.prefix_len,
+        "total_tokens": req.seqlen,
+        "parked_s": now - req.laps_tag.chunk_s,
+    }
+
+
+def _queue(tags: list[Tag], now: float) -> dict[str, Any]:
+    return {
+        "depth": len(tags),
+        "waiting_tokens": sum(t.new_tokens for t in tags),
+        "oldest_wait_s": max((now - t.since for t in tags), default=0.0),
+    }
+
+
+def first_of_all(parallel: Any) -> bool:
+    """Whether this is the first rank of the first data-parallel one: it alone writes files."""
+    return not (parallel.attn_tp_rank or parallel.attn_dp_rank or parallel.dp_rank)
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:
