@@ -29,7 +29,7 @@ TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only ``order`` uses it."""
 Waiting = tuple[int, int, float, "float | None", Hashable]
 """(new tokens, history, arrival, deadline, key) of a waiting request."""
-PLAN_NUMBERS = 8 + LOOKAHEAD
+PLAN_NUMBERS = 9 + LOOKAHEAD
 """Length of a Plan in whole numbers."""
 SAVE_PERIOD_S = 10.0
 """The latency model is saved no more often than this."""
@@ -51,12 +51,12 @@ class Plan(NamedTuple):
     """Longest short request from the next round on (tokens)."""
     waiting: bool = False
     """A short batch is held back."""
+    owed: bool = False
+    """The long class is owed the batch: where it lacks memory, short requests leave it free."""
     reason: str = ""
     """Why a short batch leaves, for the leading rank's books."""
     waited_s: float = 0.0
     late: int = 0
-    spare: bool = False
-    """A long batch goes beyond the share of its class; for the same books."""
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
@@ -68,6 +68,7 @@ class Plan(NamedTuple):
             self.chunk_tokens,
             self.threshold,
             int(self.waiting),
+            int(self.owed),
             len(self.picked),
             *self.picked,
         ]
@@ -76,9 +77,9 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        n, first, second, long_first, chunk, threshold, waiting, picks = numbers[:8]
+        n, first, second, long_first, chunk, threshold, waiting, owed, picks = numbers[:9]
         order = tuple(_CLASSES[i] for i in (first, second)[:n])
-        return cls(order, tuple(numbers[8 : 8 + picks]), long_first, chunk, threshold, bool(waiting))
+        return cls(order, tuple(numbers[9 : 9 + picks]), long_first, chunk, threshold, bool(waiting), bool(owed))
 
 
 class LongWork(NamedTuple):
@@ -155,6 +156,7 @@ class Pacer:
         owed = self.share.owed()
         spare = not owed and urgent is None and short and long is not None and self._may_catch_up(now, view, long)
         order = turn(short=short, long=long is not None, long_owed=owed or spare, urgent=urgent)
+        owed = long is not None and (urgent is LONG or (owed and urgent is None))
         picked: tuple[int, ...] = ()
         reason, waited_s, late, waiting = "idle", 0.0, 0, False
         if order and order[0] is SHORT:
@@ -177,7 +179,7 @@ class Pacer:
             chunk = self._long_chunk(now, view, long)
         elif self._config.long_chunk_tokens and self._chunk:
             chunk = min(self._config.long_chunk_tokens, self._chunk)
-        return Plan(order, picked, long_first, chunk, self.threshold(now), waiting, reason, waited_s, late, spare)
+        return Plan(order, picked, long_first, chunk, self.threshold(now), waiting, owed, reason, waited_s, late)
 
     def _may_catch_up(self, now: float, view: Sequence[ShortWaiting], long: LongWork) -> bool:
         fit = len(view) < LOOKAHEAD and sum(s.tokens for s in view) <= self._budget
@@ -219,8 +221,9 @@ class Pacer:
         if cls is SHORT and self._config.wait_window_ms:
             self.window.dispatched(now, requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
         self._catch_up.launched(cls)
-        self._spare += plan.spare and cls is LONG
-        return self.share.launch(cls, contended=contended, spare=plan.spare)
+        launch = self.share.launch(cls, contended=contended)
+        self._spare += cls is LONG and contended and not launch.turn
+        return launch
 
     def finished(
         self, launch: Launch, begin: float, end: float, now: float, shape: Sequence[tuple[int, int]], *, stock: bool

@@ -81,7 +81,7 @@ class ToyServer:
                 part = min(budget, job.tokens)
                 taken.append((job, part))
                 budget -= part
-            launch = ledger.launch(cls, contended=short and long, spare=spare)
+            launch = ledger.launch(cls, contended=short and long)
             catch_up.launched(cls)
             begin, now = now, now + cost(sum(part for _, part in taken))
             ledger.settle(launch, now - begin)
