@@ -83,7 +83,7 @@ class Laps:
         elif short:
             work = None
         else:
-            pacer.share.long_done()
+            pacer.nothing_waits()
             return None
         plan = pacer.plan(
             now,

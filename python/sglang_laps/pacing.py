@@ -16,10 +16,10 @@ from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.fairness import Launch, LongShare
 from sglang_laps.policy.latency import LatencyModel, StepSample
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, usable_threshold
-from sglang_laps.policy.order import Job, order_named, sorted_by
+from sglang_laps.policy.order import Job, Patience, order_named, sorted_by
 from sglang_laps.policy.queues import turn
 from sglang_laps.policy.slo import SloLedger
-from sglang_laps.policy.window import REASONS, ShortWaiting, Wait, Window
+from sglang_laps.policy.window import REASONS, Dispatch, ShortWaiting, Wait, Window
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,8 @@ class Plan(NamedTuple):
     """Why a short batch leaves, for the leading rank's books."""
     waited_s: float = 0.0
     late: int = 0
+    passed_over: bool = False
+    """Somebody older than one of those picked stays behind; for the same books."""
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
@@ -80,6 +82,19 @@ class Plan(NamedTuple):
         n, first, second, long_first, chunk, threshold, waiting, owed, picks = numbers[:9]
         order = tuple(_CLASSES[i] for i in (first, second)[:n])
         return cls(order, tuple(numbers[9 : 9 + picks]), long_first, chunk, threshold, bool(waiting), bool(owed))
+
+
+def _oldest_first(waiting: Sequence[Waiting]) -> Sequence[int]:
+    """Indices by arrival."""
+    return sorted(range(len(waiting)), key=lambda i: waiting[i][2])
+
+
+def _passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
+    """Whether somebody older than one of the `picked` is not among them."""
+    if not picked or len(picked) == len(waiting):
+        return False
+    youngest_s, taken = max(waiting[i][2] for i in picked), set(picked)
+    return any(w[2] < youngest_s and i not in taken for i, w in enumerate(waiting))
 
 
 class LongWork(NamedTuple):
@@ -117,6 +132,8 @@ class Pacer:
         self._seen_s: float | None = None
         self._blind = False
         self._order = None if config.order == "fcfs" else order_named(config.order)
+        self._short_patience, self._long_patience = Patience(), Patience()
+        self._long_next: tuple[Hashable, bool] | None = None
         self._saved_s, self._saved_at = 0.0, 0
 
     def threshold(self, now: float) -> int:
@@ -138,6 +155,11 @@ class Pacer:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, False
 
+    def nothing_waits(self) -> None:
+        """Neither class has work; ``plan`` need not be asked."""
+        self.share.long_done()
+        self.window.nothing_waits()
+
     def plan(
         self,
         now: float,
@@ -151,14 +173,16 @@ class Pacer:
         """Decide. `shorts`, `longs`: those waiting, in order."""
         if long is None:
             self.share.long_done()
-        ranks = self._ranked(now, shorts)
+        if not short:
+            self.window.nothing_waits()
+        by_arrival = self._short_patience.due
+        ranks = _oldest_first(shorts) if by_arrival else self._ranked(now, shorts)
         view = [ShortWaiting(*shorts[i]) for i in ranks]
         owed = self.share.owed()
         spare = not owed and urgent is None and short and long is not None and self._may_catch_up(now, view, long)
         order = turn(short=short, long=long is not None, long_owed=owed or spare, urgent=urgent)
         owed = long is not None and (urgent is LONG or (owed and urgent is None))
-        picked: tuple[int, ...] = ()
-        reason, waited_s, late, waiting = "idle", 0.0, 0, False
+        leaving, waiting = Dispatch((), "idle"), False
         if order and order[0] is SHORT:
             decision = self.window.decide(
                 now,
@@ -167,19 +191,47 @@ class Pacer:
                 long_waiting=long is not None,
                 long_chunk_s=self._chunk_s(long),
                 predict=self.model.predict,
+                late_last=not by_arrival,
             )
             if isinstance(decision, Wait):
                 order, waiting = ((LONG,) if decision.run_long and long else ()), True
             else:
-                picks, reason, waited_s, late = decision
-                picked = tuple(ranks[i] for i in picks)
-        long_first = self._ranked(now, longs)[0] if self._order and longs else 0
+                leaving = decision
+        elif view and SHORT in order:
+            # It goes if the long batch cannot.
+            leaving = self.window.leave(
+                now, view, token_budget=self._budget, predict=self.model.predict, late_last=not by_arrival
+            )
+        picked = tuple(ranks[i] for i in leaving.picked)
+        long_first = self._first_long(now, longs) if self._order and longs else 0
         chunk = 0
         if long is not None and LONG in order and (view or self._config.ttft_slo_ms):
             chunk = self._long_chunk(now, view, long)
         elif self._config.long_chunk_tokens and self._chunk:
             chunk = min(self._config.long_chunk_tokens, self._chunk)
-        return Plan(order, picked, long_first, chunk, self.threshold(now), waiting, owed, reason, waited_s, late)
+        return Plan(
+            order,
+            picked,
+            long_first,
+            chunk,
+            self.threshold(now),
+            waiting,
+            owed,
+            leaving.reason,
+            leaving.waited_s,
+            leaving.late,
+            _passes_over(shorts, picked),
+        )
+
+    def _first_long(self, now: float, longs: Sequence[Waiting]) -> int:
+        """Index of the long request to start next."""
+        if self._long_next is not None and all(self._long_next[0] != key for *_, key in longs):
+            # Seen as next before, gone now: it has started.
+            self._long_patience.served(self._long_next[1])
+        oldest = _oldest_first(longs)[0]
+        first = oldest if self._long_patience.due else self._ranked(now, longs)[0]
+        self._long_next = longs[first][4], longs[oldest][2] < longs[first][2]
+        return first
 
     def _may_catch_up(self, now: float, view: Sequence[ShortWaiting], long: LongWork) -> bool:
         fit = len(view) < LOOKAHEAD and sum(s.tokens for s in view) <= self._budget
@@ -221,6 +273,8 @@ class Pacer:
         if cls is SHORT and self._config.wait_window_ms:
             self.window.dispatched(now, requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
         self._catch_up.launched(cls)
+        if cls is SHORT:
+            self._short_patience.served(plan.passed_over)
         launch = self.share.launch(cls, contended=contended)
         self._spare += cls is LONG and contended and not launch.turn
         return launch

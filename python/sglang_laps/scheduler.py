@@ -249,7 +249,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if not self.waiting_queue and self.chunked_req is None:
             if self._laps_leader:
                 self._laps_pacer.arrived(time.perf_counter(), 0)
-                self._laps_pacer.share.long_done()
+                self._laps_pacer.nothing_waits()
             return Plan(())
         plan = self._laps_decide(views) if self._laps_leader else Plan(())
         self._laps_new_shorts = 0
