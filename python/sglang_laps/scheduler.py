@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel
@@ -362,12 +362,18 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return len(parked.full_untruncated_fill_ids) - (parked.extend_end or 0) + self.page_size
 
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
-        """Check in and send the chunk that ran last, once: a parked prefill has nothing new to send."""
+        """Check in and send the chunk that ran last, once: a parked prefill has nothing new to send.
+
+        One that was begun before its decode server was known is asked for again each time.
+        """
         if not self.laps_on or self.chunked_req is None or self._laps_chunk_unsent:
             self._laps_chunk_unsent = False
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
             return
         parked, self.chunked_req = self.chunked_req, None
+        if parked.pending_bootstrap and not self.check_bootstrap(parked) and is_aborted(parked):
+            # No decode server will take it: it has been answered and its memory is free.
+            parked = None
         try:
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
         finally:

@@ -112,3 +112,62 @@ def test_a_short_request_that_outgrew_its_class_waits_as_long(mixin: Any) -> Non
     assert mixin.laps_outgrown(me, req, 900)
     # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
     assert (tag.new_tokens, tag.looked) == (257, 7)
+
+
+class Sender:
+    """The end of a transfer that no decode server has joined yet."""
+
+    def __init__(self) -> None:
+        from sglang.srt.disaggregation.base.conn import KVPoll
+
+        self.state = KVPoll.Bootstrapping
+
+    def poll(self) -> Any:
+        return self.state
+
+
+class Parks:
+    """What SGLang's own chunk handling needs of a scheduler that has parked an optimistic prefill."""
+
+    laps_on = True
+    enable_overlap = False
+    attn_cp_cpu_group = attn_tp_cpu_group = None
+    waiting_queue: tuple[Any, ...] = ()
+
+    def __init__(self, *_: Any) -> None:
+        self._laps_chunk_unsent = False
+        self.sent: list[Any] = []
+        self.failed: list[Any] = []
+
+    def checkpoint_disagg_prefill(self, req: Any) -> None:
+        pass
+
+    def send_kv_chunk(self, req: Any) -> None:
+        self.sent.append(req)
+
+    def handle_bootstrap_failure(self, req: Any) -> None:
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        self.failed.append(req)
+        req.finished_reason = FINISH_ABORT("no decode server")
+
+
+def test_a_parked_prefill_learns_at_once_that_no_decode_server_takes_it(
+    mixin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.disaggregation import prefill
+    from sglang.srt.disaggregation.base.conn import KVPoll
+
+    monkeypatch.setattr(
+        prefill, "poll_and_all_reduce_attn_cp_tp_group", lambda senders, *_: [s.poll() for s in senders]
+    )
+    me = type("S", (Parks, mixin, prefill.SchedulerDisaggregationPrefillMixin), {})()
+    sender = Sender()
+    parked = SimpleNamespace(pending_bootstrap=True, disagg_kv_sender=sender, finished_reason=None, to_finish=None)
+    me.chunked_req = parked
+    batch = SimpleNamespace(batch_is_full=False)
+    me.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert (me.chunked_req, me.sent, me.failed) == (parked, [], [])
+    sender.state = KVPoll.Failed
+    me.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert (me.chunked_req, me.sent, me.failed) == (None, [], [parked])
