@@ -15,7 +15,7 @@ from sglang_laps.policy.catchup import CatchUp
 from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.fairness import Launch, LongShare
 from sglang_laps.policy.latency import LatencyModel, StepSample
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, usable_threshold
+from sglang_laps.policy.length import LONG, SHORT, LengthClass, unit_of, usable_threshold
 from sglang_laps.policy.order import Job, Patience, order_named, sorted_by
 from sglang_laps.policy.queues import turn
 from sglang_laps.policy.slo import SloLedger
@@ -111,15 +111,21 @@ class LongWork(NamedTuple):
 class Pacer:
     """The policy of one scheduler, put together. Times are seconds of one clock, lengths tokens."""
 
-    def __init__(self, config: LapsConfig, *, threshold: int, chunk_tokens: int | None, page_size: int) -> None:
+    def __init__(
+        self, config: LapsConfig, *, threshold: int, chunk_tokens: int | None, page_size: int, align: int | None = None
+    ) -> None:
         """`threshold`: longest short request to start with. `chunk_tokens`: one batch's budget; None = unlimited.
+        `align`: what SGLang aligns the cuts of a prompt to (its ``truncation_align_size``).
 
-        Raises ConfigError where ``profile_path`` cannot be read.
+        Raises ConfigError where ``profile_path`` cannot be read, or no chunk of ``long_chunk_tokens`` can be cut.
         """
         self._config = config
         self._chunk = chunk_tokens
         self._budget = chunk_tokens or 1 << 30
         self._page = page_size
+        self._unit = unit_of(page_size, align)
+        if chunk_tokens is not None:
+            config.must_cut(self._unit)
         self.model = LatencyModel.load(config.profile_path) if config.profile_path else LatencyModel()
         self._auto = AutoThreshold(config, threshold) if config.length_threshold == AUTO else None
         self._threshold = threshold
@@ -207,8 +213,8 @@ class Pacer:
         chunk = 0
         if long is not None and LONG in order and (view or self._config.ttft_slo_ms):
             chunk = self._long_chunk(now, view, long)
-        elif self._config.long_chunk_tokens and self._chunk:
-            chunk = min(self._config.long_chunk_tokens, self._chunk)
+        elif self._chunk and (self._config.long_chunk_tokens or self._full_chunk() != self._chunk):
+            chunk = self._full_chunk()
         return Plan(
             order,
             picked,
@@ -252,7 +258,8 @@ class Pacer:
         return sorted_by(self._order, jobs, now)
 
     def _full_chunk(self) -> int:
-        return min(self._config.long_chunk_tokens or self._budget, self._budget)
+        tokens = min(self._config.long_chunk_tokens or self._budget, self._budget)
+        return max(1, tokens // self._unit) * self._unit
 
     def _chunk_s(self, long: LongWork | None) -> float | None:
         if long is None:
@@ -263,7 +270,7 @@ class Pacer:
         if self._chunk is None:
             return 0
         full = self._full_chunk()
-        return self.window.long_chunk_tokens(now, view, long.history, full, self._page, self.model.predict)
+        return self.window.long_chunk_tokens(now, view, long.history, full, self._unit, self.model.predict)
 
     # -- batches
 

@@ -141,6 +141,7 @@ def enable(args: argparse.Namespace) -> None:
         return
     if config.profile_path:
         LatencyModel.load(config.profile_path)  # a bad file is refused here, before any model loads
+    config.must_cut(args.page_size or 1)  # what SGLang makes of it is known to the scheduler only, which asks again
     options.to_env(config)
     if config.profile:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))

@@ -22,9 +22,9 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_laps import __version__, deadlines, graphs
 from sglang_laps.pacing import LOOKAHEAD, LongWork, Pacer, Plan, Waiting
-from sglang_laps.plugin import conflict, off_reason
+from sglang_laps.plugin import _refuse, conflict, off_reason
 from sglang_laps.policy.busy import BusyMeter
-from sglang_laps.policy.config import AUTO, LapsConfig
+from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
 from sglang_laps.policy.fairness import Launch
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
 from sglang_laps.policy.queues import DualQueue, Views, changes, split, without
@@ -132,9 +132,16 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 wanted,
                 self._laps_threshold,
             )
-        self._laps_pacer = Pacer(
-            config, threshold=self._laps_threshold, chunk_tokens=self._laps_chunk_budget(), page_size=self.page_size
-        )
+        try:
+            self._laps_pacer = Pacer(
+                config,
+                threshold=self._laps_threshold,
+                chunk_tokens=self._laps_chunk_budget(),
+                page_size=self.page_size,
+                align=self.truncation_align_size,
+            )
+        except ConfigError as e:
+            _refuse(e)
         graphs.use_model(self.tp_worker.model_runner, self._laps_pacer.model.predict)
         self._laps_busy = BusyMeter()
         self._laps_dual: DualQueue[Req] = DualQueue()

@@ -207,6 +207,15 @@ class LapsConfig:
         knobs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**given, **more}.items()}
         return cls(**knobs)
 
+    def must_cut(self, unit: int) -> None:
+        """Raise ConfigError where no chunk as small as asked for can be cut. `unit`: tokens, see ``length.unit_of``."""
+        tokens = self.long_chunk_tokens
+        if tokens is not None and tokens < unit:
+            raise ConfigError(
+                f"--laps-config: long_chunk_tokens: {tokens} is not a whole number of tokens >= {unit}: "
+                f"this server cuts prompts at multiples of {unit} tokens (its page size or truncation alignment)"
+            )
+
     def as_dict(self) -> dict[str, Any]:
         """Field name -> value, JSON-ready."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -370,7 +370,7 @@ class Window:
         shorts: Sequence[ShortWaiting],
         history: int,
         full_chunk: int,
-        page_size: int,
+        unit: int,
         predict: Predict | None,
     ) -> int:
         """The next long chunk (tokens): the largest whose predicted time fits the tightest short slack [M].
@@ -378,10 +378,11 @@ class Window:
         Beyond the paper: under a default deadline also the slack of a short request that comes as the chunk begins,
         where one is likely to come before it ends. Once it is there the chunk cannot be cut any more.
 
-        ``history``: tokens of the long prompt already done. Whole pages, never below one; ``full_chunk`` when it fits,
+        ``history``: tokens of the long prompt already done. ``unit``: tokens at whose multiples it can be cut (see
+        ``length.unit_of``); the chunk has whole units, never below one. ``full_chunk`` when it fits,
         when no short deadline can still be met, and when nothing can be predicted.
         """
-        if predict is None or full_chunk <= page_size:
+        if predict is None or full_chunk <= unit:
             return full_chunk
         slacks = self._slacks(now, shorts, full_chunk, predict)
         slacks = [*slacks, self._slack_to_come(now, history, full_chunk, predict)]
@@ -396,8 +397,8 @@ class Window:
 
         if fits(full_chunk) in (True, None):
             return full_chunk
-        pages = bisect_right(range(1, full_chunk // page_size + 1), False, key=lambda n: not fits(n * page_size))
-        return max(1, pages) * page_size
+        units = bisect_right(range(1, full_chunk // unit + 1), False, key=lambda n: not fits(n * unit))
+        return max(1, units) * unit
 
     def _slack_to_come(self, now: float, history: int, chunk: int, predict: Predict) -> float:
         """Slack of a short request that comes now, or infinite if none is expected during a long chunk (seconds)."""
