@@ -18,6 +18,7 @@ from sglang_laps.policy.latency import LatencyModel, StepSample
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, unit_of, usable_threshold
 from sglang_laps.policy.order import Job, Patience, order_named, sorted_by
 from sglang_laps.policy.queues import turn
+from sglang_laps.policy.room import Room
 from sglang_laps.policy.slo import SloLedger
 from sglang_laps.policy.window import REASONS, Dispatch, ShortWaiting, Wait, Window
 
@@ -51,8 +52,8 @@ class Plan(NamedTuple):
     """Longest short request from the next round on (tokens)."""
     waiting: bool = False
     """A short batch is held back."""
-    owed: bool = False
-    """The long class is owed the batch: where it lacks memory, short requests leave it free."""
+    keeps_room: bool = False
+    """The long class is owed the batch: where it lacks memory, no short batch goes in its place."""
     reason: str = ""
     """Why a short batch leaves, for the leading rank's books."""
     waited_s: float = 0.0
@@ -70,7 +71,7 @@ class Plan(NamedTuple):
             self.chunk_tokens,
             self.threshold,
             int(self.waiting),
-            int(self.owed),
+            int(self.keeps_room),
             len(self.picked),
             *self.picked,
         ]
@@ -79,9 +80,9 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        n, first, second, long_first, chunk, threshold, waiting, owed, picks = numbers[:9]
+        n, first, second, long_first, chunk, threshold, waiting, room, picks = numbers[:9]
         order = tuple(_CLASSES[i] for i in (first, second)[:n])
-        return cls(order, tuple(numbers[9 : 9 + picks]), long_first, chunk, threshold, bool(waiting), bool(owed))
+        return cls(order, tuple(numbers[9 : 9 + picks]), long_first, chunk, threshold, bool(waiting), bool(room))
 
 
 def _oldest_first(waiting: Sequence[Waiting]) -> Sequence[int]:
@@ -131,6 +132,7 @@ class Pacer:
         self._threshold = threshold
         self.share = LongShare(config.long_share)
         self._catch_up = CatchUp(config.long_share)
+        self._room = Room()
         self._spare = 0
         self.slo = SloLedger()
         graphs = (config.graph_batches, config.graph_lengths) if config.graphs else ((), ())
@@ -175,8 +177,9 @@ class Pacer:
         short: bool,
         long: LongWork | None,
         urgent: LengthClass | None = None,
+        lacking: bool = False,
     ) -> Plan:
-        """Decide. `shorts`, `longs`: those waiting, in order."""
+        """Decide. `shorts`, `longs`: those waiting, in order. `lacking`: a long batch lacked memory when last tried."""
         if long is None:
             self.share.long_done()
         if not short:
@@ -188,6 +191,7 @@ class Pacer:
         spare = not owed and urgent is None and short and long is not None and self._may_catch_up(now, view, long)
         order = turn(short=short, long=long is not None, long_owed=owed or spare, urgent=urgent)
         owed = long is not None and (urgent is LONG or (owed and urgent is None))
+        keeps_room = self._room.kept(now, lacking=owed and lacking) and owed
         leaving, waiting = Dispatch((), "idle"), False
         if order and order[0] is SHORT:
             decision = self.window.decide(
@@ -222,7 +226,7 @@ class Pacer:
             chunk,
             self.threshold(now),
             waiting,
-            owed,
+            keeps_room,
             leaving.reason,
             leaving.waited_s,
             leaving.late,

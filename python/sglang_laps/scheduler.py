@@ -96,6 +96,21 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return admission
 
 
+class LongPrefillAdder(PrefillAdder):  # type: ignore[misc]
+    """Builds a batch of long requests as SGLang does, and says when memory keeps even the first of them out."""
+
+    def __init__(self, scheduler: LapsPrefillMixin, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._scheduler = scheduler
+
+    def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
+        result = super().add_one_req(req, *args, **kwargs)
+        if result is AddReqResult.NO_TOKEN and not self.can_run_list:
+            needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
+            self._scheduler.laps_lacks_memory(needed + self.per_req_token_overhead)
+        return result
+
+
 def _waiting(req: Req) -> Waiting:
     tag = req.laps_tag
     deadline = None if tag.slo_s is None else tag.arrival + tag.slo_s
@@ -156,6 +171,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_new_shorts = 0
         self._laps_chunk_unsent = False
         self._laps_waiting = False
+        self._laps_lacking = False
         self._laps_parked_since: float | None = None
         self._laps_totals = {SHORT: Totals(), LONG: Totals()}
         self._laps_synchronous = torch.device(self.device).type == "cpu"
@@ -239,6 +255,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_use_threshold(plan.threshold)
         contended = bool(views.short) and (bool(views.long) or self.chunked_req is not None)
         for cls in plan.order:
+            if cls is SHORT and self._laps_lacking and plan.keeps_room and self._laps_frees_memory():
+                break
+            if cls is LONG:
+                self._laps_lacking = False
             with self._laps_only(cls, self._laps_queue_of(cls, views, plan), plan.chunk_tokens):
                 built = super().get_new_batch_prefill(running_batch)
             running_batch = built.running_batch
@@ -281,6 +301,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             short=bool(views.short),
             long=self._laps_long_work(views),
             urgent=self._laps_urgent(views) if views.short else None,
+            lacking=self._laps_lacking,
         )
 
     def _laps_long_work(self, views: Views[Req]) -> LongWork | None:
@@ -353,13 +374,26 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self.waiting_queue = whole + added if added else whole
 
     def get_prefill_adder_class(self) -> Any:
-        """The stock adder, or, while a short batch is built, the one that keeps shorts whole."""
+        """The stock adder; while a batch is built, the one of its class."""
         stock = super().get_prefill_adder_class()
-        if self._laps_building is not SHORT:
+        if self._laps_building is None:
             return stock
         if stock is not PrefillAdder:
             raise RuntimeError(f"LAPS extends SGLang's PrefillAdder; this scheduler uses {stock.__name__}")
+        if self._laps_building is LONG:
+            return lambda *args, **kwargs: LongPrefillAdder(self, *args, **kwargs)
         return lambda *args, **kwargs: LapsPrefillAdder(self, self._laps_reserve(), *args, **kwargs)
+
+    def laps_lacks_memory(self, tokens: int) -> None:
+        """The first long request, tried alone, found too little memory; it needs so many tokens of it.
+
+        One that an empty pool could not hold waits for nothing.
+        """
+        self._laps_lacking = self.chunked_req is None and tokens < self.max_total_num_tokens
+
+    def _laps_frees_memory(self) -> bool:
+        """Whether work is under way that will give memory back."""
+        return bool(self._laps_flights or self.disagg_prefill_inflight_queue)
 
     def _laps_reserve(self) -> int:
         """KV tokens the parked prefill still needs: with them taken it could not go on."""
