@@ -108,3 +108,14 @@ def test_a_head_that_cannot_be_placed_earns_one_batch_and_no_run_of_them() -> No
         ledger.settle(ledger.launch(LONG, contended=True), 0.5)
         chunks += 1
     assert chunks == 1
+
+
+def test_a_long_batch_that_ran_alone_is_a_turn_too() -> None:
+    ledger = LongShare(0.25)
+    ledger.settle(ledger.launch(LONG, contended=False), 0.1)
+    ledger.settle(ledger.launch(SHORT, contended=True), 0.35)
+    assert ledger.owed()
+    ledger.settle(ledger.launch(LONG, contended=False), 0.1)
+    # A short request that came meanwhile has waited for this chunk and does not wait for another.
+    assert not ledger.owed()
+    assert ledger.credit_s == pytest.approx(0.25 * 0.35 - 0.75 * 0.1)

@@ -13,8 +13,9 @@ class CatchUp:
 
     Short first alone wastes the device. Short requests that come faster than a step's fixed cost fill it with small
     batches, and the long class is left with its floor even where fuller batches would leave time for both. A long chunk
-    between two short batches fills the next one. Where the short requests need more than one batch, they are behind
-    themselves, and the share decides.
+    between two short batches fills the next one; a short request waits for one chunk, or, where two batches are in
+    flight (the overlap loop), for the one that runs when it comes and the one after the short batch behind that. Where
+    the short requests need more than one batch, they are behind themselves, and the share decides.
     """
 
     def __init__(self, share: float) -> None:

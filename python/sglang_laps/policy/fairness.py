@@ -26,10 +26,10 @@ class LongShare:
     long batches spend theirs. The long class is owed a batch once what it earned pays for one, so a burst of short
     requests that ends sooner is served without a long chunk in its way. Time is what counts, never batches.
 
-    Only turns count. A long batch that ran though it was not owed (nothing else could run, higher priority, time to
-    spare) uses up what was earned but leaves no debt; a short batch that ran though a long one was owed (no memory
-    for it, lower priority) earns nothing more. So neither class can pile up a claim while it has its way, or has no
-    use for it.
+    Only turns count. A long batch that ran though it was not owed (no short request waited or could run, higher
+    priority, time to spare) uses up what was earned but leaves no debt. A short batch that ran though a long one was
+    owed (no memory for it, lower priority) earns nothing more. So neither class can pile up a claim while it has its
+    way, or has no use for it.
 
     Bounds, with s = `share`, 0 < s < 1, n = most batches in flight (1; 2 in the overlap loop), L = time of the last
     long batch (``starves``) or of the longest (``runs``), S = time of the longest short batch:
@@ -71,10 +71,8 @@ class LongShare:
                 self.credit_s += self.share * seconds
             return
         self._long_batch_s = seconds
-        if launch.contended:
-            debt_s = -self._price_s() if launch.turn else min(0.0, self.credit_s)
-            self.credit_s = max(debt_s, self.credit_s - self._price_s())
-        self.credit_s = max(self.credit_s, -self._price_s())
+        floor_s = -self._price_s() if launch.contended and launch.turn else min(0.0, self.credit_s)
+        self.credit_s = max(floor_s, self.credit_s - self._price_s(), -self._price_s())
 
     def long_done(self) -> None:
         """No long work is left: nothing earned is carried over to the next arrival."""
