@@ -9,7 +9,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from sglang_laps.pacing import LOOKAHEAD, Launch, LongWaiting, Pacer, Plan, Running
+from sglang_laps.pacing import Pacer
+from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running
 from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.latency import LatencyModel
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, new_tokens, usable_threshold
@@ -95,7 +96,7 @@ class Laps:
         fresh, self._fresh = self._fresh, 0
         pacer.arrived(now, fresh)
         if not (self._short or self._long or under_way):
-            pacer.guard.none_waits()
+            pacer.nothing_waits()
             return None
         running = None
         if under_way:

@@ -19,16 +19,20 @@ class Classes(Protocol):
     def laps_make_long(self, req: Req) -> None:
         """It waits as long from now on."""
 
+    def laps_lacks_memory(self, tokens: int) -> None:
+        """The first long prompt of a batch found too little memory; it needs so many tokens of it."""
+
 
 class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
     """Builds a batch beside prompts in progress that are not in it, and keeps the memory that they still need."""
 
     _may_cut = True
 
-    def __init__(self, *args: Any, reserve: int, limit: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, classes: Classes, *args: Any, reserve: int, limit: int | None = None, **kwargs: Any) -> None:
         """`reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is in
         the batch; None = what the chunk holds."""
         super().__init__(*args, **kwargs)
+        self._classes = classes
         self._limit = limit
         self.memory_budget.total_offset += reserve
 
@@ -41,6 +45,17 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
             self._may_cut = False
             self.memory_budget.total_offset += len(req.full_untruncated_fill_ids) - (req.extend_end or 0)
         return left
+
+    def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
+        """Says when memory keeps even the first request out."""
+        result = super().add_one_req(req, *args, **kwargs)
+        if result is AddReqResult.NO_TOKEN and not self.can_run_list:
+            needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
+            self._lacks(needed + self.per_req_token_overhead)
+        return result
+
+    def _lacks(self, tokens: int) -> None:
+        self._classes.laps_lacks_memory(tokens)
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
         admission = super()._select_prefill_admission(req, **kwargs)
@@ -68,9 +83,8 @@ class WholePrefillAdder(LapsPrefillAdder):
 class ShortPrefillAdder(WholePrefillAdder):
     """Builds a batch of short requests. One that is short no more waits as long."""
 
-    def __init__(self, classes: Classes, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._classes = classes
+    def _lacks(self, tokens: int) -> None:
+        """Short requests wait for memory as in stock SGLang."""
 
     def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
         if self._classes.laps_outgrown(req, extend_tokens):

@@ -9,126 +9,38 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 from sglang_laps.policy.boundary import AutoThreshold
 from sglang_laps.policy.config import AUTO, LapsConfig
-from sglang_laps.policy.gap import Gap
+from sglang_laps.policy.gap import AIM, Gap
 from sglang_laps.policy.guard import Guard
 from sglang_laps.policy.latency import LatencyModel, StepSample
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, usable_threshold
-from sglang_laps.policy.order import LEAST_WORK, Job, order_named, sorted_by
+from sglang_laps.policy.order import LEAST_WORK, Job, Patience, order_named, sorted_by
 from sglang_laps.policy.packing import Item, overtake, pack
+from sglang_laps.policy.room import Room
 from sglang_laps.policy.slo import SloLedger
-from sglang_laps.policy.window import REASONS, ShortWaiting, Wait, Window
+from sglang_laps.policy.window import Dispatch, ShortWaiting, Wait, Window
 
 logger = logging.getLogger(__name__)
 
-LOOKAHEAD = 512
-"""Waiting requests of a class that are looked at; no batch of them is longer than this."""
 TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
 OVERTAKE_DEPTH = 2
 """Batches of long work under way at once: one that runs, and one that it has overtaken."""
-PLAN_NUMBERS = 10 + 2 * LOOKAHEAD
-"""Length of a Plan in whole numbers."""
 SAVE_PERIOD_S = 10.0
 """The latency model is saved no more often than this."""
-_CLASSES = (SHORT, LONG)
-
-Waiting = tuple[int, int, float, "float | None", Hashable]
-"""(new tokens, history, since, deadline, key) of a waiting short request."""
 
 
-class LongWaiting(NamedTuple):
-    """A long prompt that waits or is in progress."""
-
-    tokens: int
-    """New tokens left."""
-    history: int
-    """Tokens in the cache, its own finished chunks included."""
-    since_s: float
-    """When it began to wait."""
-    deadline_s: float | None
-    new_tokens: int
-    """Tokens to prefill when it came."""
-    started: bool = False
-    """In progress: parked between two chunks."""
-    rank: int = 0
-    """Priority; smaller goes first, whatever the work."""
-
-
-class Running(NamedTuple):
-    """The batch of long work that is paused between two slices."""
-
-    left_s: float
-    """Device time that it still needs (seconds)."""
-    requests: int
-    depth: int
-    """Batches of long work under way."""
-
-
-@dataclass(slots=True)
-class Launch:
-    """One batch on the device."""
-
-    cls: LengthClass
-    preempts: bool
-    """A short batch while long work waits or is paused."""
-    oldest: bool
-    """A long batch with the prompt that has waited longest."""
-    shorts: int
-    """Short requests in it."""
-
-
-class Plan(NamedTuple):
-    """One decision."""
-
-    order: tuple[LengthClass, ...]
-    """Classes to try, in turn; empty = run nothing now, or go on with what is paused."""
-    picked: tuple[int, ...] = ()
-    """Short requests to take first, as indices into the short view; the others follow in their own order."""
-    longs: tuple[int, ...] = ()
-    """Long prompts of the next long batch, as indices into those given, in order."""
-    tokens: int = 0
-    """New tokens of the long batch; 0 = what the server's chunk holds."""
-    layers: int = 0
-    """Layers a slice of the long batch; 0 = in one piece."""
-    threshold: int = 0
-    """Longest short request from the next round on (tokens)."""
-    waiting: bool = False
-    """A short batch is held back."""
-    mixed: bool = False
-    """The short requests picked share the step of the long batch: it cannot make way for them [M]."""
-    until_s: float = math.inf
-    """Until when, if nothing comes before (the leading rank's clock)."""
-    reason: str = ""
-    """Why a short batch leaves, for the leading rank's books."""
-    waited_s: float = 0.0
-    late: int = 0
-    oldest: bool = False
-    """The long batch holds the prompt that has waited longest; for the same books."""
-    contended: bool = False
-    """Long work waits or is paused; for the same books."""
-
-    def numbers(self) -> list[int]:
-        """The decision as PLAN_NUMBERS whole numbers."""
-        head = [len(self.order), *(_CLASSES.index(c) for c in self.order)][:3]
-        head += [0] * (3 - len(head))
-        flags = [int(self.waiting), int(self.mixed)]
-        counts = [self.tokens, self.layers, self.threshold, *flags, len(self.picked), len(self.longs)]
-        body = [*head, *counts, *self.picked, *self.longs]
-        return body + [0] * (PLAN_NUMBERS - len(body))
-
-    @classmethod
-    def of(cls, numbers: Sequence[int]) -> Plan:
-        """Undo ``numbers``."""
-        n, first, second, tokens, layers, threshold, waiting, mixed, picks, longs = numbers[:10]
-        order = tuple(_CLASSES[i] for i in (first, second)[:n])
-        picked, rest = tuple(numbers[10 : 10 + picks]), numbers[10 + picks :]
-        return cls(order, picked, tuple(rest[:longs]), tokens, layers, threshold, bool(waiting), bool(mixed))
+def _passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
+    """Whether somebody older than one of the `picked` is not among them."""
+    if not picked or len(picked) == len(waiting):
+        return False
+    youngest_s, taken = max(waiting[i][2] for i in picked), set(picked)
+    return any(w[2] < youngest_s and i not in taken for i, w in enumerate(waiting))
 
 
 class Pacer:
@@ -143,7 +55,7 @@ class Pacer:
         """`threshold`: longest short request to start with. `chunk_tokens`: one batch's budget; None = unlimited.
         `unit`: a cut prompt ends on a multiple of this (tokens). `layers`: of the model; 0 = no slices.
 
-        Raises ConfigError where ``profile_path`` cannot be read.
+        Raises ConfigError where ``profile_path`` cannot be read, or a chunk holds less than one unit.
         """
         self._config = config
         self._chunk = chunk_tokens
@@ -163,6 +75,8 @@ class Pacer:
         self._blind = False
         self._order = None if config.order == LEAST_WORK else order_named(config.order)
         self._overtook_s = -math.inf
+        self._short_patience, self._long_patience = Patience(), Patience()
+        self._room = Room()
         self.preemptions = self.overtakes = 0
         self._saved_s: float | None = None
         self._saved_at = 0
@@ -191,6 +105,11 @@ class Pacer:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, False
 
+    def nothing_waits(self) -> None:
+        """Neither class has work; ``plan`` need not be asked."""
+        self.guard.none_waits()
+        self.window.nothing_waits()
+
     def plan(
         self,
         now: float,
@@ -200,37 +119,64 @@ class Pacer:
         waiting: int | None = None,
         urgent: LengthClass | None = None,
         running: Running | None = None,
+        lacking: bool = False,
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
         `urgent`: the class with the strictly higher priority, if the server schedules by it. `running`: what is paused;
-        then an empty plan goes on with it.
+        then an empty plan goes on with it. `lacking`: the first long prompt lacked memory when last tried.
         """
         threshold = self.threshold(now)
-        contended = bool(longs) or running is not None
-        if not contended:
+        if not shorts:
+            self.window.nothing_waits()
+        if not longs and running is None:
             self.guard.none_waits()
             return self._alone(now, shorts, threshold)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
-        gap_s = self.gap.seconds(self.fixed_s, self._behind(now, longs))
-        opens_s = self.gap.opens_s(self.fixed_s, self._behind(now, longs))
+        behind = self._behind(now, longs)
+        opens_s = self.gap.opens_s(self.fixed_s, behind)
         due = now >= opens_s if urgent is None else urgent is SHORT
-        plan = Plan((), threshold=threshold, contended=True, until_s=opens_s if shorts else math.inf)
         budget = self._budget if running is None else self._preempting_budget()
-        if shorts:
-            ranks = self._ranked(now, shorts)
-            picks, late = self.window.pick(now, [ShortWaiting(*shorts[i]) for i in ranks], budget, self._predict)
-            plan = plan._replace(picked=tuple(ranks[i] for i in picks), reason="preempt", late=late)
+        plan = self._shorts(now, shorts, budget, threshold)
+        owed = lacking and (self.guard.due() or behind > AIM or urgent is LONG)
+        if self._room.kept(now, lacking=owed) and owed:
+            plan = plan._replace(picked=(), keeps_room=True)
+            return plan if running is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
         if running is None:
             joining = sum(shorts[i][0] for i in plan.picked)
-            plan = self._long_batch(now, longs, waiting, joining, plan)
+            plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed else order)
         if shorts and due:
             return plan._replace(order=(SHORT,))
-        if running.depth < OVERTAKE_DEPTH and now >= self._overtook_s + gap_s and urgent is not SHORT:
-            return self._overtaking(longs, waiting, running, budget, plan)
-        return plan
+        may = now >= self._overtook_s + self.gap.seconds(self.fixed_s, behind) and urgent is not SHORT
+        return self._overtaking(longs, waiting, running, budget, plan) if may else plan
+
+    def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, threshold: int) -> Plan:
+        """The short batch that leaves if one does, long work being there."""
+        plan = Plan((), threshold=threshold, contended=True)
+        if not shorts:
+            return plan
+        ranks, late_last = self._short_line(now, shorts)
+        view = [ShortWaiting(*shorts[i]) for i in ranks]
+        said = self.window.leave(now, view, token_budget=budget, predict=self._predict, late_last=late_last)
+        return self._with(plan, said, ranks, shorts)
+
+    def _short_line(self, now: float, shorts: Sequence[Waiting]) -> tuple[Sequence[int], bool]:
+        """(Indices of short requests in the order to serve them, whether the late ones go last.)"""
+        if self._short_patience.due:
+            return sorted(range(len(shorts)), key=lambda i: shorts[i][2]), False
+        return self._ranked(now, shorts), True
+
+    def _with(self, plan: Plan, said: Dispatch, ranks: Sequence[int], shorts: Sequence[Waiting]) -> Plan:
+        picked = tuple(ranks[i] for i in said.picked)
+        return plan._replace(
+            picked=picked,
+            reason=said.reason,
+            waited_s=said.waited_s,
+            late=said.late,
+            passed_over=_passes_over(shorts, picked),
+        )
 
     def _preempting_budget(self) -> int:
         """New tokens of a batch that preempts: half a chunk. Then its activations and those of what is paused, which
@@ -239,31 +185,43 @@ class Pacer:
 
     def _alone(self, now: float, shorts: Sequence[Waiting], threshold: int) -> Plan:
         """No long work: AWD decides when the short batch leaves [L s3.1, Alg. 1]."""
-        ranks = self._ranked(now, shorts)
+        ranks, late_last = self._short_line(now, shorts)
         view = [ShortWaiting(*shorts[i]) for i in ranks]
-        said = self.window.decide(now, view, token_budget=self._budget, predict=self._predict)
+        said = self.window.decide(now, view, token_budget=self._budget, predict=self._predict, late_last=late_last)
         if isinstance(said, Wait):
             return Plan((), threshold=threshold, waiting=bool(shorts), until_s=said.until_s)
-        picked = tuple(ranks[i] for i in said.picked)
-        return Plan((SHORT,), picked, threshold=threshold, reason=said.reason, waited_s=said.waited_s, late=said.late)
+        return self._with(Plan((SHORT,), threshold=threshold), said, ranks, shorts)
 
-    def _long_batch(self, now: float, longs: Sequence[LongWaiting], waiting: int, joining: int, plan: Plan) -> Plan:
-        """`joining`: tokens of the short requests that share the step where it cannot be paused."""
+    def _long_batch(
+        self,
+        now: float,
+        longs: Sequence[LongWaiting],
+        waiting: int,
+        plan: Plan,
+        *,
+        joining: int = 0,
+        lacking: bool = False,
+        oldest_first: bool = False,
+    ) -> Plan:
+        """`joining`: tokens of the short requests that share the step where it cannot be paused. `lacking`: the last
+        first prompt found no memory, so the guard stands back once."""
         if not longs:
             return plan
         line = self._line(now, longs)
         oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
-        if self.guard.due() and self._order is None and longs[oldest].rank == longs[line[0]].rank:
+        due = (self.guard.due() if self._order is None else self._long_patience.due) and not lacking
+        if oldest_first or (due and longs[oldest].rank == longs[line[0]].rank):
             line.remove(oldest)
             line.insert(0, oldest)
         fixed_s = math.inf if self.fixed_s is None else self.fixed_s
-        budget, mixed = self._budget, False
+        budget, mixed = self._budget // self._unit * self._unit, False
         if not self._layers and self._chunk is not None:
             budget, mixed = self._timely_chunk(longs[line[0]], joining), joining > 0
         packed = pack([self._item(longs[i]) for i in line], budget=budget, fixed_s=fixed_s, waiting=waiting)
         picked = tuple(line[i] for i in packed.picked[:LOOKAHEAD])
         tokens = self._whole_units(packed.tokens) + (joining if mixed else 0)
         return plan._replace(
+            order=(LONG,),
             longs=picked,
             tokens=0 if self._chunk is None else min(self._budget, tokens),
             layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
@@ -285,7 +243,7 @@ class Pacer:
     def _overtaking(
         self, longs: Sequence[LongWaiting], waiting: int, running: Running, budget: int, plan: Plan
     ) -> Plan:
-        if self._order is not None or self.fixed_s is None:
+        if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH:
             return plan
         new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
         packed = overtake(
@@ -376,7 +334,10 @@ class Pacer:
         self._blind = True
         preempts = cls is SHORT and plan.contended
         if cls is SHORT or shorts:
-            self.window.dispatched(now, shorts or requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
+            self.window.dispatched(now, shorts or requests, plan.waited_s, plan.reason or "idle", plan.late)
+            self._short_patience.served(plan.passed_over)
+        if cls is LONG:
+            self._long_patience.served(not plan.oldest)
         if preempts:
             self.gap.sent()
         if within:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
@@ -24,13 +24,14 @@ from sglang.srt.runtime_context import get_parallel, get_serving
 from sglang_laps import __version__, deadlines, graphs, slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
 from sglang_laps.interlude import Interlude
-from sglang_laps.pacing import LOOKAHEAD, Launch, LongWaiting, Pacer, Plan, Running, Waiting
+from sglang_laps.pacing import Pacer
+from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 from sglang_laps.policy.busy import BusyMeter
-from sglang_laps.policy.config import AUTO, LapsConfig
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
+from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
+from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, unit_of, usable_threshold
 from sglang_laps.policy.queues import DualQueue, Views, changes, split, without
 from sglang_laps.status import Series, Totals
-from sglang_laps.support import off_reason, resolved
+from sglang_laps.support import off_reason, refuse, resolved
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import AbortReq
@@ -119,7 +120,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     _laps_off_reason: str | None = None
     _laps_building: LengthClass | None = None
     _laps_adder: Any = None
-    _laps_waiting = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -143,13 +143,17 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         runner = self.tp_worker.model_runner
         self._laps_whole = "slice_ms is 0" if config.slice_ms == 0.0 else slices.why_not(self)
         self._laps_slices = slices.Slices(runner) if self._laps_whole is None else None
-        self._laps_pacer = Pacer(
-            config,
-            threshold=self._laps_threshold,
-            chunk_tokens=self._laps_chunk_budget(),
-            unit=self.page_size,
-            layers=0 if self._laps_slices is None else self._laps_slices.layers,
-        )
+        self._laps_unit = unit_of(self.page_size, self.truncation_align_size)
+        try:
+            self._laps_pacer = Pacer(
+                config,
+                threshold=self._laps_threshold,
+                chunk_tokens=self._laps_chunk_budget(),
+                unit=self._laps_unit,
+                layers=0 if self._laps_slices is None else self._laps_slices.layers,
+            )
+        except ConfigError as e:
+            refuse(e)
         graphs.use_model(runner, self._laps_pacer.model.predict)
         self._laps_busy = BusyMeter()
         self._laps_dual: DualQueue[Req] = DualQueue()
@@ -158,6 +162,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self.load_inquirer, get_waiting_queue=lambda: self.waiting_queue if self._laps_building is None else []
         )
         self._laps_parked: list[Req] = []
+        self._laps_lacking = False
         self._laps_aborted: list[Req] = []
         self._laps_under_way: list[Flight] = []
         self._laps_flights: dict[int, Flight] = {}
@@ -271,7 +276,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             waiting=len(views.short) + len(longs),
             urgent=self._laps_urgent(views, longs) if views.short and longs else None,
             running=running,
+            lacking=self._laps_lacking and self._laps_frees_memory(),
         )
+
+    def _laps_frees_memory(self) -> bool:
+        """Whether work is under way that will give memory back."""
+        return bool(self._laps_flights or self._laps_under_way or self.disagg_prefill_inflight_queue)
 
     def _laps_long(self, req: Req) -> LongWaiting:
         tag: Tag = req.laps_tag
@@ -310,6 +320,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_use_threshold(plan.threshold)
         built = None
         for cls in plan.order:
+            if cls is LONG:
+                self._laps_lacking = False
             for queue, slot in self._laps_tries(cls, views, longs, plan):
                 whole = cls is SHORT or running is not None
                 with self._laps_only(cls, queue, slot, plan.tokens, whole=whole) as shown:
@@ -383,10 +395,15 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if cls is SHORT:
             return partial(ShortPrefillAdder, self, reserve=reserve)
         if whole:
-            return partial(WholePrefillAdder, reserve=reserve)
+            return partial(WholePrefillAdder, self, reserve=reserve)
         beside = sum(r.laps_tag.new_tokens for r in queue)
-        limit = None if slot is None or not tokens else max(self.page_size, tokens - beside)
-        return partial(LapsPrefillAdder, reserve=reserve, limit=limit)
+        unit = self._laps_unit
+        limit = None if slot is None or not tokens else max(1, (tokens - beside) // unit) * unit
+        return partial(LapsPrefillAdder, self, reserve=reserve, limit=limit)
+
+    def laps_lacks_memory(self, tokens: int) -> None:
+        """The first long prompt found too little memory. One that an empty pool could not hold waits for nothing."""
+        self._laps_lacking = tokens < self.max_total_num_tokens
 
     def _laps_needs(self, req: Req) -> int:
         """KV tokens that a prompt in progress still needs: with them taken it could not go on."""
@@ -413,12 +430,20 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if not self.laps_on:
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
             return
+        self._laps_parked = [r for r in self._laps_parked if self._laps_wanted(r)]
         if self.chunked_req is None or self._laps_chunk_unsent:
             self._laps_chunk_unsent = False
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
             return
+        held = self.chunked_req if self._laps_wanted(self.chunked_req) else None
+        self.chunked_req = held
         with self._laps_slot(None):
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
+
+    def _laps_wanted(self, req: Req) -> bool:
+        """False once no decode server will take a prompt that was begun before its server was known: then it has been
+        answered and its memory is free."""
+        return not req.pending_bootstrap or self.check_bootstrap(req) or not is_aborted(req)
 
     @contextmanager
     def _laps_slot(self, req: Req | None) -> Iterator[None]:
@@ -439,7 +464,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
         """Nothing runs, waits, or is parked."""
         idle: bool = super().is_fully_idle(*args, **kwargs)
-        return idle and not (self.laps_on and (self._laps_parked or self._laps_under_way))
+        return idle and not (self._laps_parked or self._laps_under_way) if self.laps_on else idle
 
     def abort_request(self, recv_req: AbortReq) -> None:
         """Abort; of parked prompts too, each once it is safe."""

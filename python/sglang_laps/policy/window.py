@@ -111,7 +111,6 @@ class Window:
         self._head_max_s = config.wait_head_max_ms / 1e3
         self._sigma_s = config.slack_sigma_ms / 1e3
         self._delta_s = config.slack_margin_ms / 1e3
-        self._slo_s = None if config.ttft_slo_ms is None else config.ttft_slo_ms / 1e3
         self._token_max = config.token_max
         self._cap = config.wait_max_batch
         powers = (1 << i for i in range(self._cap.bit_length()))
@@ -165,7 +164,25 @@ class Window:
             took = now - self._started.popleft()
             self._service_s = took if self._service_s == 0.0 else self._service_s + 0.25 * (took - self._service_s)
 
+    def nothing_waits(self) -> None:
+        """No short request waits (those held back were aborted, say): a later one begins a hold of its own."""
+        self._arrivals.waiting(0)
+        self._held_since = self._hold = None
+
     # -- decisions
+
+    def leave(
+        self,
+        now: float,
+        shorts: Sequence[ShortWaiting],
+        *,
+        token_budget: int,
+        predict: Predict | None = None,
+        late_last: bool = True,
+    ) -> Dispatch:
+        """The batch that leaves where long work waits or is paused, out of ``shorts`` (not empty). See ``decide``."""
+        slacks = self._slacks(now, shorts, token_budget, predict)
+        return self._leave(now, slacks, self._pick(shorts, slacks, token_budget, late_last), "preempt")
 
     def decide(
         self,
@@ -174,34 +191,30 @@ class Window:
         *,
         token_budget: int,
         predict: Predict | None = None,
+        late_last: bool = True,
     ) -> Decision:
         """Dispatch now, or wait until when. Asked only where nothing else could run meanwhile.
 
         ``shorts``: all that wait, in the order to serve them. ``token_budget``: new tokens one batch may hold; the
-        first request is taken whatever its size.
+        first request is taken whatever its size. ``late_last``: those that can no longer make their deadline go behind
+        the others.
         """
-        self._arrivals.waiting(len(shorts))
         if not shorts:
-            self._held_since = None
+            self.nothing_waits()
             return Wait(math.inf, "empty")
+        self._arrivals.waiting(len(shorts))
         slacks = self._slacks(now, shorts, token_budget, predict)
-        picked = self._pick(shorts, slacks, token_budget)
-        waited_s = 0.0 if self._held_since is None else now - self._held_since
-        late = sum(slacks[i] < 0.0 for i in picked)
+        picked = self._pick(shorts, slacks, token_budget, late_last)
         verdict = self._judge(now, shorts, picked, slacks, token_budget, predict)
         if isinstance(verdict, str):
-            return Dispatch(tuple(picked), verdict, waited_s, late)
+            return self._leave(now, slacks, picked, verdict)
         if self._held_since is None:
             self._held_since = now
         return verdict
 
-    def pick(
-        self, now: float, shorts: Sequence[ShortWaiting], token_budget: int, predict: Predict | None = None
-    ) -> tuple[list[int], int]:
-        """What a short batch that leaves now would hold: (indices into ``shorts``, how many of them are late)."""
-        slacks = self._slacks(now, shorts, token_budget, predict)
-        picked = self._pick(shorts, slacks, token_budget)
-        return picked, sum(slacks[i] < 0.0 for i in picked)
+    def _leave(self, now: float, slacks: Sequence[float], picked: Sequence[int], reason: str) -> Dispatch:
+        waited_s = 0.0 if self._held_since is None else now - self._held_since
+        return Dispatch(tuple(picked), reason, waited_s, sum(slacks[i] < 0.0 for i in picked))
 
     def _judge(
         self,
@@ -314,14 +327,17 @@ class Window:
         known = predict([(s.tokens, s.history) for s in shorts]) if predict else None
         return self._service_s if known is None else known
 
-    def _pick(self, shorts: Sequence[ShortWaiting], slacks: Sequence[float], token_budget: int) -> list[int]:
+    def _pick(
+        self, shorts: Sequence[ShortWaiting], slacks: Sequence[float], token_budget: int, late_last: bool
+    ) -> list[int]:
         """Those that fit: late ones last, the first always; among captured lengths, the first one's length first."""
-        order = sorted(range(len(shorts)), key=lambda i: slacks[i] < 0.0)
+        behind = [late_last and slack < 0.0 for slack in slacks]
+        order = sorted(range(len(shorts)), key=behind.__getitem__)
         if sum(s.tokens for s in shorts) <= token_budget:
             return order
         if self._lengths:
             head = self._bucket(shorts[order[0]].tokens)
-            order.sort(key=lambda i: (slacks[i] < 0.0, self._bucket(shorts[i].tokens) != head))
+            order.sort(key=lambda i: (behind[i], self._bucket(shorts[i].tokens) != head))
         picked, room = [order[0]], token_budget - shorts[order[0]].tokens
         for i in order[1:]:
             if shorts[i].tokens <= room:
