@@ -396,9 +396,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return partial(ShortPrefillAdder, self, reserve=reserve)
         if whole:
             return partial(WholePrefillAdder, self, reserve=reserve)
-        beside = sum(r.laps_tag.new_tokens for r in queue)
-        unit = self._laps_unit
-        limit = None if slot is None or not tokens else max(1, (tokens - beside) // unit) * unit
+        # Only the last of a batch is cut: a prompt in progress gets what those before it leave, if they all run whole.
+        left = tokens - sum(r.laps_tag.new_tokens for r in queue)
+        limit = left // self._laps_unit * self._laps_unit if slot is not None and left >= self._laps_unit else None
         return partial(LapsPrefillAdder, self, reserve=reserve, limit=limit)
 
     def laps_lacks_memory(self, tokens: int) -> None:
