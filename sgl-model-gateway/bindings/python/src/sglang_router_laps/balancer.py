@@ -43,6 +43,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         limit = router_args.max_concurrent_requests
         self.config = config
         self.max_inflight = min(config.max_inflight, limit) if limit > 0 else config.max_inflight
+        self.max_payload = router_args.max_payload_size
         self.router_args = router_args
         self.counter = make_counter(config.tokenizer, config.exact_bytes)
         self.pools = Pools(router_args.prefill_urls, config)
@@ -157,6 +158,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         c.tokens[choice.length_class] += choice.new_tokens
         c.prefix_tokens += tokens - choice.new_tokens
         c.spilled[choice.length_class] += choice.spilled
+        c.copied += choice.copies
 
     def note_ttft(self, length_class: Pool, seconds: float) -> None:
         """Note one first token."""
@@ -165,8 +167,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
 
     def forget_prefixes(self) -> None:
         """The servers' caches are being flushed."""
-        for i in self.pools.instances:
-            i.prefixes.clear()
+        self.pools.forget_prefixes()
 
     def abort(self, instance: Instance, rids: list[str], authorization: str | None) -> None:
         """Ask ``instance`` to drop requests, without waiting for it."""

@@ -54,7 +54,7 @@ class AllocConfig:
     prefix_load_factor: float = 1.5
     """The instance that holds the prefix is passed over when its load exceeds this many times its pool's mean."""
     exact_bytes: int = 16384
-    """Prompts longer than this are tokenised in part and extrapolated (bytes)."""
+    """What of a request is tokenised at most; the rest is extrapolated (bytes)."""
     image_tokens: int = 512
     """What one image, video or audio part counts (tokens)."""
     max_inflight: int = 8192

@@ -53,6 +53,7 @@ class Metrics:
         yield _counter("migrations", "Instances moved, by the pool they moved to", "target", c.moves.items())
         for name, text in (
             ("prefix_tokens", "Tokens expected to be found in a prefix cache"),
+            ("copied", "Requests sent to the short pool to leave a copy of a shared prefix there"),
             ("retried", "Requests sent to a second instance"),
             ("failed", "Requests answered 502 or 504, or cut off"),
             ("rejected", "Requests answered 503"),
