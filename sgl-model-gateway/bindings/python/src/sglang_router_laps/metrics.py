@@ -70,17 +70,17 @@ class Metrics:
 
     def _instances(self) -> Iterator[Metric]:
         lb = self._lb
-        up = GaugeMetricFamily(f"{PREFIX}instance_up", "1 if healthy", labels=["instance", "role"])
-        requests = GaugeMetricFamily(f"{PREFIX}outstanding_requests", "Requests in flight", labels=["instance", "role"])
-        tokens = GaugeMetricFamily(f"{PREFIX}outstanding_tokens", "New tokens in flight", labels=["instance", "role"])
+        up = GaugeMetricFamily(f"{PREFIX}instance_up", "1 if healthy", labels=["server", "role"])
+        requests = GaugeMetricFamily(f"{PREFIX}outstanding_requests", "Requests in flight", labels=["server", "role"])
+        tokens = GaugeMetricFamily(f"{PREFIX}outstanding_tokens", "New tokens in flight", labels=["server", "role"])
         for i in lb.instances:
             up.add_metric([i.url, i.role], float(i.healthy))
             requests.add_metric([i.url, i.role], i.outstanding)
             tokens.add_metric([i.url, i.role], i.outstanding_tokens)
         yield from (up, requests, tokens)
 
-        psi = GaugeMetricFamily(f"{PREFIX}instance_pressure", "Pressure of an instance", labels=["instance", "pool"])
-        backlog = GaugeMetricFamily(f"{PREFIX}backlog_tokens", "New tokens waiting", labels=["instance", "pool"])
+        psi = GaugeMetricFamily(f"{PREFIX}instance_pressure", "Pressure of an instance", labels=["server", "pool"])
+        backlog = GaugeMetricFamily(f"{PREFIX}backlog_tokens", "New tokens waiting", labels=["server", "pool"])
         for r in lb.readers:
             labels = [r.instance.url, r.instance.pool]
             psi.add_metric(labels, pressure(r.signals(), lb.config.pressure))
