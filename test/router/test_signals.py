@@ -156,9 +156,9 @@ def test_a_number_beyond_all_numbers_is_no_signal() -> None:
             reader = s.lb.readers[0]
             with reader.instance.lease(100):
                 one.metrics = 'sglang:num_queue_reqs{a="b"} 1e999\n'
-                reader._level = 2
                 await s.until(lambda: reader._level == 3)
-                assert reader.load.source == "router"
-                assert (await s.status())["prefill"][0]["signals"]["backlog_tokens"] == 100
+                reader._level = 2
+                await s.until(lambda: reader._level == 3 and reader.load.backlog_tokens == 100)
+                assert (await s.status())["prefill"][0]["signals"]["source"] == "router"
 
     asyncio.run(run())
