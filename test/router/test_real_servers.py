@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 PREFILL = (
     "--enable-laps-scheduler", "--disable-overlap-schedule", "--chunked-prefill-size", "512",
-    "--max-total-tokens", "49152",
+    "--max-total-tokens", "49152", "--enable-cache-report",
 )  # fmt: skip
 ENV = {"OMP_NUM_THREADS": "1"}
 CONFIG = {"probe_backoff_s": 0.3, "probe_backoff_max_s": 1.0, "spill": "off"}
@@ -127,6 +127,38 @@ def test_counts_are_exact_with_a_tokenizer(rig: Rig) -> None:
     with urllib.request.urlopen(request, timeout=60) as reply:
         used = json.load(reply)["usage"]["prompt_tokens"]
     assert rig.at_rest()["counts"]["tokens"]["short"] - before == used
+
+
+def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> None:
+    system = "You answer questions about the sea, the wind and the weather, briefly and kindly. " * 30
+    system = system[:1500]
+
+    def asking(i: int) -> dict[str, Any]:
+        body = chat(f"Question {i}: what is that?", new=4)
+        return {**body, "messages": [{"role": "system", "content": system}, *body["messages"]]}
+
+    def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return dict(json.load(reply))
+
+    def served() -> dict[str, int]:
+        return {p["pool"]: p["served"] for p in rig.at_rest()["prefill"]}
+
+    before = served()
+    prompt = post(rig.router.url, asking(0))["usage"]["prompt_tokens"]
+    assert prompt > 256
+    assert served() == {**before, "long": before["long"] + 1}
+    for i in range(1, 24):
+        post(rig.router.url, asking(i))
+    after = served()
+    # All but the few that showed that it is shared.
+    assert after["short"] - before["short"] >= 20
+    bootstrap = {"bootstrap_host": servers.FAKE_BOOTSTRAP_HOST, "bootstrap_port": 8998, "bootstrap_room": 1}
+    usage = post(rig.member("short").url, {**asking(99), **bootstrap})["usage"]
+    assert prompt - usage["prompt_tokens_details"]["cached_tokens"] <= 256
 
 
 def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:

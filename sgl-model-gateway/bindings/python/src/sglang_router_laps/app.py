@@ -12,10 +12,11 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from .body import BadDeadline, parse
+from .body import BadRequest, parse, refuse_samples
 from .passage import Passage
 from .prompt import READERS
-from .replies import Message, Receive, Scope, Send, send_bytes, send_error
+from .replies import Receive, Scope, Send, send_bytes, send_error
+from .request_body import ClientGone, TooLarge, read_body, replay
 from .status import status
 
 if TYPE_CHECKING:
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NO_OBJECT = b'{"detail":"the body is no JSON object"}'
+"""In the shape of the stock router's answer, which cannot always be written: it repeats the body."""
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class ClientGone(Exception):
-    """The client disconnected before its request was complete."""
 
 
 class LapsApp:
@@ -71,28 +70,55 @@ class LapsApp:
 
     async def _generate(self, endpoint: str, scope: Scope, receive: Receive, send: Send) -> None:
         lb = self._lb
-        if lb.in_flight >= lb.max_inflight:
-            lb.counts.rejected += 1
-            await send_error(send, 503, "overloaded", f"{lb.max_inflight} requests are in flight already")
+        if await self._full(send):
             return
+        try:
+            raw = await read_body(scope, receive, lb.max_payload, lb.timeout)
+        except ClientGone:
+            lb.counts.disconnected += 1
+        except TooLarge:
+            lb.counts.refused += 1
+            await send_error(send, 413, "payload_too_large", f"the body is larger than {lb.max_payload} bytes")
+        except TimeoutError:
+            lb.counts.refused += 1
+            await send_error(send, 408, "request_timeout", "the body did not arrive in time", close=True)
+        else:
+            # Only now: a client that does not send its body holds no place.
+            if not await self._full(send):
+                await self._answer(endpoint, scope, receive, send, raw)
+
+    async def _full(self, send: Send) -> bool:
+        """Whether too many requests are in flight; if so, this one is answered."""
+        lb = self._lb
+        if lb.in_flight < lb.max_inflight:
+            return False
+        lb.counts.rejected += 1
+        await send_error(send, 503, "overloaded", f"{lb.max_inflight} requests are in flight already")
+        return True
+
+    async def _answer(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> None:
+        lb = self._lb
         lb.in_flight += 1
         try:
-            raw = await _read(receive)
-            body = parse(raw)
-            if body is None:
+            parsed = parse(raw)
+            if parsed is None:
                 lb.counts.refused += 1
-                await self._stock(scope, _replay(raw, receive), send)
+                await self._stock(scope, replay(raw, receive), send)
+                return
+            raw, body = parsed
+            if not isinstance(body, dict):
+                lb.counts.refused += 1
+                await send_bytes(send, 422, NO_OBJECT)
                 return
             passage = Passage(lb, endpoint, scope, send, raw, body)
             try:
+                refuse_samples(endpoint, body)
                 passage.take_deadline()
-            except BadDeadline as e:
+            except BadRequest as e:
                 lb.counts.refused += 1
                 await send_error(send, 400, "invalid_request_error", str(e))
                 return
             await self._carry(passage, receive)
-        except ClientGone:
-            lb.counts.disconnected += 1
         finally:
             lb.in_flight -= 1
 
@@ -137,28 +163,3 @@ class LapsApp:
     async def _page(self, scope: Scope, send: Send) -> None:
         page = PAGE.read_bytes()
         await send_bytes(send, 200, page, b"text/html; charset=utf-8")
-
-
-async def _read(receive: Receive) -> bytes:
-    """The whole request body. Raises ClientGone."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return bytes(message["body"])
-    chunks = []
-    while True:
-        if message["type"] != "http.request":
-            raise ClientGone
-        chunks.append(message["body"])
-        if not message.get("more_body"):
-            return b"".join(chunks)
-        message = await receive()
-
-
-def _replay(raw: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the body once more, then goes on as before."""
-    body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
-
-    async def again() -> Message:
-        return body.pop() if body else await receive()
-
-    return again

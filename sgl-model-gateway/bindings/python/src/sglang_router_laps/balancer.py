@@ -15,7 +15,9 @@ from sglang_laps.policy.config import ConfigError
 from sglang_laps.policy.pressure import Pool
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
+from starlette.middleware.cors import CORSMiddleware
 
+from . import stock_flags
 from .config import AllocConfig
 from .control import Control
 from .counts import Counts
@@ -43,6 +45,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         limit = router_args.max_concurrent_requests
         self.config = config
         self.max_inflight = min(config.max_inflight, limit) if limit > 0 else config.max_inflight
+        self.max_payload = router_args.max_payload_size
         self.router_args = router_args
         self.counter = make_counter(config.tokenizer, config.exact_bytes)
         self.pools = Pools(router_args.prefill_urls, config)
@@ -74,6 +77,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
             raise ConfigError("--enable-laps-alloc: needs --pd-disaggregation")
         if not router_args.decode_urls:
             raise ConfigError("--enable-laps-alloc: needs at least one --decode")
+        stock_flags.check(router_args)
 
     # The stock routes that ask the servers something (model_info, flush_cache, ...) go through these two lists.
     @property
@@ -96,20 +100,32 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
 
     def start(self) -> None:
         """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish."""
-        from .app import LapsApp
-
         level = (self.router_args.log_level or "info").upper()
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         mini_lb.lb = self
         logger.info("short pool: %s", " ".join(i.url for i in self.pools.members("short")))
         logger.info("long pool: %s", " ".join(i.url for i in self.pools.members("long")))
-        uvicorn.run(
-            LapsApp(self, mini_lb.app),
+        uvicorn.Server(self.server_config()).run()
+
+    def server_config(self) -> uvicorn.Config:
+        """How the application is served."""
+        from .app import LapsApp
+
+        args = self.router_args
+        app: Any = LapsApp(self, mini_lb.app)
+        if args.cors_allowed_origins:
+            app = CORSMiddleware(app, args.cors_allowed_origins, allow_methods=["*"], allow_headers=["*"])
+        return uvicorn.Config(
+            app,
             host=self.host,
             port=self.port,
             access_log=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=self.router_args.shutdown_grace_period_secs,
+            timeout_graceful_shutdown=args.shutdown_grace_period_secs,
+            # Typed as whole seconds, and handed to the event loop as they are.
+            timeout_keep_alive=self.config.keep_alive_s,  # type: ignore[arg-type]
+            ssl_certfile=args.server_cert_path,
+            ssl_keyfile=args.server_key_path,
         )
 
     async def open(self) -> None:
@@ -157,6 +173,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         c.tokens[choice.length_class] += choice.new_tokens
         c.prefix_tokens += tokens - choice.new_tokens
         c.spilled[choice.length_class] += choice.spilled
+        c.copied += choice.copies
 
     def note_ttft(self, length_class: Pool, seconds: float) -> None:
         """Note one first token."""
@@ -165,8 +182,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
 
     def forget_prefixes(self) -> None:
         """The servers' caches are being flushed."""
-        for i in self.pools.instances:
-            i.prefixes.clear()
+        self.pools.forget_prefixes()
 
     def abort(self, instance: Instance, rids: list[str], authorization: str | None) -> None:
         """Ask ``instance`` to drop requests, without waiting for it."""

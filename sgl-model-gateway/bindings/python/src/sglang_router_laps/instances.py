@@ -20,6 +20,10 @@ SPAN_S = 5.0
 """Over about how long the router's own view of an instance is averaged (seconds)."""
 
 
+MOST_OVERSHOOT = 10.0
+"""Beyond it one late request says no more (ratio): a client may ask for what no server can do."""
+
+
 class Instance:
     """One prefill or decode server: address, health, and work in flight as this router knows it."""
 
@@ -103,7 +107,7 @@ class PrefillInstance(Instance):
         now = self._clock()
         keep = 0.8 * 2 ** (-(now - self._deviation_at) / SPAN_S)
         self._deviation_at = now
-        self.deviation = self.deviation * keep + max(0.0, seconds / slo_s - 1) * (1 - keep)
+        self.deviation = self.deviation * keep + min(max(0.0, seconds / slo_s - 1), MOST_OVERSHOOT) * (1 - keep)
 
     def current_deviation(self) -> float:
         """``deviation`` as of now: without new deadlines it halves every few seconds."""

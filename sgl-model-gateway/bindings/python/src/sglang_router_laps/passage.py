@@ -14,9 +14,9 @@ from sglang_laps.policy.pressure import Pool
 
 from . import body as bodies
 from . import logprobs
+from .ask import measure
 from .instances import Instance, Lease, PrefillInstance
 from .pools import Choice
-from .prefixes import Fingerprint, fingerprint
 from .prompt import batch_size, read_prompt
 from .replies import JSON, Scope, Send, error_body, send_bytes, send_error
 from .tokens import reported_tokens
@@ -70,29 +70,26 @@ class Passage:
         self.length_class: Pool = "short"
 
     def take_deadline(self) -> None:
-        """Move the deadline header into the body. Raises BadDeadline."""
-        text = self.headers.pop(bodies.SLO_HEADER, None)
-        if text is not None:
-            self.slo_ms = bodies.read_deadline(text)
-            self.body = bodies.with_deadline(self.endpoint, self.body, self.slo_ms)
-            self.raw = bodies.dump(self.body)
+        """Move the deadline header into the body. Raises BadRequest."""
+        texts = self.headers.popall(bodies.SLO_HEADER, [])
+        if texts:
+            self.slo_ms = bodies.read_deadline(texts)
+            self.raw, self.body = bodies.add_deadline(self.endpoint, self.raw, self.body, self.slo_ms)
 
     async def run(self) -> None:
         """Try on one pair of servers, and once more on another if a connection fails before anything is sent."""
         lb = self.lb
         self.prompt = read_prompt(self.endpoint, self.body)
-        tokens = lb.counter.count(self.prompt) + self.prompt.media * lb.config.image_tokens
-        prints: list[Fingerprint] = [fingerprint(t.encode("utf-8", "surrogatepass")) for t in self.prompt.texts]
-        prints += [fingerprint(i) for i in self.prompt.ids]
+        ask = measure(self.prompt, lb.counter, lb.config.image_tokens, len(self.raw))
         avoid: list[Instance] = []
         lost: Lost | None = None
         for attempt in range(TRIES):
-            choice = lb.pools.choose(tokens, prints, [i for i in avoid if isinstance(i, PrefillInstance)])
+            choice = lb.pools.choose(ask, [i for i in avoid if isinstance(i, PrefillInstance)])
             decode = lb.choose_decode(avoid)
             if choice is None or decode is None:
                 break
             if not attempt:
-                lb.note_choice(choice, tokens)
+                lb.note_choice(choice, ask.total)
                 self.length_class = choice.length_class
             try:
                 await self._attempt(choice, decode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import aiohttp
 from multidict import CIMultiDict
@@ -31,6 +32,18 @@ class Lost(Exception):
         """Nobody listens there."""
 
 
+class RawHeaders(aiohttp.ClientRequest):
+    """Sends the bytes of headers as they came: aiohttp writes every header as UTF-8, clients need not."""
+
+    async def write_bytes(self, writer: Any, *args: Any, **kwargs: Any) -> None:
+        """Send the body, and before it the headers that wait for it."""
+        waiting = getattr(writer, "_headers_buf", None)
+        if waiting is not None and not waiting.isascii():
+            # ``forwarded`` read each byte as the character with its number.
+            writer._headers_buf = waiting.decode().encode("latin-1")
+        await super().write_bytes(writer, *args, **kwargs)
+
+
 class Sessions:
     """One client session per upstream, opened on first use."""
 
@@ -46,6 +59,7 @@ class Sessions:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
+                request_class=RawHeaders,
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
             )
