@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from .aborts import PATH as ABORT
 from .body import BadDeadline, parse
 from .passage import Passage
 from .prompt import READERS
@@ -52,6 +53,9 @@ class LapsApp:
                 if endpoint is not None:
                     await self._generate(endpoint, scope, receive, send)
                     return
+                if path == f"/{ABORT}":
+                    await self._abort(scope, receive, send)
+                    return
                 if path == "/flush_cache":
                     self._lb.forget_prefixes()
             elif method == "GET":
@@ -90,6 +94,8 @@ class LapsApp:
                 lb.counts.refused += 1
                 await send_error(send, 400, "invalid_request_error", str(e))
                 return
+            # The passage lets go of the body when it is of no more use.
+            del raw, body
             await self._carry(passage, receive)
         except ClientGone:
             lb.counts.disconnected += 1
@@ -121,6 +127,15 @@ class LapsApp:
             logger.info("%s client disconnected", passage.rid)
         finally:
             watcher.cancel()
+
+    async def _abort(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        key = headers.get(b"authorization")
+        try:
+            raw = await _read(receive)
+        except ClientGone:
+            return
+        await self._lb.aborter.serve(raw, key.decode("latin-1") if key else None, send)
 
     async def _status(self, scope: Scope, send: Send) -> None:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))

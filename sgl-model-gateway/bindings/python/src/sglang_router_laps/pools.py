@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sglang_laps.policy.pressure import POOLS, Move, Pool
 
 from .config import AllocConfig
-from .instances import Clock, PrefillInstance
+from .instances import Clock, PrefillInstance, open_to
 from .prefixes import Fingerprint
 
 FLOOD = 8
@@ -63,7 +63,7 @@ class Pools:
         request that is short only where its history lies goes to where its history lies. Instances in ``avoid``
         are taken only when there is no other.
         """
-        usable = [i for i in self.instances if i.healthy and i not in avoid] or [i for i in self.instances if i.healthy]
+        usable = open_to(self.instances, avoid)
         if not usable:
             return None
         known = [p for p in prompt if p.hashes]
