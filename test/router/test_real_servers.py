@@ -188,6 +188,35 @@ def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:
             time.sleep(0.3)
 
 
+def test_an_id_in_use_is_refused_and_an_abort_at_the_router_ends_its_request(rig: Rig) -> None:
+    body = {
+        "text": SHORT, "rid": "mine", "stream": True,
+        "sampling_params": {"max_new_tokens": 4000, "temperature": 0, "ignore_eos": True},
+    }  # fmt: skip
+
+    async def run() -> None:
+        async with load.session() as http:
+            async with http.post(f"{rig.router.url}/generate", json=body) as first:
+                assert await first.content.readany()
+                async with http.post(f"{rig.router.url}/generate", json={**body, "stream": False}) as second:
+                    assert second.status == 400
+                    assert b"mine" in await second.read()
+                # The first one goes on.
+                assert await first.content.readany()
+                assert first.status == 200
+                async with http.post(f"{rig.router.url}/abort_request", json={"rid": "mine"}) as abort:
+                    assert (abort.status, await abort.read()) == (200, b"")
+                async with asyncio.timeout(120):
+                    rest = await first.read()
+            events = [json.loads(e[5:]) for e in rest.split(b"\n\n") if e.startswith(b"data: {")]
+            assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+            assert events[-1]["meta_info"]["completion_tokens"] < 4000
+
+    before = rig.status()["counts"]["failed"]
+    asyncio.run(run())
+    assert rig.at_rest()["counts"]["failed"] == before
+
+
 def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(rig: Rig) -> None:
     victim = rig.member("long")
     url = victim.url

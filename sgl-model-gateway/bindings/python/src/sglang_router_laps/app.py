@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from .aborts import PATH as ABORT
 from .body import BadRequest, parse, refuse_samples
 from .passage import Passage
 from .prompt import READERS
@@ -51,6 +52,9 @@ class LapsApp:
                 if endpoint is not None:
                     await self._generate(endpoint, scope, receive, send)
                     return
+                if path == f"/{ABORT}":
+                    await self._abort(scope, receive, send)
+                    return
                 if path == "/flush_cache":
                     self._lb.forget_prefixes()
             elif method == "GET":
@@ -72,20 +76,19 @@ class LapsApp:
         lb = self._lb
         if await self._full(send):
             return
+        raw = await self._body(scope, receive, send)
+        # Only now: a client that does not send its body holds no place.
+        if raw is None or await self._full(send):
+            return
+        lb.in_flight += 1
         try:
-            raw = await read_body(scope, receive, lb.max_payload, lb.timeout)
-        except ClientGone:
-            lb.counts.disconnected += 1
-        except TooLarge:
-            lb.counts.refused += 1
-            await send_error(send, 413, "payload_too_large", f"the body is larger than {lb.max_payload} bytes")
-        except TimeoutError:
-            lb.counts.refused += 1
-            await send_error(send, 408, "request_timeout", "the body did not arrive in time", close=True)
-        else:
-            # Only now: a client that does not send its body holds no place.
-            if not await self._full(send):
-                await self._answer(endpoint, scope, receive, send, raw)
+            passage = await self._passage(endpoint, scope, receive, send, raw)
+            # The passage lets go of the body when it is of no more use.
+            del raw
+            if passage is not None:
+                await self._carry(passage, receive)
+        finally:
+            lb.in_flight -= 1
 
     async def _full(self, send: Send) -> bool:
         """Whether too many requests are in flight; if so, this one is answered."""
@@ -96,31 +99,28 @@ class LapsApp:
         await send_error(send, 503, "overloaded", f"{lb.max_inflight} requests are in flight already")
         return True
 
-    async def _answer(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> None:
+    async def _passage(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Passage | None:
+        """The request on its way; None where it has been answered already."""
         lb = self._lb
-        lb.in_flight += 1
+        parsed = parse(raw)
+        if parsed is None:
+            lb.counts.refused += 1
+            await self._stock(scope, replay(raw, receive), send)
+            return None
+        raw, body = parsed
+        if not isinstance(body, dict):
+            lb.counts.refused += 1
+            await send_bytes(send, 422, NO_OBJECT)
+            return None
+        passage = Passage(lb, endpoint, scope, send, raw, body)
         try:
-            parsed = parse(raw)
-            if parsed is None:
-                lb.counts.refused += 1
-                await self._stock(scope, replay(raw, receive), send)
-                return
-            raw, body = parsed
-            if not isinstance(body, dict):
-                lb.counts.refused += 1
-                await send_bytes(send, 422, NO_OBJECT)
-                return
-            passage = Passage(lb, endpoint, scope, send, raw, body)
-            try:
-                refuse_samples(endpoint, body)
-                passage.take_deadline()
-            except BadRequest as e:
-                lb.counts.refused += 1
-                await send_error(send, 400, "invalid_request_error", str(e))
-                return
-            await self._carry(passage, receive)
-        finally:
-            lb.in_flight -= 1
+            refuse_samples(endpoint, body)
+            passage.take_deadline()
+        except BadRequest as e:
+            lb.counts.refused += 1
+            await send_error(send, 400, "invalid_request_error", str(e))
+            return None
+        return passage
 
     async def _carry(self, passage: Passage, receive: Receive) -> None:
         """Run the passage; a client that goes away cancels it, and both its legs with it."""
@@ -147,6 +147,27 @@ class LapsApp:
             logger.info("%s client disconnected", passage.rid)
         finally:
             watcher.cancel()
+
+    async def _abort(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = dict(scope["headers"]).get(b"authorization")
+        raw = await self._body(scope, receive, send)
+        if raw is not None:
+            await self._lb.aborter.serve(raw, key.decode("latin-1") if key else None, send)
+
+    async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
+        """The whole request body; None where it did not come and that has been said."""
+        lb = self._lb
+        try:
+            return await read_body(scope, receive, lb.max_payload, lb.timeout)
+        except ClientGone:
+            lb.counts.disconnected += 1
+        except TooLarge:
+            lb.counts.refused += 1
+            await send_error(send, 413, "payload_too_large", f"the body is larger than {lb.max_payload} bytes")
+        except TimeoutError:
+            lb.counts.refused += 1
+            await send_error(send, 408, "request_timeout", "the body did not arrive in time", close=True)
+        return None
 
     async def _status(self, scope: Scope, send: Send) -> None:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))

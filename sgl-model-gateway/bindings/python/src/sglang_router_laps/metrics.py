@@ -67,6 +67,23 @@ class Metrics:
         in_flight.add_metric([], lb.in_flight)
         yield in_flight
         yield from self._instances()
+        yield from self._breakers()
+        yield from self._tasks()
+
+    def _breakers(self) -> Iterator[Metric]:
+        text = "Circuit breaker of a server: 0 closed, 1 half open, 2 open"
+        state = GaugeMetricFamily(f"{PREFIX}breaker_state", text, labels=["server", "role"])
+        for i in self._lb.instances:
+            state.add_metric([i.url, i.role], ("closed", "half_open", "open").index(i.breaker.state))
+        yield state
+
+    def _tasks(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(f"{PREFIX}task_up", "1 while a watcher or the controller runs", labels=["task"])
+        again = CounterMetricFamily(f"{PREFIX}task_restarts", "Times it failed and started again", labels=["task"])
+        for w in self._lb.supervisor.watched:
+            up.add_metric([w.name], float(w.alive))
+            again.add_metric([w.name], w.restarts)
+        yield from (up, again)
 
     def _instances(self) -> Iterator[Metric]:
         lb = self._lb

@@ -10,7 +10,7 @@ from sglang_laps.policy.pressure import POOLS, Move, Pool
 
 from .ask import Ask
 from .config import AllocConfig
-from .instances import Clock, PrefillInstance
+from .instances import Clock, PrefillInstance, open_to
 from .shared import SharedPrefixes
 
 FLOOD = 8
@@ -72,7 +72,7 @@ class Pools:
         history: then one of them takes it to the short pool. Instances in ``avoid`` are taken only when there is no
         other.
         """
-        usable = [i for i in self.instances if i.healthy and i not in avoid] or [i for i in self.instances if i.healthy]
+        usable = open_to(self.instances, avoid)
         if not usable:
             return None
         total = ask.total
