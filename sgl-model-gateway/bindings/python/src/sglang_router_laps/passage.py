@@ -37,6 +37,9 @@ FORGET_S = 0.2
 ABORTED_S = 5.0
 """How long the decode server's word is waited for on a request that a client had aborted (seconds)."""
 
+NOTHING = Ask(0)
+"""What a request asks whose prompt is not known yet, or of no more use."""
+
 
 class Refused(Exception):
     """A server answered with an error."""
@@ -87,7 +90,7 @@ class Passage:
         self.held: aborts.Held | None = None
         """This attempt, as the servers know it."""
         self.prompt: Prompt | None = None
-        self.ask: Ask | None = None
+        self.ask = NOTHING
         self.options: dict[str, Any] = {}
         """Of the client session, for this attempt."""
 
@@ -102,7 +105,7 @@ class Passage:
         """Try on a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
         lb, retries = self.lb, self.lb.retries
         prompt = self.prompt = read_prompt(self.endpoint, self.body)
-        ask = self.ask = measure(prompt, lb.counter, lb.config.image_tokens, len(self.raw))
+        self.ask = measure(prompt, lb.counter, lb.config.image_tokens, len(self.raw))
         del prompt
         self._strip()
         lb.budget.earn()
@@ -110,7 +113,7 @@ class Passage:
         ended: Refused | Lost | Local | None = None
         deaths = 0
         for attempt in range(retries.attempts):
-            choice = lb.pools.choose(ask, [i for i in avoid if isinstance(i, PrefillInstance)])
+            choice = lb.pools.choose(self.ask, [i for i in avoid if isinstance(i, PrefillInstance)])
             decode = lb.choose_decode(avoid)
             if choice is None or decode is None:
                 break
@@ -118,7 +121,7 @@ class Passage:
                 if attempt:
                     self.options = {"timeout": lb.sessions.timeout(time.monotonic() - self.arrived)}
                 else:
-                    lb.note_choice(choice, ask.total)
+                    lb.note_choice(choice, self.ask.total)
                     self.length_class = choice.length_class
                 await self._attempt(choice, decode)
                 return
@@ -368,7 +371,7 @@ class Passage:
         send = self.send
         self.started = True
         # No other attempt will need it, and a stream can be long.
-        self.raw, self.prompt, self.ask = b"", None, None
+        self.raw, self.prompt, self.ask = b"", None, NOTHING
         if not prefill.done():
             prefill.add_done_callback(partial(self._late, prefiller, response))
         await send(
