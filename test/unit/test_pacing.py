@@ -13,6 +13,7 @@ from sglang_laps.policy.config import ConfigError, LapsConfig
 from sglang_laps.policy.latency import Coefficients
 from sglang_laps.policy.length import LONG, SHORT
 from sglang_laps.policy.order import OLDEST_EVERY
+from sglang_laps.policy.room import ROOM_S
 
 from benchmark.sim.profile import Profile
 
@@ -225,12 +226,15 @@ def test_the_guard_forgets_what_was_earned_when_no_long_work_is_left() -> None:
         assert not me.guard.due()
 
 
-def test_the_guard_stands_back_once_for_what_found_no_memory() -> None:
+def test_the_guard_stands_back_for_what_found_no_memory() -> None:
     me = pacer()
     longs = [long(20_000, 0.0), long(500, 1.0)]
     run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
-    assert me.plan(1.1, [], longs).longs[0] == 0
-    assert me.plan(99.0, [], longs, lacking=False).longs[0] == 0
+    assert me.plan(1.1, [], longs, lacking=True).longs[0] == 0
+    later = me.plan(1.2 + ROOM_S, [], longs, lacking=True)
+    assert not later.keeps_room
+    assert later.longs[0] == 1, "room was kept for it in vain"
+    assert me.plan(1.3 + ROOM_S, [], longs).longs[0] == 0
 
 
 @pytest.mark.parametrize("order", ["fcfs", "edf", "lars", "s-edf"])
