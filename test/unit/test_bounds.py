@@ -182,7 +182,7 @@ def made(spec: list[tuple[int, float]]) -> list[Job]:
 
 
 @given(arrivals, layers, orders)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_nothing_is_lost_and_nothing_runs_twice(spec: list[tuple[int, float]], layers: int, order: str) -> None:
     jobs = made(spec)
     toy = Toy(played(jobs), layers, {"order": order})
@@ -196,7 +196,7 @@ def test_nothing_is_lost_and_nothing_runs_twice(spec: list[tuple[int, float]], l
 
 
 @given(arrivals, layers)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 def test_equal_inputs_give_equal_schedules(spec: list[tuple[int, float]], layers: int) -> None:
     ends = []
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_equal_inputs_give_equal_schedules(spec: list[tuple[int, float]], layers
 
 
 @given(arrivals, layers)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_the_device_is_never_idle_while_anything_waits(spec: list[tuple[int, float]], layers: int) -> None:
     jobs = made(spec)
     toy = Toy(played(jobs), layers)
@@ -265,7 +265,7 @@ big = st.lists(st.tuples(st.integers(5000, 30_000), st.floats(0.0, 0.5)), min_si
     share=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
     overhead=st.sampled_from([0.05, 0.15, 0.5, 1.0]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_no_long_prompt_waits_longer_than_promised(
     big: list[tuple[int, float]],
     shorts: int,
@@ -287,9 +287,9 @@ def test_no_long_prompt_waits_longer_than_promised(
 
 
 def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
-    """Short batches as long as the gap, and between two of them prompts so small that overtaking always pays."""
+    """Short batches as long as the gap, and between two of them a prompt so small that overtaking always pays."""
     job = Job(16_000, 0.0)
-    toy = Toy(saturated(16, 256, [job], 10, 300, 320))
+    toy = Toy(saturated(3, 256, [job], 1, 257, 400), knobs={"preempt_overhead": 1.0})
     toy.run(lambda toy: job.finished >= 0.0, limit_s=60.0)
 
 
@@ -300,7 +300,7 @@ def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
     sizes=st.sampled_from([(257, 400), (3000, 9000), (30_000, 60_000)]),
     overhead=st.sampled_from([0.05, 0.15, 1.0]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_short_requests_are_served_in_turn_and_wait_no_longer_than_promised(
     shorts: int, tokens: int, small: int, sizes: tuple[int, int], overhead: float
 ) -> None:

@@ -209,6 +209,15 @@ def test_what_others_have_earned_puts_the_oldest_first() -> None:
     assert me.plan(3.4, [], [long(20_000, 0.0, done=CHUNK), longs[1]]).longs[0] == 1
 
 
+def test_the_rest_of_anothers_batch_is_no_turn_of_the_oldest() -> None:
+    tail = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(4000, 1.0)], waiting=100)
+    assert (tail.longs, tail.tokens, tail.oldest) == ((1, 0), 4096, False)
+    whole = pacer().plan(1.0, [], [long(4100, 0.0), long(4000, 1.0)], waiting=100)
+    assert (whole.longs, whole.oldest) == ((1, 0), True)
+    first = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(7000, 1.0)])
+    assert (first.longs, first.oldest) == ((0,), True)
+
+
 def test_without_a_guard_the_least_work_is_always_first() -> None:
     me = pacer(guard=0.0)
     for i in range(50):
@@ -387,7 +396,12 @@ def test_room_is_kept_for_a_prompt_that_is_owed_only() -> None:
     plan = me.plan(1.1, shorts, longs, lacking=True)
     assert plan.keeps_room
     assert (plan.order, plan.picked, plan.longs[0]) == ((LONG,), (), 0)
-    assert not me.plan(1.1, shorts, longs).keeps_room, "it has found room"
+    assert Plan.of(plan.numbers()).keeps_room
+    for at, kept in ((1.2, True), (1.1 + ROOM_S, False), (1.1 + 2 * ROOM_S, True)):
+        plan = me.plan(at, shorts, longs, lacking=True)
+        assert (plan.keeps_room, bool(plan.picked)) == (kept, not kept)
+    assert not me.plan(20.0, shorts, longs).keeps_room, "it has found room"
+    assert not me.plan(21.0, shorts, [], lacking=True).keeps_room
 
 
 def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
