@@ -225,7 +225,7 @@ class Pacer:
             longs=picked,
             tokens=0 if self._chunk is None else min(self._budget, tokens),
             layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
-            oldest=oldest in picked,
+            oldest=oldest in picked[:1] or oldest in picked[: -1 if packed.cut else None],
             mixed=mixed,
         )
 
@@ -243,7 +243,8 @@ class Pacer:
     def _overtaking(
         self, longs: Sequence[LongWaiting], waiting: int, running: Running, budget: int, plan: Plan
     ) -> Plan:
-        if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH:
+        """Never the oldest's turn: it is one that is paused, or will come when that is done."""
+        if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH or self.guard.due():
             return plan
         new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
         packed = overtake(
@@ -257,13 +258,11 @@ class Pacer:
         if not packed.picked:
             return plan
         picked = tuple(new[i] for i in packed.picked[:LOOKAHEAD])
-        oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
         return plan._replace(
             order=(LONG,),
             longs=picked,
             tokens=self._whole_units(packed.tokens),
             layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
-            oldest=oldest in picked,
         )
 
     def _whole_units(self, tokens: int) -> int:
