@@ -135,9 +135,11 @@ class Pacer:
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self._behind(now, longs)
         opens_s = self.gap.opens_s(self.fixed_s, behind)
-        due = now >= opens_s if urgent is None else urgent is SHORT
         budget = self._budget if running is None else self._preempting_budget()
         plan = self._shorts(now, shorts, budget, threshold)
+        due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
+        if urgent is not None:
+            due = urgent is SHORT
         owed = lacking and (self.guard.due() or behind > AIM or urgent is LONG)
         if self._room.kept(now, lacking=owed) and owed:
             plan = plan._replace(picked=(), keeps_room=True)
@@ -161,6 +163,16 @@ class Pacer:
         view = [ShortWaiting(*shorts[i]) for i in ranks]
         said = self.window.leave(now, view, token_budget=budget, predict=self._predict, late_last=late_last)
         return self._with(plan, said, ranks, shorts)
+
+    def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float, behind: float) -> bool:
+        """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
+        left between two preemptions even then."""
+        deadlines = [w[3] for w in picked if w[3] is not None]
+        if not deadlines or opens_s == math.inf:
+            return False
+        done_s = now + (self._predict([(w[0], w[1]) for w in picked]) or 0.0)
+        earliest_s = opens_s - self.gap.seconds(self.fixed_s, behind) + (self.fixed_s or 0.0)
+        return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
 
     def _short_line(self, now: float, shorts: Sequence[Waiting]) -> tuple[Sequence[int], bool]:
         """(Indices of short requests in the order to serve them, whether the late ones go last.)"""
