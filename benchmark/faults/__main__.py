@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from benchmark.faults.inflict import Inflictor
 from benchmark.faults.oracle import BAD, Oracle
 from benchmark.faults.outcome import Campaign
 from benchmark.faults.progress import Progress
-from benchmark.faults.schedule import DECODE, HOSTILE, LANES
+from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
 from benchmark.rig import model
 from benchmark.rig.piece import command
 from benchmark.serving.devices import CPU, DEVICES
@@ -50,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.requests < 1 or args.seconds <= 0:
         parser.exit(2, f"{parser.prog}: --requests and --seconds are positive\n")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Ended by its keeper it ends as if interrupted: nothing is left behind.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     say = Progress()
     evidence = Evidence()
     with one_line_errors("bench faults"):
@@ -90,34 +92,40 @@ async def _through(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Cam
     asked = prompts.make(args.seed, SHORT_PROMPTS, LONG_PROMPTS)
     say("asking for the right answers")
     answers = await baseline.answers(fleet.port, asked)
-    oracle = Oracle(evidence, [m.name for m in fleet.of(DECODE)])
+    oracle = Oracle(evidence, {role: [m.name for m in fleet.of(role)] for role in (PREFILL, DECODE)})
     inflictor = Inflictor(fleet)
     crowd = Crowd(fleet.port, asked, answers, oracle)
     span = load.Span(args.requests, args.seconds, lambda: schedule.covered(inflictor.done, args.only))
 
-    def tick() -> None:
-        bad = sum(oracle.total(end) for end in BAD)
-        now = ", ".join(inflictor.now.values()) or "no fault"
-        say(f"{len(oracle.ends)} of {args.requests} requests, {bad} failed; {now}")
+    async def watch() -> None:
+        while True:
+            bad = sum(oracle.total(end) for end in BAD)
+            now = ", ".join(inflictor.now.values()) or "no fault"
+            say(f"{len(oracle.ends)} of {args.requests} requests, {bad} failed; {now}")
+            # What comes after a crash would only be its echo.
+            span.over = span.over or bool(fleet.dead())
+            await asyncio.sleep(1.0)
 
     lanes = [asyncio.ensure_future(inflictor.lane(schedule.faults(args.seed, lane, args.only))) for lane in LANES]
+    watcher = asyncio.ensure_future(watch())
     try:
-        await load.run(crowd, schedule.deeds(args.seed, args.only), oracle, span, tick)
-    finally:
-        say("waiting for what is under way")
-        for lane in lanes:
-            lane.cancel()
+        await load.run(crowd, schedule.deeds(args.seed, args.only), oracle, span)
+        inflictor.end()
         ended = await asyncio.gather(*lanes, return_exceptions=True)
+    finally:
+        for task in (*lanes, watcher):
+            task.cancel()
         await crowd.close()
-    broken = [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
-    inflictor.wrong += broken + [f"the router calls {name} unhealthy" for name in await fleet.healthy(30.0)]
+    dead = fleet.dead()
+    inflictor.wrong += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, BaseException)]
+    inflictor.wrong += [f"the router calls {name} unhealthy" for name in await fleet.healthy(0.0 if dead else 30.0)]
     cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
-    if args.only not in (None, HOSTILE):
+    if dead or args.only not in (None, HOSTILE):
         cases = []
     ours = await comparison.run(fleet.port, cases, say, marked=True)
     say("waiting for rest")
-    left = await rest.at_rest(fleet)
-    dead = fleet.dead()
+    left = await rest.at_rest(fleet, 0.0 if dead else rest.LIMIT_S)
+    dead += [x for x in fleet.dead() if x not in dead]
     found = logs.scan(fleet.logs())
     stock = []
     if cases:

@@ -29,6 +29,8 @@ class Inflictor:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._over = asyncio.Event()
+        self._starting = asyncio.Lock()
         self.done: Counter[tuple[str, str]] = Counter()
         self.now: dict[str, str] = {}
         """Lane -> the fault that lasts, in words."""
@@ -36,15 +38,17 @@ class Inflictor:
         """What did not recover from a fault, or took offence at one that was none of its business."""
 
     async def lane(self, faults: Iterator[Fault]) -> None:
-        """One fault after the other, until cancelled; what is under way is then brought to its end."""
+        """One fault after the other, until ``end``."""
         for fault in faults:
-            await asyncio.sleep(fault.gap_s)
-            work = asyncio.ensure_future(self._inflict(fault))
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                await work
-                raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(fault.gap_s):
+                    await self._over.wait()
+                    return
+            await self._inflict(fault)
+
+    def end(self) -> None:
+        """No more faults; those that last are brought to their end."""
+        self._over.set()
 
     async def _inflict(self, fault: Fault) -> None:
         members = self._fleet.of(fault.lane)
@@ -60,7 +64,13 @@ class Inflictor:
             del self.now[fault.lane]
 
     async def _kill(self, m: Member, fault: Fault) -> None:
+        # Servers that start at the same time take each other's cores for minutes.
+        async with self._starting:
+            await self._kill_alone(m, fault)
+
+    async def _kill_alone(self, m: Member, fault: Fault) -> None:
         with self._fleet.evidence.window("kill", m.name):
+            m.kin = []
             await asyncio.to_thread(m.server.kill)
             m.proxy.refuse()
             await asyncio.sleep(fault.length_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,12 @@ WRONG, LOST, HUNG = "wrong", "lost", "hung"
 ENDS = (RIGHT, REFUSED, CUT, WRONG, LOST, HUNG)
 BAD = frozenset((WRONG, LOST, HUNG))
 
-AFTER_S = 15.0
-"""How long after a fault a 503 still counts as its work: the router's longest pause between probes, and a little."""
-WARRANTS = frozenset(("kill", "stop", "refuse", "reset", "silent", "storm", "pause", "descriptors"))
-"""Faults that leave the router nobody to send a request to, or no descriptor for it."""
+AFTER_S = 10.0
+"""How long after a fault a 503 still counts as its work: the router's longest pause between probes, and what two good
+ones take."""
+DECODE = "decode"
+Roles = Mapping[str, Collection[str]]
+"""Role -> names of its servers. A fault may cut the streams of decode servers only."""
 
 
 @dataclass(slots=True)
@@ -65,8 +67,8 @@ class Verdict:
     why: str
 
 
-def judge(seen: Seen, evidence: Evidence, decodes: Collection[str]) -> Verdict:
-    """The end of one request. ``decodes``: names of the decode servers, whose streams a fault may cut."""
+def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
+    """The end of one request."""
     if not agrees(seen):
         return Verdict(WRONG, f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}")
     if seen.hung:
@@ -76,7 +78,7 @@ def judge(seen: Seen, evidence: Evidence, decodes: Collection[str]) -> Verdict:
     if seen.status is None:
         return _without_reply(seen, evidence)
     if seen.status >= 400:
-        return _refused(seen, evidence)
+        return _refused(seen, evidence, roles)
     if seen.done and not seen.broken:
         if seen.want is None or seen.got == seen.want:
             return Verdict(RIGHT, "")
@@ -86,7 +88,7 @@ def judge(seen: Seen, evidence: Evidence, decodes: Collection[str]) -> Verdict:
     if seen.aborted and seen.reason:
         return Verdict(CUT, "aborted as asked")
     if seen.stream and seen.started:
-        fault = evidence.struck(seen.number, seen.begin, seen.end, decodes)
+        fault = evidence.struck(seen.number, seen.begin, seen.end, roles[DECODE])
         if fault and seen.reason:
             return Verdict(CUT, f"while streaming: {fault}")
     if seen.may_refuse and seen.reason:
@@ -107,7 +109,7 @@ def _without_reply(seen: Seen, evidence: Evidence) -> Verdict:
     return Verdict(LOST, f"no reply: {_told(seen)}; {_traces(seen, evidence)}")
 
 
-def _refused(seen: Seen, evidence: Evidence) -> Verdict:
+def _refused(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     status = seen.status or 0
     if not seen.reason:
         return Verdict(LOST, f"{status} without a reason; {_traces(seen, evidence)}")
@@ -115,18 +117,30 @@ def _refused(seen: Seen, evidence: Evidence) -> Verdict:
         return Verdict(CUT, "aborted as asked")
     if status in seen.may_refuse:
         return Verdict(REFUSED, f"{status}")
-    if status in (429, 503):
-        warrant = [w for w in evidence.active(seen.begin, seen.end, AFTER_S) if w.kind in WARRANTS]
-        if warrant:
-            return Verdict(REFUSED, f"{status} during {warrant[-1].kind}")
-        return Verdict(LOST, f"{status} without a fault: {seen.reason}")
-    if 400 <= status < 500:
-        return Verdict(WRONG, f"a good request was answered {status}: {seen.reason}")
     if any(h.what == "storm" for h in evidence.hits(seen.number)):
         return Verdict(REFUSED, f"{status} of a storm")
+    if status in (429, 503):
+        warrant = nobody(seen, evidence, roles)
+        if warrant:
+            return Verdict(REFUSED, f"{status}: {warrant}")
+    elif 400 <= status < 500:
+        return Verdict(WRONG, f"a good request was answered {status}: {seen.reason}")
+    if seen.want is None and any(h.what == f"answered {status}" for h in evidence.hits(seen.number)):
+        return Verdict(REFUSED, f"{status} of a server")
     if len(victims := evidence.victims(seen.number, seen.begin, seen.end)) > 1:
         return Verdict(REFUSED, f"{status}: faults of {len(victims)} servers met it")
     return Verdict(LOST, f"{status}: {seen.reason}; {_traces(seen, evidence)}")
+
+
+def nobody(seen: Seen, evidence: Evidence, roles: Roles) -> str:
+    """Why the router could not serve it: every server of a role had a fault, or descriptors were used up."""
+    active = evidence.active(seen.begin, seen.end, AFTER_S)
+    if any(w.kind == "descriptors" for w in active):
+        return "descriptors used up"
+    for role, names in roles.items():
+        if set(names) <= {w.server for w in active}:
+            return f"every {role} server had a fault"
+    return ""
 
 
 def _told(seen: Seen) -> str:
@@ -154,7 +168,7 @@ class Oracle:
     """Keeps the books: each number ends once."""
 
     evidence: Evidence
-    decodes: Collection[str]
+    roles: Roles
     ends: dict[int, str] = field(default_factory=dict)
     by_deed: dict[str, Counter[str]] = field(default_factory=dict)
     why: Counter[str] = field(default_factory=Counter)
@@ -165,7 +179,7 @@ class Oracle:
 
     def ended(self, seen: Seen) -> Verdict:
         """Judge and count one request."""
-        verdict = judge(seen, self.evidence, self.decodes)
+        verdict = judge(seen, self.evidence, self.roles)
         if seen.number in self.ends:
             self.twice.append(seen.number)
             return verdict
