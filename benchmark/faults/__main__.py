@@ -75,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in found.complaints():
         print(line, file=sys.stderr)
     print(piece.write(args.out))
-    return 0 if all(f.met is not False for f in piece.figures) else 1
+    missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]
+    if missed:
+        print(f"bench faults: {'; '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Campaign:
@@ -110,14 +113,18 @@ async def _through(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Cam
     watcher = asyncio.ensure_future(watch())
     try:
         await load.run(crowd, schedule.deeds(args.seed, args.only), oracle, span)
-        inflictor.end()
+        if not (dead := fleet.dead()):
+            inflictor.end()
+        else:
+            for lane in lanes:
+                lane.cancel()
         ended = await asyncio.gather(*lanes, return_exceptions=True)
     finally:
         for task in (*lanes, watcher):
             task.cancel()
         await crowd.close()
-    dead = fleet.dead()
-    inflictor.wrong += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, BaseException)]
+    dead = dead or fleet.dead()
+    inflictor.wrong += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
     inflictor.wrong += [f"the router calls {name} unhealthy" for name in await fleet.healthy(0.0 if dead else 30.0)]
     cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
     if dead or args.only not in (None, HOSTILE):

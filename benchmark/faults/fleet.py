@@ -73,7 +73,7 @@ class Member:
             with contextlib.suppress(psutil.Error):
                 alive = p.is_running() and p.status() != psutil.STATUS_ZOMBIE
             if not alive:
-                names.append(f"{self.name}: process {p.pid}")
+                names.append(f"{self.name}: process {p.pid}: {self.server.last_line()}")
         return names
 
 

@@ -8,7 +8,7 @@ import json
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import psutil
@@ -76,14 +76,18 @@ class Inflictor:
             await asyncio.sleep(fault.length_s)
             m.bury()
             m.server.start()
-            begin = time.monotonic()
-            while not await _listens(m.server.port):
-                if not m.server.alive() or time.monotonic() - begin > START_S:
-                    raise RuntimeError(f"{m.name} does not start again: {m.server.last_line()}")
-                await asyncio.sleep(0.2)
+            await self._until(m, lambda: _listens(m.server.port))
             await m.proxy.listen()
-            await asyncio.to_thread(m.ready)
+            await self._until(m, lambda: _serves(m.server.port))
+            m.kin = m.server.family()
             await self._healed(m)
+
+    async def _until(self, m: Member, true: Callable[[], Awaitable[bool]]) -> None:
+        begin = time.monotonic()
+        while not await true():
+            if not m.server.alive() or time.monotonic() - begin > START_S:
+                raise RuntimeError(f"{m.name} does not start again: {m.server.last_line()}")
+            await asyncio.sleep(0.2)
 
     async def _stop(self, m: Member, fault: Fault) -> None:
         with self._fleet.evidence.window("stop", m.name):
@@ -198,8 +202,16 @@ class Inflictor:
 
 
 async def _listens(port: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         (await wire.Connection.to(port)).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
+
+
+async def _serves(port: int) -> bool:
+    with contextlib.suppress(OSError, wire.Broken, TimeoutError):
+        async with asyncio.timeout(10.0):
+            with await wire.Connection.to(port) as connection:
+                await connection.send(wire.request("/health", b"", method="GET"))
+                return (await connection.reply()).status == 200
+    return False

@@ -14,8 +14,9 @@ ROUTES = (GENERATE, COMPLETIONS, CHAT)
 VOCAB = (3, 2000)
 SHORT_TOKENS, LONG_TOKENS = (4, 60), (300, 900)
 ANSWER_TOKENS = (1, 12)
-TALK_TOKENS = (24, 48)
-"""Of an answer in ten: long enough to be cut while it streams."""
+TALK_TOKENS = (32, 96)
+TALKS = 0.2
+"""Share of answers that long: so that faults find some that stream."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def make(seed: int, short: int, long: int) -> list[Prompt]:
 
 def _one(rng: random.Random, words: Sequence[str], kind: str, route: str, i: int) -> Prompt:
     tokens = rng.randint(*(SHORT_TOKENS if kind == "short" else LONG_TOKENS))
-    answer = rng.randint(*(TALK_TOKENS if rng.random() < 0.1 else ANSWER_TOKENS))
+    answer = rng.randint(*(TALK_TOKENS if rng.random() < TALKS else ANSWER_TOKENS))
     if route == GENERATE and i % 2:
         params = {"max_new_tokens": answer, "temperature": 0, "ignore_eos": True}
         return Prompt(
