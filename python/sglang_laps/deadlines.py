@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 from typing import TYPE_CHECKING, Any
+
+from sglang_laps.policy import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,35 +16,34 @@ if TYPE_CHECKING:
 
 FIELD = "ttft_slo_ms"
 """Key in ``sampling_params.custom_params``: milliseconds from arrival to the first token."""
-_OLDEST_S = 3600.0
-
-
-def wrong(value: Any) -> str | None:
-    """What is wrong with a request's deadline, or None."""
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    return None if ok else f"sampling_params.custom_params.{FIELD}: {value!r} is not a number of milliseconds > 0"
 
 
 def verify(original: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ``SamplingParams.verify``: a bad deadline is a bad request. Raises ValueError; SGLang answers it 400."""
-    custom = params.custom_params
-    if isinstance(custom, dict) and custom.get(FIELD) is not None and (reason := wrong(custom[FIELD])):
-        raise ValueError(reason)
+    own = _own(params.custom_params)
+    if own is not None and not deadline.valid(own):
+        raise ValueError(f"sampling_params.custom_params.{FIELD}: {reprlib.repr(own)} is not {deadline.RANGE}")
     return original(params, *args, **kwargs)
 
 
 def slo_s(req: Req, config: LapsConfig) -> float | None:
-    """Seconds a request may take to its first token; None = no deadline."""
-    custom = req.sampling_params.custom_params
-    own = custom.get(FIELD) if isinstance(custom, dict) else None
-    ms = own if own is not None and wrong(own) is None else config.ttft_slo_ms
+    """Seconds a request may take to its first token; None = no deadline.
+
+    Not every way into a scheduler passes ``verify`` (``sgl.Engine`` does not): a bad deadline counts as none here.
+    """
+    own = _own(req.sampling_params.custom_params)
+    ms = own if deadline.valid(own) else config.ttft_slo_ms
     return None if ms is None else ms / 1e3
 
 
-def arrival(req: Req, now: float) -> float:
-    """When the request reached the server, or its scheduler where the HTTP side left no time (``time.perf_counter``).
+def _own(custom: Any) -> Any:
+    return custom.get(FIELD) if isinstance(custom, dict) else None
 
-    An HTTP side on another machine has another clock: its times are taken only where they are plausible.
+
+def arrival(req: Req, now: float) -> float:
+    """When the request reached its scheduler (``time.perf_counter`` of this process); ``now`` where that is unknown.
+
+    SGLang writes 0.0 for a time that it does not know. That is no time: the clock may have begun a minute ago.
     """
-    times = (req.time_stats.created_time, req.time_stats.scheduler_recv_time)
-    return next((float(t) for t in times if now - _OLDEST_S < t <= now), now)
+    received: float = req.time_stats.scheduler_recv_time
+    return received if 0.0 < received <= now else now

@@ -116,13 +116,19 @@ class Pacer:
         self._seen_s: float | None = None
         self._blind = False
         self._order = None if config.order == "fcfs" else order_named(config.order)
-        self._saved_s, self._saved_at = 0.0, 0
+        self._saved_s: float | None = None
+        self._saved_at = 0
 
     def threshold(self, now: float) -> int:
         """Longest short request (tokens): as configured, or from the latency model."""
-        if self._auto is None:
-            return self._threshold
-        return usable_threshold(self._auto.update(now, self.model), self._chunk, self._page)
+        if self._auto is not None:
+            self._auto.update(now, self.model)
+        return self.threshold_tokens
+
+    @property
+    def threshold_tokens(self) -> int:
+        """The threshold in force (tokens)."""
+        return self._threshold if self._auto is None else usable_threshold(self._auto.tokens, self._chunk, self._page)
 
     @property
     def threshold_source(self) -> str:
@@ -133,7 +139,7 @@ class Pacer:
 
     def arrived(self, now: float, shorts: int) -> None:
         """`shorts` short requests were found waiting for the first time; call it every round."""
-        if shorts and self._config.wait_window_ms:
+        if shorts:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, False
 
@@ -216,7 +222,7 @@ class Pacer:
     def launched(self, now: float, cls: LengthClass, requests: int, plan: Plan, *, contended: bool) -> Launch:
         """A batch of `requests` goes to the device."""
         self._blind = True
-        if cls is SHORT and self._config.wait_window_ms:
+        if cls is SHORT:
             self.window.dispatched(now, requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
         self._catch_up.launched(cls)
         self._spare += plan.spare and cls is LONG
@@ -233,15 +239,15 @@ class Pacer:
         self._catch_up.measured(launch.cls, sum(new for new, _ in shape), end - begin)
         if stock:
             self.model.observe(StepSample.of(shape, end - begin))
-        if launch.cls is SHORT and self._config.wait_window_ms:
+        if launch.cls is SHORT:
             self.window.completed(now, len(shape))
 
     def save_when_due(self, now: float) -> None:
         """Write the latency model to ``profile_save_path`` if it has learned since; call it when idle."""
         path = self._config.profile_save_path
-        if path is None or not self.model.fitted or now - self._saved_s < SAVE_PERIOD_S:
+        if path is None or not self.model.fitted or self.model.observed == self._saved_at:
             return
-        if self.model.observed == self._saved_at:
+        if self._saved_s is not None and now - self._saved_s < SAVE_PERIOD_S:
             return
         self._saved_s, self._saved_at = now, self.model.observed
         try:
@@ -250,10 +256,10 @@ class Pacer:
             logger.warning("LAPS: the latency model could not be saved to %s: %s", path, e.strerror)
 
     def status(self, now: float) -> dict[str, Any]:
-        """What /laps_status says of the decisions (JSON-ready)."""
+        """What /laps_status says of the decisions (JSON-ready). Asking changes nothing."""
         return {
             "threshold": {
-                "tokens": self.threshold(now),
+                "tokens": self.threshold_tokens,
                 "basis": self._config.length_basis,
                 "source": self.threshold_source,
             },

@@ -4,6 +4,7 @@
 SGLang name                                                    what LAPS does with it
 =============================================================  ====================================================
 ``server_args.ServerArgs.add_cli_args``, ``from_cli_args``     hooked: the LAPS options (always)
+``server_args.ServerArgs.resolve_once``                        hooked: conflicts are refused (enabled only)
 ``managers.scheduler.Scheduler``                               replaced by a subclass (enabled only)
   ``get_new_batch_prefill``, ``process_prefill_chunk``,
   ``get_prefill_adder_class``, ``run_batch``,
@@ -31,18 +32,17 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any, NoReturn
 
-from sglang_laps import __version__, graphs, options
+from sglang_laps import graphs, options
 from sglang_laps.policy.config import FLAGS, ConfigError
 from sglang_laps.policy.latency import LatencyModel
+from sglang_laps.support import conflict, off_reason, resolved, wrong_release
 
 logger = logging.getLogger(__name__)
 
-SGLANG = "0.5.23"
-"""The release whose seams are used here."""
 SERVER_ARGS = "sglang.srt.server_args"
+RESOLVE = f"{SERVER_ARGS}.ServerArgs.resolve_once"
 SCHEDULER = "sglang.srt.managers.scheduler"
 HTTP_APP_ENV = "SGLANG_HTTP_SERVER_APP_PATH"
 HTTP_APP = "sglang_laps.http_app:app"
@@ -58,8 +58,11 @@ def load() -> None:
         config = options.from_env()
     except ConfigError as e:
         _refuse(e)
+    if config is None:
+        return
+    HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
     # Importing the scheduler costs seconds: only a process that runs one has it already.
-    if config is None or SCHEDULER not in sys.modules:
+    if SCHEDULER not in sys.modules:
         return
     if reason := wrong_release():
         _refuse(reason)
@@ -68,33 +71,6 @@ def load() -> None:
     stock = sys.modules[SCHEDULER].Scheduler
     HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
     graphs.install(config)
-
-
-def wrong_release() -> str | None:
-    """Why the installed SGLang cannot be extended, or None."""
-    found = version("sglang")
-    return None if found == SGLANG else f"sglang-laps {__version__} supports sglang {SGLANG}; found {found}"
-
-
-def off_reason(args: Any) -> str | None:
-    """Why LAPS has nothing to do under these server arguments, or None."""
-    if args.disaggregation_mode != "prefill":
-        return f"--disaggregation-mode is {args.disaggregation_mode or 'null'}, not prefill"
-    if args.pp_size > 1:
-        return f"--pp-size is {args.pp_size}; pipeline parallelism is not supported"
-    return None
-
-
-def conflict(args: Any) -> str | None:
-    """A feature that cannot be combined with LAPS, or None."""
-    if args.enable_prefill_delayer:
-        # It counts one attempt a round on every data-parallel rank; a dual queue may make two.
-        return "--enable-prefill-delayer cannot be combined with it"
-    if args.attn_cp_size > 1:
-        return "--attn-cp-size > 1 (context parallelism) cannot be combined with it"
-    if args.dllm_algorithm:
-        return "--dllm-algorithm cannot be combined with it"
-    return None
 
 
 def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
@@ -117,6 +93,8 @@ def enable(args: argparse.Namespace) -> None:
 
     Raises ConfigError. Warns once, and leaves LAPS off, where it has nothing to do.
     """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     if getattr(args, "enable_piecewise_cuda_graph", False):
         logger.warning("%s is ignored: SGLang's default prefill CUDA graphs now cover it.", options.PIECEWISE)
     if args.enable_laps_scheduler:
@@ -142,11 +120,20 @@ def enable(args: argparse.Namespace) -> None:
     if config.profile_path:
         LatencyModel.load(config.profile_path)  # a bad file is refused here, before any model loads
     options.to_env(config)
+    HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
+    HookRegistry.apply_hooks()
     if config.profile:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))
     logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
     import sglang_laps.http_app  # noqa: F401  (adds the route)
+
+
+def _refuse_conflict(_: None, server_args: Any) -> None:
+    """After ``ServerArgs.resolve_once``: not all that matters is typed."""
+    args = resolved(server_args)
+    if off_reason(args) is None and (reason := conflict(args)):
+        _refuse(f"{options.ENABLE}: {reason}")
 
 
 def _default_device(args: argparse.Namespace) -> None:

@@ -10,6 +10,8 @@ from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 from sglang.srt.entrypoints.warmup import warmup
 from sglang.srt.managers.io_struct import GenerateReqInput
 
+from sglang_laps.support import resolved
+
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
@@ -28,7 +30,7 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
     """Send the profile's prompts through the server's own front; nothing is sent to any decode server."""
     rng = random.Random(0)
     vocab = tokenizer_manager.model_config.vocab_size
-    chunk = tokenizer_manager.server_args.chunked_prefill_size or 0
+    chunk = resolved(tokenizer_manager.server_args).chunked_prefill_size or 0
     longest = min(CHUNKS * chunk, tokenizer_manager.model_config.context_len - 2) if chunk > 0 else SINGLE[-1]
 
     async def prefill(tokens: int) -> None:

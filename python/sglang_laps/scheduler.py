@@ -18,17 +18,17 @@ import torch
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, get_serving
 
 from sglang_laps import __version__, deadlines, graphs
 from sglang_laps.pacing import LOOKAHEAD, LongWork, Pacer, Plan, Waiting
-from sglang_laps.plugin import conflict, off_reason
 from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.fairness import Launch
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
 from sglang_laps.policy.queues import DualQueue, Views, changes, split, without
 from sglang_laps.status import Series, Totals
+from sglang_laps.support import off_reason, resolved
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
@@ -68,7 +68,8 @@ class Flight:
     """(new, history) tokens of each request."""
     ending: list[Req]
     """Requests whose prefill ends with it."""
-    started: float = 0.0
+    started: float
+    """When it went to the device; until then, when it was built."""
     done: float | None = None
     """When its device work was done; None = known only when its result is processed."""
     replays: int = 0
@@ -86,14 +87,22 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         admission = super()._select_prefill_admission(req, **kwargs)
         if isinstance(admission, AddReqResult):
             return admission
-        if self._scheduler.laps_outgrown(req, admission.extend_len):
-            return AddReqResult.OTHER
-        if admission.is_chunked:
-            if not self.can_run_list:
-                # Not even an empty batch holds it (a sliding window's cap on chunks, say).
-                self._scheduler.laps_make_long(req)
-            return AddReqResult.OTHER
-        return admission
+        return admission if self._whole(req, admission.extend_len, admission.is_chunked) else AddReqResult.OTHER
+
+    def add_one_req_ignore_eos(self, req: Req) -> Any:
+        """SGLang's way past ``_select_prefill_admission``, for ``ignore_eos`` where the prefix cache is off."""
+        extend_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
+        cut = self.rem_chunk_tokens is not None and extend_tokens > self.rem_chunk_tokens
+        return super().add_one_req_ignore_eos(req) if self._whole(req, extend_tokens, cut) else AddReqResult.OTHER
+
+    def _whole(self, req: Req, extend_tokens: int, cut: bool) -> bool:
+        """Whether the request may join: short still, and not `cut` into chunks."""
+        if self._scheduler.laps_outgrown(req, extend_tokens):
+            return False
+        if cut and not self.can_run_list:
+            # Not even an empty batch holds it (a sliding window's cap on chunks, say).
+            self._scheduler.laps_make_long(req)
+        return not cut
 
 
 def _waiting(req: Req) -> Waiting:
@@ -111,6 +120,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     chunked_prefill_size: int | None
     load_inquirer: Any
     laps_on = False
+    """Off, every method here is SGLang's own, but for the status that says why."""
+    _laps_waiting = False
     _laps_series: Series | None = None
     _laps_off_reason: str | None = None
     _laps_building: LengthClass | None = None
@@ -118,7 +129,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        reason = off_reason(self.server_args) or conflict(self.server_args)
+        adder = super().get_prefill_adder_class()
+        reason = off_reason(resolved(self.server_args))
+        if reason is None and adder is not PrefillAdder:
+            reason = f"this scheduler builds its batches with {adder.__name__}, not PrefillAdder"
         if reason:
             logger.warning("LAPS scheduler is off: %s.", reason)
             self._laps_off_reason = reason
@@ -144,23 +158,21 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         )
         self._laps_flights: dict[int, Flight] = {}
         self._laps_next: Flight | None = None
-        self._laps_last_end = 0.0
         self._laps_batches = 0
         self._laps_new_shorts = 0
         self._laps_chunk_unsent = False
-        self._laps_waiting = False
         self._laps_parked_since: float | None = None
         self._laps_totals = {SHORT: Totals(), LONG: Totals()}
         self._laps_synchronous = torch.device(self.device).type == "cpu"
         self._laps_leader = get_parallel().attn_tp_rank == 0
-        self._laps_started = self._laps_shown = time.perf_counter()
+        self._laps_saves = first_of_all(get_parallel())
+        self._laps_started = self._laps_shown = self._laps_last_end = time.perf_counter()
         if self.metrics_reporter.enable_metrics and self._laps_leader:
             self._laps_series = Series(self._laps_labels())
         self.laps_on = True
 
     def _laps_labels(self) -> dict[str, str]:
-        model = self.server_args.served_model_name or self.server_args.model_path
-        return {"model_name": model, "dp_rank": str(get_parallel().dp_rank or 0)}
+        return {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
 
     def _laps_chunk_budget(self) -> int | None:
         budgets = [b for b in (self.chunked_prefill_size, self.max_prefill_tokens) if b is not None and b > 0]
@@ -334,6 +346,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self.chunked_req, self._laps_hidden = None, parked
         try:
             yield
+            if cls is SHORT and self.chunked_req is not None:
+                # Going on would lose it to the parked one: its client would wait for ever and its memory leak.
+                raise RuntimeError(f"LAPS: short request {self.chunked_req.rid} was cut into chunks")
         finally:
             self._laps_building = self._laps_hidden = None
             self.chunked_prefill_size = full_chunk
@@ -347,11 +362,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def get_prefill_adder_class(self) -> Any:
         """The stock adder, or, while a short batch is built, the one that keeps shorts whole."""
-        stock = super().get_prefill_adder_class()
         if self._laps_building is not SHORT:
-            return stock
-        if stock is not PrefillAdder:
-            raise RuntimeError(f"LAPS extends SGLang's PrefillAdder; this scheduler uses {stock.__name__}")
+            return super().get_prefill_adder_class()
         return lambda *args, **kwargs: LapsPrefillAdder(self, self._laps_reserve(), *args, **kwargs)
 
     def _laps_reserve(self) -> int:
@@ -363,7 +375,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
         """Check in and send the chunk that ran last, once: a parked prefill has nothing new to send."""
-        if not self.laps_on or self.chunked_req is None or self._laps_chunk_unsent:
+        if not self.laps_on:
+            super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
+            return
+        if self.chunked_req is None or self._laps_chunk_unsent:
             self._laps_chunk_unsent = False
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
             return
@@ -383,6 +398,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self._laps_pacer.launched(now, cls, len(batch.reqs), plan, contended=contended),
             list(zip(batch.extend_lens, batch.prefix_lens, strict=True)),
             [r for r in batch.reqs if r is not cut],
+            now,
         )
         if cls is LONG:
             self._laps_chunk_unsent = cut is not None
@@ -395,9 +411,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         """Run a batch, noting when it went to the device."""
-        flight, self._laps_next = (self._laps_next, None) if self.laps_on else (None, None)
-        if flight is None:
+        if not self.laps_on or self._laps_next is None:
             return super().run_batch(batch, *args, **kwargs)
+        flight, self._laps_next = self._laps_next, None
         replays = graphs.replays(self.tp_worker.model_runner)
         flight.started = time.perf_counter()
         result = super().run_batch(batch, *args, **kwargs)
@@ -438,7 +454,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Idle housekeeping; the gauges follow."""
         if self.laps_on and self._laps_series is not None:
             self._laps_show(self._laps_series, time.perf_counter())
-        if self.laps_on and self._laps_leader:
+        if self.laps_on and self._laps_saves:
             self._laps_pacer.save_when_due(time.perf_counter())
         if self.laps_on and self.laps_config.graphs and self.is_fully_idle():
             graphs.idle(self.tp_worker.model_runner)
@@ -458,13 +474,17 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return output
 
     def laps_status(self) -> dict[str, Any]:
-        """What this scheduler is doing, JSON-ready. Times in seconds, lengths in tokens."""
+        """What this scheduler is doing, JSON-ready. Times in seconds, lengths in tokens.
+
+        Asking changes nothing: ranks are asked at different moments, or only one is, and must not part by it.
+        """
         head = {"version": __version__, "config": self.laps_config.as_dict()}
         if not self.laps_on:
             return {"enabled": False, "reason": self._laps_off_reason, **head}
         now = time.perf_counter()
-        views = split(self.waiting_queue, self._laps_class)
-        queues = {cls.value: self._laps_queue(views.of(cls), now) for cls in LengthClass}
+        tags = [getattr(r, "laps_tag", None) or self._laps_unseen(r, now) for r in self.waiting_queue]
+        views = split(tags, lambda tag: classify(tag.new_tokens, self._laps_threshold))
+        queues = {cls.value: _queue(views.of(cls), now) for cls in LengthClass}
         parked = self.chunked_req
         remaining = 0 if parked is None else max(0, parked.seqlen - parked.prefix_len)
         return {
@@ -490,12 +510,23 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             "uptime_s": now - self._laps_started,
         }
 
-    def _laps_queue(self, reqs: list[Req], now: float) -> dict[str, Any]:
-        return {
-            "depth": len(reqs),
-            "waiting_tokens": sum(r.laps_tag.new_tokens for r in reqs),
-            "oldest_wait_s": max((now - r.laps_tag.since for r in reqs), default=0.0),
-        }
+    def _laps_unseen(self, req: Req, now: float) -> Tag:
+        """For the status: a request that no round has looked at yet (the server may be paused) counts in full."""
+        arrival = deadlines.arrival(req, now)
+        return Tag(arrival, arrival, None, new_tokens=req.seqlen)
+
+
+def _queue(tags: list[Tag], now: float) -> dict[str, Any]:
+    return {
+        "depth": len(tags),
+        "waiting_tokens": sum(t.new_tokens for t in tags),
+        "oldest_wait_s": max((now - t.since for t in tags), default=0.0),
+    }
+
+
+def first_of_all(parallel: Any) -> bool:
+    """Whether this is the first rank of the first data-parallel one: it alone writes files."""
+    return not (parallel.attn_tp_rank or parallel.attn_dp_rank or parallel.dp_rank)
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:

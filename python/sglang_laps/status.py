@@ -31,7 +31,7 @@ def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not ranks:
         return {"enabled": False, "version": __version__, "load": None}
     first = dict(ranks[0])
-    if len(ranks) == 1:
+    if len(ranks) == 1 or not first["enabled"]:
         return first
     loads = [r["load"] for r in ranks]
     first["load"] = {

@@ -40,8 +40,10 @@ class Prefill:
         return json.loads(text) if text[:1] in ("{", "[") else text
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-        data = json.dumps(body or {}).encode()
-        request = urllib.request.Request(self.server.url + path, data, {"Content-Type": "application/json"})
+        return self.post_text(path, json.dumps(body or {}))
+
+    def post_text(self, path: str, text: str) -> tuple[int, str]:
+        request = urllib.request.Request(self.server.url + path, text.encode(), {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=120) as reply:
                 return reply.status, reply.read().decode()

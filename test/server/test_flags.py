@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,7 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--disaggregation-mode", "decode"], "LAPS scheduler is off: --disaggregation-mode is decode, not prefill"),
     ([ON, "--disaggregation-mode", "null"], "LAPS scheduler is off: --disaggregation-mode is null, not prefill"),
     ([ON, "--pp-size", "2"], "LAPS scheduler is off: --pp-size is 2"),
-    ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer cannot be combined"),
+    ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer (or"),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
     ([], "ok \n"),
 ]
@@ -96,6 +97,45 @@ def test_help_shows_the_group(entry: tuple[str, ...]) -> None:
     assert "LAPS:" in done.stdout
     for flag in (ON, "--laps-length-threshold", "--laps-length-basis", "--laps-config", "--laps-wait-window-ms"):
         assert flag in done.stdout
+
+
+RESOLVE = """
+import sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.arg_groups.overrides import declare_resolution
+from sglang.srt.server_args import prepare_server_args
+folder, mode, declared = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+argv = ["--model-path", folder, "--device", "cpu", "--disaggregation-mode", mode, "--enable-laps-scheduler"]
+args = prepare_server_args(argv)
+if declared:
+    declare_resolution(args, "a model", **declared)
+args.resolve_once()
+print("resolved")
+"""
+DELAYER = {"SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "declared", "env", "says"),
+    [
+        ("prefill", {}, DELAYER, "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE) cannot"),
+        ("prefill", {"attn_cp_size": 2}, {}, "--attn-cp-size > 1"),
+        ("decode", {}, DELAYER, None),
+    ],
+)
+def test_what_nobody_typed_is_refused_too(
+    checkpoint: Path, mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
+) -> None:
+    # Where a model sets it; with the size of the group to match.
+    more = {"tp_size": 2} if declared else {}
+    done = run("-c", RESOLVE, str(checkpoint), mode, repr(declared | more), **env)
+    if says is None:
+        assert (done.returncode, done.stdout.split()[-1:]) == (0, ["resolved"]), done.stderr[-2000:]
+    else:
+        assert done.returncode == 2, done.stderr[-2000:]
+        assert f"sglang-laps: error: --enable-laps-scheduler: {says}" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 SCHEDULER = """

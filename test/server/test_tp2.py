@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmark.rig import load
+
 from .conftest import CHUNK, LAPS, Prefill, Reference
 from .test_prefill_server import ids, send_all
 
@@ -44,4 +46,26 @@ def test_aborts_stay_in_step(prefill: Prefill) -> None:
         assert len(await send_all(prefill, [ids(i, 30) for i in range(8)])) == 8
 
     asyncio.run(scenario())
+    prefill.all_tokens_are_free()
+
+
+@pytest.mark.timeout(400)
+def test_status_asked_all_the_time_does_not_part_the_ranks(prefill: Prefill, reference: Reference) -> None:
+    """Requests on prompts that are being prefilled: their class hangs on when the prefix cache is asked."""
+    documents = [ids(7000 + i, 3 * CHUNK) for i in range(4)]
+    prompts = [[*documents[i % 4], *ids(8000 + i, 20)] for i in range(60)] + documents
+
+    async def scenario() -> list[int]:
+        sending = asyncio.ensure_future(send_all(prefill, prompts, spread_s=3.0))
+        async with load.session() as http:
+            while not sending.done():
+                for path in ("/laps_status", "/metrics"):
+                    async with http.get(prefill.server.url + path) as reply:
+                        assert reply.status == 200
+                await asyncio.sleep(0.01)
+        return await sending
+
+    got = asyncio.run(scenario())
+    for i in range(0, len(prompts), 12):
+        assert got[i] == reference.greedy(prompts[i], 1)[0]
     prefill.all_tokens_are_free()

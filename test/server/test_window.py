@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmark.rig import load
+from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
 
 from .conftest import CHUNK, LAPS, Prefill
 from .test_prefill_server import ask, ids, send_all
@@ -67,13 +68,39 @@ def test_a_deadline_cuts_the_wait(prefill: Prefill) -> None:
     assert slo["met"] + slo["missed"] == 1
 
 
-@pytest.mark.parametrize("value", [-5, 0, "soon", True, [1]])
+@pytest.mark.parametrize("value", [-5, 0, "soon", True, [1], 5e-324, 1e-310, 1e-9, 0.09, 1e10, 10**30])
 def test_a_bad_deadline_is_a_bad_request(prefill: Prefill, value: Any) -> None:
     body = ask(2, ids(31, 20))
     body["sampling_params"]["custom_params"] = {"ttft_slo_ms": value}
     status, text = prefill.post("/generate", body)
     assert status == 400
     assert "sampling_params.custom_params.ttft_slo_ms" in text
+
+
+@pytest.mark.parametrize("number", ["1" + 400 * "0", "1e400", "NaN", "Infinity", "1" + 5000 * "0"])
+def test_a_number_that_no_float_holds_is_a_bad_request(prefill: Prefill, number: str) -> None:
+    body = json.dumps({**ask(2, ids(32, 20)), "sampling_params": {"custom_params": {"ttft_slo_ms": "NUMBER"}}})
+    assert 400 <= prefill.post_text("/generate", body.replace('"NUMBER"', number))[0] < 500
+
+
+def test_one_bad_deadline_in_a_batch_is_a_bad_request_and_a_short_one_is_only_late(prefill: Prefill) -> None:
+    def batch(*deadlines: float) -> dict[str, Any]:
+        n = len(deadlines)
+        return {
+            "input_ids": [ids(33 + i, 20) for i in range(n)],
+            "sampling_params": [
+                {"max_new_tokens": 1, "temperature": 0, "custom_params": {"ttft_slo_ms": d}} for d in deadlines
+            ],
+            "bootstrap_host": [FAKE_BOOTSTRAP_HOST] * n,
+            "bootstrap_port": [1] * n,
+            "bootstrap_room": [100 + i for i in range(n)],
+        }
+
+    status, text = prefill.post("/generate", batch(400.0, 5e-324, 400.0))
+    assert (status, "ttft_slo_ms" in text) == (400, True)
+    status, text = prefill.post("/generate", batch(0.1, 0.1, 1e9))
+    assert (status, len(json.loads(text))) == (200, 3)
+    assert 0.0 < prefill.get("/laps_status")["load"]["slo_deviation"] <= 4.0
 
 
 def test_deadlines_under_load_are_counted_and_nobody_is_dropped(prefill: Prefill) -> None:

@@ -128,3 +128,37 @@ def test_batches_that_complete_one_behind_the_other_are_due_back_together() -> N
     due = a.returning(at)
     assert due.requests == pytest.approx(1, abs=0.1)
     assert 1 * MS <= due.by_s - at < 2.5 * MS
+
+
+def test_clients_that_come_back_at_the_very_moment_have_come_back() -> None:
+    a = fresh()
+    end = loop(a, 20, 4, 0.0)
+    a.arrived(end, 4)
+    assert a.share == pytest.approx(1.0, abs=0.01)
+    assert a.during == 0
+    assert a.returning(end).requests == 0.0
+
+
+def test_a_batch_that_starts_when_the_last_one_ends_does_not_run_behind_it() -> None:
+    a, at = fresh(), 0.0
+    a.arrived(at, 8)
+    for _ in range(8):
+        a.dispatched(at, 1)
+        at += SERVICE
+        a.completed(at, 1)
+    # Nobody came back: were they taken for one batch, none of them would have been judged by now.
+    assert a.share == 0.0
+    a.arrived(at)
+    a.dispatched(at, 1)
+    a.completed(at + SERVICE, 1)
+    a.dispatched(at + SERVICE, 0)
+    a.completed(at + 2 * SERVICE, 1)
+    assert a.share > 0.2
+
+
+def test_who_comes_as_a_batch_leaves_came_during_it() -> None:
+    a = fresh()
+    a.arrived(1.0)
+    a.dispatched(1.0, 1)
+    a.arrived(1.0, 2)
+    assert a.during == 2

@@ -38,6 +38,15 @@ def test_flags_and_json() -> None:
         (["--laps-config", '{"long_share": true}'], "--laps-config: long_share: true is not"),
         (["--laps-config", '{"long_share": NaN}'], "--laps-config: long_share: NaN is not"),
         (
+            ["--laps-ttft-slo-ms", "5e-324"],
+            "--laps-ttft-slo-ms: 5e-324 is not a number of milliseconds from 0.1",
+        ),
+        (["--laps-ttft-slo-ms", "1e10"], "--laps-ttft-slo-ms: 10000000000.0 is not a number"),
+        (["--laps-config", '{"ttft_slo_ms": 1%s}' % (400 * "0")], "--laps-ttft-slo-ms: 1000"),
+        (["--laps-config", '{"slack_sigma_ms": 1%s}' % (400 * "0")], "--laps-config: slack_sigma_ms: 1000"),
+        (["--laps-config", '{"profile_save_path": "a\\u0000b"}'], "--laps-config: profile_save_path: "),
+        (["--laps-config", '{"long_share": 0.5, "long_share": 0.1}'], "--laps-config: long_share is given twice"),
+        (
             ["--laps-length-threshold", "9", "--laps-config", '{"length_threshold": 8}'],
             "--laps-config: length_threshold is given by --laps-length-threshold too",
         ),

@@ -283,3 +283,19 @@ def test_observing_is_cheap() -> None:
     for s in measured(0, 100, 0.02):
         model.observe(s)
     assert count == 80
+
+
+def test_a_save_that_fails_leaves_the_saved_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.json"
+    model = LatencyModel()
+    model.save(str(path))
+    before = path.read_text()
+
+    def full_disk() -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model, "to_json", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        model.save(str(path))
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]

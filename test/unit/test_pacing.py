@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
+import pytest
 from sglang_laps.pacing import LongWork, Pacer, Plan, Waiting
 from sglang_laps.policy.config import LapsConfig
 from sglang_laps.policy.length import LONG, SHORT
@@ -110,3 +114,56 @@ def test_it_does_not_catch_up_in_the_little_time_that_a_deadline_leaves() -> Non
     soon, later = ([waiting("b", arrival=8.99, deadline=9.0 + left)] for left in (0.04, 0.5))
     assert me.plan(9.0, soon, [], short=True, long=work(1000)).order[0] is SHORT
     assert me.plan(9.0, later, [], short=True, long=work(1000)).order[0] is LONG
+
+
+def fitted(me: Pacer, at: float = 0.0) -> Pacer:
+    """Measured steps of 1 ms and 0.1 ms a token."""
+    for i in range(40):
+        tokens = 20 + 40 * (i % 12)
+        run(
+            me,
+            me.plan(at, [waiting("a", tokens)], [], short=True, long=None),
+            at,
+            at + 1e-3 + 1e-4 * tokens,
+            (tokens, 0),
+        )
+        at += 0.1
+    assert me.model.fitted
+    return me
+
+
+@pytest.mark.parametrize("uptime", [4.2, 1e6])
+def test_the_latency_model_is_saved_at_the_first_idle_moment_however_young_the_machine_is(
+    tmp_path: Path, uptime: float
+) -> None:
+    path = tmp_path / "model.json"
+    me = fitted(pacer(profile_save_path=str(path)))
+    me.save_when_due(uptime)
+    assert path.exists()
+    path.unlink()
+    run(me, me.plan(uptime, [waiting("a")], [], short=True, long=None), uptime, uptime + 0.01, (50, 0))
+    me.save_when_due(uptime + 9.0)
+    assert not path.exists()
+    me.save_when_due(uptime + 10.0)
+    assert path.exists()
+
+
+def test_chunks_leave_room_for_requests_to_come_without_a_window_too() -> None:
+    me = fitted(pacer(ttft_slo_ms=50.0))
+    full = me.plan(60.0, [], [], short=False, long=work(5000)).chunk_tokens
+    assert full == 1024
+    for i in range(400):
+        me.arrived(60.0 + i / 100, 1)
+    # Short requests come every 10 ms, and a full chunk takes 103 ms.
+    assert me.plan(64.0, [], [], short=False, long=work(5000)).chunk_tokens < 500
+
+
+def test_asking_for_the_status_changes_nothing() -> None:
+    me = pacer(length_threshold="auto", threshold_period_s=0.0, wait_window_ms=5.0, ttft_slo_ms=400.0)
+    fitted(me)
+    me.slo.record(4.0, "short", 0.7, 0.4)
+    before = pickle.dumps(me)
+    first = me.status(5.0)
+    me.status(500.0)
+    assert pickle.dumps(me) == before
+    assert me.status(5.0) == first

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.body import parse, splice, with_deadline
+from sglang_router_laps.body import BadDeadline, parse, read_deadline, splice, with_deadline
 from sglang_router_laps.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
 from sglang_router_laps.tokens import ByteCounter, TokenizerCounter, reported_tokens
 
@@ -144,3 +144,15 @@ def test_a_deadline_of_the_body_stays() -> None:
         {"ttft_slo_ms": 9.0}
     ] * 2
     assert with_deadline(COMPLETIONS, {}, 9.0) == {"custom_params": {"ttft_slo_ms": 9.0}}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "0", "-1", "5e-324", "1e-310", "0.09", "1e10", "1" + 400 * "0", "nan", "inf", "1e999", "True"]
+)
+def test_a_hostile_deadline_is_refused(text: str) -> None:
+    with pytest.raises(BadDeadline, match="x-sgl-ttft-slo-ms"):
+        read_deadline(text)
+
+
+def test_a_deadline_is_read() -> None:
+    assert [read_deadline(t) for t in ("0.1", "400", "2.5e3", "1e9")] == [0.1, 400.0, 2500.0, 1e9]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from sglang_laps.policy.slo import SloLedger
+from sglang_laps.policy.pressure import PressureConfig
+from sglang_laps.policy.slo import OVERSHOOT_MAX, SloLedger
 
 
 def test_counts_by_class_and_over_all() -> None:
@@ -41,3 +42,24 @@ def test_nothing_counted_is_nothing_claimed() -> None:
     assert ledger.deviation(1.0) == 0.0
     assert ledger.misses() == 0
     assert ledger.status(0.0) == {}
+
+
+def test_one_request_counts_no_more_than_a_few_deadlines() -> None:
+    ledger = SloLedger()
+    ledger.record(0.0, "short", 600.0, 1e-4)
+    assert ledger.deviation(0.0) == OVERSHOOT_MAX == PressureConfig().deviation_cap
+    for _ in range(99):
+        ledger.record(0.0, "short", 0.1, 0.4)
+    assert ledger.deviation(0.0) == pytest.approx(OVERSHOOT_MAX / 100)
+    assert ledger.misses() == 1
+
+
+def test_asking_changes_nothing() -> None:
+    asked, left_alone = SloLedger(), SloLedger()
+    for at in (0.0, 3.0, 7.0):
+        for ledger in (asked, left_alone):
+            ledger.record(at, "short", 0.7, 0.4)
+        for later in (1.0, 50.0):
+            asked.deviation(at + later)
+            asked.status(at + later)
+    assert asked.status(8.0) == left_alone.status(8.0)

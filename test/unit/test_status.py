@@ -33,6 +33,11 @@ def test_a_server_without_laps_says_so() -> None:
     assert merge([])["enabled"] is False
 
 
+def test_ranks_that_are_off_say_why() -> None:
+    off = {"enabled": False, "reason": "--pp-size is 2"}
+    assert merge([off, off]) == off
+
+
 def test_a_plan_travels_as_numbers() -> None:
     for plan in (
         Plan(()),

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang_laps.support import off_reason, resolved
+
 if TYPE_CHECKING:
     from sglang_laps.graphs.front import PrefillFront
     from sglang_laps.policy.buckets import Predict
@@ -69,7 +71,7 @@ def attach(model_runner: Any, config: LapsConfig) -> PrefillFront | None:
     """
     from sglang_laps.graphs.front import build
 
-    if model_runner.is_draft_worker:
+    if model_runner.is_draft_worker or off_reason(resolved(model_runner.server_args)):
         return None
     front, reason = build(model_runner, config)
     if front is None:

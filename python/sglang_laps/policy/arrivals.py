@@ -73,6 +73,9 @@ class Arrivals:
 
     A request that came during a batch tells another story than one that came after it. Give its true time where
     there is one (it may lie in the past), else the time of the poll that found it and since when nobody had looked.
+
+    Of two events at the same time the one reported first came first: clocks may be coarse, and a client that comes back
+    at the very moment its batch is done has come back.
     """
 
     def __init__(self, return_horizon_s: float, follow_horizon_s: float) -> None:
@@ -113,10 +116,10 @@ class Arrivals:
         if n <= 0:
             return
         earliest = now if blind_since is None else blind_since
-        during_service = earliest <= self.completed_s
+        during_service = earliest < self.completed_s
         self._fade(now)
         self._recent += n
-        if now > self._started_s and (self._in_service or during_service):
+        if now >= self._started_s and (self._in_service or during_service):
             self._during += n
         if self._waiting + self._in_service == 0 and not during_service:
             if self._first:
@@ -125,7 +128,7 @@ class Arrivals:
         elif self._first and 0.0 <= earliest - self._first.at_s <= self._follow_horizon_s:
             self._first.add(now, n, earliest)
         self._waiting += n
-        batch = next((b for b in reversed(self._batches) if b.at_s < earliest), None)
+        batch = next((b for b in reversed(self._batches) if b.at_s <= earliest), None)
         if batch and batch.came < batch.size and earliest - batch.at_s <= self._return_horizon_s:
             batch.add(now, n, earliest)
 
@@ -142,7 +145,7 @@ class Arrivals:
     def completed(self, now: float, n: int) -> None:
         """``n`` requests in service are done; call it before their clients can know."""
         self._in_service = max(0, self._in_service - n)
-        if self._batches and self._started_s <= self._batches[-1].at_s:
+        if self._batches and self._started_s < self._batches[-1].at_s:
             # It ran behind the one before it and nothing followed it: the clients of both are due back together.
             self._batches[-1].joined(now, n)
             return
@@ -175,7 +178,7 @@ class Arrivals:
     def following(self, now: float) -> Expected:
         """What should still follow a first request that waits on an otherwise empty server."""
         first = self._first
-        if first is None or self._in_service or self.completed_s >= first.at_s:
+        if first is None or self._in_service or self.completed_s > first.at_s:
             return Expected(0.0, now)
         alike = [b for b in self._bursts if b.at_s >= now - _REMEMBERED_S and b.came >= first.came]
         if not alike:

@@ -15,17 +15,12 @@ class BusyMeter:
 
     def add(self, begin: float, end: float) -> None:
         """Note a busy interval; intervals come in order and do not overlap (seconds)."""
-        self._fade(begin)
         keep = math.exp(-max(0.0, end - begin) / self._horizon_s)
-        self._share = self._share * keep + (1.0 - keep)
+        self._share = self.share(begin) * keep + (1.0 - keep)
         self._at = end
 
     def share(self, now: float) -> float:
-        """Busy share as of `now` (seconds)."""
-        self._fade(now)
-        return self._share
-
-    def _fade(self, now: float) -> None:
-        if self._at is not None and now > self._at:
-            self._share *= math.exp(-(now - self._at) / self._horizon_s)
-        self._at = now if self._at is None else max(self._at, now)
+        """Busy share as of `now` (seconds). Reading changes nothing."""
+        if self._at is None:
+            return self._share
+        return self._share * math.exp(-max(0.0, now - self._at) / self._horizon_s)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from . import deadline
 
 AUTO = "auto"
 """``length_threshold``: take the boundary from the fitted latency model."""
@@ -33,8 +36,8 @@ def _whole(low: int, unit: str) -> Check:
 
 def _real(low: float, high: float, unit: str) -> Check:
     def check(v: Any) -> str | None:
-        ok = isinstance(v, (int, float)) and not isinstance(v, bool) and low <= v <= high
-        ok = ok and math.isfinite(v)
+        # Compared, never converted: a whole number may be too large for a float.
+        ok = isinstance(v, (int, float)) and not isinstance(v, bool) and low <= v <= min(high, sys.float_info.max)
         bound = f">= {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
         return None if ok else f"is not a number of {unit} {bound}" if unit else f"is not {bound}"
 
@@ -50,7 +53,7 @@ def _switch(v: Any) -> str | None:
 
 
 def _text(v: Any) -> str | None:
-    return None if isinstance(v, str) and v else "is not a path"
+    return None if isinstance(v, str) and v and "\0" not in v else "is not a path"
 
 
 def _or_none(check: Check) -> Check:
@@ -71,6 +74,10 @@ def _threshold(v: Any) -> str | None:
     return None if v == AUTO or _whole(1, "tokens")(v) is None else "is not a whole number of tokens >= 1, nor auto"
 
 
+def _deadline(v: Any) -> str | None:
+    return None if deadline.valid(v) else f"is not {deadline.RANGE}"
+
+
 def knob(default: Any, check: Check) -> Any:
     """A dataclass field with its check."""
     return field(default=default, metadata={"check": check})
@@ -83,10 +90,19 @@ def read_knobs(
 
     ``flags`` names those flags. Raises ConfigError.
     """
+
+    def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise ConfigError(f"{flag}: {twice} is given twice")
+        return dict(pairs)
+
     more: Any = {}
     if text:
         try:
-            more = json.loads(text)
+            more = json.loads(text, object_pairs_hook=each_key_once)
+        except ConfigError:
+            raise
         except ValueError as e:
             raise ConfigError(f"{flag}: not JSON: {e}") from None
     if not isinstance(more, dict):
@@ -138,7 +154,7 @@ class LapsConfig:
     """delta: safety margin taken off the slack when the window is sized (ms)."""
     token_max: int = knob(2048, _whole(1, "tokens"))
     """M_s: without deadlines, a short batch of this many tokens leaves at once."""
-    ttft_slo_ms: float | None = knob(None, _or_none(_real(0.001, math.inf, "milliseconds")))
+    ttft_slo_ms: float | None = knob(None, _or_none(_deadline))
     """Default deadline for the first token (ms after arrival); None = no deadlines."""
 
     # -- the latency model

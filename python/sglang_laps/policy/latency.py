@@ -7,8 +7,10 @@ totals give their sum only (``linear``), separately timed compute and memory par
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -260,9 +262,17 @@ class LatencyModel:
         return model
 
     def save(self, path: str) -> None:
-        """Write ``to_json`` to ``path``. Raises OSError."""
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(self.to_json())
+        """Write ``to_json`` to ``path``: all of it or nothing. Raises OSError."""
+        # A server that starts now may read it, and this one may end at any moment.
+        half = f"{path}.{os.getpid()}.tmp"
+        try:
+            with open(half, "w", encoding="utf-8") as f:
+                f.write(self.to_json())
+            os.replace(half, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(half)
+            raise
 
     @classmethod
     def load(cls, path: str) -> LatencyModel:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from .config import ConfigError
+from .slo import OVERSHOOT_MAX
 
 Pool = Literal["short", "long"]
 POOLS: tuple[Pool, Pool] = ("short", "long")
@@ -37,8 +38,8 @@ class PressureConfig:
     """Weight of the busy share, which lowers pressure: a backlog on a busy device is already being worked off."""
     backlog_unit: float = 2048.0
     """Backlog that counts as pressure 1 (tokens)."""
-    deviation_cap: float = 4.0
-    """Relative SLO overshoot beyond which an instance is simply late (ratio)."""
+    deviation_cap: float = OVERSHOOT_MAX
+    """Relative SLO overshoot beyond which an instance is simply late (ratio). LAPS servers report no more than that."""
     quantile: float = 0.9
     """Which quantile over its instances is a pool's pressure (0..1)."""
     ratio: float = 2.0

@@ -8,6 +8,10 @@ from typing import Any
 
 _HALF_LIFE_S = 10.0
 
+OVERSHOOT_MAX = 4.0
+"""What one request counts at most (deadlines too late): beyond, it is simply late. Without a cap one client that asks
+for 0.1 ms would outweigh hundreds of requests in the mean that steers the pools."""
+
 
 @dataclass(slots=True)
 class _Tally:
@@ -19,12 +23,23 @@ class _Tally:
     """Their relative overshoots, fading alike."""
     seen_s: float = -math.inf
 
-    def fade(self, now: float) -> None:
-        if now > self.seen_s:
-            kept = 0.5 ** ((now - self.seen_s) / _HALF_LIFE_S)
-            self.weight *= kept
-            self.overshoot *= kept
-            self.seen_s = now
+    def kept(self, now: float) -> float:
+        """What is left by now of the sums (0..1)."""
+        return math.exp2(-max(0.0, now - self.seen_s) / _HALF_LIFE_S)
+
+    def add(self, now: float, overshoot: float) -> None:
+        kept = self.kept(now)
+        self.weight = self.weight * kept + 1.0
+        self.overshoot = self.overshoot * kept + overshoot
+        self.seen_s = max(now, self.seen_s)
+
+
+def overshoot(ttft_s: float, slo_s: float) -> float:
+    """By how many deadlines a first token came too late: 0 in time, at most OVERSHOOT_MAX (ratio).
+
+    ``slo_s`` (seconds) is a deadline that ``deadline.valid`` has let through.
+    """
+    return min(max(0.0, ttft_s / slo_s - 1.0), OVERSHOOT_MAX)
 
 
 class SloLedger:
@@ -38,14 +53,12 @@ class SloLedger:
         if slo_s is None:
             return
         tally = self._tallies.setdefault(kind, _Tally())
-        tally.fade(now)
-        over = max(0.0, ttft_s / slo_s - 1.0)
+        over = overshoot(ttft_s, slo_s)
         if over > 0.0:
             tally.missed += 1
         else:
             tally.met += 1
-        tally.weight += 1.0
-        tally.overshoot += over
+        tally.add(now, over)
 
     def attainment(self, kind: str | None = None) -> float | None:
         """Share of requests within their SLO since the start (0..1), of one class or all; None = none counted."""
@@ -60,14 +73,14 @@ class SloLedger:
     def deviation(self, now: float, kind: str | None = None) -> float:
         """Mean relative overshoot of recent requests, those within their SLO counting 0: 0.5 is half an SLO too late.
 
-        Fades with a half-life of 10 s, to 0 when nothing comes any more.
+        At most OVERSHOOT_MAX. Fades with a half-life of 10 s, to 0 when nothing comes any more; asking changes nothing.
         """
-        weight = overshoot = 0.0
+        weight = total = 0.0
         for tally in self._of(kind):
-            tally.fade(now)
-            weight += tally.weight
-            overshoot += tally.overshoot
-        return overshoot / max(weight, 1.0)
+            kept = tally.kept(now)
+            weight += tally.weight * kept
+            total += tally.overshoot * kept
+        return total / max(weight, 1.0)
 
     def status(self, now: float) -> dict[str, Any]:
         """Class -> counts, attainment and deviation (JSON-ready)."""

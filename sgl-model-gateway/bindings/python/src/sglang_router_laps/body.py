@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from sglang_laps.policy import deadline
 
 from .prompt import GENERATE
 
@@ -58,8 +59,8 @@ def read_deadline(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise BadDeadline(f"header {SLO_HEADER}: {text!r} is not a number of milliseconds > 0")
+    if not deadline.valid(value):
+        raise BadDeadline(f"header {SLO_HEADER}: {text!r} is not {deadline.RANGE}")
     return value
 
 

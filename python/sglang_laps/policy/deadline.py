@@ -1,0 +1,21 @@
+"""What counts as a deadline for the first token. The one place that says so: server, router and flags ask here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SHORTEST_MS = 0.1
+"""Shorter than any prefill step: such a deadline is missed whatever is done (milliseconds)."""
+LONGEST_MS = 1e9
+"""Eleven days: longer than any request lives (milliseconds)."""
+
+RANGE = f"a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
+
+
+def valid(ms: Any) -> bool:
+    """Whether ``ms`` is a deadline.
+
+    Ask before anything else looks at the value: it may be of any kind, and as a number NaN, infinite or 10**400.
+    """
+    # Compared, never converted: a whole number may be too large for a float.
+    return isinstance(ms, (int, float)) and not isinstance(ms, bool) and SHORTEST_MS <= ms <= LONGEST_MS

@@ -1,0 +1,49 @@
+"""Where LAPS can run: with which release of SGLang, and under which server arguments.
+
+``args`` is the command line as parsed, or what SGLang has made of it (``resolved``): models, platforms and
+environment variables change arguments after parsing, and the record itself keeps what was typed.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from sglang_laps import __version__
+
+SGLANG = "0.5.23"
+"""The release whose seams are used here."""
+
+
+def wrong_release() -> str | None:
+    """Why the installed SGLang cannot be extended, or None."""
+    found = version("sglang")
+    return None if found == SGLANG else f"sglang-laps {__version__} supports sglang {SGLANG}; found {found}"
+
+
+def resolved(server_args: Any) -> Any:
+    """A record of server arguments as SGLang acts on them."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    return resolved_view(server_args)
+
+
+def off_reason(args: Any) -> str | None:
+    """Why LAPS has nothing to do under these server arguments, or None."""
+    if args.disaggregation_mode != "prefill":
+        return f"--disaggregation-mode is {args.disaggregation_mode or 'null'}, not prefill"
+    if args.pp_size > 1:
+        return f"--pp-size is {args.pp_size}; pipeline parallelism is not supported"
+    return None
+
+
+def conflict(args: Any) -> str | None:
+    """A feature that cannot be combined with LAPS, or None."""
+    if args.enable_prefill_delayer:
+        # It counts one attempt a round on every data-parallel rank; a dual queue may make two.
+        return "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE) cannot be combined with it"
+    if args.attn_cp_size > 1:
+        return "--attn-cp-size > 1 (context parallelism; some models set it) cannot be combined with it"
+    if args.dllm_algorithm:
+        return "--dllm-algorithm cannot be combined with it"
+    return None

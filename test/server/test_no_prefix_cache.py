@@ -1,0 +1,49 @@
+"""A server without a prefix cache: SGLang admits requests with ``ignore_eos`` another way there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmark.rig import load
+
+from .conftest import CHUNK, LAPS, Prefill
+from .test_prefill_server import ask, ids
+
+pytestmark = [pytest.mark.usefixtures("clean")]
+
+
+@pytest.fixture(scope="module")
+def prefill(start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
+    with start_prefill(*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0") as running:
+        yield running
+
+
+def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> None:
+    rng = random.Random(3)
+
+    async def one(http: Any, prompt: list[int]) -> None:
+        body = ask(rng.getrandbits(60), prompt)
+        body["sampling_params"]["ignore_eos"] = True
+        async with http.post(prefill.server.url + "/generate", json=body) as reply:
+            answer = await reply.json()
+            assert reply.status == 200, answer
+            assert answer["meta_info"]["finish_reason"]["type"] == "length"
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            longs = [one(http, ids(i, 8 * CHUNK)) for i in range(3)]
+            # More in one batch than a chunk holds, and no sum of them fills one.
+            shorts = [one(http, ids(100 + i, 201)) for i in range(60)]
+            await asyncio.wait_for(asyncio.gather(*longs, *shorts), 240)
+
+    before = prefill.totals()["short"]
+    asyncio.run(scenario())
+    after = prefill.totals()["short"]
+    assert after["requests"] - before["requests"] == 60
+    assert after["tokens"] - before["tokens"] == 60 * 201
+    prefill.all_tokens_are_free()

@@ -1,0 +1,50 @@
+"""Deadlines of requests: what counts as one, and when a request came."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang_laps import deadlines
+from sglang_laps.policy import deadline
+from sglang_laps.policy.config import LapsConfig
+
+HOSTILE = [5e-324, 1e-310, 1e-9, 0.099, 0, 0.0, -5, 1e9 + 1, 1e300, math.inf, math.nan, 10**30, 10**400, -(10**400)]
+HOSTILE += [True, False, "60", [60], {}]
+
+
+def request(custom: Any = None, created: float = 0.0, received: float = 0.0) -> Any:
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(custom_params=custom),
+        time_stats=SimpleNamespace(created_time=created, scheduler_recv_time=received),
+    )
+
+
+@pytest.mark.parametrize("uptime", [0.5, 5.0, 600.0, 1e6])
+def test_an_unknown_time_is_no_arrival_however_young_the_machine_is(uptime: float) -> None:
+    assert deadlines.arrival(request(received=uptime - 0.1), uptime) == uptime - 0.1
+    assert deadlines.arrival(request(), uptime) == uptime
+
+
+@pytest.mark.parametrize("ms", [0.1, 1, 60, 400.0, 1e9])
+def test_a_deadline_is_a_deadline(ms: float) -> None:
+    assert deadline.valid(ms)
+    assert deadlines.slo_s(request({"ttft_slo_ms": ms}), LapsConfig()) == ms / 1e3
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda v: str(v)[:12])
+def test_what_is_no_deadline_is_refused_at_the_door_and_ignored_behind_it(value: Any) -> None:
+    assert not deadline.valid(value)
+    sent = request({"ttft_slo_ms": value})
+    with pytest.raises(ValueError, match=r"^sampling_params\.custom_params\.ttft_slo_ms: .* is not a number") as e:
+        deadlines.verify(lambda _: None, sent.sampling_params)
+    assert len(str(e.value)) < 200
+    assert deadlines.slo_s(sent, LapsConfig()) is None
+    assert deadlines.slo_s(sent, LapsConfig(ttft_slo_ms=250)) == 0.25
+
+
+@pytest.mark.parametrize("custom", [None, {}, {"ttft_slo_ms": None}, {"ttft_slo_ms": 5.0}, {"other": 10**400}])
+def test_what_is_not_ours_to_judge_passes(custom: Any) -> None:
+    assert deadlines.verify(lambda _: "stock", request(custom).sampling_params) == "stock"
