@@ -10,8 +10,15 @@ from pathlib import Path
 
 BEGIN = "Traceback (most recent call last)"
 ALARMS = ("memory leak detected", "Scheduler hit an exception", "Fatal Python error", "was never retrieved")
-OWN: dict[str, str] = {}
-"""Pattern of a traceback's text that is SGLang's own -> why."""
+OWN: dict[str, str] = {
+    r"RequestValidationError: <exception str\(\) failed>|fastapi/exceptions\.py\", line \d+, in __str__": (
+        "FastAPI cannot print a body that it refuses where that is nested 1,000 deep"
+    ),
+    r"in send_pyobj\n.*RecursionError: .* pickling": (
+        "SGLang's HTTP process cannot send its scheduler a value that is nested 1,000 deep; the client is told"
+    ),
+}
+"""Tracebacks that are SGLang's own: a pattern of their text -> why they are passed over."""
 _LAST = re.compile(
     r"^(?:\[[^\]]*\] )?([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Broken\w*|Disconnect)\b.*)"
 )
@@ -35,7 +42,7 @@ def scan(logs: Iterable[Path]) -> Found:
             continue
         lines = log.read_text(errors="replace").splitlines()
         for text in _tracebacks(lines):
-            why = next((why for pattern, why in OWN.items() if re.search(pattern, text)), None)
+            why = next((why for pattern, why in OWN.items() if re.search(pattern, text, re.DOTALL)), None)
             if why:
                 found.own[why] += 1
             else:
