@@ -129,17 +129,22 @@ async def _through(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Cam
     cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
     if dead or args.only not in (None, HOSTILE):
         cases = []
-    ours = await comparison.run(fleet.port, cases, say, marked=True)
+    ours = await comparison.run(fleet.port, cases, say, lambda: not fleet.dead(), marked=True)
+    dead += [
+        f"{x}; it was sent one of: {', '.join(comparison.last_sent(cases, ours))}" for x in fleet.dead() if not dead
+    ]
     say("waiting for rest")
     left = await rest.at_rest(fleet, 0.0 if dead else rest.LIMIT_S)
-    dead += [x for x in fleet.dead() if x not in dead]
+    dead = dead or fleet.dead()
     found = logs.scan(fleet.logs())
-    stock = []
-    if cases:
+    stock: dict[str, corpus.Outcome | None] = {}
+    if cases and not dead:
+        for_stock = [c for c in cases if not c.deadly]
         router = await fleet.stock()
         with contextlib.ExitStack() as stack:
             stack.callback(router.stop)
-            stock = await comparison.run(router.port, cases, say, marked=False)
+            got = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
+        stock = dict(zip((c.name for c in for_stock), got, strict=True))
     return Campaign(
         oracle=oracle,
         seed=args.seed,
@@ -151,7 +156,8 @@ async def _through(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Cam
         own_logs=found.own,
         recovery=inflictor.wrong,
         own_errors=comparison.own_errors(cases, ours, evidence),
-        compared=[comparison.Compared(*x) for x in zip(cases, ours, stock, strict=True)],
+        compared=comparison.compare(cases, ours, stock),
+        sent=len(cases),
         settings={
             "requests": args.requests, "seconds": args.seconds, "only": args.only, "clients": load.CLIENTS,
             "servers": [m.name for m in fleet.members], "prompts": [SHORT_PROMPTS, LONG_PROMPTS],

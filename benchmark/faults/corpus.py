@@ -81,6 +81,8 @@ class Case:
     """It can go among other requests: its end does not depend on how long somebody waits."""
     promise: str | None = None
     """How the router ends it whatever stock does with it; None: as stock does, or better."""
+    deadly: bool = False
+    """It ends a server that gets to see it; not for stock, which passes it on."""
 
     def wire(self, headers: Mapping[str, str]) -> bytes:
         """Its bytes with further headers, where it has a request line to put them after."""
@@ -123,12 +125,18 @@ def with_value(base: Mapping[str, Any], path: str, text: str) -> bytes:
     return json.dumps(body, ensure_ascii=False).replace(_HOLE, text, 1).encode()
 
 
+DEADLY = frozenset(("generate: text = empty string",))
+"""SGLang 0.5.23 runs a prefill batch of no tokens for it, and its scheduler ends."""
+
+
 def _fields() -> Iterator[Case]:
     for route, paths in FIELDS.items():
         for path in paths:
-            for name, text in VALUES.items():
+            for value, text in VALUES.items():
+                name = f"{SHORT_NAMES[route]}: {path} = {value}"
                 raw = _post(route, with_value(BASES[route], path, text))
-                yield Case(f"{SHORT_NAMES[route]}: {path} = {name}", raw)
+                deadly = name in DEADLY
+                yield Case(name, raw, promise=REFUSAL if deadly else None, deadly=deadly)
 
 
 BODIES: dict[str, Callable[[bytes], bytes]] = {

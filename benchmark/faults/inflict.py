@@ -39,7 +39,13 @@ class Inflictor:
 
     async def lane(self, faults: Iterator[Fault]) -> None:
         """One fault after the other, until ``end``."""
+        later: list[Fault] = []
         for fault in faults:
+            if fault.kind == "kill" and self._starting.locked() and not later:
+                later.append(fault)
+                continue
+            if later and not self._starting.locked():
+                await self._inflict(later.pop())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(fault.gap_s):
                     await self._over.wait()

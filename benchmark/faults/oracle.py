@@ -113,7 +113,7 @@ def _refused(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     status = seen.status or 0
     if not seen.reason:
         return Verdict(LOST, f"{status} without a reason; {_traces(seen, evidence)}")
-    if seen.aborted and "abort" in seen.reason.lower():
+    if seen.aborted and (status >= 500 or "abort" in seen.reason.lower()):
         return Verdict(CUT, "aborted as asked")
     if status in seen.may_refuse:
         return Verdict(REFUSED, f"{status}")

@@ -33,6 +33,8 @@ class Campaign:
     own_errors: Sequence[str]
     """Hostile requests answered 5xx by the router itself."""
     compared: Sequence[Compared]
+    sent: int
+    """Hostile requests that were to be compared."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -53,6 +55,7 @@ class Campaign:
             "faults that were not recovered from": len(self.recovery),
             "hostile requests answered 5xx of its own making": len(self.own_errors),
             "hostile requests taken worse than by stock": len(self.worse),
+            "hostile requests not compared": self.sent - len(self.compared),
         }
         bars = [Figure(name, float(n), "0", n == 0) for name, n in counts.items()]
         total = len(self.oracle.ends)

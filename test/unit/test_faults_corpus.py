@@ -128,3 +128,37 @@ def test_an_error_is_the_routers_own_where_no_server_said_so() -> None:
     evidence.note(comparison.FIRST, "p0", "answered 500")
     (own,) = comparison.own_errors(CASES[:3], outcomes, evidence)
     assert own.startswith(CASES[1].name)
+
+
+def test_sending_ends_with_the_servers_and_says_what_went_last() -> None:
+    cases = CASES[:30]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal served
+        served += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply("200 OK", b"{}"))
+        writer.close()
+
+    async def run() -> list[Outcome | None]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await comparison.run(port, cases, lambda _: None, lambda: served < 10, marked=True)
+
+    served = 0
+    ours = asyncio.run(run())
+    sent = [c for c, o in zip(cases, ours, strict=True) if o]
+    assert 10 <= len(sent) < 30
+    assert comparison.last_sent(cases, ours) == [c.name for c in sent[-2 * comparison.TOGETHER :]]
+    assert comparison.last_sent(cases[:5], ours[:5]) == []
+    assert len(comparison.compare(cases, ours, {c.name: Outcome(ANSWER, 200) for c in cases[:4]})) == 4
+
+
+def test_what_ends_a_server_is_promised_a_refusal_and_kept_from_stock() -> None:
+    deadly = [c for c in CASES if c.deadly]
+    assert {c.name for c in deadly} == corpus.DEADLY
+    (compared,) = comparison.compare(deadly, [Outcome(REFUSAL, 400)], {})
+    assert compared.fine
+    (compared,) = comparison.compare(deadly, [Outcome(ANSWER, 200)], {})
+    assert not compared.fine
