@@ -89,11 +89,12 @@ class Server:
             return
         batch: Batch = said  # type: ignore[assignment]
         self._running = True
-        batch.begin = now + self._step_host_s
-        took = self.device.seconds(batch)
+        # A slice that goes on with a batch finds it prepared.
+        batch.begin = now + (self._step_host_s if batch.seconds is None else 0.0)
+        took = self.device.seconds(batch) if batch.seconds is None else batch.seconds
         batch.end = batch.begin + took
         self.busy_s += took
-        self.batches += 1
+        self.batches += batch.whole is None or bool(batch.ending)
         self.replayed += batch.replayed
         self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
 

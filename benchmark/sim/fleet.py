@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang_laps.policy.pressure import InstanceSignals, PoolController
+from sglang_router_laps.ask import Ask
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools import Pools
 from sglang_router_laps.prefixes import EMPTY, TOKENS_PER_BLOCK, Fingerprint
@@ -122,7 +123,7 @@ class Pooled(Plain):
             prompt = [_fingerprint(request)]
         else:
             tokens -= request.cached
-        choice = self.pools.choose(tokens, prompt)
+        choice = self.pools.choose(Ask(tokens, prompt))
         if choice is None:
             raise RuntimeError("no healthy server")
         request.lease = choice.instance.lease(choice.new_tokens)

@@ -6,54 +6,73 @@ The decisions are those of ``sglang_laps.pacing.Pacer`` and the policies below i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-from sglang_laps.pacing import LOOKAHEAD, LongWork, Pacer, Plan
+from sglang_laps.pacing import Pacer
+from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running
 from sglang_laps.policy.config import AUTO, LapsConfig
 from sglang_laps.policy.latency import LatencyModel
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, new_tokens, usable_threshold
-from sglang_laps.policy.window import Decision, ShortWaiting, Wait, Window
 
+from benchmark.sim.device import Device
 from benchmark.sim.request import Batch, Request
 
 START_THRESHOLD = 256
 """Where "auto" starts (tokens)."""
+LAYERS = 28
+"""Of the model: a long batch has at most so many slices."""
 
 
-class _Remembering(Window):
-    """A window whose last decision can be read: a server asks again and again, a simulator must know when."""
+@dataclass
+class Sliced:
+    """A long batch that runs in slices."""
 
-    last: Decision
-
-    def decide(self, now: float, shorts: Sequence[ShortWaiting], **known: Any) -> Decision:
-        self.last = super().decide(now, shorts, **known)
-        return self.last
+    parts: list[tuple[Request, int, int]]
+    ending: list[Request]
+    launch: Launch
+    slice_s: float
+    left: int
+    """Slices still to run."""
+    within: bool
+    """It has overtaken another."""
+    begin: float = -1.0
+    paused_s: float = 0.0
+    """Device time that others had meanwhile."""
 
 
 class Laps:
     """Two queues and the pacer. ``chunk`` (tokens): one batch's budget, None = unlimited.
 
     ``learn``: the pacer's latency model learns from simulated steps instead of knowing the profile's.
+    ``device``: tells how long a batch takes that runs in slices; None = no slices. ``kv_tokens``: memory.
     """
 
-    def __init__(self, config: LapsConfig, chunk: int | None, model: LatencyModel, *, learn: bool = False) -> None:
+    def __init__(
+        self,
+        config: LapsConfig,
+        chunk: int | None,
+        model: LatencyModel,
+        *,
+        learn: bool = False,
+        device: Device | None = None,
+        kv_tokens: int | None = None,
+    ) -> None:
         start = START_THRESHOLD if config.length_threshold == AUTO else int(config.length_threshold)
         self._threshold = usable_threshold(start, chunk, 1)
-        self.pacer = Pacer(config, threshold=self._threshold, chunk_tokens=chunk, page_size=1)
+        layers = LAYERS if device is not None and config.slice_ms else 0
+        self.pacer = Pacer(config, threshold=self._threshold, chunk_tokens=chunk, layers=layers)
         if not learn:
             self.pacer.model = model
-        graphs = (config.graph_batches, config.graph_lengths) if config.graphs else ((), ())
-        self.pacer.window = self._window = _Remembering(config, *graphs)
         self._learn = learn
+        self._device = device
+        self._kv = kv_tokens
         self._basis = config.length_basis
         self._slo_s = None if config.ttft_slo_ms is None else config.ttft_slo_ms / 1e3
-        self._ordered = config.order != "fcfs"
         self._room = chunk or 1 << 30
         self._short: deque[Request] = deque()
-        self._long: deque[Request] = deque()
-        self._parked: Request | None = None
+        self._long: list[Request] = []
+        self._under_way: list[Sliced] = []
         self._fresh = 0
         self.waiting_tokens = 0
 
@@ -73,48 +92,76 @@ class Laps:
 
     def next(self, now: float) -> Batch | float | None:
         """See stock.Scheduler."""
-        pacer, short, long, parked = self.pacer, self._short, self._long, self._parked
+        pacer, under_way = self.pacer, self._under_way
         fresh, self._fresh = self._fresh, 0
         pacer.arrived(now, fresh)
-        if parked is not None or long:
-            first = parked or long[0]
-            # A view holds the class's tokens and the arrival.
-            work = LongWork(first.left, first.history, first.view[2], first.view[0])
-        elif short:
-            work = None
-        else:
-            pacer.share.long_done()
+        if not (self._short or self._long or under_way):
+            pacer.nothing_waits()
             return None
+        running = None
+        if under_way:
+            top = under_way[-1]
+            running = Running(top.left * top.slice_s, sum(len(s.parts) for s in under_way), len(under_way))
+        below = {id(r) for s in under_way for r, _, _ in s.parts}
+        longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         plan = pacer.plan(
             now,
-            [r.view for r in islice(short, LOOKAHEAD)],
-            [r.view for r in islice(long, LOOKAHEAD)] if self._ordered else (),
-            short=bool(short),
-            long=work,
+            [r.view for r in islice(self._short, LOOKAHEAD)],
+            [_long(r) for r in longs],
+            waiting=len(self._short) + len(self._long),
+            running=running,
         )
-        if not plan.order:
-            last = self._window.last
-            said: Batch | float | None = last.until_s if isinstance(last, Wait) else None
+        said: Batch | float | None = plan.until_s if plan.waiting else None
+        for cls in plan.order:
+            batch = self._shorts(plan, now) if cls is SHORT else self._longs(longs, plan, now)
+            if batch is not None:
+                said = self._send(cls, batch, plan, now)
+                break
         else:
-            cls = plan.order[0]
-            contended = bool(short) and work is not None
-            said = self._shorts(plan, now) if cls is SHORT else self._longs(plan, now)
-            said.launch = pacer.launched(now, cls, len(said.parts), plan, contended=contended)
+            if under_way:
+                said = self._slice(under_way[-1])
         if plan.threshold != self._threshold:
             self._reclass(plan.threshold)
         return said
 
+    def _send(self, cls: LengthClass, batch: Batch, plan: Plan, now: float) -> Batch:
+        within = bool(self._under_way)
+        batch.launch = self.pacer.launched(now, cls, len(batch.parts), plan, within=within)
+        if cls is LONG and plan.layers and self._device is not None:
+            slices = -(-LAYERS // plan.layers)
+            each = self._device.seconds(batch) / slices
+            self._under_way.append(Sliced(batch.parts, batch.ending, batch.launch, each, slices, within))
+            return self._slice(self._under_way[-1])
+        batch.whole = None
+        return batch
+
+    def _slice(self, sliced: Sliced) -> Batch:
+        sliced.left -= 1
+        batch = Batch([], []) if sliced.left else Batch(sliced.parts, sliced.ending)
+        batch.seconds, batch.whole, batch.launch = sliced.slice_s, sliced, sliced.launch
+        return batch
+
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
+        sliced: Sliced | None = batch.whole
+        begin, paused_s, within = batch.begin, 0.0, bool(self._under_way)
+        if sliced is not None:
+            if sliced.begin < 0.0:
+                sliced.begin = batch.begin
+            if sliced.left:
+                return
+            self._under_way.remove(sliced)
+            begin, paused_s, within = sliced.begin, sliced.paused_s, sliced.within
+        for s in self._under_way:
+            s.paused_s += batch.end - begin
         shape = [(new, old) for _, new, old in batch.parts]
         launch = batch.launch
         assert launch is not None
         stock = self._learn and not batch.replayed
-        self.pacer.finished(launch, batch.begin, batch.end, now, shape, stock=stock)
-        name = launch.cls.value
+        self.pacer.finished(launch, begin, batch.end, now, shape, stock=stock, paused_s=paused_s, within=within)
         for r in batch.ending:
             if r.slo_s is not None:
-                self.pacer.slo.record(now, name, now - r.ready, r.slo_s)
+                self.pacer.slo.record(now, launch.cls.value, now - r.ready, r.slo_s)
 
     def _shorts(self, plan: Plan, now: float) -> Batch:
         """Those picked, and behind them, where the view ended, whoever still fits."""
@@ -145,19 +192,19 @@ class Laps:
             r.left = 0
         return Batch(parts, taken)
 
-    def _longs(self, plan: Plan, now: float) -> Batch:
-        """The parked prompt first, then those that wait, cut where the budget ends."""
-        room = min(plan.chunk_tokens or self._room, self._room)
-        if plan.long_first:
-            first = self._long[plan.long_first]
-            del self._long[plan.long_first]
-            self._long.appendleft(first)
+    def _longs(self, longs: list[Request], plan: Plan, now: float) -> Batch | None:
+        """Those picked, the last cut where the budget ends; none starts whose memory is not free to its end."""
+        room = min(plan.tokens or self._room, self._room)
+        free = 1 << 60 if self._kv is None else self._kv - sum(r.prompt for r in self._long if r.started >= 0.0)
+        picked = [longs[i] for i in plan.longs]
         parts, ending = [], []
-        while room > 0 and (self._parked is not None or self._long):
-            if self._parked is not None:
-                r, self._parked = self._parked, None
-            else:
-                r = self._long.popleft()
+        for r in [*picked, *(r for r in longs if r.started >= 0.0 and r not in picked)]:
+            if not room or (parts and r not in picked):
+                break
+            if r.started < 0.0:
+                if r.prompt > free:
+                    continue
+                free -= r.prompt
                 r.started = now
             new = min(r.left, room)
             parts.append((r, new, r.history))
@@ -165,17 +212,20 @@ class Laps:
             r.left -= new
             r.history += new
             self.waiting_tokens -= new
-            if r.left:
-                self._parked = r
-            else:
+            if not r.left:
                 ending.append(r)
-        return Batch(parts, ending)
+                self._long.remove(r)
+        return Batch(parts, ending) if parts else None
 
     def _reclass(self, threshold: int) -> None:
         """The threshold moved: those that wait are split again, in order of arrival."""
         self._threshold = threshold
         everyone = sorted((*self._short, *self._long), key=lambda r: (r.ready, r.number))
-        queues: dict[LengthClass, deque[Request]] = {SHORT: deque(), LONG: deque()}
+        self._short, self._long = deque(), []
         for r in everyone:
-            queues[SHORT if r.class_tokens <= threshold else LONG].append(r)
-        self._short, self._long = queues[SHORT], queues[LONG]
+            (self._short if r.started < 0.0 and r.class_tokens <= threshold else self._long).append(r)
+
+
+def _long(r: Request) -> LongWaiting:
+    tokens, _, since, deadline, _ = r.view
+    return LongWaiting(r.left, r.history, since, deadline, tokens, r.started >= 0.0)

@@ -37,11 +37,11 @@ class Variant:
         """LAPS's knobs, ``more`` before its own."""
         return LapsConfig(**{"graphs": self.cells, **self.laps, **more})
 
-    def scheduler(self, chunk: int | None, profile: Profile, more: Mapping[str, Any]) -> Scheduler:
+    def scheduler(self, chunk: int | None, device: Device, more: Mapping[str, Any]) -> Scheduler:
         """A new one; ``more``: further knobs of LAPS."""
         if self.policy is not None:
             return POLICIES[self.policy](chunk)
-        return Laps(self.knobs(more), chunk, profile.model())
+        return Laps(self.knobs(more), chunk, device.profile.model(), device=device)
 
 
 VARIANTS: dict[str, Variant] = {
@@ -77,15 +77,11 @@ def run(
     events = Events()
     profile = profile.eager() if variant.eager else profile
     cells = variant.knobs(knobs or {}) if variant.cells else None
+    devices = [Device(profile, cells=cells, seed=seed * 1009 + i) for i in range(servers)]
+    meter = router == "pools" and servers > 1
     made = [
-        Server(
-            f"http://p{i}",
-            variant.scheduler(chunk, profile, knobs or {}),
-            Device(profile, cells=cells, seed=seed * 1009 + i),
-            events,
-            meter=router == "pools" and servers > 1,
-        )
-        for i in range(servers)
+        Server(f"http://p{i}", variant.scheduler(chunk, device, knobs or {}), device, events, meter=meter)
+        for i, device in enumerate(devices)
     ]
     fleet: Plain
     if servers == 1:

@@ -1,4 +1,4 @@
-"""What one rank decides for all: whose turn it is, whether to wait, how large the next chunk is.
+"""What one rank decides for all: which batch is next, whether to wait, whether what runs makes way.
 
 Everything here hangs on a clock or on measured times, which differ from rank to rank: only the leading rank asks it,
 and its ``Plan`` travels to the others as whole numbers.
@@ -7,115 +7,77 @@ and its ``Plan`` travels to the others as whole numbers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 from sglang_laps.policy.boundary import AutoThreshold
-from sglang_laps.policy.catchup import CatchUp
 from sglang_laps.policy.config import AUTO, LapsConfig
-from sglang_laps.policy.fairness import Launch, LongShare
+from sglang_laps.policy.gap import AIM, Gap
+from sglang_laps.policy.guard import Guard
 from sglang_laps.policy.latency import LatencyModel, StepSample
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, usable_threshold
-from sglang_laps.policy.order import Job, order_named, sorted_by
-from sglang_laps.policy.queues import turn
+from sglang_laps.policy.order import LEAST_WORK, Job, Patience, order_named, sorted_by
+from sglang_laps.policy.packing import Item, overtake, pack
+from sglang_laps.policy.room import Room
 from sglang_laps.policy.slo import SloLedger
-from sglang_laps.policy.window import REASONS, ShortWaiting, Wait, Window
+from sglang_laps.policy.window import Dispatch, ShortWaiting, Wait, Window
 
 logger = logging.getLogger(__name__)
 
-LOOKAHEAD = 512
-"""Waiting requests of a class that are looked at; no short batch is longer than this."""
 TOKEN_S = 1e-4
-"""Work of a token (seconds) while the latency model is not fitted; only ``order`` uses it."""
-Waiting = tuple[int, int, float, "float | None", Hashable]
-"""(new tokens, history, arrival, deadline, key) of a waiting request."""
-PLAN_NUMBERS = 8 + LOOKAHEAD
-"""Length of a Plan in whole numbers."""
+"""Work of a token (seconds) while the latency model is not fitted; only orders use it."""
+OVERTAKE_DEPTH = 2
+"""Batches of long work under way at once: one that runs, and one that it has overtaken."""
 SAVE_PERIOD_S = 10.0
 """The latency model is saved no more often than this."""
-_CLASSES = (SHORT, LONG)
 
 
-class Plan(NamedTuple):
-    """One round's decision."""
-
-    order: tuple[LengthClass, ...]
-    """Classes to try, in turn; empty = run nothing now."""
-    picked: tuple[int, ...] = ()
-    """Short requests to take first, as indices into the short view; the others follow in their own order."""
-    long_first: int = 0
-    """The long request to start next, as an index into the long view."""
-    chunk_tokens: int = 0
-    """Size of the next long chunk; 0 = the server's."""
-    threshold: int = 0
-    """Longest short request from the next round on (tokens)."""
-    waiting: bool = False
-    """A short batch is held back."""
-    reason: str = ""
-    """Why a short batch leaves, for the leading rank's books."""
-    waited_s: float = 0.0
-    late: int = 0
-    spare: bool = False
-    """A long batch goes beyond the share of its class; for the same books."""
-
-    def numbers(self) -> list[int]:
-        """The decision as PLAN_NUMBERS whole numbers."""
-        head = [len(self.order), *(_CLASSES.index(c) for c in self.order)][:3]
-        head += [0] * (3 - len(head))
-        body = [
-            *head,
-            self.long_first,
-            self.chunk_tokens,
-            self.threshold,
-            int(self.waiting),
-            len(self.picked),
-            *self.picked,
-        ]
-        return body + [0] * (PLAN_NUMBERS - len(body))
-
-    @classmethod
-    def of(cls, numbers: Sequence[int]) -> Plan:
-        """Undo ``numbers``."""
-        n, first, second, long_first, chunk, threshold, waiting, picks = numbers[:8]
-        order = tuple(_CLASSES[i] for i in (first, second)[:n])
-        return cls(order, tuple(numbers[8 : 8 + picks]), long_first, chunk, threshold, bool(waiting))
-
-
-class LongWork(NamedTuple):
-    """The long request whose chunk would run next."""
-
-    left_tokens: int
-    history: int
-    since_s: float
-    """When it began to wait."""
-    new_tokens: int
-    """Tokens to prefill when it came."""
+def _passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
+    """Whether somebody older than one of the `picked` is not among them."""
+    if not picked or len(picked) == len(waiting):
+        return False
+    youngest_s, taken = max(waiting[i][2] for i in picked), set(picked)
+    return any(w[2] < youngest_s and i not in taken for i, w in enumerate(waiting))
 
 
 class Pacer:
-    """The policy of one scheduler, put together. Times are seconds of one clock, lengths tokens."""
+    """The policy of one scheduler, put together. Times are seconds of one clock, lengths tokens.
 
-    def __init__(self, config: LapsConfig, *, threshold: int, chunk_tokens: int | None, page_size: int) -> None:
+    Least remaining work first; a guard for the prompt that has waited longest; a gap between preemptions.
+    """
+
+    def __init__(
+        self, config: LapsConfig, *, threshold: int, chunk_tokens: int | None, unit: int = 1, layers: int = 0
+    ) -> None:
         """`threshold`: longest short request to start with. `chunk_tokens`: one batch's budget; None = unlimited.
+        `unit`: a cut prompt ends on a multiple of this (tokens). `layers`: of the model; 0 = no slices.
 
-        Raises ConfigError where ``profile_path`` cannot be read.
+        Raises ConfigError where ``profile_path`` cannot be read, or a chunk holds less than one unit.
         """
         self._config = config
         self._chunk = chunk_tokens
         self._budget = chunk_tokens or 1 << 30
-        self._page = page_size
+        self._unit = unit
+        self._layers = layers
+        self._slice_s = config.slice_ms / 1e3
         self.model = LatencyModel.load(config.profile_path) if config.profile_path else LatencyModel()
         self._auto = AutoThreshold(config, threshold) if config.length_threshold == AUTO else None
         self._threshold = threshold
-        self.share = LongShare(config.long_share)
-        self._catch_up = CatchUp(config.long_share)
-        self._spare = 0
+        self.gap = Gap(config.preempt_overhead)
+        self.guard = Guard(config.guard)
         self.slo = SloLedger()
         graphs = (config.graph_batches, config.graph_lengths) if config.graphs else ((), ())
         self.window = Window(config, *graphs)
         self._seen_s: float | None = None
         self._blind = False
-        self._order = None if config.order == "fcfs" else order_named(config.order)
+        self._order = None if config.order == LEAST_WORK else order_named(config.order)
+        self._overtook_s = -math.inf
+        self._short_patience, self._long_patience = Patience(), Patience()
+        self._room = Room()
+        self.preemptions = self.overtakes = 0
         self._saved_s: float | None = None
         self._saved_at = 0
 
@@ -128,14 +90,14 @@ class Pacer:
     @property
     def threshold_tokens(self) -> int:
         """The threshold in force (tokens)."""
-        return self._threshold if self._auto is None else usable_threshold(self._auto.tokens, self._chunk, self._page)
+        return self._threshold if self._auto is None else usable_threshold(self._auto.tokens, self._chunk, self._unit)
 
     @property
     def threshold_source(self) -> str:
         """ "fixed", or what the automatic threshold comes from."""
         return "fixed" if self._auto is None else self._auto.source
 
-    # -- one round
+    # -- one decision
 
     def arrived(self, now: float, shorts: int) -> None:
         """`shorts` short requests were found waiting for the first time; call it every round."""
@@ -143,104 +105,273 @@ class Pacer:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, False
 
+    def nothing_waits(self) -> None:
+        """Neither class has work; ``plan`` need not be asked."""
+        self.guard.none_waits()
+        self.window.nothing_waits()
+
     def plan(
         self,
         now: float,
         shorts: Sequence[Waiting],
-        longs: Sequence[Waiting],
+        longs: Sequence[LongWaiting],
         *,
-        short: bool,
-        long: LongWork | None,
+        waiting: int | None = None,
         urgent: LengthClass | None = None,
+        running: Running | None = None,
+        lacking: bool = False,
     ) -> Plan:
-        """Decide. `shorts`, `longs`: those waiting, in order."""
-        if long is None:
-            self.share.long_done()
-        ranks = self._ranked(now, shorts)
-        view = [ShortWaiting(*shorts[i]) for i in ranks]
-        owed = self.share.owed()
-        spare = not owed and urgent is None and short and long is not None and self._may_catch_up(now, view, long)
-        order = turn(short=short, long=long is not None, long_owed=owed or spare, urgent=urgent)
-        picked: tuple[int, ...] = ()
-        reason, waited_s, late, waiting = "idle", 0.0, 0, False
-        if order and order[0] is SHORT:
-            decision = self.window.decide(
-                now,
-                view,
-                token_budget=self._budget,
-                long_waiting=long is not None,
-                long_chunk_s=self._chunk_s(long),
-                predict=self.model.predict,
-            )
-            if isinstance(decision, Wait):
-                order, waiting = ((LONG,) if decision.run_long and long else ()), True
-            else:
-                picks, reason, waited_s, late = decision
-                picked = tuple(ranks[i] for i in picks)
-        long_first = self._ranked(now, longs)[0] if self._order and longs else 0
-        chunk = 0
-        if long is not None and LONG in order and (view or self._config.ttft_slo_ms):
-            chunk = self._long_chunk(now, view, long)
-        elif self._config.long_chunk_tokens and self._chunk:
-            chunk = min(self._config.long_chunk_tokens, self._chunk)
-        return Plan(order, picked, long_first, chunk, self.threshold(now), waiting, reason, waited_s, late, spare)
+        """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
-    def _may_catch_up(self, now: float, view: Sequence[ShortWaiting], long: LongWork) -> bool:
-        fit = len(view) < LOOKAHEAD and sum(s.tokens for s in view) <= self._budget
-        if not self._catch_up.due(now - long.since_s, long.new_tokens, shorts_fit=fit):
-            return False
-        # Where deadlines leave time for a small part of a chunk only, its fixed cost would be all it does.
-        chunk = self._long_chunk(now, view, long)
-        return not chunk or 2 * chunk >= min(self._full_chunk(), long.left_tokens)
+        `urgent`: the class with the strictly higher priority, if the server schedules by it. `running`: what is paused;
+        then an empty plan goes on with it. `lacking`: the first long prompt lacked memory when last tried.
+        """
+        threshold = self.threshold(now)
+        if not shorts:
+            self.window.nothing_waits()
+        if not longs and running is None:
+            self.guard.none_waits()
+            return self._alone(now, shorts, threshold)
+        waiting = len(shorts) + len(longs) if waiting is None else waiting
+        behind = self._behind(now, longs)
+        opens_s = self.gap.opens_s(self.fixed_s, behind)
+        due = now >= opens_s if urgent is None else urgent is SHORT
+        budget = self._budget if running is None else self._preempting_budget()
+        plan = self._shorts(now, shorts, budget, threshold)
+        owed = lacking and (self.guard.due() or behind > AIM or urgent is LONG)
+        if self._room.kept(now, lacking=owed) and owed:
+            plan = plan._replace(picked=(), keeps_room=True)
+            return plan if running is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
+        if running is None:
+            joining = sum(shorts[i][0] for i in plan.picked)
+            plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
+            order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
+            return plan._replace(order=order[::-1] if due and not plan.mixed else order)
+        if shorts and due:
+            return plan._replace(order=(SHORT,))
+        may = now >= self._overtook_s + self.gap.seconds(self.fixed_s, behind) and urgent is not SHORT
+        return self._overtaking(longs, waiting, running, budget, plan) if may else plan
+
+    def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, threshold: int) -> Plan:
+        """The short batch that leaves if one does, long work being there."""
+        plan = Plan((), threshold=threshold, contended=True)
+        if not shorts:
+            return plan
+        ranks, late_last = self._short_line(now, shorts)
+        view = [ShortWaiting(*shorts[i]) for i in ranks]
+        said = self.window.leave(now, view, token_budget=budget, predict=self._predict, late_last=late_last)
+        return self._with(plan, said, ranks, shorts)
+
+    def _short_line(self, now: float, shorts: Sequence[Waiting]) -> tuple[Sequence[int], bool]:
+        """(Indices of short requests in the order to serve them, whether the late ones go last.)"""
+        if self._short_patience.due:
+            return sorted(range(len(shorts)), key=lambda i: shorts[i][2]), False
+        return self._ranked(now, shorts), True
+
+    def _with(self, plan: Plan, said: Dispatch, ranks: Sequence[int], shorts: Sequence[Waiting]) -> Plan:
+        picked = tuple(ranks[i] for i in said.picked)
+        return plan._replace(
+            picked=picked,
+            reason=said.reason,
+            waited_s=said.waited_s,
+            late=said.late,
+            passed_over=_passes_over(shorts, picked),
+        )
+
+    def _preempting_budget(self) -> int:
+        """New tokens of a batch that preempts: half a chunk. Then its activations and those of what is paused, which
+        are two tensors of hidden states, are less than SGLang has set aside for one whole chunk."""
+        return self._budget if self._chunk is None else max(self._threshold, self._budget // 2)
+
+    def _alone(self, now: float, shorts: Sequence[Waiting], threshold: int) -> Plan:
+        """No long work: AWD decides when the short batch leaves [L s3.1, Alg. 1]."""
+        ranks, late_last = self._short_line(now, shorts)
+        view = [ShortWaiting(*shorts[i]) for i in ranks]
+        said = self.window.decide(now, view, token_budget=self._budget, predict=self._predict, late_last=late_last)
+        if isinstance(said, Wait):
+            return Plan((), threshold=threshold, waiting=bool(shorts), until_s=said.until_s)
+        return self._with(Plan((SHORT,), threshold=threshold), said, ranks, shorts)
+
+    def _long_batch(
+        self,
+        now: float,
+        longs: Sequence[LongWaiting],
+        waiting: int,
+        plan: Plan,
+        *,
+        joining: int = 0,
+        lacking: bool = False,
+        oldest_first: bool = False,
+    ) -> Plan:
+        """`joining`: tokens of the short requests that share the step where it cannot be paused. `lacking`: the last
+        first prompt found no memory, so the guard stands back once."""
+        if not longs:
+            return plan
+        line = self._line(now, longs)
+        oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
+        due = (self.guard.due() if self._order is None else self._long_patience.due) and not lacking
+        if oldest_first or (due and longs[oldest].rank == longs[line[0]].rank):
+            line.remove(oldest)
+            line.insert(0, oldest)
+        fixed_s = math.inf if self.fixed_s is None else self.fixed_s
+        budget, mixed = self._budget // self._unit * self._unit, False
+        if not self._layers and self._chunk is not None:
+            budget, mixed = self._timely_chunk(longs[line[0]], joining), joining > 0
+        packed = pack([self._item(longs[i]) for i in line], budget=budget, fixed_s=fixed_s, waiting=waiting)
+        picked = tuple(line[i] for i in packed.picked[:LOOKAHEAD])
+        tokens = self._whole_units(packed.tokens) + (joining if mixed else 0)
+        return plan._replace(
+            order=(LONG,),
+            longs=picked,
+            tokens=0 if self._chunk is None else min(self._budget, tokens),
+            layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
+            oldest=oldest in picked,
+            mixed=mixed,
+        )
+
+    def _timely_chunk(self, first: LongWaiting, joining: int) -> int:
+        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M]."""
+        full = max(1, (self._budget - joining) // self._unit)
+        limit_s = self.gap.seconds(self.fixed_s)
+
+        def too_long(units: int) -> bool:
+            took = self.model.predict([(units * self._unit, first.history)])
+            return took is not None and took - (self.fixed_s or 0.0) > limit_s
+
+        return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self._unit
+
+    def _overtaking(
+        self, longs: Sequence[LongWaiting], waiting: int, running: Running, budget: int, plan: Plan
+    ) -> Plan:
+        if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH:
+            return plan
+        new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
+        packed = overtake(
+            [self._item(longs[i]) for i in new],
+            budget=budget,
+            left_s=running.left_s,
+            running=running.requests,
+            fixed_s=self.fixed_s,
+            waiting=waiting,
+        )
+        if not packed.picked:
+            return plan
+        picked = tuple(new[i] for i in packed.picked[:LOOKAHEAD])
+        oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
+        return plan._replace(
+            order=(LONG,),
+            longs=picked,
+            tokens=self._whole_units(packed.tokens),
+            layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
+            oldest=oldest in picked,
+        )
+
+    def _whole_units(self, tokens: int) -> int:
+        return -(-tokens // self._unit) * self._unit
+
+    def _slice_layers(self, longs: Sequence[LongWaiting], tokens: int) -> int:
+        """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause."""
+        if not self._layers or not longs:
+            return 0
+        shape, room = [], tokens
+        for w in longs:
+            shape.append((min(w.tokens, room), w.history))
+            room -= shape[-1][0]
+        took = self._predict(shape)
+        if took is None:
+            return 1
+        if took <= 2.0 * self._slice_s:
+            return 0
+        return max(1, min(self._layers, int(self._slice_s * self._layers / took)))
+
+    @property
+    def fixed_s(self) -> float | None:
+        """F: what a step costs whatever is in it (seconds); None = not known."""
+        known = self.model.coefficients
+        return None if known is None else known.fixed + known.per_request
+
+    @property
+    def _predict(self) -> Callable[[Sequence[tuple[int, int]]], float | None]:
+        return self.model.predict
+
+    def _work_s(self, w: LongWaiting) -> float:
+        """Predicted time of what is left, in a batch of its own (seconds)."""
+        return self.model.predict([(w.tokens, w.history)]) or w.tokens * TOKEN_S
+
+    def _lone_s(self, w: LongWaiting) -> float:
+        done = w.new_tokens - w.tokens
+        return self.model.predict([(w.new_tokens, max(0, w.history - done))]) or max(1, w.new_tokens) * TOKEN_S
+
+    def _item(self, w: LongWaiting) -> Item:
+        return Item(w.tokens, max(0.0, self._work_s(w) - (self.fixed_s or 0.0)), w.started)
+
+    def _behind(self, now: float, longs: Sequence[LongWaiting]) -> float:
+        return max(((now - w.since_s) / self._lone_s(w) for w in longs), default=0.0)
+
+    def _line(self, now: float, longs: Sequence[LongWaiting]) -> list[int]:
+        """Indices of `longs` in the order to serve them."""
+        if self._order is None:
+            return sorted(range(len(longs)), key=lambda i: (longs[i].rank, self._work_s(longs[i]), longs[i].since_s))
+        jobs = [Job(w.since_s, w.deadline_s, self._work_s(w), self._lone_s(w)) for w in longs]
+        return sorted(sorted_by(self._order, jobs, now), key=lambda i: longs[i].rank)
 
     def _ranked(self, now: float, waiting: Sequence[Waiting]) -> Sequence[int]:
-        """Indices in the configured order."""
+        """Indices of short requests in the configured order; least work leaves them in theirs."""
         if self._order is None:
             return range(len(waiting))
         jobs = []
-        for tokens, history, arrival_s, deadline_s, _ in waiting:
+        for tokens, history, since_s, deadline_s, _ in waiting:
             work_s = self.model.predict([(tokens, history)]) or tokens * TOKEN_S
-            jobs.append(Job(arrival_s, deadline_s, work_s, work_s))
+            jobs.append(Job(since_s, deadline_s, work_s, work_s))
         return sorted_by(self._order, jobs, now)
-
-    def _full_chunk(self) -> int:
-        return min(self._config.long_chunk_tokens or self._budget, self._budget)
-
-    def _chunk_s(self, long: LongWork | None) -> float | None:
-        if long is None:
-            return None
-        return self.model.predict([(min(self._full_chunk(), long.left_tokens), long.history)])
-
-    def _long_chunk(self, now: float, view: Sequence[ShortWaiting], long: LongWork) -> int:
-        if self._chunk is None:
-            return 0
-        full = self._full_chunk()
-        return self.window.long_chunk_tokens(now, view, long.history, full, self._page, self.model.predict)
 
     # -- batches
 
-    def launched(self, now: float, cls: LengthClass, requests: int, plan: Plan, *, contended: bool) -> Launch:
-        """A batch of `requests` goes to the device."""
+    def launched(
+        self, now: float, cls: LengthClass, requests: int, plan: Plan, *, shorts: int = 0, within: bool = False
+    ) -> Launch:
+        """A batch of `requests` goes to the device. `shorts`: those of a long batch. `within`: another is paused."""
         self._blind = True
-        if cls is SHORT:
-            self.window.dispatched(now, requests, plan.waited_s, plan.reason or REASONS[-2], plan.late)
-        self._catch_up.launched(cls)
-        self._spare += plan.spare and cls is LONG
-        return self.share.launch(cls, contended=contended, spare=plan.spare)
+        preempts = cls is SHORT and plan.contended
+        if cls is SHORT or shorts:
+            self.window.dispatched(now, shorts or requests, plan.waited_s, plan.reason or "idle", plan.late)
+            self._short_patience.served(plan.passed_over)
+        if cls is LONG:
+            self._long_patience.served(not plan.oldest)
+        if preempts:
+            self.gap.sent()
+        if within:
+            self.preemptions += cls is SHORT
+            self.overtakes += cls is LONG
+        return Launch(cls, preempts, plan.oldest, requests if cls is SHORT else shorts)
 
     def finished(
-        self, launch: Launch, begin: float, end: float, now: float, shape: Sequence[tuple[int, int]], *, stock: bool
+        self,
+        launch: Launch,
+        begin: float,
+        end: float,
+        now: float,
+        shape: Sequence[tuple[int, int]],
+        *,
+        stock: bool,
+        paused_s: float = 0.0,
+        within: bool = False,
     ) -> None:
-        """A batch of these (new, history) requests took the device from `begin` to `end`.
+        """A batch of these (new, history) requests had the device from `begin` to `end`, less `paused_s`.
 
-        `now`: its clients may know. `stock`: not replayed from a cell.
+        `now`: its clients may know. `stock`: not replayed from a cell. `within`: it ran while another was paused.
         """
-        self.share.settle(launch, end - begin)
-        self._catch_up.measured(launch.cls, sum(new for new, _ in shape), end - begin)
+        took = max(0.0, end - begin - paused_s)
+        if launch.preempts:
+            self.gap.ran(begin, end)
+        if launch.cls is LONG:
+            self.guard.ran(took, oldest=launch.oldest)
+            if within:
+                self._overtook_s = end
         if stock:
-            self.model.observe(StepSample.of(shape, end - begin))
-        if launch.cls is SHORT:
-            self.window.completed(now, len(shape))
+            self.model.observe(StepSample.of(shape, took))
+        if launch.shorts:
+            self.window.completed(now, launch.shorts)
 
     def save_when_due(self, now: float) -> None:
         """Write the latency model to ``profile_save_path`` if it has learned since; call it when idle."""
@@ -263,11 +394,12 @@ class Pacer:
                 "basis": self._config.length_basis,
                 "source": self.threshold_source,
             },
-            "fairness": {
-                "long_share": self.share.share,
-                "credit_s": self.share.credit_s,
-                "spare_batches": self._spare,
+            "preemption": {
+                "gap_ms": self.gap.seconds(self.fixed_s) * 1e3,
+                "by_short_batches": self.preemptions,
+                "by_smaller_prompts": self.overtakes,
             },
+            "fairness": {"guard": self.guard.share, "credit_s": self.guard.credit_s},
             "window": self.window.status(),
             "latency_model": self.model.status(),
             "slo": {"default_ms": self._config.ttft_slo_ms, "classes": self.slo.status(now)},

@@ -32,12 +32,12 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from sglang_laps import graphs, options
 from sglang_laps.policy.config import FLAGS, ConfigError
 from sglang_laps.policy.latency import LatencyModel
-from sglang_laps.support import conflict, off_reason, resolved, wrong_release
+from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def load() -> None:
     try:
         config = options.from_env()
     except ConfigError as e:
-        _refuse(e)
+        refuse(e)
     if config is None:
         return
     HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
@@ -65,7 +65,7 @@ def load() -> None:
     if SCHEDULER not in sys.modules:
         return
     if reason := wrong_release():
-        _refuse(reason)
+        refuse(reason)
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
@@ -83,7 +83,7 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
     try:
         enable(args)
     except ConfigError as e:
-        _refuse(e)
+        refuse(e)
     _default_device(args)
     return original(cls, args)
 
@@ -133,7 +133,7 @@ def _refuse_conflict(_: None, server_args: Any) -> None:
     """After ``ServerArgs.resolve_once``: not all that matters is typed."""
     args = resolved(server_args)
     if off_reason(args) is None and (reason := conflict(args)):
-        _refuse(f"{options.ENABLE}: {reason}")
+        refuse(f"{options.ENABLE}: {reason}")
 
 
 def _default_device(args: argparse.Namespace) -> None:
@@ -142,11 +142,6 @@ def _default_device(args: argparse.Namespace) -> None:
     # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
     if getattr(args, "device", None) is None and type(current_platform).__module__ == "sglang_laps.host_platform":
         args.device = "cpu"
-
-
-def _refuse(reason: object) -> NoReturn:
-    print(f"sglang-laps: error: {reason}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
 
 
 def show_flags_in_serve_help(argv: Sequence[str]) -> None:

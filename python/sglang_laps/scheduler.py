@@ -1,36 +1,40 @@
 """The glue between ``policy/`` and SGLang's prefill scheduler.
 
-``Scheduler.waiting_queue`` stays the only list of waiting requests and ``Scheduler.chunked_req`` the only parked
-prefill. Around each call of the stock batch builder the mixin shows it one class of them; whatever happens in there,
-both are whole again afterwards.
+``Scheduler.waiting_queue`` stays the only list of waiting requests. ``Scheduler.chunked_req`` holds the prompt whose
+chunk ran last; others in progress are parked beside it. Around each call of the stock batch builder the mixin shows it
+what the plan picked; whatever happens in there, all is whole again afterwards.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.disaggregation.utils import DisaggregationMode
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
+from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import __version__, deadlines, graphs
-from sglang_laps.pacing import LOOKAHEAD, LongWork, Pacer, Plan, Waiting
+from sglang_laps import __version__, deadlines, graphs, slices
+from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
+from sglang_laps.interlude import Interlude
+from sglang_laps.pacing import Pacer
+from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 from sglang_laps.policy.busy import BusyMeter
-from sglang_laps.policy.config import AUTO, LapsConfig
-from sglang_laps.policy.fairness import Launch
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
+from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
+from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, unit_of, usable_threshold
 from sglang_laps.policy.queues import DualQueue, Views, changes, split, without
 from sglang_laps.status import Series, Totals
-from sglang_laps.support import off_reason, resolved
+from sglang_laps.support import off_reason, refuse, resolved
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler as Stock
 else:
@@ -55,6 +59,8 @@ class Tag:
     new_tokens: int = 0
     history: int = 0
     """Cached tokens."""
+    chunk_s: float = 0.0
+    """When its last chunk was built; read of a prompt in progress only."""
     looked: int = -1
     """Batch count at its last look into the prefix cache."""
 
@@ -64,45 +70,33 @@ class Flight:
     """A batch on the device."""
 
     launch: Launch
+    batch: ScheduleBatch
+    reqs: list[Req]
     shape: list[tuple[int, int]]
     """(new, history) tokens of each request."""
-    ending: list[Req]
-    """Requests whose prefill ends with it."""
-    started: float
-    """When it went to the device; until then, when it was built."""
+    cut: Req | None
+    """The prompt that goes on after it."""
+    short: Sequence[int] = ()
+    """Which requests of a long batch are short."""
+    layers: int = 0
+    """Of a slice; 0 = in one piece."""
+    within: bool = False
+    """It runs while another is paused."""
+    started: float | None = None
+    """When it went to the device."""
     done: float | None = None
     """When its device work was done; None = known only when its result is processed."""
+    paused_s: float = 0.0
+    """Device time that others had meanwhile."""
     replays: int = 0
 
 
-class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
-    """Builds a batch of short requests: never cut, never into the memory a parked long prefill still needs."""
+@dataclass(slots=True)
+class Shown:
+    """What the batch builder made of what it was shown."""
 
-    def __init__(self, scheduler: LapsPrefillMixin, reserve_tokens: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._scheduler = scheduler
-        self.memory_budget.total_offset += reserve_tokens
-
-    def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
-        admission = super()._select_prefill_admission(req, **kwargs)
-        if isinstance(admission, AddReqResult):
-            return admission
-        return admission if self._whole(req, admission.extend_len, admission.is_chunked) else AddReqResult.OTHER
-
-    def add_one_req_ignore_eos(self, req: Req) -> Any:
-        """SGLang's way past ``_select_prefill_admission``, for ``ignore_eos`` where the prefix cache is off."""
-        extend_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
-        cut = self.rem_chunk_tokens is not None and extend_tokens > self.rem_chunk_tokens
-        return super().add_one_req_ignore_eos(req) if self._whole(req, extend_tokens, cut) else AddReqResult.OTHER
-
-    def _whole(self, req: Req, extend_tokens: int, cut: bool) -> bool:
-        """Whether the request may join: short still, and not `cut` into chunks."""
-        if self._scheduler.laps_outgrown(req, extend_tokens):
-            return False
-        if cut and not self.can_run_list:
-            # Not even an empty batch holds it (a sliding window's cap on chunks, say).
-            self._scheduler.laps_make_long(req)
-        return not cut
+    cut: Req | None = None
+    """The prompt that goes on after the batch."""
 
 
 def _waiting(req: Req) -> Waiting:
@@ -125,7 +119,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     _laps_series: Series | None = None
     _laps_off_reason: str | None = None
     _laps_building: LengthClass | None = None
-    _laps_hidden: Req | None = None
+    _laps_adder: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -146,22 +140,36 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 wanted,
                 self._laps_threshold,
             )
-        self._laps_pacer = Pacer(
-            config, threshold=self._laps_threshold, chunk_tokens=self._laps_chunk_budget(), page_size=self.page_size
-        )
-        graphs.use_model(self.tp_worker.model_runner, self._laps_pacer.model.predict)
+        runner = self.tp_worker.model_runner
+        self._laps_whole = "slice_ms is 0" if config.slice_ms == 0.0 else slices.why_not(self)
+        self._laps_slices = slices.Slices(runner) if self._laps_whole is None else None
+        self._laps_unit = unit_of(self.page_size, self.truncation_align_size)
+        try:
+            self._laps_pacer = Pacer(
+                config,
+                threshold=self._laps_threshold,
+                chunk_tokens=self._laps_chunk_budget(),
+                unit=self._laps_unit,
+                layers=0 if self._laps_slices is None else self._laps_slices.layers,
+            )
+        except ConfigError as e:
+            refuse(e)
+        graphs.use_model(runner, self._laps_pacer.model.predict)
         self._laps_busy = BusyMeter()
         self._laps_dual: DualQueue[Req] = DualQueue()
-        # The builder counts the waiting tokens for its log line, but sees one class: counted after it (_laps_built).
+        # The builder counts the waiting tokens for its log line, but sees a part: counted after it (_laps_built).
         self.load_inquirer = replace(
             self.load_inquirer, get_waiting_queue=lambda: self.waiting_queue if self._laps_building is None else []
         )
+        self._laps_parked: list[Req] = []
+        self._laps_lacking = False
+        self._laps_aborted: list[Req] = []
+        self._laps_under_way: list[Flight] = []
         self._laps_flights: dict[int, Flight] = {}
         self._laps_next: Flight | None = None
         self._laps_batches = 0
         self._laps_new_shorts = 0
         self._laps_chunk_unsent = False
-        self._laps_parked_since: float | None = None
         self._laps_totals = {SHORT: Totals(), LONG: Totals()}
         self._laps_synchronous = torch.device(self.device).type == "cpu"
         self._laps_leader = get_parallel().attn_tp_rank == 0
@@ -169,6 +177,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_started = self._laps_shown = self._laps_last_end = time.perf_counter()
         if self.metrics_reporter.enable_metrics and self._laps_leader:
             self._laps_series = Series(self._laps_labels())
+        self._laps_interlude = Interlude(self)
         self.laps_on = True
 
     def _laps_labels(self) -> dict[str, str]:
@@ -232,81 +241,183 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return self._laps_dual.views(self.waiting_queue, self._laps_class)
         return views
 
-    # -- one round
+    # -- decisions
 
-    def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
-        """Build the next batch from one class of the waiting requests."""
-        if not self.laps_on or self.disaggregation_mode != DisaggregationMode.PREFILL:
-            return super().get_new_batch_prefill(running_batch)
-        views = self._laps_views()
-        plan = self._laps_plan(views)
-        self._laps_waiting = plan.waiting
-        self._laps_use_threshold(plan.threshold)
-        contended = bool(views.short) and (bool(views.long) or self.chunked_req is not None)
-        for cls in plan.order:
-            with self._laps_only(cls, self._laps_queue_of(cls, views, plan), plan.chunk_tokens):
-                built = super().get_new_batch_prefill(running_batch)
-            running_batch = built.running_batch
-            if built.batch_to_run is not None:
-                self._laps_built(cls, built.batch_to_run, plan, contended=contended)
-                return built
-        if not plan.order:
-            # The builder also polls the grammar queue.
-            with self._laps_only(SHORT, []):
-                built = super().get_new_batch_prefill(running_batch)
-        return built
+    def _laps_in_progress(self) -> list[Req]:
+        """Prompts between two of their chunks, the one in the slot first; not those that a paused batch has cut."""
+        below = {f.cut for f in self._laps_under_way}
+        every = [r for r in (self.chunked_req, *self._laps_parked) if r is not None]
+        return [r for r in every if r not in below]
 
-    def _laps_plan(self, views: Views[Req]) -> Plan:
-        """This round's decision: the leading rank's, on every rank."""
-        if not self.waiting_queue and self.chunked_req is None:
+    def _laps_plan(self, views: Views[Req], longs: Sequence[Req], running: Running | None) -> Plan:
+        """One decision: the leading rank's, on every rank."""
+        if not views.short and not longs and running is None:
             if self._laps_leader:
                 self._laps_pacer.arrived(time.perf_counter(), 0)
-                self._laps_pacer.share.long_done()
+                self._laps_pacer.guard.none_waits()
             return Plan(())
-        plan = self._laps_decide(views) if self._laps_leader else Plan(())
+        plan = self._laps_decide(views, longs, running) if self._laps_leader else Plan(())
         self._laps_new_shorts = 0
         if get_parallel().attn_tp_size == 1:
             return plan
         box = torch.tensor(plan.numbers(), dtype=torch.int64)
-        self._laps_from_leader(box)
-        return plan if self._laps_leader else Plan.of(box.tolist())
-
-    def _laps_from_leader(self, box: torch.Tensor) -> None:
         group = self.attn_tp_cpu_group
         torch.distributed.broadcast(box, src=torch.distributed.get_global_rank(group, 0), group=group)
+        return plan if self._laps_leader else Plan.of(box.tolist())
 
-    def _laps_decide(self, views: Views[Req]) -> Plan:
+    def _laps_decide(self, views: Views[Req], longs: Sequence[Req], running: Running | None) -> Plan:
         now = time.perf_counter()
-        self._laps_pacer.arrived(now, self._laps_new_shorts)
-        return self._laps_pacer.plan(
+        pacer = self._laps_pacer
+        pacer.arrived(now, self._laps_new_shorts)
+        return pacer.plan(
             now,
             [_waiting(r) for r in views.short[:LOOKAHEAD]],
-            # Looked at for their order only.
-            [_waiting(r) for r in views.long[:LOOKAHEAD]] if self.laps_config.order != "fcfs" else [],
-            short=bool(views.short),
-            long=self._laps_long_work(views),
-            urgent=self._laps_urgent(views) if views.short else None,
+            [self._laps_long(r) for r in longs],
+            waiting=len(views.short) + len(longs),
+            urgent=self._laps_urgent(views, longs) if views.short and longs else None,
+            running=running,
+            lacking=self._laps_lacking and self._laps_frees_memory(),
         )
 
-    def _laps_long_work(self, views: Views[Req]) -> LongWork | None:
-        parked = self.chunked_req
-        if parked is not None:
-            done = max(parked.prefix_len, parked.extend_end or 0)
-            return LongWork(parked.seqlen - done, done, parked.laps_tag.since, parked.laps_tag.new_tokens)
-        if views.long:
-            tag = views.long[0].laps_tag
-            return LongWork(tag.new_tokens, tag.history, tag.since, tag.new_tokens)
-        return None
+    def _laps_frees_memory(self) -> bool:
+        """Whether work is under way that will give memory back."""
+        return bool(self._laps_flights or self._laps_under_way or self.disagg_prefill_inflight_queue)
 
-    def _laps_queue_of(self, cls: LengthClass, views: Views[Req], plan: Plan) -> list[Req]:
-        if cls is LONG and plan.long_first:
-            first_long = views.long[plan.long_first]
-            return [first_long, *(r for r in views.long if r is not first_long)]
-        if cls is LONG or not plan.picked:
-            return views.of(cls)
-        first = set(plan.picked)
-        rest = [r for i, r in enumerate(views.short[:LOOKAHEAD]) if i not in first]
-        return [views.short[i] for i in plan.picked] + rest + views.short[LOOKAHEAD:]
+    def _laps_long(self, req: Req) -> LongWaiting:
+        tag: Tag = req.laps_tag
+        deadline = None if tag.slo_s is None else tag.arrival + tag.slo_s
+        rank = self.policy.priority_sign * (req.priority or 0) if self.enable_priority_scheduling else 0
+        done = max(req.prefix_len, req.extend_end or 0)
+        if req is self.chunked_req or req in self._laps_parked:
+            return LongWaiting(req.seqlen - done, done, tag.since, deadline, tag.new_tokens, True, rank)
+        return LongWaiting(tag.new_tokens, tag.history, tag.since, deadline, tag.new_tokens, False, rank)
+
+    def _laps_urgent(self, views: Views[Req], longs: Sequence[Req]) -> LengthClass | None:
+        """The class with the strictly higher priority under --enable-priority-scheduling."""
+        if not self.enable_priority_scheduling:
+            return None
+        sign = self.policy.priority_sign
+        short = min(sign * (r.priority or 0) for r in views.short)
+        long = min(sign * (r.priority or 0) for r in longs)
+        if short == long:
+            return None
+        return SHORT if short < long else LONG
+
+    # -- one round
+
+    def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
+        """Build the next batch of one class."""
+        if not self.laps_on or self.disaggregation_mode != DisaggregationMode.PREFILL:
+            return super().get_new_batch_prefill(running_batch)
+        return self._laps_build(running_batch, None)
+
+    def _laps_build(self, running_batch: ScheduleBatch, running: Running | None) -> NextBatchPlan:
+        """Decide and build. `running`: what is paused meanwhile."""
+        views = self._laps_views()
+        longs = [*self._laps_in_progress(), *views.long[:LOOKAHEAD]]
+        plan = self._laps_plan(views, longs, running)
+        self._laps_waiting = plan.waiting
+        self._laps_use_threshold(plan.threshold)
+        built = None
+        for cls in plan.order:
+            if cls is LONG:
+                self._laps_lacking = False
+            for queue, slot in self._laps_tries(cls, views, longs, plan):
+                whole = cls is SHORT or running is not None
+                with self._laps_only(cls, queue, slot, plan.tokens, whole=whole) as shown:
+                    built = super().get_new_batch_prefill(running_batch)
+                running_batch = built.running_batch
+                if built.batch_to_run is None:
+                    continue
+                if not whole:
+                    self._laps_hand_over(slot, shown.cut)
+                self._laps_built(cls, built.batch_to_run, plan, shown.cut, within=running is not None)
+                return built
+        if built is None:
+            # The builder also polls the grammar queue.
+            with self._laps_only(SHORT, [], None, whole=True):
+                built = super().get_new_batch_prefill(running_batch)
+        return built
+
+    def _laps_tries(
+        self, cls: LengthClass, views: Views[Req], longs: Sequence[Req], plan: Plan
+    ) -> Iterator[tuple[list[Req], Req | None]]:
+        """What to show the builder, (waiting requests, prompt in progress); the next if the one before has no room."""
+        if cls is SHORT:
+            first = set(plan.picked)
+            rest = [r for i, r in enumerate(views.short[:LOOKAHEAD]) if i not in first]
+            yield [views.short[i] for i in plan.picked] + rest + views.short[LOOKAHEAD:], None
+            return
+        picked = [longs[i] for i in plan.longs]
+        in_progress = self._laps_in_progress()
+        slot = next((r for r in picked if r in in_progress), None)
+        joining = [views.short[i] for i in plan.picked] if plan.mixed else []
+        yield [*joining, *(r for r in picked if r is not slot)], slot
+        # A prompt in progress has its memory: it can go on where another cannot start.
+        for req in in_progress:
+            if req is not slot:
+                yield [], req
+
+    @contextmanager
+    def _laps_only(
+        self, cls: LengthClass, queue: list[Req], slot: Req | None, tokens: int = 0, *, whole: bool
+    ) -> Iterator[Shown]:
+        """Show the batch builder these waiting requests and this prompt in progress.
+
+        `tokens`: new tokens of a long batch, if not what the server's chunk holds. `whole`: nothing may be cut.
+        """
+        waiting, held, full_chunk = self.waiting_queue, self.chunked_req, self.chunked_prefill_size
+        if cls is LONG and tokens and full_chunk and not self.enable_staging:
+            self.chunked_prefill_size = min(tokens, full_chunk)
+        self.waiting_queue, self.chunked_req = list(queue), slot
+        self._laps_building = cls
+        self._laps_adder = self._laps_adder_for(cls, queue, slot, tokens, whole=whole, held=held)
+        shown = Shown()
+        try:
+            yield shown
+        finally:
+            self._laps_building = self._laps_adder = None
+            self.chunked_prefill_size = full_chunk
+            shown.cut, self.chunked_req = self.chunked_req, held
+            gone, added = changes(queue, self.waiting_queue)
+            if gone:
+                waiting = without(waiting, gone)
+                self._laps_dual.took(cls, gone, waiting)
+            self.waiting_queue = waiting + added if added else waiting
+        if whole and shown.cut is not None:
+            raise RuntimeError(f"LAPS: {shown.cut.rid} was cut in a batch of whole requests")
+
+    def _laps_adder_for(
+        self, cls: LengthClass, queue: Sequence[Req], slot: Req | None, tokens: int, *, whole: bool, held: Req | None
+    ) -> Any:
+        others = [r for r in (held, *self._laps_parked) if r is not None and r is not slot]
+        reserve = sum(self._laps_needs(r) for r in others)
+        if cls is SHORT:
+            return partial(ShortPrefillAdder, self, reserve=reserve)
+        if whole:
+            return partial(WholePrefillAdder, self, reserve=reserve)
+        # Only the last of a batch is cut: a prompt in progress gets what those before it leave, if they all run whole.
+        left = tokens - sum(r.laps_tag.new_tokens for r in queue)
+        limit = left // self._laps_unit * self._laps_unit if slot is not None and left >= self._laps_unit else None
+        return partial(LapsPrefillAdder, self, reserve=reserve, limit=limit)
+
+    def laps_lacks_memory(self, tokens: int) -> None:
+        """The first long prompt found too little memory. One that an empty pool could not hold waits for nothing."""
+        self._laps_lacking = tokens < self.max_total_num_tokens
+
+    def _laps_needs(self, req: Req) -> int:
+        """KV tokens that a prompt in progress still needs: with them taken it could not go on."""
+        return len(req.full_untruncated_fill_ids) - (req.extend_end or 0) + self.page_size
+
+    def get_prefill_adder_class(self) -> Any:
+        """The stock adder, or the one for the batch that is built."""
+        return super().get_prefill_adder_class() if self._laps_adder is None else self._laps_adder
+
+    def _laps_hand_over(self, slot: Req | None, cut: Req | None) -> None:
+        """A long batch was built: `cut` holds the slot now, those that had no part in it are parked."""
+        every = self._laps_in_progress()
+        self.chunked_req = cut
+        self._laps_parked = [r for r in every if r is not slot and r is not cut]
 
     def ingest_requests(self, stop_at_pause: bool = False) -> Any:
         """Receive requests. While a short batch is held back the overlap loop is told that something came, or it
@@ -314,140 +425,186 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         received = super().ingest_requests(stop_at_pause)
         return received or ([None] if self._laps_waiting else received)
 
-    def _laps_urgent(self, views: Views[Req]) -> LengthClass | None:
-        """The class with the strictly higher priority under --enable-priority-scheduling.
-
-        A parked prefill holds the one slot for chunks, so it goes with the most urgent of the long requests behind it.
-        """
-        if not self.enable_priority_scheduling or not (views.long or self.chunked_req is not None):
-            return None
-        sign = self.policy.priority_sign
-        parked = [self.chunked_req] if self.chunked_req is not None else []
-        best = {
-            cls: min(sign * (r.priority or 0) for r in reqs)
-            for cls, reqs in ((SHORT, views.short), (LONG, [*views.long, *parked]))
-        }
-        if best[SHORT] == best[LONG]:
-            return None
-        return SHORT if best[SHORT] < best[LONG] else LONG
-
-    @contextmanager
-    def _laps_only(self, cls: LengthClass, queue: list[Req], chunk_tokens: int = 0) -> Iterator[None]:
-        """Show the batch builder one class: its waiting requests and, if it is the long one, the parked prefill.
-
-        `chunk_tokens`: size of a long chunk, if not the server's.
-        """
-        whole, parked, full_chunk = self.waiting_queue, self.chunked_req, self.chunked_prefill_size
-        if cls is LONG and chunk_tokens and full_chunk and not self.enable_staging:
-            self.chunked_prefill_size = min(chunk_tokens, full_chunk)
-        self.waiting_queue = list(queue)
-        self._laps_building = cls
-        if cls is SHORT:
-            self.chunked_req, self._laps_hidden = None, parked
-        try:
-            yield
-            if cls is SHORT and self.chunked_req is not None:
-                # Going on would lose it to the parked one: its client would wait for ever and its memory leak.
-                raise RuntimeError(f"LAPS: short request {self.chunked_req.rid} was cut into chunks")
-        finally:
-            self._laps_building = self._laps_hidden = None
-            self.chunked_prefill_size = full_chunk
-            gone, added = changes(queue, self.waiting_queue)
-            if cls is SHORT and parked is not None:
-                self.chunked_req = parked
-            if gone:
-                whole = without(whole, gone)
-                self._laps_dual.took(cls, gone, whole)
-            self.waiting_queue = whole + added if added else whole
-
-    def get_prefill_adder_class(self) -> Any:
-        """The stock adder, or, while a short batch is built, the one that keeps shorts whole."""
-        if self._laps_building is not SHORT:
-            return super().get_prefill_adder_class()
-        return lambda *args, **kwargs: LapsPrefillAdder(self, self._laps_reserve(), *args, **kwargs)
-
-    def _laps_reserve(self) -> int:
-        """KV tokens the parked prefill still needs: with them taken it could not go on."""
-        parked = self._laps_hidden
-        if parked is None:
-            return 0
-        return len(parked.full_untruncated_fill_ids) - (parked.extend_end or 0) + self.page_size
-
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
-        """Check in and send the chunk that ran last, once: a parked prefill has nothing new to send."""
+        """Check in and send the chunk that ran last, once: a parked prompt has nothing new to send."""
         if not self.laps_on:
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
             return
+        self._laps_parked = [r for r in self._laps_parked if self._laps_wanted(r)]
         if self.chunked_req is None or self._laps_chunk_unsent:
             self._laps_chunk_unsent = False
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
             return
-        parked, self.chunked_req = self.chunked_req, None
-        try:
+        held = self.chunked_req if self._laps_wanted(self.chunked_req) else None
+        self.chunked_req = held
+        with self._laps_slot(None):
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
+
+    def _laps_wanted(self, req: Req) -> bool:
+        """False once no decode server will take a prompt that was begun before its server was known: then it has been
+        answered and its memory is free."""
+        return not req.pending_bootstrap or self.check_bootstrap(req) or not is_aborted(req)
+
+    @contextmanager
+    def _laps_slot(self, req: Req | None) -> Iterator[None]:
+        """Have `req` in the slot for the prompt in progress."""
+        held, self.chunked_req = self.chunked_req, req
+        try:
+            yield
         finally:
-            self.chunked_req = parked
+            self.chunked_req = held
+
+    # -- what the rest of SGLang must see
+
+    def _collect_inflight_batches(self) -> list[ScheduleBatch | None]:
+        """With the batches that are paused: their requests can be aborted."""
+        batches: list[ScheduleBatch | None] = super()._collect_inflight_batches()
+        return [*batches, *(f.batch for f in self._laps_under_way)] if self.laps_on else batches
+
+    def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
+        """Nothing runs, waits, or is parked."""
+        idle: bool = super().is_fully_idle(*args, **kwargs)
+        return idle and not (self._laps_parked or self._laps_under_way) if self.laps_on else idle
+
+    def abort_request(self, recv_req: AbortReq) -> None:
+        """Abort; of parked prompts too, each once it is safe."""
+        super().abort_request(recv_req)
+        if not self.laps_on:
+            return
+        for req in self._laps_parked:
+            if recv_req.abort_all or req.rid.startswith(recv_req.rid):
+                self._laps_aborted.append(req)
+
+    def process_pending_chunked_abort(self) -> None:
+        """SGLang ends the prompt in the slot; so, one after the other, the parked ones."""
+        super().process_pending_chunked_abort()
+        if not self.laps_on or not self._laps_aborted:
+            return
+        aborted, self._laps_aborted = self._laps_aborted, []
+        for req in aborted:
+            if req is self.chunked_req:
+                self._pending_chunked_abort_req = req
+                super().process_pending_chunked_abort()
+            elif req in self._laps_parked:
+                with self._laps_slot(req):
+                    pending, self._pending_chunked_abort_req = self._pending_chunked_abort_req, req
+                    super().process_pending_chunked_abort()
+                    self._pending_chunked_abort_req = pending
+                self._laps_parked.remove(req)
 
     # -- batches on the device
 
-    def _laps_built(self, cls: LengthClass, batch: ScheduleBatch, plan: Plan, *, contended: bool) -> None:
+    def _laps_built(self, cls: LengthClass, batch: ScheduleBatch, plan: Plan, cut: Req | None, *, within: bool) -> None:
         self._laps_batches += 1
+        count, short = len(batch.reqs), []
+        if cls is LONG and plan.mixed:
+            short = [i for i, r in enumerate(batch.reqs) if r is not cut and self._laps_class(r) is SHORT]
+            cls = SHORT if len(short) == count else LONG
         now = time.perf_counter()
-        cut = self.chunked_req if cls is LONG else None
-        self._laps_next = Flight(
-            self._laps_pacer.launched(now, cls, len(batch.reqs), plan, contended=contended),
-            list(zip(batch.extend_lens, batch.prefix_lens, strict=True)),
-            [r for r in batch.reqs if r is not cut],
-            now,
-        )
-        if cls is LONG:
+        launch = self._laps_pacer.launched(now, cls, count, plan, shorts=len(short), within=within)
+        shape = list(zip(batch.extend_lens, batch.prefix_lens, strict=True))
+        self._laps_next = Flight(launch, batch, list(batch.reqs), shape, cut, short, within=within)
+        if cls is LONG and plan.layers and self._laps_slices is not None and slices.fits(batch):
+            self._laps_next.layers = plan.layers
+        if cls is LONG and not within:
             self._laps_chunk_unsent = cut is not None
-            self._laps_parked_since = None
-        elif self.chunked_req is not None and self._laps_parked_since is None:
-            self._laps_parked_since = now
+        if cut is not None:
+            cut.laps_tag.chunk_s = now
         if batch.prefill_stats is not None:
             chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self.load_inquirer._get_num_pending_tokens(chunk_deduct=chunk)
 
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
-        """Run a batch, noting when it went to the device."""
+        """Run a batch, in slices if it is one of long work."""
         if not self.laps_on or self._laps_next is None:
             return super().run_batch(batch, *args, **kwargs)
         flight, self._laps_next = self._laps_next, None
-        replays = graphs.replays(self.tp_worker.model_runner)
+        runner = self.tp_worker.model_runner
+        replays = graphs.replays(runner)
         flight.started = time.perf_counter()
-        result = super().run_batch(batch, *args, **kwargs)
+        with self._laps_in_slices(flight):
+            result = super().run_batch(batch, *args, **kwargs)
         if self._laps_synchronous:
             # The overlap loop runs the next batch before it processes this one's result.
             flight.done = time.perf_counter()
-        flight.replays = graphs.replays(self.tp_worker.model_runner) - replays
+        flight.replays = graphs.replays(runner) - replays
         self._laps_flights[id(result)] = flight
         return result
 
+    @contextmanager
+    def _laps_in_slices(self, flight: Flight) -> Iterator[None]:
+        if not flight.layers or self._laps_slices is None:
+            with nullcontext():
+                yield
+            return
+        self._laps_under_way.append(flight)
+        try:
+            with self._laps_slices.cut(flight.layers, partial(self._laps_interlude.pause, flight)):
+                yield
+        finally:
+            self._laps_under_way.remove(flight)
+
+    def laps_preempt(self, flight: Flight, layers_left: int) -> NextBatchPlan | None:
+        """Between two slices of `flight`: what preempts it, built; None = it goes on."""
+        shape_s = self._laps_pacer.model.predict(flight.shape)
+        assert self._laps_slices is not None
+        left_s = (shape_s or float("inf")) * layers_left / self._laps_slices.layers
+        running = Running(left_s, sum(len(f.shape) for f in self._laps_under_way), len(self._laps_under_way))
+        built = self._laps_build(self.running_batch, running)
+        return None if built.batch_to_run is None else built
+
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
         """Process a result and enter the device time it took."""
-        flight = self._laps_flights.pop(id(result), None) if self.laps_on else None
+        if not self.laps_on:
+            super().process_batch_result(batch, result)
+            return
+        if self._laps_interlude.processed(result):
+            return
+        flight = self._laps_flights.pop(id(result), None)
         if flight is not None and flight.done is None and result.copy_done is not None:
             # The stock method waits for the same event first; what it does after that is not the step.
             result.copy_done.synchronize()
             flight.done = time.perf_counter()
-        super().process_batch_result(batch, result)
+        # It asks the slot whether a cut prompt goes on.
+        parked = flight is not None and flight.cut in self._laps_parked
+        with self._laps_slot(flight.cut) if parked and flight else nullcontext():
+            super().process_batch_result(batch, result)
         if flight is None:
             return
         now = time.perf_counter()
         end = flight.done or now
         # With two batches in flight the second starts on the device when the first ends.
-        begin = max(flight.started, self._laps_last_end)
-        self._laps_last_end = end
-        self._laps_busy.add(begin, end)
-        cls = flight.launch.cls
-        self._laps_pacer.finished(flight.launch, begin, end, now, flight.shape, stock=flight.replays == 0)
-        for req in flight.ending:
-            self._laps_pacer.slo.record(now, cls.value, now - req.laps_tag.arrival, req.laps_tag.slo_s)
-        done = Totals(1, len(flight.shape), sum(new for new, _ in flight.shape), end - begin)
-        self._laps_totals[cls].add(done)
+        sent = end if flight.started is None else flight.started
+        begin = sent if flight.within else max(sent, self._laps_last_end)
+        for f in self._laps_under_way:
+            f.paused_s += end - begin
+        if not flight.within:
+            self._laps_last_end = end
+            self._laps_busy.add(begin, end)
+        self._laps_pacer.finished(
+            flight.launch, begin, end, now, flight.shape,
+            stock=flight.replays == 0, paused_s=flight.paused_s, within=flight.within,
+        )  # fmt: skip
+        self._laps_count(flight, now, max(0.0, end - begin - flight.paused_s))
+
+    def _laps_count(self, flight: Flight, now: float, busy_s: float) -> None:
+        """The books of both classes, after a batch that had the device for `busy_s`."""
+        short = range(len(flight.shape)) if flight.launch.cls is SHORT else set(flight.short)
+        of: dict[LengthClass, list[int]] = {SHORT: [], LONG: []}
+        for i, (new, _) in enumerate(flight.shape):
+            cls, req = SHORT if i in short else LONG, flight.reqs[i]
+            of[cls].append(new)
+            if req is not flight.cut:
+                self._laps_pacer.slo.record(now, cls.value, now - req.laps_tag.arrival, req.laps_tag.slo_s)
+        for cls, tokens in of.items():
+            if not tokens:
+                continue
+            mine = cls is flight.launch.cls
+            done = Totals(int(mine), len(tokens), sum(tokens), busy_s if mine else 0.0)
+            self._laps_totals[cls].add(done)
+            if self._laps_series is not None:
+                self._laps_series.count(cls.value, done)
         if self._laps_series is not None:
-            self._laps_series.count(cls.value, done)
             self._laps_show(self._laps_series, now)
 
     def on_idle(self) -> None:
@@ -485,20 +642,15 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         tags = [getattr(r, "laps_tag", None) or self._laps_unseen(r, now) for r in self.waiting_queue]
         views = split(tags, lambda tag: classify(tag.new_tokens, self._laps_threshold))
         queues = {cls.value: _queue(views.of(cls), now) for cls in LengthClass}
-        parked = self.chunked_req
-        remaining = 0 if parked is None else max(0, parked.seqlen - parked.prefix_len)
+        every = [*([] if self.chunked_req is None else [self.chunked_req]), *self._laps_parked]
+        remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
         return {
             "enabled": True,
             **head,
             "queues": queues,
-            "parked": None
-            if parked is None or self._laps_parked_since is None
-            else {
-                "rid": parked.rid,
-                "done_tokens": parked.prefix_len,
-                "total_tokens": parked.seqlen,
-                "parked_s": now - self._laps_parked_since,
-            },
+            "parked": None if not every else _progress(every[0], now),
+            "in_progress": len(every),
+            "slices": {"on": self._laps_slices is not None, "why_not": self._laps_whole},
             **self._laps_pacer.status(now),
             "totals": {cls.value: asdict(total) for cls, total in self._laps_totals.items()},
             "graphs": graphs.status(self.tp_worker.model_runner),
@@ -514,6 +666,15 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """For the status: a request that no round has looked at yet (the server may be paused) counts in full."""
         arrival = deadlines.arrival(req, now)
         return Tag(arrival, arrival, None, new_tokens=req.seqlen)
+
+
+def _progress(req: Req, now: float) -> dict[str, Any]:
+    return {
+        "rid": req.rid,
+        "done_tokens": req.prefix_len,
+        "total_tokens": req.seqlen,
+        "parked_s": now - req.laps_tag.chunk_s,
+    }
 
 
 def _queue(tags: list[Tag], now: float) -> dict[str, Any]:

@@ -67,8 +67,8 @@ class Series:
             "waiting_tokens": gauge("queue_tokens", "Waiting new tokens.", True),
             "oldest_wait_s": gauge("queue_oldest_wait_seconds", "Age of the oldest waiting request.", True),
         }
-        self._credit = gauge("long_credit_seconds", "Device time the long class is owed.")
-        self._parked = gauge("parked", "1 while a long prefill is parked between chunks.")
+        self._credit = gauge("long_credit_seconds", "Device time that the long prompt waiting longest is owed.")
+        self._parked = gauge("parked", "Long prompts between two of their chunks.")
         self._threshold = gauge("length_threshold_tokens", "Longest short request.")
         self._busy = gauge("busy_share", "Share of the last seconds the device was busy.")
         self._counters = {
@@ -87,7 +87,7 @@ class Series:
             for key, gauge in self._gauges.items():
                 gauge.labels(**self._labels, **{"class": cls}).set(queue[key])
         self._credit.labels(**self._labels).set(status["fairness"]["credit_s"])
-        self._parked.labels(**self._labels).set(1 if status["parked"] else 0)
+        self._parked.labels(**self._labels).set(status["in_progress"])
         self._threshold.labels(**self._labels).set(status["threshold"]["tokens"])
         self._busy.labels(**self._labels).set(status["load"]["busy_share"])
 

@@ -6,8 +6,9 @@ environment variables change arguments after parsing, and the record itself keep
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 from sglang_laps import __version__
 
@@ -47,3 +48,9 @@ def conflict(args: Any) -> str | None:
     if args.dllm_algorithm:
         return "--dllm-algorithm cannot be combined with it"
     return None
+
+
+def refuse(reason: object) -> NoReturn:
+    """End this process with exit code 2 and one line."""
+    print(f"sglang-laps: error: {reason}", file=sys.stderr, flush=True)
+    raise SystemExit(2)

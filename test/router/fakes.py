@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -254,8 +254,9 @@ async def stack(
     args: Body | None = None,
     make_prefill: Callable[[World], FakePrefill] = FakePrefill,
     make_decode: Callable[[World], FakeDecode] = FakeDecode,
+    more_decodes: Sequence[str] = (),
 ) -> AsyncIterator[Stack]:
-    """Everything in this event loop, over real sockets."""
+    """Everything in this event loop, over real sockets; ``more_decodes`` are URLs of what runs elsewhere."""
     world = World()
     p = [make_prefill(world) for _ in range(prefills)]
     d = [make_decode(world) for _ in range(decodes)]
@@ -265,7 +266,7 @@ async def stack(
         mini_lb=True,
         pd_disaggregation=True,
         prefill_urls=[(s.url, 8998) for s in p],
-        decode_urls=[s.url for s in d],
+        decode_urls=[*(s.url for s in d), *more_decodes],
         **(args or {}),
     )
     lb = LapsMiniLoadBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))

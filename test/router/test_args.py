@@ -79,6 +79,13 @@ def test_one_prefill_instance_turns_it_off_with_one_warning(caplog: pytest.LogCa
         ),
         (["--laps-tokenizer", "no/such/file"], "--laps-tokenizer: no/such/file: no tokenizer could be read"),
         (["--prefill", "http://127.0.0.1:1"], "http://127.0.0.1:1 is given twice"),
+        (["--prefill", "127.0.0.1:3"], "--prefill: '127.0.0.1:3' is not the URL of a server, like http://"),
+        (["--prefill", "http://127.0.0.1:port"], "--prefill: 'http://127.0.0.1:port' is not the URL of a server"),
+        (["--prefill", "http://127.0.0.1:99999"], "--prefill: 'http://127.0.0.1:99999' is not the URL of a server"),
+        (["--decode", "http:///x"], "--decode: 'http:///x' is not the URL of a server"),
+        (["--decode", "grpc://127.0.0.1:5"], "--decode: 'grpc://127.0.0.1:5' is not the URL of a server"),
+        (["--decode", "http://[::1:5"], "--decode: 'http://[::1:5' is not the URL of a server"),
+        (["--decode", ""], "--decode: '' is not the URL of a server"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_2(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

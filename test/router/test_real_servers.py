@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 PREFILL = (
     "--enable-laps-scheduler", "--disable-overlap-schedule", "--chunked-prefill-size", "512",
-    "--max-total-tokens", "49152",
+    "--max-total-tokens", "49152", "--enable-cache-report",
 )  # fmt: skip
 ENV = {"OMP_NUM_THREADS": "1"}
 CONFIG = {"probe_backoff_s": 0.3, "probe_backoff_max_s": 1.0, "spill": "off"}
@@ -129,6 +129,38 @@ def test_counts_are_exact_with_a_tokenizer(rig: Rig) -> None:
     assert rig.at_rest()["counts"]["tokens"]["short"] - before == used
 
 
+def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> None:
+    system = "You answer questions about the sea, the wind and the weather, briefly and kindly. " * 30
+    system = system[:1500]
+
+    def asking(i: int) -> dict[str, Any]:
+        body = chat(f"Question {i}: what is that?", new=4)
+        return {**body, "messages": [{"role": "system", "content": system}, *body["messages"]]}
+
+    def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return dict(json.load(reply))
+
+    def served() -> dict[str, int]:
+        return {p["pool"]: p["served"] for p in rig.at_rest()["prefill"]}
+
+    before = served()
+    prompt = post(rig.router.url, asking(0))["usage"]["prompt_tokens"]
+    assert prompt > 256
+    assert served() == {**before, "long": before["long"] + 1}
+    for i in range(1, 24):
+        post(rig.router.url, asking(i))
+    after = served()
+    # All but the few that showed that it is shared.
+    assert after["short"] - before["short"] >= 20
+    bootstrap = {"bootstrap_host": servers.FAKE_BOOTSTRAP_HOST, "bootstrap_port": 8998, "bootstrap_room": 1}
+    usage = post(rig.member("short").url, {**asking(99), **bootstrap})["usage"]
+    assert prompt - usage["prompt_tokens_details"]["cached_tokens"] <= 256
+
+
 def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:
     async def leave(http: aiohttp.ClientSession, i: int) -> None:
         text = f"{i} {LONG if i % 2 else SHORT}"
@@ -154,6 +186,35 @@ def test_disconnects_leave_router_and_servers_at_rest(rig: Rig) -> None:
                 break
             assert time.monotonic() < end, (server.name, loads)
             time.sleep(0.3)
+
+
+def test_an_id_in_use_is_refused_and_an_abort_at_the_router_ends_its_request(rig: Rig) -> None:
+    body = {
+        "text": SHORT, "rid": "mine", "stream": True,
+        "sampling_params": {"max_new_tokens": 4000, "temperature": 0, "ignore_eos": True},
+    }  # fmt: skip
+
+    async def run() -> None:
+        async with load.session() as http:
+            async with http.post(f"{rig.router.url}/generate", json=body) as first:
+                assert await first.content.readany()
+                async with http.post(f"{rig.router.url}/generate", json={**body, "stream": False}) as second:
+                    assert second.status == 400
+                    assert b"mine" in await second.read()
+                # The first one goes on.
+                assert await first.content.readany()
+                assert first.status == 200
+                async with http.post(f"{rig.router.url}/abort_request", json={"rid": "mine"}) as abort:
+                    assert (abort.status, await abort.read()) == (200, b"")
+                async with asyncio.timeout(120):
+                    rest = await first.read()
+            events = [json.loads(e[5:]) for e in rest.split(b"\n\n") if e.startswith(b"data: {")]
+            assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+            assert events[-1]["meta_info"]["completion_tokens"] < 4000
+
+    before = rig.status()["counts"]["failed"]
+    asyncio.run(run())
+    assert rig.at_rest()["counts"]["failed"] == before
 
 
 def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(rig: Rig) -> None:

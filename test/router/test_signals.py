@@ -146,3 +146,19 @@ def test_flushing_the_servers_caches_clears_the_index() -> None:
             assert not any(len(i.prefixes) for i in s.lb.pools.instances)
 
     asyncio.run(run())
+
+
+def test_a_number_beyond_all_numbers_is_no_signal() -> None:
+    async def run() -> None:
+        async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
+            one = s.prefills[0]
+            assert isinstance(one, StockPrefill)
+            reader = s.lb.readers[0]
+            with reader.instance.lease(100):
+                one.metrics = 'sglang:num_queue_reqs{a="b"} 1e999\n'
+                await s.until(lambda: reader._level == 3)
+                reader._level = 2
+                await s.until(lambda: reader._level == 3 and reader.load.backlog_tokens == 100)
+                assert (await s.status())["prefill"][0]["signals"]["source"] == "router"
+
+    asyncio.run(run())

@@ -76,6 +76,11 @@ def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_el
             asked = set(re.findall(r"\blaps_router_\w+", dashboard))
             assert asked
             assert asked <= {name for name, _ in samples}
+            # A scrape gives every sample the labels instance and job: its own of these names would be renamed.
+            labels = {label for _, found in samples for label, _ in found}
+            assert not labels & {"instance", "job"}
+            legends = set(re.findall(r"\{\{(\w+)\}\}", dashboard))
+            assert legends <= labels
 
     asyncio.run(run())
 

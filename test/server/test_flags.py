@@ -37,6 +37,11 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--laps-ttft-slo-ms", "soon"], "error: --laps-ttft-slo-ms"),
     ([ON, "--laps-config", '{"nonsense": 1}'], "error: --laps-config: unknown key 'nonsense'"),
     ([ON, "--laps-config", '{"long_share": 2}'], "error: --laps-config: long_share: 2 is not from 0 to 1"),
+    (
+        [ON, "--page-size", "64", "--laps-config", '{"long_chunk_tokens": 32}'],
+        "error: --laps-config: long_chunk_tokens: 32 is not a whole number of tokens >= 64",
+    ),
+    ([ON, "--page-size", "64", "--laps-config", '{"long_chunk_tokens": 100}'], "ok {"),
     ([ON, "--disaggregation-mode", "decode"], "LAPS scheduler is off: --disaggregation-mode is decode, not prefill"),
     ([ON, "--disaggregation-mode", "null"], "LAPS scheduler is off: --disaggregation-mode is null, not prefill"),
     ([ON, "--pp-size", "2"], "LAPS scheduler is off: --pp-size is 2"),

@@ -51,6 +51,26 @@ def test_a_window_ends_without_a_further_arrival(prefill: Prefill) -> None:
     assert sum(after["waits_ms"].values()) - sum(before["waits_ms"].values()) == 1
 
 
+def test_a_hold_ends_with_an_abort(prefill: Prefill) -> None:
+    async def scenario() -> None:
+        async with load.session() as http:
+            held = asyncio.ensure_future(
+                http.post(prefill.server.url + "/generate", json=ask(3, ids(32, 20), "held-and-aborted"))
+            )
+            while not held.done() and not prefill.get("/laps_status")["queues"]["short"]["depth"]:
+                await asyncio.sleep(0.005)
+            prefill.post("/abort_request", {"rid": "held-and-aborted"})
+            await held
+        await asyncio.sleep(1.5)  # longer than a batch may be held
+
+    asyncio.run(scenario())
+    before = window(prefill)
+    assert len(asyncio.run(send_all(prefill, [ids(33, 20)]))) == 1
+    after = window(prefill)
+    assert after["dispatched"]["window"] - before["dispatched"]["window"] == 1
+    assert after["dispatched"]["head_of_line"] == before["dispatched"]["head_of_line"]
+
+
 def test_long_work_is_not_held_up_by_the_window(prefill: Prefill) -> None:
     prompts = [ids(10, 3 * CHUNK), *(ids(20 + i, 30) for i in range(4))]
     assert len(asyncio.run(send_all(prefill, prompts))) == 5

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_laps.policy.catchup import CatchUp
-from sglang_laps.policy.fairness import LongShare
+from sglang_laps.policy.fairness import Launch, LongShare
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify
 from sglang_laps.policy.queues import split, turn
 
@@ -44,21 +44,30 @@ def cost(tokens: int) -> float:
 
 @dataclass
 class ToyServer:
-    """One chunk slot, one batch at a time, as SGLang's prefill server has."""
+    """One chunk slot, as SGLang's prefill server has; `depth` batches in flight, 2 in its overlap loop."""
 
     share: float
     catches_up: bool = True
+    depth: int = 1
     batches: list[Batch] = field(default_factory=list)
 
     def run(self, jobs: list[Job]) -> None:
         ledger, catch_up, now = LongShare(self.share), CatchUp(self.share), 0.0
         coming, waiting = sorted(jobs, key=lambda j: (j.arrival, j.id)), []
         parked: Job | None = None
+        flying: list[tuple[Launch, float, float, int]] = []
+
+        def settle() -> float:
+            launch, begin, end, tokens = flying.pop(0)
+            ledger.settle(launch, end - begin)
+            catch_up.measured(launch.cls, tokens, end - begin)
+            return end
+
         while coming or waiting or parked:
             while coming and coming[0].arrival <= now:
                 waiting.append(coming.pop(0))
             if not waiting and parked is None:
-                now = coming[0].arrival
+                now = settle() if flying else coming[0].arrival
                 continue
             views = split(waiting, lambda j: j.cls)
             short, long = bool(views.short), bool(views.long) or parked is not None
@@ -81,12 +90,13 @@ class ToyServer:
                 part = min(budget, job.tokens)
                 taken.append((job, part))
                 budget -= part
-            launch = ledger.launch(cls, contended=short and long, spare=spare)
+            launch = ledger.launch(cls, contended=short and long)
             catch_up.launched(cls)
-            begin, now = now, now + cost(sum(part for _, part in taken))
-            ledger.settle(launch, now - begin)
-            catch_up.measured(cls, sum(part for _, part in taken), now - begin)
-            self.batches.append(Batch(cls, [(j.id, p) for j, p in taken], begin, now, short and long))
+            tokens = sum(part for _, part in taken)
+            begin = max(now, flying[-1][2] if flying else 0.0)
+            end = begin + cost(tokens)
+            flying.append((launch, begin, end, tokens))
+            self.batches.append(Batch(cls, [(j.id, p) for j, p in taken], begin, end, short and long))
             gone = {j.id for j, _ in taken}
             waiting = [j for j in waiting if j.id not in gone]
             if parked is not None and parked.id in gone:
@@ -94,11 +104,13 @@ class ToyServer:
             for job, part in taken:
                 job.done += part
                 if job.done == job.tokens:
-                    job.finished = now
+                    job.finished = end
                 else:
                     assert parked is None
                     assert cls is LONG
                     parked = job
+            if len(flying) == self.depth:
+                now = settle()
 
 
 arrivals = st.lists(
@@ -154,6 +166,33 @@ def test_every_request_runs_within_its_bound(spec: list[tuple[int, float]], shar
         else:
             continue
         assert job.finished - job.arrival <= bound + 1e-9
+
+
+few_short = st.tuples(st.integers(1, 16), st.floats(0.0, 3.0, allow_nan=False))
+whole_chunks = st.tuples(st.integers(1, 8).map(lambda n: n * CHUNK), st.floats(0.0, 1.5, allow_nan=False))
+
+
+@given(
+    st.lists(few_short, min_size=1, max_size=60),
+    st.lists(whole_chunks, min_size=1, max_size=8),
+    st.sampled_from([0.0, 0.05, 0.25, 0.5]),
+    st.sampled_from([1, 2]),
+)
+@settings(max_examples=500, deadline=None)
+def test_a_short_request_waits_for_one_chunk_and_in_the_overlap_loop_for_two(
+    shorts: list[tuple[int, float]], longs: list[tuple[int, float]], share: float, depth: int
+) -> None:
+    """One batch holds all short requests that wait, chunks take the same time, a short batch no more than (1 - share)
+    / share of it."""
+    jobs, server = make(shorts + longs), ToyServer(share, depth=depth)
+    server.run(jobs)
+    ran = {id_: batch.begin for batch in server.batches for id_, _ in batch.jobs}
+    for job in jobs:
+        if job.cls is SHORT:
+            ahead = [b.cls for b in server.batches if b.end > job.arrival and b.begin < ran[job.id]]
+            # In the overlap loop one batch runs and one is queued behind it before anything can be decided.
+            assert ahead.count(LONG) <= depth
+            assert ahead.count(SHORT) <= depth
 
 
 @given(arrivals, shares)

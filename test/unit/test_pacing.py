@@ -93,7 +93,7 @@ def test_a_long_class_that_is_behind_gets_a_chunk_after_each_short_batch() -> No
     assert me.plan(0.49, shorts, [], short=True, long=work(1000, 0.1)).order[0] is SHORT
     plan = me.plan(0.51, shorts, [], short=True, long=work(1000, 0.1))
     assert plan.order == (LONG, SHORT)
-    assert plan.spare
+    assert not plan.keeps_room
     run(me, plan, 0.51, 0.61, (1000, 0))
     assert me.status(1.0)["fairness"]["spare_batches"] == 1
     assert me.status(1.0)["fairness"]["credit_s"] == 0.0  # spent, but no debt

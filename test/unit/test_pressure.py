@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_laps.policy.config import ConfigError
-from sglang_laps.policy.pressure import InstanceSignals, Move, PoolController, PressureConfig, pressure, quantile
+from sglang_laps.policy.pressure import (
+    InstanceSignals,
+    Move,
+    PoolController,
+    PressureConfig,
+    pool_pressure,
+    pressure,
+    quantile,
+)
 
 CONFIG = PressureConfig()
 PERIOD_S = 5.0
@@ -226,3 +234,37 @@ def test_a_pool_that_works_its_backlog_off_needs_no_more_help() -> None:
         fleet.step(tokens, 1000)
         tokens *= 0.95
     assert len(fleet.moves) == 1
+
+
+@pytest.mark.parametrize("pool", ["short", "long"])
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("rest", [0.0, 2048.0, 20_480.0])
+def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: str, n: int, rest: float) -> None:
+    """Its backlog does not move; all others are under the same load."""
+    fleet = Fleet(n, n)
+    sick = next(name for name, p in fleet.pool.items() if p == pool)
+    for _ in range(200):
+        fleet.controller.observe(
+            fleet.now,
+            [
+                InstanceSignals(name=name, pool=p, backlog_tokens=1e7 if name == sick else rest)
+                for name, p in fleet.pool.items()
+            ],
+        )
+        fleet.now += PERIOD_S
+        assert fleet.controller.decide(fleet.now) is None
+
+
+def test_a_pool_in_need_as_a_whole_still_gets_help() -> None:
+    fleet = Fleet(2, 4)
+    fleet.run(60, 40_000, 200)
+    assert [m.target for m in fleet.moves][:1] == ["short"]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=12), st.integers(0, 11))
+def test_what_one_instance_says_of_its_pool_is_bounded_by_the_others(values: list[float], at: int) -> None:
+    at %= len(values)
+    others = values[:at] + values[at + 1 :]
+    bound = max(CONFIG.idle_pressure, CONFIG.ratio * max(others))
+    assert pool_pressure([*others, 1e12], CONFIG) <= bound * (1 + 1e-9)
+    assert pool_pressure(values, CONFIG) <= quantile(values, CONFIG.quantile) * (1 + 1e-9)

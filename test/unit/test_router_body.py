@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.body import BadDeadline, parse, read_deadline, splice, with_deadline
+from sglang_router_laps.ask import measure
+from sglang_router_laps.body import BadRequest, add_deadline, parse, read_deadline, refuse_samples, splice
 from sglang_router_laps.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
-from sglang_router_laps.tokens import ByteCounter, TokenizerCounter, reported_tokens
+from sglang_router_laps.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e300, 1e300) | st.text(),
@@ -31,13 +32,15 @@ tails = st.dictionaries(
 def test_splicing_equals_updating(body: dict[str, Any], extra: dict[str, Any], indent: int | None, pad: str) -> None:
     raw = (pad + json.dumps(body, indent=indent) + pad).encode()
     parsed = parse(raw)
-    assert parsed == body
-    assert json.loads(splice(raw, parsed, extra)) == {**body, **extra}
+    assert parsed == (raw, body)
+    assert json.loads(splice(*parsed, extra)) == {**body, **extra}
 
 
 @given(st.binary(max_size=40))
 def test_parsing_never_fails(raw: bytes) -> None:
-    assert parse(raw) is None or isinstance(parse(raw), dict)
+    parsed = parse(raw)
+    if parsed:
+        json.loads(parsed[0])
 
 
 @given(
@@ -91,6 +94,7 @@ def test_a_conversation_begins_as_its_last_turn_did() -> None:
 def test_the_estimate_learns_the_ratio(per_token: float) -> None:
     counter = ByteCounter()
     prompt = read_prompt(GENERATE, {"text": "a" * 6000})
+    counter.count(prompt)
     for _ in range(200):
         counter.learn(prompt, round(6000 / per_token))
     assert counter.count(prompt) == pytest.approx(6000 / per_token, rel=0.05)
@@ -99,6 +103,7 @@ def test_the_estimate_learns_the_ratio(per_token: float) -> None:
 def test_text_and_chat_are_learnt_apart() -> None:
     counter = ByteCounter()
     chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a" * 600}]})
+    counter.count(chat)
     for _ in range(100):
         counter.learn(chat, 300)
     assert counter.count(read_prompt(GENERATE, {"text": "a" * 600})) == 150
@@ -127,32 +132,171 @@ def test_a_tokenizer_counts_exactly_and_extrapolates_beyond_its_bound(tokenizer:
     assert counter.count(read_prompt(GENERATE, {"text": "a " * 10_000})) == pytest.approx(10_000, rel=0.01)
 
 
+class Watched:
+    """A tokenizer that notes what it is given."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.given: list[str] = []
+
+    def encode(self, text: str) -> Any:
+        self.given.append(text)
+        return self.inner.encode(text)
+
+
+@pytest.fixture
+def watched(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TokenizerCounter, Watched]:
+    import tokenizers
+
+    made: list[Watched] = []
+    load = tokenizers.Tokenizer.from_file
+
+    class Loader:
+        @staticmethod
+        def from_file(path: str) -> Watched:
+            made.append(Watched(load(path)))
+            return made[-1]
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Loader)
+    counter = TokenizerCounter(str(tokenizer), exact_bytes=16384)
+    return counter, made[0]
+
+
+@pytest.mark.parametrize("texts", [["a " * 2048] * 512, ["a "] * 50_000, [""] * 50_000 + ["a a"]])
+def test_a_batch_is_tokenised_within_the_budget_of_one_request_and_only_once(
+    watched: tuple[TokenizerCounter, Watched], texts: list[str]
+) -> None:
+    counter, tokenizer = watched
+    prompt = read_prompt(COMPLETIONS, {"prompt": texts})
+    tokens = sum(len(t) // 2 for t in texts)
+    assert counter.count(prompt) == pytest.approx(tokens, rel=0.01, abs=2)
+    assert sum(map(len, tokenizer.given)) <= 16384
+    assert len(tokenizer.given) <= 16384 / 64
+    given = len(tokenizer.given)
+    counter.learn(prompt, tokens)
+    assert len(tokenizer.given) == given
+
+
+def test_learning_from_a_reply_tokenises_nothing(watched: tuple[TokenizerCounter, Watched]) -> None:
+    counter, tokenizer = watched
+    chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a a a"}]})
+    before = counter.count(chat)
+    for _ in range(100):
+        counter.learn(chat, before + 20)
+    assert len(tokenizer.given) == 1
+    assert counter.count(chat) == before + 20
+
+
+def test_a_lone_surrogate_is_tokenised_as_its_replacement(tokenizer: Path) -> None:
+    counter = TokenizerCounter(str(tokenizer), exact_bytes=1000)
+    assert counter.count(read_prompt(GENERATE, {"text": "a \ud800 a"})) == 3
+
+
 def test_what_the_template_adds_is_learnt(tokenizer: Path) -> None:
     counter = TokenizerCounter(str(tokenizer / "tokenizer.json"), exact_bytes=1000)
     chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a a a"}]})
-    plain = counter._plain(chat)
+    plain = counter.count(chat) - round(START_MESSAGE_TOKENS)
     for _ in range(100):
         counter.learn(chat, plain + 12)
     assert counter.count(chat) == plain + 12
 
 
+def deadline(endpoint: str, body: dict[str, Any]) -> dict[str, Any]:
+    raw, added = add_deadline(endpoint, json.dumps(body).encode(), body, 9.0)
+    assert json.loads(raw) == added
+    return added
+
+
 def test_a_deadline_of_the_body_stays() -> None:
     body = {"sampling_params": {"custom_params": {"ttft_slo_ms": 5, "x": 1}}}
-    assert with_deadline(GENERATE, body, 9.0)["sampling_params"]["custom_params"] == {"ttft_slo_ms": 5, "x": 1}
+    assert deadline(GENERATE, body)["sampling_params"]["custom_params"] == {"ttft_slo_ms": 5, "x": 1}
     batch = {"sampling_params": [{"n": 1}, {}]}
-    assert [p["custom_params"] for p in with_deadline(GENERATE, batch, 9.0)["sampling_params"]] == [
-        {"ttft_slo_ms": 9.0}
-    ] * 2
-    assert with_deadline(COMPLETIONS, {}, 9.0) == {"custom_params": {"ttft_slo_ms": 9.0}}
+    assert [p["custom_params"] for p in deadline(GENERATE, batch)["sampling_params"]] == [{"ttft_slo_ms": 9.0}] * 2
+    assert deadline(COMPLETIONS, {}) == {"custom_params": {"ttft_slo_ms": 9.0}}
+
+
+@pytest.mark.parametrize("text", ["5e-324", "1e-310", "1e-9", "0.09", "1e10", "1" + "0" * 400, "-1", "nan", "inf", "x"])
+def test_a_deadline_that_breaks_arithmetic_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="x-sgl-ttft-slo-ms"):
+        read_deadline([text])
+
+
+def test_a_deadline_is_given_once() -> None:
+    assert read_deadline(["0.1"]) == 0.1
+    with pytest.raises(BadRequest, match="given 2 times"):
+        read_deadline(["250", "250"])
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "0", "-1", "5e-324", "1e-310", "0.09", "1e10", "1" + 400 * "0", "nan", "inf", "1e999", "True"]
+    ("endpoint", "body", "unread"),
+    [
+        (GENERATE, {"text": "a"}, False),
+        (GENERATE, {"input_ids": [1, 2]}, False),
+        (GENERATE, {"input_ids": [1, [2], 3]}, True),
+        (GENERATE, {"input_ids": [[1], 2]}, True),
+        (GENERATE, {"input_ids": nested(2000)}, True),
+        (GENERATE, {"input_embeds": [[0.5]]}, True),
+        (GENERATE, {"text": 5}, True),
+        (COMPLETIONS, {"prompt": [["a"]]}, True),
+        (COMPLETIONS, {}, True),
+        (CHAT, {"messages": "a"}, True),
+        (CHAT, {"messages": [5]}, True),
+        (CHAT, {"messages": [{"role": nested(2000), "content": "a"}]}, False),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, True),
+        (CHAT, {"messages": [{"role": "user", "content": [5]}]}, True),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": nested(2000)}, True),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"x": "\ud800"}]}]}, False),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [float("nan"), 10**30]}, False),
+    ],
 )
-def test_a_hostile_deadline_is_refused(text: str) -> None:
-    with pytest.raises(BadDeadline, match="x-sgl-ttft-slo-ms"):
-        read_deadline(text)
+def test_what_cannot_be_read_is_marked_and_taken_for_as_long_as_the_body_allows(
+    endpoint: str, body: dict[str, Any], unread: bool
+) -> None:
+    prompt = read_prompt(endpoint, body)
+    assert prompt.unread == unread
+    ask = measure(prompt, ByteCounter(), 512, 4_000_000)
+    assert (ask.total == 1_000_000) == unread
 
 
-def test_a_deadline_is_read() -> None:
-    assert [read_deadline(t) for t in ("0.1", "400", "2.5e3", "1e9")] == [0.1, 400.0, 2500.0, 1e9]
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (CHAT, {"n": 2}),
+        (COMPLETIONS, {"n": 2.0}),
+        (COMPLETIONS, {"n": "3"}),
+        (CHAT, {"n": 10**400}),
+        (GENERATE, {"sampling_params": {"n": 2}}),
+        (GENERATE, {"text": ["a", "b"], "sampling_params": {"n": 2}}),
+        (GENERATE, {"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}),
+    ],
+)
+def test_more_than_one_sample_is_refused(endpoint: str, body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="n: only one sample"):
+        refuse_samples(endpoint, body)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (CHAT, {}),
+        (CHAT, {"n": 1}),
+        (CHAT, {"n": None}),
+        (CHAT, {"n": True}),
+        (CHAT, {"n": "many"}),
+        (CHAT, {"n": [2]}),
+        (COMPLETIONS, {"best_of": 2}),
+        (GENERATE, {"n": 2}),
+        (GENERATE, {"sampling_params": None}),
+        (GENERATE, {"sampling_params": [{"n": 1}, None, 5]}),
+        (GENERATE, {"sampling_params": {"n": 2, "beam_width": 4}}),
+    ],
+)
+def test_what_makes_no_further_requests_is_left_to_the_servers(endpoint: str, body: dict[str, Any]) -> None:
+    refuse_samples(endpoint, body)

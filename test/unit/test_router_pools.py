@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 
 import pytest
@@ -12,10 +13,14 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang_router")
 
 from sglang_laps.policy.pressure import Move
+from sglang_router_laps.ask import Ask, measure
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.instances import PrefillInstance
 from sglang_router_laps.pools import Pools
 from sglang_router_laps.prefixes import BLOCK_BYTES, PrefixIndex, fingerprint
+from sglang_router_laps.prompt import CHAT, GENERATE, read_prompt
+from sglang_router_laps.shared import SHARERS, WATCHED, SharedPrefixes
+from sglang_router_laps.tokens import ByteCounter
 
 
 class Clock:
@@ -30,7 +35,7 @@ def pools(n: int = 4, **config: object) -> Pools:
 
 
 def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
-    choice = p.choose(tokens, [fingerprint(text)] if text else [])
+    choice = p.choose(Ask(tokens, [fingerprint(text)] if text else []))
     assert choice is not None
     return choice.instance, choice.length_class, choice.new_tokens, choice.spilled
 
@@ -136,7 +141,7 @@ def test_a_pool_without_anybody_healthy_is_served_by_the_other() -> None:
     assert (chosen.pool, cls, spilled) == ("long", "short", True)
     for i in p.instances:
         i.healthy = False
-    assert p.choose(10) is None
+    assert p.choose(Ask(10)) is None
 
 
 def test_a_moved_instance_takes_new_requests_of_its_new_pool_and_keeps_the_old() -> None:
@@ -160,7 +165,7 @@ def test_any_traffic_is_placed_and_given_back(n: int, requests: list[tuple[int, 
         for tokens, early, sick in requests:
             for k, i in enumerate(p.instances):
                 i.healthy = k not in sick
-            choice = p.choose(tokens)
+            choice = p.choose(Ask(tokens))
             if choice is None:
                 assert not any(i.healthy for i in p.instances)
                 continue
@@ -184,8 +189,9 @@ def test_what_is_held_is_the_common_prefix_in_whole_blocks(base: bytes, more: by
         base[shared : shared + BLOCK_BYTES] == prompt[shared : shared + BLOCK_BYTES]
     ):
         shared += BLOCK_BYTES
-    held = index.held(fingerprint(prompt))
-    assert held == pytest.approx(shared / len(prompt) if prompt else 0.0)
+    found = fingerprint(prompt)
+    assert index.depth(found) == shared // BLOCK_BYTES
+    assert index.depth(found) * found.covered == pytest.approx(shared / len(prompt) if prompt else 0.0)
 
 
 @given(st.lists(st.binary(min_size=256, max_size=3000), min_size=1, max_size=30))
@@ -225,3 +231,118 @@ def test_deadline_overshoot_is_averaged_and_forgotten() -> None:
 @pytest.mark.parametrize(("url", "host"), [("http://[::1]:30000", "[::1]"), ("http://h:1/", "h")])
 def test_the_bootstrap_host_is_as_the_servers_want_it(url: str, host: str) -> None:
     assert PrefillInstance(url, 1, "short").bootstrap_host == host
+
+
+SYSTEM = b"You are a helpful assistant. ".ljust(1500, b".")
+
+
+def ask_after(system: bytes, question: object) -> tuple[int, bytes]:
+    text = system + f"\n<user>{question}: what is that about?".encode()
+    return len(text) // 4, text
+
+
+def test_a_shared_system_prompt_gets_a_copy_in_the_short_pool() -> None:
+    p = pools()
+    chosen = [route(p, *ask_after(SYSTEM, i)) for i in range(120)]
+    assert [c[0].pool for c in chosen] == ["long"] * SHARERS + ["short"] * (120 - SHARERS)
+    copies = [c for c in chosen if c[0].pool == "short" and c[2] > 256]
+    assert [c[1] for c in copies] == ["long"]
+    assert all(cls == "short" and new <= 256 for _, cls, new, _ in chosen[SHARERS + 1 :])
+
+
+def test_one_conversation_is_not_copied_however_small_its_turns() -> None:
+    p = pools()
+    text = SYSTEM
+    for i in range(60):
+        text += f"\n<user>ok {i}\n<assistant>yes".encode()
+        for _ in range(2):
+            assert route(p, len(text) // 4, text)[0].pool == "long"
+
+
+def test_the_same_request_again_is_not_another() -> None:
+    p = pools()
+    assert {route(p, *ask_after(SYSTEM, "same"))[0].pool for _ in range(20)} == {"long"}
+
+
+def test_a_lost_copy_is_made_again_after_ever_more_requests() -> None:
+    p = pools()
+    made, asked = [], 0
+    for asked in range(300):
+        choice = p.choose(Ask(ask_after(SYSTEM, asked)[0], [fingerprint(ask_after(SYSTEM, asked)[1])]))
+        assert choice is not None
+        if choice.copies:
+            made.append(asked)
+            choice.instance.prefixes.clear()
+    gaps = [b - a for a, b in itertools.pairwise(made)]
+    assert len(made) >= 4
+    assert gaps == [2 * SHARERS << k for k in range(len(gaps))]
+
+
+def test_no_copy_is_made_where_the_short_pool_has_no_time_for_it() -> None:
+    p = pools()
+    with contextlib.ExitStack() as stack:
+        for i in p.members("short"):
+            stack.enter_context(i.lease(5000))
+        assert {route(p, *ask_after(SYSTEM, i))[0].pool for i in range(20)} == {"long"}
+    assert route(p, *ask_after(SYSTEM, "now"))[0].pool == "short"
+
+
+def test_another_try_of_a_request_is_not_another_request() -> None:
+    p = pools()
+    route(p, *ask_after(SYSTEM, "first"))
+    tokens, text = ask_after(SYSTEM, "second")
+    ask = Ask(tokens, [fingerprint(text)])
+    for _ in range(20):
+        choice = p.choose(ask)
+        assert choice is not None
+        assert choice.instance.pool == "long"
+
+
+def test_the_prefixes_watched_are_bounded_and_so_is_what_is_kept_of_each() -> None:
+    shared = SharedPrefixes()
+    for i in range(3 * WATCHED):
+        shared.due(fingerprint(b"%06d" % i * 100), 1)
+        assert len(shared) <= WATCHED
+
+
+def test_a_long_prefix_is_not_computed_again_to_be_rid_of_a_short_wait() -> None:
+    p = pools(2 + 4, initial_short=2)
+    document = b"".join(b"%07d" % i for i in range(20_000))
+    home, *_ = route(p, 35_000, document)
+    with home.lease(3000):
+        assert route(p, 35_050, document + b"and one more question?")[0] is home
+
+
+def chat_ask(*contents: object) -> Ask:
+    prompt = read_prompt(CHAT, {"messages": [{"role": "user", "content": c} for c in contents]})
+    return measure(prompt, ByteCounter(), 512, 0)
+
+
+def image(name: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": f"data:{name}"}}
+
+
+def test_an_image_behind_a_known_prefix_counts_and_one_inside_it_does_not() -> None:
+    p = pools()
+    text = "".join(f"{i:05d}" for i in range(400))
+    first = p.choose(chat_ask(text))
+    assert first is not None
+    behind = p.choose(chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}]))
+    assert behind is not None
+    assert (behind.instance, behind.length_class) == (first.instance, "long")
+    assert behind.new_tokens >= 512
+    inside = p.choose(chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}], "and?"))
+    assert inside is not None
+    assert (inside.instance, inside.length_class) == (first.instance, "short")
+    other = p.choose(chat_ask(text, [image("x"), {"type": "text", "text": "b" * 600}], "and?"))
+    assert other is not None
+    assert other.new_tokens >= 512
+
+
+def test_media_without_a_place_in_the_text_always_count() -> None:
+    p = pools()
+    body = {"text": "".join(f"{i:05d}" for i in range(400)), "image_data": [["a", "b"], ["c"]]}
+    for _ in range(2):
+        choice = p.choose(measure(read_prompt(GENERATE, body), ByteCounter(), 512, 0))
+        assert choice is not None
+        assert choice.new_tokens >= 3 * 512

@@ -128,12 +128,14 @@ class LapsConfig:
     """Longest short request (tokens, inclusive), or "auto"."""
     length_basis: str = knob("uncached", _one_of("uncached", "prompt"))
     """Which tokens count: those not found in the prefix cache, or the whole prompt."""
-    long_share: float = knob(0.25, _real(0.0, 1.0, ""))
-    """Least share of busy time the long class gets while both classes wait (0..1)."""
-    long_chunk_tokens: int | None = knob(None, _or_none(_whole(1, "tokens")))
-    """Chunk of a long prefill (tokens); None = the server's chunked prefill size."""
-    order: str = knob("fcfs", _one_of("fcfs", "edf", "lars", "s-edf"))
-    """Order inside a class, see policy/order.py; under --schedule-policy fcfs only."""
+    order: str = knob("least-work", _one_of("least-work", "fcfs", "edf", "lars", "s-edf"))
+    """Order of long prompts, see policy/order.py; all but least-work order short requests too."""
+    guard: float = knob(0.25, _real(0.0, 1.0, ""))
+    """Under least-work: share of long time for the prompt that has waited longest (0..1)."""
+    preempt_overhead: float = knob(0.15, _real(0.01, 1.0, ""))
+    """Share of the device that preempting long work may cost (0.01..1); sets the gap between preemptions."""
+    slice_ms: float = knob(4.0, _real(0.0, 1000.0, "milliseconds"))
+    """A long batch makes way about this often (ms); 0 = never before its end."""
     status_period_s: float = knob(0.5, _real(0.05, 60.0, "seconds"))
     """How often the Prometheus gauges are set (seconds)."""
 

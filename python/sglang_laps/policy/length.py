@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 
@@ -26,6 +27,14 @@ def new_tokens(prompt_tokens: int, matched_tokens: int, basis: str) -> int:
     At least one token is always computed, however long the match.
     """
     return prompt_tokens if basis == "prompt" else max(1, prompt_tokens - matched_tokens)
+
+
+def unit_of(page_size: int, align: int | None) -> int:
+    """The unit (tokens) in which a prompt is cut into chunks: whole pages, and what SGLang aligns cuts to, if anything.
+
+    SGLang rounds what is not a multiple of it down: a first chunk of less than one unit would hold no token.
+    """
+    return math.lcm(page_size, align or 1)
 
 
 def usable_threshold(threshold: int, chunk_tokens: int | None, page_size: int) -> int:

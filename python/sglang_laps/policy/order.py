@@ -72,6 +72,8 @@ def s_edf(job: Job, now: float) -> Key:
     return _IN_TIME, job.deadline_s, job.arrival_s
 
 
+LEAST_WORK = "least-work"
+"""Least remaining work first, with a guard for the prompt that has waited longest; see ``guard`` and ``packing``."""
 ORDERS: dict[str, Order] = {"fcfs": fcfs, "edf": edf, "lars": lars, "s-edf": s_edf}
 
 
@@ -86,3 +88,29 @@ def order_named(name: str) -> Order:
 def sorted_by(order: Order, jobs: Sequence[Job], now: float) -> list[int]:
     """Indices of ``jobs`` in the order they should be served at ``now`` (seconds)."""
     return sorted(range(len(jobs)), key=lambda i: order(jobs[i], now))
+
+
+OLDEST_EVERY = 8
+"""Of so many turns in which older requests are passed over, one goes by arrival. An eighth of the device is what
+requests that any order would leave behind for good may cost those that it would serve."""
+
+
+class Patience:
+    """Bounds how often a request is passed over, under any order and any load.
+
+    An order that puts somebody last (who is too late for his deadline, or has none) serves him never while others keep
+    coming. Here, whoever is the oldest of those that wait is served within OLDEST_EVERY turns, and so a request with
+    n older ones before it within (n + 1) OLDEST_EVERY turns.
+    """
+
+    def __init__(self) -> None:
+        self._passed = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next turn goes by arrival."""
+        return self._passed >= OLDEST_EVERY - 1
+
+    def served(self, passed_over: bool) -> None:
+        """A turn was taken; `passed_over`: by somebody younger than one who still waits."""
+        self._passed = self._passed + 1 if passed_over and not self.due else 0

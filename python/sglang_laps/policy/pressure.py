@@ -117,6 +117,20 @@ def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
     return max(0.0, config.alpha * q + config.beta * e - config.gamma * u)
 
 
+def pool_pressure(values: Sequence[float], config: PressureConfig) -> float:
+    """A pool's pressure: the configured quantile over its instances; 0.0 for none.
+
+    One instance counts at most ``ratio`` times the mean of the others, or ``idle_pressure`` if that is more. Of a few
+    instances the P90 is nearly the largest: a single sick one, whose backlog does not move, would otherwise draw the
+    other pool's instances over one by one. So bounded it cannot call for a move while the others of its pool are under
+    no more pressure than the other pool.
+    """
+    if len(values) > 1:
+        total, others = sum(values), len(values) - 1
+        values = [min(v, max(config.idle_pressure, config.ratio * (total - v) / others)) for v in values]
+    return quantile(values, config.quantile)
+
+
 def quantile(values: Sequence[float], q: float) -> float:
     """The q-quantile of ``values`` with linear interpolation; 0.0 for none."""
     if not values:
@@ -178,7 +192,7 @@ class PoolController:
         for s in self._signals:
             if s.healthy:
                 values[s.pool].append(pressure(s, self.config))
-        self.raw = {p: quantile(values[p], self.config.quantile) for p in POOLS}
+        self.raw = {p: pool_pressure(values[p], self.config) for p in POOLS}
 
     def decide(self, now: float) -> Move | None:
         """At most one move, or None. The caller carries the move out; the cool-down starts either way."""

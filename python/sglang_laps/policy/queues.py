@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from sglang_laps.policy.length import LONG, SHORT, LengthClass
+from sglang_laps.policy.length import SHORT, LengthClass
 
 T = TypeVar("T")
 
@@ -99,16 +99,3 @@ def changes(before: list[T], after: list[T]) -> tuple[set[int], list[T]]:
             gone.add(id(item))
     known, kept = set(map(id, before)), set(map(id, after))
     return known - kept, [item for item in after if id(item) not in known]
-
-
-def turn(*, short: bool, long: bool, long_owed: bool, urgent: LengthClass | None = None) -> tuple[LengthClass, ...]:
-    """Which class to batch next, and which to try if that one cannot run (no memory, say).
-
-    short, long: whether the class has work; a long prefill parked between chunks is long work.
-    long_owed: whether the long class is behind its share (see ``fairness.LongShare``).
-    urgent: the class that holds the strictly higher request priority, if the server schedules by priority.
-    """
-    if not (short and long):
-        return ((SHORT,) if short else ()) + ((LONG,) if long else ())
-    first = urgent or (LONG if long_owed else SHORT)
-    return (first, LONG if first is SHORT else SHORT)

@@ -28,13 +28,11 @@ from .config import LapsConfig
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 """(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
 
-REASONS = ("depth", "window", "slack", "head_of_line", "idle", "tokens")
+REASONS = ("depth", "window", "slack", "head_of_line", "preempt", "idle", "tokens")
 
 _HORIZON_WINDOWS = 4
 _ONE = 0.9
 """Expected arrivals that count as one; a smoothed share never quite reaches it."""
-_LIKELY = 0.5
-"""Expected arrivals that make one likely."""
 _TICK_S = 20e-6
 """A shorter wait is none."""
 _TAU_MARGIN = 2.0
@@ -77,8 +75,6 @@ class Wait(NamedTuple):
     """Infinite when nothing waits."""
     reason: str
     """What the wait is for: "returning", "burst", "fixed", or "empty"."""
-    run_long: bool
-    """A long chunk may run meanwhile; when False and long work waits, there is nothing to hold back for."""
 
 
 Decision = Dispatch | Wait
@@ -115,7 +111,6 @@ class Window:
         self._head_max_s = config.wait_head_max_ms / 1e3
         self._sigma_s = config.slack_sigma_ms / 1e3
         self._delta_s = config.slack_margin_ms / 1e3
-        self._slo_s = None if config.ttft_slo_ms is None else config.ttft_slo_ms / 1e3
         self._token_max = config.token_max
         self._cap = config.wait_max_batch
         powers = (1 << i for i in range(self._cap.bit_length()))
@@ -169,7 +164,25 @@ class Window:
             took = now - self._started.popleft()
             self._service_s = took if self._service_s == 0.0 else self._service_s + 0.25 * (took - self._service_s)
 
+    def nothing_waits(self) -> None:
+        """No short request waits (those held back were aborted, say): a later one begins a hold of its own."""
+        self._arrivals.waiting(0)
+        self._held_since = self._hold = None
+
     # -- decisions
+
+    def leave(
+        self,
+        now: float,
+        shorts: Sequence[ShortWaiting],
+        *,
+        token_budget: int,
+        predict: Predict | None = None,
+        late_last: bool = True,
+    ) -> Dispatch:
+        """The batch that leaves where long work waits or is paused, out of ``shorts`` (not empty). See ``decide``."""
+        slacks = self._slacks(now, shorts, token_budget, predict)
+        return self._leave(now, slacks, self._pick(shorts, slacks, token_budget, late_last), "preempt")
 
     def decide(
         self,
@@ -177,30 +190,31 @@ class Window:
         shorts: Sequence[ShortWaiting],
         *,
         token_budget: int,
-        long_waiting: bool = False,
-        long_chunk_s: float | None = None,
         predict: Predict | None = None,
+        late_last: bool = True,
     ) -> Decision:
-        """Dispatch now, or wait until when.
+        """Dispatch now, or wait until when. Asked only where nothing else could run meanwhile.
 
         ``shorts``: all that wait, in the order to serve them. ``token_budget``: new tokens one batch may hold; the
-        first request is taken whatever its size. ``long_chunk_s``: predicted time of the next long chunk, None =
-        unknown.
+        first request is taken whatever its size. ``late_last``: those that can no longer make their deadline go behind
+        the others.
         """
-        self._arrivals.waiting(len(shorts))
         if not shorts:
-            self._held_since = None
-            return Wait(math.inf, "empty", long_waiting)
+            self.nothing_waits()
+            return Wait(math.inf, "empty")
+        self._arrivals.waiting(len(shorts))
         slacks = self._slacks(now, shorts, token_budget, predict)
-        picked = self._pick(shorts, slacks, token_budget)
-        waited_s = 0.0 if self._held_since is None else now - self._held_since
-        late = sum(slacks[i] < 0.0 for i in picked)
-        verdict = self._judge(now, shorts, picked, slacks, token_budget, long_waiting, long_chunk_s, predict)
+        picked = self._pick(shorts, slacks, token_budget, late_last)
+        verdict = self._judge(now, shorts, picked, slacks, token_budget, predict)
         if isinstance(verdict, str):
-            return Dispatch(tuple(picked), verdict, waited_s, late)
+            return self._leave(now, slacks, picked, verdict)
         if self._held_since is None:
             self._held_since = now
         return verdict
+
+    def _leave(self, now: float, slacks: Sequence[float], picked: Sequence[int], reason: str) -> Dispatch:
+        waited_s = 0.0 if self._held_since is None else now - self._held_since
+        return Dispatch(tuple(picked), reason, waited_s, sum(slacks[i] < 0.0 for i in picked))
 
     def _judge(
         self,
@@ -209,8 +223,6 @@ class Window:
         picked: Sequence[int],
         slacks: Sequence[float],
         token_budget: int,
-        long_waiting: bool,
-        long_chunk_s: float | None,
         predict: Predict | None,
     ) -> str | Wait:
         """The reason to dispatch, or how to wait."""
@@ -239,12 +251,7 @@ class Window:
         wait = self._worth(now, since, last, shorts, k, predict)
         if wait is None or wait.until_s - now < _TICK_S:
             return "idle"
-        if long_waiting:
-            # A long chunk is not cut at the window's end: with deadlines it may overrun it, up to the slack.
-            latest = end if slack == math.inf else min(now + slack - self._sigma_s, head_end)
-            if long_chunk_s is None or now + long_chunk_s > latest:
-                return "idle"
-        return Wait(wait.until_s, wait.reason, long_waiting)
+        return wait
 
     def _idle_since(self, now: float) -> float:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
@@ -266,7 +273,7 @@ class Window:
     ) -> Wait | None:
         """How to wait, no longer than ``last``, or None if waiting does not pay."""
         if self._fixed:
-            return Wait(last, "fixed", False)
+            return Wait(last, "fixed")
         if self._skip > 0:
             return None
         due = self._arrivals.returning(now)
@@ -276,7 +283,7 @@ class Window:
             until = min(last, since + saved) if due.by_s == math.inf else due.by_s
             if until <= last and until - since <= saved:
                 self._hold = _Hold(k, due.requests, saved, True)
-                return Wait(until, "returning", False)
+                return Wait(until, "returning")
         due = self._arrivals.following(now)
         if due.requests >= _ONE:
             m = min(due.requests, self._depth - k)
@@ -284,7 +291,7 @@ class Window:
             saved = self._saving(shorts, m, predict)
             if m * saved > (k + m) * (until - now):
                 self._hold = _Hold(k, m, saved, False)
-                return Wait(until, "burst", False)
+                return Wait(until, "burst")
         return None
 
     def _saving(self, shorts: Sequence[ShortWaiting], more: float, predict: Predict | None) -> float:
@@ -320,14 +327,17 @@ class Window:
         known = predict([(s.tokens, s.history) for s in shorts]) if predict else None
         return self._service_s if known is None else known
 
-    def _pick(self, shorts: Sequence[ShortWaiting], slacks: Sequence[float], token_budget: int) -> list[int]:
+    def _pick(
+        self, shorts: Sequence[ShortWaiting], slacks: Sequence[float], token_budget: int, late_last: bool
+    ) -> list[int]:
         """Those that fit: late ones last, the first always; among captured lengths, the first one's length first."""
-        order = sorted(range(len(shorts)), key=lambda i: slacks[i] < 0.0)
+        behind = [late_last and slack < 0.0 for slack in slacks]
+        order = sorted(range(len(shorts)), key=behind.__getitem__)
         if sum(s.tokens for s in shorts) <= token_budget:
             return order
         if self._lengths:
             head = self._bucket(shorts[order[0]].tokens)
-            order.sort(key=lambda i: (slacks[i] < 0.0, self._bucket(shorts[i].tokens) != head))
+            order.sort(key=lambda i: (behind[i], self._bucket(shorts[i].tokens) != head))
         picked, room = [order[0]], token_budget - shorts[order[0]].tokens
         for i in order[1:]:
             if shorts[i].tokens <= room:
@@ -337,52 +347,6 @@ class Window:
 
     def _bucket(self, tokens: int) -> int:
         return bisect_left(self._lengths, tokens)
-
-    # -- long side
-
-    def long_chunk_tokens(
-        self,
-        now: float,
-        shorts: Sequence[ShortWaiting],
-        history: int,
-        full_chunk: int,
-        page_size: int,
-        predict: Predict | None,
-    ) -> int:
-        """The next long chunk (tokens): the largest whose predicted time fits the tightest short slack [M].
-
-        Beyond the paper: under a default deadline also the slack of a short request that comes as the chunk begins,
-        where one is likely to come before it ends. Once it is there the chunk cannot be cut any more.
-
-        ``history``: tokens of the long prompt already done. Whole pages, never below one; ``full_chunk`` when it fits,
-        when no short deadline can still be met, and when nothing can be predicted.
-        """
-        if predict is None or full_chunk <= page_size:
-            return full_chunk
-        slacks = self._slacks(now, shorts, full_chunk, predict)
-        slacks = [*slacks, self._slack_to_come(now, history, full_chunk, predict)]
-        slack = min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
-        if slack == math.inf:
-            return full_chunk
-        room = slack - self._delta_s
-
-        def fits(tokens: int) -> bool | None:
-            took = predict([(tokens, history)])
-            return None if took is None else took <= room
-
-        if fits(full_chunk) in (True, None):
-            return full_chunk
-        pages = bisect_right(range(1, full_chunk // page_size + 1), False, key=lambda n: not fits(n * page_size))
-        return max(1, pages) * page_size
-
-    def _slack_to_come(self, now: float, history: int, chunk: int, predict: Predict) -> float:
-        """Slack of a short request that comes now, or infinite if none is expected during a long chunk (seconds)."""
-        if self._slo_s is None:
-            return math.inf
-        chunk_s = predict([(chunk, history)])
-        if chunk_s is None or self._arrivals.rate(now) * chunk_s < _LIKELY:
-            return math.inf
-        return self._slo_s - self._service_s
 
     # -- adaptation
 

@@ -12,10 +12,12 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from .body import BadDeadline, parse
+from .aborts import PATH as ABORT
+from .body import BadRequest, parse, refuse_samples
 from .passage import Passage
 from .prompt import READERS
-from .replies import Message, Receive, Scope, Send, send_bytes, send_error
+from .replies import Receive, Scope, Send, send_bytes, send_error
+from .request_body import ClientGone, TooLarge, read_body, replay
 from .status import status
 
 if TYPE_CHECKING:
@@ -23,13 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NO_OBJECT = b'{"detail":"the body is no JSON object"}'
+"""In the shape of the stock router's answer, which cannot always be written: it repeats the body."""
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class ClientGone(Exception):
-    """The client disconnected before its request was complete."""
 
 
 class LapsApp:
@@ -52,6 +52,9 @@ class LapsApp:
                 if endpoint is not None:
                     await self._generate(endpoint, scope, receive, send)
                     return
+                if path == f"/{ABORT}":
+                    await self._abort(scope, receive, send)
+                    return
                 if path == "/flush_cache":
                     self._lb.forget_prefixes()
             elif method == "GET":
@@ -71,30 +74,53 @@ class LapsApp:
 
     async def _generate(self, endpoint: str, scope: Scope, receive: Receive, send: Send) -> None:
         lb = self._lb
-        if lb.in_flight >= lb.max_inflight:
-            lb.counts.rejected += 1
-            await send_error(send, 503, "overloaded", f"{lb.max_inflight} requests are in flight already")
+        if await self._full(send):
+            return
+        raw = await self._body(scope, receive, send)
+        # Only now: a client that does not send its body holds no place.
+        if raw is None or await self._full(send):
             return
         lb.in_flight += 1
         try:
-            raw = await _read(receive)
-            body = parse(raw)
-            if body is None:
-                lb.counts.refused += 1
-                await self._stock(scope, _replay(raw, receive), send)
-                return
-            passage = Passage(lb, endpoint, scope, send, raw, body)
-            try:
-                passage.take_deadline()
-            except BadDeadline as e:
-                lb.counts.refused += 1
-                await send_error(send, 400, "invalid_request_error", str(e))
-                return
-            await self._carry(passage, receive)
-        except ClientGone:
-            lb.counts.disconnected += 1
+            passage = await self._passage(endpoint, scope, receive, send, raw)
+            # The passage lets go of the body when it is of no more use.
+            del raw
+            if passage is not None:
+                await self._carry(passage, receive)
         finally:
             lb.in_flight -= 1
+
+    async def _full(self, send: Send) -> bool:
+        """Whether too many requests are in flight; if so, this one is answered."""
+        lb = self._lb
+        if lb.in_flight < lb.max_inflight:
+            return False
+        lb.counts.rejected += 1
+        await send_error(send, 503, "overloaded", f"{lb.max_inflight} requests are in flight already")
+        return True
+
+    async def _passage(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Passage | None:
+        """The request on its way; None where it has been answered already."""
+        lb = self._lb
+        parsed = parse(raw)
+        if parsed is None:
+            lb.counts.refused += 1
+            await self._stock(scope, replay(raw, receive), send)
+            return None
+        raw, body = parsed
+        if not isinstance(body, dict):
+            lb.counts.refused += 1
+            await send_bytes(send, 422, NO_OBJECT)
+            return None
+        passage = Passage(lb, endpoint, scope, send, raw, body)
+        try:
+            refuse_samples(endpoint, body)
+            passage.take_deadline()
+        except BadRequest as e:
+            lb.counts.refused += 1
+            await send_error(send, 400, "invalid_request_error", str(e))
+            return None
+        return passage
 
     async def _carry(self, passage: Passage, receive: Receive) -> None:
         """Run the passage; a client that goes away cancels it, and both its legs with it."""
@@ -122,6 +148,27 @@ class LapsApp:
         finally:
             watcher.cancel()
 
+    async def _abort(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = dict(scope["headers"]).get(b"authorization")
+        raw = await self._body(scope, receive, send)
+        if raw is not None:
+            await self._lb.aborter.serve(raw, key.decode("latin-1") if key else None, send)
+
+    async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
+        """The whole request body; None where it did not come and that has been said."""
+        lb = self._lb
+        try:
+            return await read_body(scope, receive, lb.max_payload, lb.timeout)
+        except ClientGone:
+            lb.counts.disconnected += 1
+        except TooLarge:
+            lb.counts.refused += 1
+            await send_error(send, 413, "payload_too_large", f"the body is larger than {lb.max_payload} bytes")
+        except TimeoutError:
+            lb.counts.refused += 1
+            await send_error(send, 408, "request_timeout", "the body did not arrive in time", close=True)
+        return None
+
     async def _status(self, scope: Scope, send: Send) -> None:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         last = query.get("last", [""])[0]
@@ -137,28 +184,3 @@ class LapsApp:
     async def _page(self, scope: Scope, send: Send) -> None:
         page = PAGE.read_bytes()
         await send_bytes(send, 200, page, b"text/html; charset=utf-8")
-
-
-async def _read(receive: Receive) -> bytes:
-    """The whole request body. Raises ClientGone."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return bytes(message["body"])
-    chunks = []
-    while True:
-        if message["type"] != "http.request":
-            raise ClientGone
-        chunks.append(message["body"])
-        if not message.get("more_body"):
-            return b"".join(chunks)
-        message = await receive()
-
-
-def _replay(raw: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the body once more, then goes on as before."""
-    body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
-
-    async def again() -> Message:
-        return body.pop() if body else await receive()
-
-    return again

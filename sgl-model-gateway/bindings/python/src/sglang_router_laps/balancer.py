@@ -8,29 +8,33 @@ import time
 from collections import Counter
 from collections.abc import Collection, Coroutine
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import uvicorn
 from sglang_laps.policy.config import ConfigError
 from sglang_laps.policy.pressure import Pool
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
+from starlette.middleware.cors import CORSMiddleware
 
+from . import descriptors, stock_flags
+from .aborts import Aborter
+from .breaker import Breaker, BreakerConfig
 from .config import AllocConfig
 from .control import Control
 from .counts import Counts
 from .health import Health, HealthConfig
-from .instances import Instance
+from .instances import Instance, open_to
 from .metrics import Metrics
 from .pools import Choice, Pools
+from .retries import RetryBudget, RetryConfig
 from .signals import SignalReader
+from .supervisor import Supervisor
 from .tokens import make_counter
 from .ttft import TtftWindow
 from .upstream import Sessions
 
 logger = logging.getLogger(__name__)
-
-ABORT_TIMEOUT_S = 5.0
 
 
 class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
@@ -43,7 +47,9 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         limit = router_args.max_concurrent_requests
         self.config = config
         self.max_inflight = min(config.max_inflight, limit) if limit > 0 else config.max_inflight
+        self.max_payload = router_args.max_payload_size
         self.router_args = router_args
+        _check_urls(router_args)
         self.counter = make_counter(config.tokenizer, config.exact_bytes)
         self.pools = Pools(router_args.prefill_urls, config)
         self.decoders = [Instance(url, "decode") for url in router_args.decode_urls]
@@ -54,7 +60,14 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         if twice:
             raise ConfigError(f"{twice[0]} is given twice")
         self.sessions = Sessions(self.timeout, config.connect_timeout_s)
-        self.health = Health(self.instances, self.sessions, _health_config(router_args, config))
+        breaker = _breaker_config(router_args)
+        for i in self.instances:
+            i.breaker = Breaker(breaker)
+        self.retries = _retry_config(router_args)
+        self.budget = RetryBudget()
+        self.supervisor = Supervisor()
+        self.health = Health(self.instances, self.sessions, _health_config(router_args, config), self.supervisor)
+        self.aborter = Aborter(self.sessions, self.instances, router_args.api_key)
         self.readers = [
             SignalReader(i, self.sessions, router_args.api_key, max(config.sample_s, 1.0), time.monotonic)
             for i in self.pools.instances
@@ -74,6 +87,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
             raise ConfigError("--enable-laps-alloc: needs --pd-disaggregation")
         if not router_args.decode_urls:
             raise ConfigError("--enable-laps-alloc: needs at least one --decode")
+        stock_flags.check(router_args)
 
     # The stock routes that ask the servers something (model_info, flush_cache, ...) go through these two lists.
     @property
@@ -96,26 +110,46 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
 
     def start(self) -> None:
         """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish."""
-        from .app import LapsApp
-
         level = (self.router_args.log_level or "info").upper()
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         mini_lb.lb = self
+        self._fit_descriptors()
         logger.info("short pool: %s", " ".join(i.url for i in self.pools.members("short")))
         logger.info("long pool: %s", " ".join(i.url for i in self.pools.members("long")))
-        uvicorn.run(
-            LapsApp(self, mini_lb.app),
+        uvicorn.Server(self.server_config()).run()
+
+    def server_config(self) -> uvicorn.Config:
+        """How the application is served."""
+        from .app import LapsApp
+
+        args = self.router_args
+        app: Any = LapsApp(self, mini_lb.app)
+        if args.cors_allowed_origins:
+            app = CORSMiddleware(app, args.cors_allowed_origins, allow_methods=["*"], allow_headers=["*"])
+        return uvicorn.Config(
+            app,
             host=self.host,
             port=self.port,
             access_log=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=self.router_args.shutdown_grace_period_secs,
+            timeout_graceful_shutdown=args.shutdown_grace_period_secs,
+            # Typed as whole seconds, and handed to the event loop as they are.
+            timeout_keep_alive=self.config.keep_alive_s,  # type: ignore[arg-type]
+            ssl_certfile=args.server_cert_path,
+            ssl_keyfile=args.server_key_path,
         )
+
+    def _fit_descriptors(self) -> None:
+        limit = descriptors.raise_limit()
+        most = descriptors.requests_at_most(limit, len(self.instances))
+        if most < self.max_inflight:
+            logger.warning("%d requests at a time instead of %d: %d file descriptors", most, self.max_inflight, limit)
+            self.max_inflight = most
 
     async def open(self) -> None:
         """Start the background tasks."""
         self.spawn(self.health.run())
-        self.spawn(self.control.run())
+        self.spawn(self.supervisor.run("controller", self.control.run))
 
     async def close(self) -> None:
         """Stop the background tasks and close all connections."""
@@ -141,10 +175,13 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
             logger.error("a background task failed", exc_info=task.exception())
 
     def choose_decode(self, avoid: Collection[Instance] = ()) -> Instance | None:
-        """The healthy decode server with the least in flight; one in ``avoid`` only if there is no other."""
-        healthy = [i for i in self.decoders if i.healthy]
-        usable = [i for i in healthy if i not in avoid] or healthy
+        """The decode server with the least in flight; one in ``avoid`` only if there is no other."""
+        usable = open_to(self.decoders, avoid)
         return min(usable, key=lambda i: (i.outstanding, i.served), default=None)
+
+    def elsewhere(self, avoid: Collection[Instance]) -> bool:
+        """Whether there are servers of both roles that are not in ``avoid``."""
+        return all(any(i.usable and i not in avoid for i in role) for role in (self.pools.instances, self.decoders))
 
     def any_prefill(self) -> bool:
         """Whether any prefill server is healthy."""
@@ -157,6 +194,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         c.tokens[choice.length_class] += choice.new_tokens
         c.prefix_tokens += tokens - choice.new_tokens
         c.spilled[choice.length_class] += choice.spilled
+        c.copied += choice.copies
 
     def note_ttft(self, length_class: Pool, seconds: float) -> None:
         """Note one first token."""
@@ -165,25 +203,7 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
 
     def forget_prefixes(self) -> None:
         """The servers' caches are being flushed."""
-        for i in self.pools.instances:
-            i.prefixes.clear()
-
-    def abort(self, instance: Instance, rids: list[str], authorization: str | None) -> None:
-        """Ask ``instance`` to drop requests, without waiting for it."""
-        self.spawn(self._abort(instance, rids, authorization))
-
-    async def _abort(self, instance: Instance, rids: list[str], authorization: str | None) -> None:
-        headers = {"authorization": authorization} if authorization else {}
-        timeout = aiohttp.ClientTimeout(total=ABORT_TIMEOUT_S)
-        session = self.sessions.of(instance)
-        try:
-            for rid in rids:
-                async with session.post(
-                    instance.address("abort_request"), json={"rid": rid}, headers=headers, timeout=timeout
-                ) as response:
-                    await response.read()
-        except (aiohttp.ClientError, OSError) as e:
-            logger.debug("%s abort at %s: %s", rids[0], instance.url, e)
+        self.pools.forget_prefixes()
 
 
 def _healthy(instances: Collection[Instance]) -> list[str]:
@@ -201,3 +221,38 @@ def _health_config(args: RouterArgs, config: AllocConfig) -> HealthConfig:
         backoff_s=config.probe_backoff_s,
         backoff_max_s=config.probe_backoff_max_s,
     )
+
+
+def _breaker_config(args: RouterArgs) -> BreakerConfig:
+    return BreakerConfig(
+        failures=0 if args.disable_circuit_breaker else max(0, args.cb_failure_threshold),
+        successes=args.cb_success_threshold,
+        timeout_s=args.cb_timeout_duration_secs,
+        window_s=args.cb_window_duration_secs,
+    )
+
+
+def _retry_config(args: RouterArgs) -> RetryConfig:
+    return RetryConfig(
+        # As the stock flags count: the first try is one of them.
+        attempts=1 if args.disable_retries else max(1, args.retry_max_retries),
+        backoff_s=args.retry_initial_backoff_ms / 1e3,
+        backoff_max_s=args.retry_max_backoff_ms / 1e3,
+        growth=args.retry_backoff_multiplier,
+        jitter=args.retry_jitter_factor,
+    )
+
+
+def _check_urls(args: RouterArgs) -> None:
+    """Raise ConfigError for what no request could be sent to."""
+    given = [("--prefill", url) for url, _ in args.prefill_urls] + [("--decode", url) for url in args.decode_urls]
+    for flag, url in given:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
+            # Reading it is what checks it.
+            good = good and parts.port != 0 and not any(c.isspace() for c in url)
+        except ValueError:
+            good = False
+        if not good:
+            raise ConfigError(f"{flag}: {url!r} is not the URL of a server, like http://10.0.0.1:30000")

@@ -1,4 +1,4 @@
-"""A request body on its way to the servers: parsed once, and rewritten without being serialised again."""
+"""A request body on its way to the servers: parsed once, and added to without being serialised again."""
 
 from __future__ import annotations
 
@@ -15,66 +15,112 @@ from .prompt import GENERATE
 SLO_HEADER = "x-sgl-ttft-slo-ms"
 
 
-class BadDeadline(ValueError):
-    """The deadline header is no number of milliseconds. The message names the header."""
+class BadRequest(ValueError):
+    """A request that the router answers 400. The message names what is wrong."""
 
 
-def parse(raw: bytes) -> dict[str, Any] | None:
-    """The JSON object in ``raw``, or None when it holds none."""
+def read_json(raw: bytes) -> Any:
+    """The JSON value in ``raw``, read as the standard library does but faster. Raises ValueError.
+
+    What that one takes beyond the standard (NaN, lone surrogates, UTF-16) MiniLB takes too.
+    """
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _read_text(_decode(raw))
+
+
+def write_json(value: Any) -> bytes:
+    """Serialise what ``read_json`` gave; NaN becomes null. Raises ValueError where it is nested too deeply."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return _write_any(value)
+
+
+def parse(raw: bytes) -> tuple[bytes, Any] | None:
+    """``raw`` as UTF-8, and the JSON value in it; None when it holds none."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        # What the standard parser takes beyond the standard (NaN, very large numbers) MiniLB takes too.
         try:
-            body = json.loads(raw)
+            text = _decode(raw)
+            body = _read_text(text)
         except ValueError:
             return None
-    return body if isinstance(body, dict) else None
+        # A surrogate can only stand inside a string, where its escape means the same.
+        raw = text.encode("utf-8", "backslashreplace")
+    return raw, body
+
+
+def _decode(raw: bytes) -> str:
+    # Raises UnicodeDecodeError, a ValueError.
+    return raw.decode(json.detect_encoding(raw), "surrogatepass")
+
+
+def _read_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as e:
+        raise ValueError("nested too deeply") from e
+
+
+def _write_any(value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except RecursionError as e:
+        raise ValueError("nested too deeply") from e
 
 
 def splice(raw: bytes, body: Mapping[str, Any], extra: Mapping[str, Any]) -> bytes:
-    """``raw`` with the members of ``extra`` added at its end; serialised anew only to replace a member.
+    """``raw`` with the members of ``extra`` added at its end; all its bytes stay as they are.
 
-    ``body`` is what ``parse`` made of ``raw``.
+    ``raw`` and ``body`` are what ``parse`` gave. Of members with one name JSON parsers take the last: ours.
     """
-    if body.keys() & extra.keys():
-        return dump({**body, **extra})
-    tail = orjson.dumps(extra)
-    if not body:
-        return tail
-    return b"%b,%b" % (raw.rstrip()[:-1], tail[1:])
+    return splice_text(raw, body, orjson.dumps(extra))
 
 
-def dump(body: Mapping[str, Any]) -> bytes:
-    """Serialise; numbers that orjson does not know fall to the standard library."""
+def splice_text(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
+    """``splice`` of an object that is serialised already."""
+    return b"%b,%b" % (raw.rstrip()[:-1], extra[1:]) if body else extra
+
+
+def read_deadline(texts: list[str]) -> float:
+    """The deadline for the first token (milliseconds after arrival) in the headers of that name.
+
+    Raises BadRequest.
+    """
+    if len(texts) > 1:
+        raise BadRequest(f"header {SLO_HEADER}: given {len(texts)} times")
     try:
-        return orjson.dumps(body)
-    except TypeError:
-        return json.dumps(body).encode()
-
-
-def read_deadline(text: str) -> float:
-    """The deadline for the first token (milliseconds after arrival). Raises BadDeadline."""
-    try:
-        value = float(text)
+        value = float(texts[0])
     except ValueError:
         value = math.nan
     if not deadline.valid(value):
-        raise BadDeadline(f"header {SLO_HEADER}: {text!r} is not {deadline.RANGE}")
+        raise BadRequest(f"header {SLO_HEADER}: {texts[0]!r} is not {deadline.RANGE}")
     return value
 
 
-def with_deadline(endpoint: str, body: Mapping[str, Any], slo_ms: float) -> dict[str, Any]:
-    """``body`` with the deadline where the prefill scheduler looks for it: the custom sampling parameters.
+def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: float) -> tuple[bytes, dict[str, Any]]:
+    """``raw`` and ``body`` with the deadline where the prefill scheduler looks for it: the custom sampling parameters.
 
-    A deadline the body already carries stays.
+    A deadline the body already carries stays. Raises BadRequest where the parameters are nested too deeply.
     """
+    member = _deadline_member(endpoint, body, slo_ms)
+    try:
+        text = _write_any(member)
+    except ValueError as e:
+        raise BadRequest(f"header {SLO_HEADER}: the request's sampling parameters are {e}") from None
+    return splice_text(raw, body, text), {**body, **member}
+
+
+def _deadline_member(endpoint: str, body: Mapping[str, Any], slo_ms: float) -> dict[str, Any]:
     if endpoint != GENERATE:
-        return {**body, "custom_params": _with(body.get("custom_params"), slo_ms)}
+        return {"custom_params": _with(body.get("custom_params"), slo_ms)}
     params = body.get("sampling_params")
     if isinstance(params, list):
-        return {**body, "sampling_params": [_in_params(p, slo_ms) for p in params]}
-    return {**body, "sampling_params": _in_params(params, slo_ms)}
+        return {"sampling_params": [_in_params(p, slo_ms) for p in params]}
+    return {"sampling_params": _in_params(params, slo_ms)}
 
 
 def _in_params(params: Any, slo_ms: float) -> Any:
@@ -88,3 +134,35 @@ def _with(custom: Any, slo_ms: float) -> Any:
     if custom is not None and not isinstance(custom, dict):
         return custom
     return {"ttft_slo_ms": slo_ms, **(custom or {})}
+
+
+def refuse_samples(endpoint: str, body: Mapping[str, Any]) -> None:
+    """Raise BadRequest where more than one sample of a prompt is asked for.
+
+    A prefill and a decode server meet in one room per prompt. Of several samples each side makes rooms of its own:
+    they never meet, and the client waits until it gives up.
+    """
+    if endpoint != GENERATE:
+        _refuse_n(body)
+        return
+    params = body.get("sampling_params")
+    for one in params if isinstance(params, list) else (params,):
+        # A beam search returns n of its beams, without another request.
+        if isinstance(one, dict) and not _above_one(one.get("beam_width")):
+            _refuse_n(one)
+
+
+def _refuse_n(params: Mapping[str, Any]) -> None:
+    n = params.get("n")
+    if n is not None and _above_one(n):
+        raise BadRequest("n: only one sample per prompt is served here; send the request once for each sample")
+
+
+def _above_one(n: Any) -> bool:
+    if isinstance(n, str):
+        # The servers read numbers in strings as numbers.
+        try:
+            n = float(n)
+        except ValueError:
+            return False
+    return isinstance(n, (int, float)) and n > 1

@@ -54,11 +54,14 @@ class AllocConfig:
     prefix_load_factor: float = 1.5
     """The instance that holds the prefix is passed over when its load exceeds this many times its pool's mean."""
     exact_bytes: int = 16384
-    """Prompts longer than this are tokenised in part and extrapolated (bytes)."""
+    """What of a request is tokenised at most; the rest is extrapolated (bytes)."""
     image_tokens: int = 512
     """What one image, video or audio part counts (tokens)."""
     max_inflight: int = 8192
     """Requests beyond this many in flight are answered 503; --max-concurrent-requests, if lower, goes first."""
+    keep_alive_s: float = 75.0
+    """How long an idle connection of a client stays open (seconds). Longer than the 60 s after which load balancers
+    close theirs: who closes first may close on a request that is under way."""
     connect_timeout_s: float = 5.0
     """Longest wait for a connection to an instance (seconds)."""
     probe_backoff_s: float = 0.5
@@ -76,7 +79,9 @@ class AllocConfig:
             _whole(name, getattr(self, name), low)
         if self.initial_short is not None:
             _whole("initial_short", self.initial_short, 1)
-        for name in ("interval_s", "connect_timeout_s", "probe_backoff_s", "probe_backoff_max_s", "history_s"):
+        for name in (
+            "interval_s", "keep_alive_s", "connect_timeout_s", "probe_backoff_s", "probe_backoff_max_s", "history_s",
+        ):  # fmt: skip
             _positive(name, getattr(self, name))
         if self.signal_period_s is not None:
             _positive("signal_period_s", self.signal_period_s)

@@ -26,6 +26,8 @@ class Counts:
     """Tokens expected to be found in a cache."""
     moves: dict[Pool, int] = field(default_factory=_by_class)
     """Instances moved, by the pool they moved to."""
+    copied: int = 0
+    """Sent to the short pool so that a prefix that several requests share is held there too."""
     retried: int = 0
     """Sent to another instance because a connection failed before anything was answered."""
     failed: int = 0

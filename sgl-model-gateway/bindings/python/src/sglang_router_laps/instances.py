@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from sglang_laps.policy.pressure import Pool
+from sglang_laps.policy.slo import overshoot
 from yarl import URL
 
+from .breaker import Breaker
 from .prefixes import PrefixIndex
 
 Role = Literal["prefill", "decode"]
@@ -18,6 +21,10 @@ Clock = Callable[[], float]
 
 SPAN_S = 5.0
 """Over about how long the router's own view of an instance is averaged (seconds)."""
+REST_S = 1.0
+"""How long an instance that could not be reached for a reason of this machine's is passed over (seconds)."""
+TOGETHER_S = 5.0
+"""Requests that an instance loses within this time were lost together (seconds)."""
 
 
 class Instance:
@@ -28,7 +35,7 @@ class Instance:
         self.role = role
         self.healthy = True
         self.failures = 0
-        """Consecutive failures since the last success."""
+        """Requests that failed in a row: connections lost, time-outs."""
         self.outstanding = 0
         """Requests in flight."""
         self.outstanding_tokens = 0
@@ -38,10 +45,47 @@ class Instance:
         self.served_tokens = 0
         self.lost = 0
         """Requests that ended because the connection did."""
+        self.breaker = Breaker(clock=clock)
+        self.heard_at = clock()
+        """When it last sent anything at all."""
+        self.leases: set[Lease] = set()
+        self._rests_until: float | None = None
+        self._lost_at: float | None = None
         self._clock = clock
         self._busy_since: float | None = None
         self._busy_s = 0.0
         self._urls: dict[str, URL] = {}
+
+    @property
+    def usable(self) -> bool:
+        """A new request may go there."""
+        if not self.healthy or not self.breaker.admits():
+            return False
+        if self._rests_until is not None:
+            if self._clock() < self._rests_until:
+                return False
+            self._rests_until = None
+        return True
+
+    def heard(self) -> None:
+        """It has sent something."""
+        self.heard_at = self._clock()
+
+    def rest(self) -> None:
+        """Pass it over for a moment, without any blame."""
+        self._rests_until = self._clock() + REST_S
+
+    def note_lost(self) -> bool:
+        """A request that was there is lost; whether others were with it, so that it need not be what killed it."""
+        now, before = self._clock(), self._lost_at
+        self._lost_at = now
+        return self.outstanding > 0 or (before is not None and now - before < TOGETHER_S)
+
+    def cut(self) -> None:
+        """End all that waits for its first token there; what awaits such a leg sees it cancelled."""
+        for lease in list(self.leases):
+            if lease.leg is not None:
+                lease.leg.cancel()
 
     def address(self, path: str) -> URL:
         """The URL of one of its routes, parsed once."""
@@ -59,15 +103,19 @@ class Instance:
         """Account for a request of ``tokens`` new tokens until the lease ends."""
         return Lease(self, tokens)
 
-    def _take(self, tokens: int) -> None:
+    def _take(self, lease: Lease) -> None:
         if not self.outstanding:
             self._busy_since = self._clock()
+        tokens = lease.tokens
+        self.leases.add(lease)
         self.outstanding += 1
         self.outstanding_tokens += tokens
         self.served += 1
         self.served_tokens += tokens
 
-    def _give_back(self, tokens: int) -> None:
+    def _give_back(self, lease: Lease) -> None:
+        tokens = lease.tokens
+        self.leases.discard(lease)
         self.outstanding -= 1
         self.outstanding_tokens -= tokens
         if not self.outstanding and self._busy_since is not None:
@@ -103,7 +151,7 @@ class PrefillInstance(Instance):
         now = self._clock()
         keep = 0.8 * 2 ** (-(now - self._deviation_at) / SPAN_S)
         self._deviation_at = now
-        self.deviation = self.deviation * keep + max(0.0, seconds / slo_s - 1) * (1 - keep)
+        self.deviation = self.deviation * keep + overshoot(seconds, slo_s) * (1 - keep)
 
     def current_deviation(self) -> float:
         """``deviation`` as of now: without new deadlines it halves every few seconds."""
@@ -113,23 +161,39 @@ class PrefillInstance(Instance):
 class Lease:
     """Work handed to one instance. It ends once: by ``end``, or at the latest with its ``with`` block."""
 
-    __slots__ = ("_open", "instance", "tokens")
+    __slots__ = ("_open", "_trial", "instance", "leg", "tokens")
 
     def __init__(self, instance: Instance, tokens: int) -> None:
         self.instance = instance
         self.tokens = tokens
+        self.leg: asyncio.Task[Any] | None = None
+        """What runs until the first token has come."""
         self._open = False
+        self._trial = False
 
     def __enter__(self) -> Lease:
         self._open = True
-        self.instance._take(self.tokens)
+        self._trial = self.instance.breaker.enter()
+        self.instance._take(self)
         return self
 
     def end(self) -> None:
         """Take the work off the instance's account; later calls do nothing."""
         if self._open:
             self._open = False
-            self.instance._give_back(self.tokens)
+            self.instance._give_back(self)
+            if self._trial:
+                self.instance.breaker.leave()
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self.end()
+
+
+T = TypeVar("T", bound=Instance)
+
+
+def open_to(instances: Sequence[T], avoid: Collection[Instance]) -> list[T]:
+    """Those that a request may go to; ones in ``avoid`` only without any other, and open breakers count only
+    while another instance is left: a server that fails is better than none."""
+    healthy = [i for i in instances if i.healthy]
+    return [i for i in healthy if i.usable and i not in avoid] or [i for i in healthy if i not in avoid] or healthy

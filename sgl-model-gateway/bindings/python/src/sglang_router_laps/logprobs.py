@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
+from .body import read_json, write_json
 
 FIELD = "input_token_logprobs"
 END = b"\n\n"
@@ -18,11 +19,14 @@ def wanted(body: dict[str, Any]) -> bool:
 
 
 def merge_reply(prefill: bytes, decode: bytes) -> bytes:
-    """A whole reply, of one prompt or of a batch. Without log-probabilities on both sides it stays as it is."""
-    mine, theirs = orjson.loads(decode), orjson.loads(prefill)
-    for to, source in zip(_items(mine), _items(theirs), strict=False):
-        _merge(to, source)
-    return orjson.dumps(mine)
+    """A whole reply, of one prompt or of a batch. What cannot be read on either side stays as it is."""
+    try:
+        mine, theirs = read_json(decode), read_json(prefill)
+        for to, source in zip(_items(mine), _items(theirs), strict=False):
+            _merge(to, source)
+        return write_json(mine)
+    except ValueError:
+        return decode
 
 
 def _items(reply: Any) -> list[Any]:
@@ -62,15 +66,15 @@ class StreamMerger:
             reply = _payload(event)
             if isinstance(reply, dict):
                 _merge(reply, self._first.get(reply.get("index", 0)))
-                yield b"data: " + orjson.dumps(reply) + END
-            else:
-                yield event + END
+                with contextlib.suppress(ValueError):
+                    event = b"data: " + write_json(reply)
+            yield event + END
 
 
 def _payload(event: bytes) -> Any:
     if not event.startswith(b"data:"):
         return None
     try:
-        return orjson.loads(event[5:])
-    except orjson.JSONDecodeError:
+        return read_json(event[5:])
+    except ValueError:
         return None

@@ -53,6 +53,7 @@ class Metrics:
         yield _counter("migrations", "Instances moved, by the pool they moved to", "target", c.moves.items())
         for name, text in (
             ("prefix_tokens", "Tokens expected to be found in a prefix cache"),
+            ("copied", "Requests sent to the short pool to leave a copy of a shared prefix there"),
             ("retried", "Requests sent to a second instance"),
             ("failed", "Requests answered 502 or 504, or cut off"),
             ("rejected", "Requests answered 503"),
@@ -66,20 +67,37 @@ class Metrics:
         in_flight.add_metric([], lb.in_flight)
         yield in_flight
         yield from self._instances()
+        yield from self._breakers()
+        yield from self._tasks()
+
+    def _breakers(self) -> Iterator[Metric]:
+        text = "Circuit breaker of a server: 0 closed, 1 half open, 2 open"
+        state = GaugeMetricFamily(f"{PREFIX}breaker_state", text, labels=["server", "role"])
+        for i in self._lb.instances:
+            state.add_metric([i.url, i.role], ("closed", "half_open", "open").index(i.breaker.state))
+        yield state
+
+    def _tasks(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(f"{PREFIX}task_up", "1 while a watcher or the controller runs", labels=["task"])
+        again = CounterMetricFamily(f"{PREFIX}task_restarts", "Times it failed and started again", labels=["task"])
+        for w in self._lb.supervisor.watched:
+            up.add_metric([w.name], float(w.alive))
+            again.add_metric([w.name], w.restarts)
+        yield from (up, again)
 
     def _instances(self) -> Iterator[Metric]:
         lb = self._lb
-        up = GaugeMetricFamily(f"{PREFIX}instance_up", "1 if healthy", labels=["instance", "role"])
-        requests = GaugeMetricFamily(f"{PREFIX}outstanding_requests", "Requests in flight", labels=["instance", "role"])
-        tokens = GaugeMetricFamily(f"{PREFIX}outstanding_tokens", "New tokens in flight", labels=["instance", "role"])
+        up = GaugeMetricFamily(f"{PREFIX}instance_up", "1 if healthy", labels=["server", "role"])
+        requests = GaugeMetricFamily(f"{PREFIX}outstanding_requests", "Requests in flight", labels=["server", "role"])
+        tokens = GaugeMetricFamily(f"{PREFIX}outstanding_tokens", "New tokens in flight", labels=["server", "role"])
         for i in lb.instances:
             up.add_metric([i.url, i.role], float(i.healthy))
             requests.add_metric([i.url, i.role], i.outstanding)
             tokens.add_metric([i.url, i.role], i.outstanding_tokens)
         yield from (up, requests, tokens)
 
-        psi = GaugeMetricFamily(f"{PREFIX}instance_pressure", "Pressure of an instance", labels=["instance", "pool"])
-        backlog = GaugeMetricFamily(f"{PREFIX}backlog_tokens", "New tokens waiting", labels=["instance", "pool"])
+        psi = GaugeMetricFamily(f"{PREFIX}instance_pressure", "Pressure of an instance", labels=["server", "pool"])
+        backlog = GaugeMetricFamily(f"{PREFIX}backlog_tokens", "New tokens waiting", labels=["server", "pool"])
         for r in lb.readers:
             labels = [r.instance.url, r.instance.pool]
             psi.add_metric(labels, pressure(r.signals(), lb.config.pressure))

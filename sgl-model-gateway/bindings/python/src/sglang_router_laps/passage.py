@@ -7,41 +7,56 @@ import logging
 import os
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from sglang_laps.policy.pressure import Pool
 
+from . import aborts, logprobs
 from . import body as bodies
-from . import logprobs
+from .ask import Ask, measure
+from .events import Events
+from .faults import fault
 from .instances import Instance, Lease, PrefillInstance
 from .pools import Choice
-from .prefixes import Fingerprint, fingerprint
-from .prompt import batch_size, read_prompt
+from .prompt import Prompt, batch_size, read_prompt
 from .replies import JSON, Scope, Send, error_body, send_bytes, send_error
 from .tokens import reported_tokens
-from .upstream import Lost, forwarded
+from .upstream import Local, Lost, failure, forwarded
 
 if TYPE_CHECKING:
     from .balancer import LapsMiniLoadBalancer
 
 logger = logging.getLogger(__name__)
 
-TRIES = 2
 DRAIN_S = 1.0
 """How long the prefill server's reply is waited for once the client has everything (seconds)."""
 FORGET_S = 0.2
-"""Pause before a second try under an id that the client chose (seconds)."""
-ABORTS_MAX = 256
-"""Prompts of one batch that are aborted one by one; closing the connection aborts the rest."""
+"""Least pause before another try under an id that the client chose (seconds)."""
+ABORTED_S = 5.0
+"""How long the decode server's word is waited for on a request that a client had aborted (seconds)."""
+
+NOTHING = Ask(0)
+"""What a request asks whose prompt is not known yet, or of no more use."""
 
 
 class Refused(Exception):
-    """A prefill server answered with an error, which is then the answer."""
+    """A server answered with an error."""
 
-    def __init__(self, status: int, content_type: bytes, body: bytes) -> None:
-        super().__init__(status)
+    def __init__(
+        self, instance: Instance, status: int, content_type: bytes, body: bytes, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        super().__init__(f"{instance.role} {instance.url} answered {status}")
+        self.instance = instance
         self.status, self.content_type, self.body = status, content_type, body
+        self.headers = headers
+        """What else of the server's headers is for the client."""
+
+
+Prefilled = tuple[int, bytes, bytes, list[tuple[bytes, bytes]]]
+"""The prefill server's reply: status, content type, body, further headers."""
+Decoding = tuple[aiohttp.ClientResponse, bytes]
 
 
 class Passage:
@@ -60,7 +75,9 @@ class Passage:
         self.stream = bool(body.get("stream", False))
         self.logprobs = logprobs.wanted(body)
         self.batch = batch_size(endpoint, body)
+        self.parts = aborts.parts(endpoint, body)
         self.rid: Any = body.get("rid")
+        self.rid_given = self.rid is not None
         self.slo_ms: float | None = None
         self.started = False
         """Something has been sent to the client."""
@@ -68,57 +85,98 @@ class Passage:
         self.finished = False
         """The last byte is on its way: the client may go."""
         self.length_class: Pool = "short"
+        self.late: Refused | None = None
+        """The prefill server's error, where the stream had begun already."""
+        self.held: aborts.Held | None = None
+        """This attempt, as the servers know it."""
+        self.prompt: Prompt | None = None
+        self.ask = NOTHING
+        self.options: dict[str, Any] = {}
+        """Of the client session, for this attempt."""
 
     def take_deadline(self) -> None:
-        """Move the deadline header into the body. Raises BadDeadline."""
-        text = self.headers.pop(bodies.SLO_HEADER, None)
-        if text is not None:
-            self.slo_ms = bodies.read_deadline(text)
-            self.body = bodies.with_deadline(self.endpoint, self.body, self.slo_ms)
-            self.raw = bodies.dump(self.body)
+        """Move the deadline header into the body. Raises BadRequest."""
+        texts = self.headers.popall(bodies.SLO_HEADER, [])
+        if texts:
+            self.slo_ms = bodies.read_deadline(texts)
+            self.raw, self.body = bodies.add_deadline(self.endpoint, self.raw, self.body, self.slo_ms)
 
     async def run(self) -> None:
-        """Try on one pair of servers, and once more on another if a connection fails before anything is sent."""
-        lb = self.lb
-        self.prompt = read_prompt(self.endpoint, self.body)
-        tokens = lb.counter.count(self.prompt) + self.prompt.media * lb.config.image_tokens
-        prints: list[Fingerprint] = [fingerprint(t.encode("utf-8", "surrogatepass")) for t in self.prompt.texts]
-        prints += [fingerprint(i) for i in self.prompt.ids]
+        """Try on a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
+        lb, retries = self.lb, self.lb.retries
+        prompt = self.prompt = read_prompt(self.endpoint, self.body)
+        self.ask = measure(prompt, lb.counter, lb.config.image_tokens, len(self.raw))
+        del prompt
+        self._strip()
+        lb.budget.earn()
         avoid: list[Instance] = []
-        lost: Lost | None = None
-        for attempt in range(TRIES):
-            choice = lb.pools.choose(tokens, prints, [i for i in avoid if isinstance(i, PrefillInstance)])
+        ended: Refused | Lost | Local | None = None
+        deaths = 0
+        for attempt in range(retries.attempts):
+            choice = lb.pools.choose(self.ask, [i for i in avoid if isinstance(i, PrefillInstance)])
             decode = lb.choose_decode(avoid)
             if choice is None or decode is None:
                 break
-            if not attempt:
-                lb.note_choice(choice, tokens)
-                self.length_class = choice.length_class
             try:
+                if attempt:
+                    self.options = {"timeout": lb.sessions.timeout(time.monotonic() - self.arrived)}
+                else:
+                    lb.note_choice(choice, self.ask.total)
+                    self.length_class = choice.length_class
                 await self._attempt(choice, decode)
                 return
             except Lost as e:
-                lost = e
-                avoid.append(e.instance)
-                lb.health.lost(e.instance, refused=e.refused)
-                again = not self.started and attempt + 1 < TRIES
-                logger.warning("%s %s%s", self.rid, e, "; trying another" if again else "")
-                if not again:
-                    break
-                lb.counts.retried += 1
-                if self.body.get("rid") is not None:
-                    # A decode server refuses the client's id while it still has the aborted try under it.
-                    await asyncio.sleep(FORGET_S)
+                ended = e
+                shared = not e.sent or e.instance.note_lost()
+                lb.health.lost(e.instance, e.kind)
+                again = True
+                if e.sent:
+                    # What kills servers kills the one it came to. Who was there alone when it died is not sent to the
+                    # next; who was there with others is, once.
+                    deaths += 1
+                    again = deaths == 1 and (shared or e.kind == "cut" or not await lb.health.refuses(e.instance))
+            except Local as e:
+                ended = e
+                e.instance.rest()
+                again = not e.exhausted
             except Refused as e:
-                await send_bytes(self.send, e.status, e.body, e.content_type)
-                return
+                ended = e
+                again = e.status == 503 and lb.elsewhere([*avoid, e.instance]) and lb.budget.spend()
             except TimeoutError:
-                lost = None
                 logger.warning("%s timed out after %.0f s", self.rid, time.monotonic() - self.arrived)
                 await self._fail(504, "timeout", f"request {self.rid}: timed out")
                 return
-        if lost is not None:
-            await self._fail(502, "upstream_lost", f"request {self.rid}: {lost}")
+            avoid.append(ended.instance)
+            asked = self.held is not None and self.held.asked
+            again = again and not (self.started or asked) and attempt + 1 < retries.attempts
+            if again or not isinstance(ended, Refused):
+                logger.warning("%s %s%s", self.rid, ended, "; trying another" if again else "")
+            if not again:
+                break
+            lb.counts.retried += 1
+            pause = retries.pause_s(attempt)
+            # A decode server refuses the client's id while it still has the aborted try under it.
+            await asyncio.sleep(max(pause, FORGET_S) if self.rid_given else pause)
+        await self._conclude(ended)
+
+    def _strip(self) -> None:
+        """Keep of the body what another attempt needs: its bytes, and the names of its members."""
+        self.body = dict.fromkeys(self.body)
+
+    async def _conclude(self, ended: Refused | Lost | Local | None) -> None:
+        """Answer with how the last attempt ended; None: there was nowhere to go."""
+        lb = self.lb
+        if isinstance(ended, Refused):
+            if self.started:
+                await self._break_off(ended.body)
+            else:
+                self.finished = True
+                await send_bytes(self.send, ended.status, ended.body, ended.content_type, ended.headers)
+        elif isinstance(ended, Lost):
+            await self._fail(502, "upstream_lost", f"request {self.rid}: {ended}")
+        elif isinstance(ended, Local):
+            lb.counts.rejected += 1
+            await send_error(self.send, 503, "no_connection", f"request {self.rid}: {ended}")
         else:
             lb.counts.rejected += 1
             missing = "decode" if lb.any_prefill() else "prefill"
@@ -126,45 +184,70 @@ class Passage:
 
     async def _fail(self, status: int, kind: str, message: str) -> None:
         self.lb.counts.failed += 1
-        if not self.started:
+        if self.started:
+            await self._break_off(error_body(status, kind, message))
+        else:
             await send_error(self.send, status, kind, message)
-            return
+
+    async def _break_off(self, error: bytes) -> None:
         # The status line is gone: a last event is what a stream's reader can still understand.
-        event = b"data: " + error_body(status, kind, message) + b"\n\n" if self.stream else b""
+        event = b"data: " + error.replace(b"\n", b" ") + b"\n\n" if self.stream else b""
         await self.send({"type": "http.response.body", "body": event})
 
     async def _attempt(self, choice: Choice, decoder: Instance) -> None:
         """Run both legs. Whatever way this ends, both leases have ended and no leg is left running."""
-        prefiller = choice.instance
+        lb, prefiller = self.lb, choice.instance
+        began = time.monotonic()
         wire = self._wire(prefiller)
+        held = self.held = aborts.Held(self.rid, aborts.ids(self.rid, self.parts), (prefiller, decoder))
+        share, load = prefiller.lease(choice.new_tokens), decoder.lease(choice.new_tokens)
         loop = asyncio.get_running_loop()
-        prefill = loop.create_task(self._prefill(prefiller, wire, share := prefiller.lease(choice.new_tokens)))
-        decode = loop.create_task(self._decode(decoder, wire))
+        prefill = share.leg = loop.create_task(self._prefill(prefiller, wire, share))
+        decode = load.leg = loop.create_task(self._decode(decoder, wire))
+        # The legs let go of it when they have their answers.
+        del wire
         response: aiohttp.ClientResponse | None = None
         served = False
+        lb.aborter.live.add(held)
         try:
-            with share, decoder.lease(choice.new_tokens):
-                response, first = await self._race(prefill, decode)
+            with share, load:
+                response, first = await self._race(prefill, prefiller, decode, decoder, held)
                 share.end()
-                if response.status < 400:
-                    self._note_ttft(prefiller)
-                await self._answer(decoder, response, first, prefill)
-                served = response.status < 400
-            self.lb.health.answered(decoder)
-            if served and not prefill.done():
+                if response.status >= 400:
+                    lb.health.answered(decoder)
+                    if response.status >= 500:
+                        decoder.breaker.failed()
+                    raise Refused(decoder, response.status, _content_type(response), first, _for_client(response))
+                self._note_ttft(prefiller)
+                await self._answer(decoder, response, first, prefill, prefiller)
+                served = True
+            lb.health.answered(decoder)
+            decoder.breaker.succeeded()
+            if not prefill.done():
                 # Its connection can be used again only if its reply is read to the end.
                 await asyncio.wait((prefill,), timeout=DRAIN_S)
+        except TimeoutError:
+            # The decode server had nothing to answer with before the prefill server was done.
+            lb.health.timed_out(decoder if _has_result(prefill) else prefiller, began)
+            lb.health.suspect(decoder)
+            raise
         finally:
             if response is None and _has_result(decode):
                 response = decode.result()[0]
             if response is not None:
                 # Closes what has not been read to its end, keeps what has.
                 response.close()
+            lb.aborter.live.remove(held)
+            if not served:
+                # On a closed connection alone a server notices only after seconds. Where it has answered there is
+                # nothing to drop: the id may be another's.
+                if not prefill.done():
+                    self._abort(prefiller, held)
+                if not decode.done() or (self.stream and response is not None and response.status < 400):
+                    self._abort(decoder, held)
             for task in (prefill, decode):
                 task.cancel()
                 task.add_done_callback(_look_at)
-            if not served:
-                self._abort(prefiller, decoder)
 
     def _wire(self, prefiller: PrefillInstance) -> bytes:
         """The body for this attempt: fresh rooms, and an id to abort by unless the client chose one."""
@@ -174,36 +257,44 @@ class Passage:
             "bootstrap_port": prefiller.bootstrap_port if rooms is None else [prefiller.bootstrap_port] * len(rooms),
             "bootstrap_room": random.getrandbits(62) if rooms is None else rooms,
         }
-        if self.body.get("rid") is None:
+        if not self.rid_given:
             self.rid = extra["rid"] = os.urandom(16).hex()
         return bodies.splice(self.raw, self.body, extra)
 
-    async def _prefill(self, instance: PrefillInstance, wire: bytes, share: Lease) -> tuple[int, bytes, bytes]:
-        """The prefill leg: (status, content type, body)."""
+    async def _prefill(self, instance: PrefillInstance, wire: bytes, share: Lease) -> Prefilled:
+        """The prefill leg. An error inside a reply that began as a success counts as the error it is."""
         try:
             async with self.lb.sessions.of(instance).post(
-                instance.address(self.endpoint), data=wire, headers=self.headers
+                instance.address(self.endpoint), data=wire, headers=self.headers, **self.options
             ) as response:
                 reply = await response.read()
                 share.end()
                 status = response.status
-                content_type = response.headers.get("content-type", "").encode("latin-1") or JSON
+                content_type = _content_type(response)
+                headers = _for_client(response)
         except (aiohttp.ClientError, ConnectionError) as e:
-            raise Lost(instance, e) from e
+            raise failure(instance, e) from e
         self.lb.health.answered(instance)
+        found = fault(reply) if status < 400 else None
+        if found is not None:
+            (status, reply), content_type = found, JSON
         if status < 400:
+            instance.breaker.succeeded()
             if not self.stream:
                 self._note_ttft(instance)
             tokens = reported_tokens(reply)
-            if tokens is not None and not self.batch:
+            if tokens is not None and not self.batch and self.prompt is not None:
                 self.lb.counter.learn(self.prompt, tokens)
-        return status, content_type, reply
+            self.prompt = None
+        elif status >= 500:
+            instance.breaker.failed()
+        return status, content_type, reply, headers
 
-    async def _decode(self, instance: Instance, wire: bytes) -> tuple[aiohttp.ClientResponse, bytes]:
+    async def _decode(self, instance: Instance, wire: bytes) -> Decoding:
         """The decode leg up to the first bytes of a stream, or to the end of a whole reply."""
         try:
             response = await self.lb.sessions.of(instance).post(
-                instance.address(self.endpoint), data=wire, headers=self.headers
+                instance.address(self.endpoint), data=wire, headers=self.headers, **self.options
             )
             try:
                 whole = not self.stream or response.status >= 400
@@ -212,22 +303,37 @@ class Passage:
                 response.close()
                 raise
         except (aiohttp.ClientError, ConnectionError) as e:
-            raise Lost(instance, e) from e
+            raise failure(instance, e) from e
+        instance.heard()
         return response, first
 
     async def _race(
         self,
-        prefill: asyncio.Task[tuple[int, bytes, bytes]],
-        decode: asyncio.Task[tuple[aiohttp.ClientResponse, bytes]],
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        prefill: asyncio.Task[Prefilled],
+        prefiller: PrefillInstance,
+        decode: asyncio.Task[Decoding],
+        decoder: Instance,
+        held: aborts.Held,
+    ) -> Decoding:
         """The decode server's answer, unless the prefill server fails first: then no answer would ever come."""
         await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
         if not decode.done():
-            status, content_type, reply = prefill.result()
-            if status >= 400:
-                raise Refused(status, content_type, reply)
-            await asyncio.wait((decode,))
-        return decode.result()
+            refused = _refusal(prefill, prefiller)
+            if refused is None:
+                await asyncio.wait((decode,))
+            elif held.asked:
+                # Both servers were told; what the client expects is the decode server's reply.
+                await asyncio.wait((decode,), timeout=ABORTED_S)
+            if refused is not None and not decode.done():
+                raise refused
+        _raise_if_cut(decode, decoder)
+        response, first = decode.result()
+        if response.status >= 400 and _has_result(prefill):
+            refused = _refusal(prefill, prefiller)
+            if refused is not None:
+                # The one follows from the other.
+                raise refused
+        return response, first
 
     def _note_ttft(self, instance: PrefillInstance) -> None:
         if self.first_token_seen:
@@ -243,19 +349,31 @@ class Passage:
         decoder: Instance,
         response: aiohttp.ClientResponse,
         first: bytes,
-        prefill: asyncio.Task[tuple[int, bytes, bytes]],
+        prefill: asyncio.Task[Prefilled],
+        prefiller: PrefillInstance,
     ) -> None:
         """Pass the decode server's reply to the client."""
-        content_type = response.headers.get("content-type", "").encode("latin-1") or JSON
-        if not self.stream or response.status >= 400:
-            if self.logprobs and response.status < 400:
-                first = logprobs.merge_reply((await prefill)[2], first)
+        content_type = _content_type(response)
+        mine = b""
+        if self.logprobs:
+            await asyncio.wait((prefill,))
+            refused = _refusal(prefill, prefiller)
+            if refused is not None:
+                raise refused
+            mine = prefill.result()[2]
+        if not self.stream:
+            if self.logprobs:
+                first = logprobs.merge_reply(mine, first)
             self.started = self.finished = True
             await send_bytes(self.send, response.status, first, content_type)
             return
-        merger = logprobs.StreamMerger((await prefill)[2]) if self.logprobs else None
+        passing = logprobs.StreamMerger(mine) if self.logprobs else Events()
         send = self.send
         self.started = True
+        # No other attempt will need it, and a stream can be long.
+        self.raw, self.prompt, self.ask = b"", None, NOTHING
+        if not prefill.done():
+            prefill.add_done_callback(partial(self._late, prefiller, response))
         await send(
             {"type": "http.response.start", "status": response.status, "headers": [(b"content-type", content_type)]}
         )
@@ -263,25 +381,55 @@ class Passage:
         read = response.content.readany
         try:
             while chunk:
-                part = merger.feed(chunk) if merger else chunk
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                part = passing.feed(chunk)
+                if part:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
                 # What has come meanwhile goes on in one piece: a write costs more than a turn of the loop.
                 await asyncio.sleep(0)
                 chunk = await read()
+                decoder.heard()
         except (aiohttp.ClientError, ConnectionError) as e:
-            raise Lost(decoder, e) from e
+            raise self.late or failure(decoder, e) from e
+        if self.late is not None:
+            raise self.late
         self.finished = True
-        await send({"type": "http.response.body", "body": merger.flush() if merger else b""})
+        await send({"type": "http.response.body", "body": passing.flush()})
 
-    def _abort(self, *instances: Instance) -> None:
-        """Ask the servers to drop the request: on a closed connection alone they notice only after seconds."""
-        if self.batch is not None and isinstance(self.rid, str):
-            rids = [f"{self.rid}_{i}" for i in range(min(self.batch, ABORTS_MAX))]
-        else:
-            rids = self.rid[:ABORTS_MAX] if isinstance(self.rid, list) else [self.rid]
-        for instance in instances:
-            if instance.healthy:
-                self.lb.abort(instance, rids, self.headers.get("authorization"))
+    def _late(
+        self, prefiller: PrefillInstance, response: aiohttp.ClientResponse, prefill: asyncio.Task[Prefilled]
+    ) -> None:
+        """The prefill leg has ended after the stream had begun: an error of it is the end of the stream."""
+        if _has_result(prefill):
+            self.late = _refusal(prefill, prefiller)
+            if self.late is not None:
+                response.close()
+
+    def _abort(self, instance: Instance, held: aborts.Held) -> None:
+        """Ask ``instance`` to drop the request, without waiting for it."""
+        if instance.healthy and held.ids:
+            self.lb.spawn(self.lb.aborter.drop(instance, held.ids, self.headers.get("authorization")))
+
+
+def _content_type(response: aiohttp.ClientResponse) -> bytes:
+    return response.headers.get("content-type", "").encode("latin-1") or JSON
+
+
+def _for_client(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    """When to come back is the server's to say."""
+    after = response.headers.get("retry-after")
+    return [] if after is None else [(b"retry-after", after.encode("latin-1", "replace"))]
+
+
+def _raise_if_cut(leg: asyncio.Task[Any], instance: Instance) -> None:
+    if leg.cancelled():
+        raise Lost(instance, "cut", "it has become unhealthy")
+
+
+def _refusal(prefill: asyncio.Task[Prefilled], instance: PrefillInstance) -> Refused | None:
+    """The error that the prefill server has answered with. Raises what the leg failed with."""
+    _raise_if_cut(prefill, instance)
+    status, content_type, reply, headers = prefill.result()
+    return Refused(instance, status, content_type, reply, headers) if status >= 400 else None
 
 
 def _has_result(task: asyncio.Task[Any]) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from sglang_laps.policy.pressure import POOLS, Move, Pool
 
+from .ask import Ask
 from .config import AllocConfig
-from .instances import Clock, PrefillInstance
-from .prefixes import Fingerprint
+from .instances import Clock, PrefillInstance, open_to
+from .shared import SharedPrefixes
 
 FLOOD = 8
 """A pool with this many times ``spill_tokens`` in flight everywhere need not find an idle instance to spill long
@@ -27,6 +28,8 @@ class Choice:
     """Tokens expected to be computed there (>= 1)."""
     spilled: bool = False
     """It went to the other pool because its own is overloaded or has nobody healthy."""
+    copies: bool = False
+    """It went to the short pool so that the prefix it shares with others is held there from now on."""
 
 
 class Pools:
@@ -41,6 +44,7 @@ class Pools:
             PrefillInstance(url, port, "short" if i < n_short else "long", config.prefix_tokens, clock)
             for i, (url, port) in enumerate(servers)
         ]
+        self._shared = SharedPrefixes()
 
     def members(self, pool: Pool) -> list[PrefillInstance]:
         """All instances of ``pool``, healthy or not."""
@@ -54,49 +58,76 @@ class Pools:
         """Carry out a move of the controller."""
         self.by_url(move.name).pool = move.target
 
-    def choose(
-        self, tokens: int, prompt: Sequence[Fingerprint] = (), avoid: Collection[PrefillInstance] = ()
-    ) -> Choice | None:
-        """The instance for a request of ``tokens`` tokens; None when nobody is healthy.
+    def forget_prefixes(self) -> None:
+        """The servers' caches are being flushed."""
+        self._shared.clear()
+        for i in self.instances:
+            i.prefixes.clear()
+
+    def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
+        """The instance for a request; None when nobody is healthy.
 
         Short is what leaves at most the threshold to compute. It goes to the short pool if that holds there; a
-        request that is short only where its history lies goes to where its history lies. Instances in ``avoid``
-        are taken only when there is no other.
+        request that is short only where its history lies goes to where its history lies, unless others share that
+        history: then one of them takes it to the short pool. Instances in ``avoid`` are taken only when there is no
+        other.
         """
-        usable = [i for i in self.instances if i.healthy and i not in avoid] or [i for i in self.instances if i.healthy]
+        usable = open_to(self.instances, avoid)
         if not usable:
             return None
-        known = [p for p in prompt if p.hashes]
-        # Of a batch, the share is the mean over its prompts: an estimate that needs no lengths.
-        held = {i: sum(i.prefixes.held(p) for p in known) / len(prompt) for i in usable} if known else {}
-        length_class, home = self._classify(tokens, usable, held)
+        total = ask.total
+        known = [p for p in ask.prompts if p.hashes]
+        new = {i: ask.new(i.prefixes) for i in usable} if known else {}
+        length_class, home = self._classify(total, new)
         candidates = [i for i in usable if i.pool == home]
-        spilled = not candidates
-        if spilled:
-            candidates = usable
+        spilled = copies = False
+        if not candidates:
+            candidates, spilled = usable, True
         elif home == length_class:
             # What is short only where its history lies would be long elsewhere.
             relief = self._relief(home, candidates, usable)
             if relief:
                 candidates, spilled = relief, True
-        chosen = self._prefer(candidates, held)
-        for item in known:
-            chosen.prefixes.add(item)
-        return Choice(chosen, length_class, _new(tokens, held.get(chosen, 0.0)), spilled)
+        else:
+            host = self._host_of_copy(ask, usable, new)
+            if host is not None:
+                # It is computed as a whole there, as a long request is.
+                candidates, length_class, copies = [host], "long", True
+        chosen = self._prefer(candidates, new)
+        for p in known:
+            chosen.prefixes.add(p)
+            p.prompt = None
+        return Choice(chosen, length_class, new.get(chosen, max(1, total)), spilled, copies)
 
-    def _classify(
-        self, tokens: int, usable: list[PrefillInstance], held: dict[PrefillInstance, float]
-    ) -> tuple[Pool, Pool]:
+    def _classify(self, total: int, new: dict[PrefillInstance, int]) -> tuple[Pool, Pool]:
         """(class, pool) of a request."""
         threshold = self.config.threshold
-        if tokens <= threshold:
+        if total <= threshold:
             return "short", "short"
-        fewest: dict[Pool, int] = dict.fromkeys(POOLS, tokens)
-        for i, share in held.items():
-            fewest[i.pool] = min(fewest[i.pool], _new(tokens, share))
+        fewest: dict[Pool, int] = dict.fromkeys(POOLS, total)
+        for i, tokens in new.items():
+            fewest[i.pool] = min(fewest[i.pool], tokens)
         if fewest["short"] <= threshold:
             return "short", "short"
         return ("short" if fewest["long"] <= threshold else "long"), "long"
+
+    def _host_of_copy(
+        self, ask: Ask, usable: list[PrefillInstance], new: dict[PrefillInstance, int]
+    ) -> PrefillInstance | None:
+        """The short-pool instance that takes a request which is short only in the long pool, to hold what it shares
+        with others from then on; None where it shares nothing yet, or none of them has the time."""
+        if len(ask.prompts) != 1:
+            return None
+        (prompt,) = ask.prompts
+        holder = min((i for i in usable if i.pool == "long"), key=lambda i: new[i])
+        blocks = holder.prefixes.depth(prompt)
+        if not self._shared.due(prompt, blocks):
+            return None
+        host = min((i for i in usable if i.pool == "short"), key=lambda i: (new[i], _load(i)), default=None)
+        if host is None or host.outstanding_tokens > self.config.spill_tokens:
+            return None
+        self._shared.copied(prompt, blocks)
+        return host
 
     def _relief(self, home: Pool, own: list[PrefillInstance], usable: list[PrefillInstance]) -> list[PrefillInstance]:
         """Instances of the other pool that may take a request whose ``own`` pool is overloaded."""
@@ -114,18 +145,20 @@ class Pools:
             return home == "short" or to.parks
         return self.config.spill in ("both", home)
 
-    def _prefer(self, candidates: list[PrefillInstance], held: dict[PrefillInstance, float]) -> PrefillInstance:
-        least = min(candidates, key=lambda i: (i.outstanding_tokens, i.outstanding, i.served_tokens))
-        if not held:
+    def _prefer(self, candidates: list[PrefillInstance], new: dict[PrefillInstance, int]) -> PrefillInstance:
+        least = min(candidates, key=_load)
+        if not new:
             return least
-        holder = max(candidates, key=lambda i: (held[i], -i.outstanding_tokens))
-        if held[holder] <= held[least]:
+        holder = min(candidates, key=lambda i: (new[i], i.outstanding_tokens))
+        if new[holder] >= new[least]:
             return least
         mean = sum(i.outstanding_tokens for i in candidates) / len(candidates)
         # The threshold's worth of slack keeps a nearly idle pool from scattering conversations.
         limit = self.config.prefix_load_factor * mean + self.config.threshold
-        return holder if holder.outstanding_tokens <= limit else least
+        # Nor is a long prefix computed again to be rid of a short wait.
+        sooner = holder.outstanding_tokens + new[holder] <= least.outstanding_tokens + new[least]
+        return holder if sooner or holder.outstanding_tokens <= limit else least
 
 
-def _new(tokens: int, held: float) -> int:
-    return max(1, round(tokens * (1 - held)))
+def _load(i: PrefillInstance) -> tuple[int, int, int]:
+    return i.outstanding_tokens, i.outstanding, i.served_tokens

@@ -13,21 +13,39 @@ BLOCK_IDS = 64
 TOKENS_PER_BLOCK = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fingerprint:
     """A prompt cut into whole blocks, each hash covering all before it."""
 
     hashes: tuple[int, ...]
     covered: float
     """Share of the prompt that one block is (0..1)."""
+    media: tuple[int, ...] = ()
+    """For each image, video or audio part the block that it ends in, counted from 0."""
+    prompt: bytes | Sequence[int] | None = None
+    """The prompt itself, until the request has been compared with others."""
+
+    def beyond(self, blocks: int) -> bytes | Sequence[int]:
+        """What comes after the first ``blocks`` of the prompt, one block at most. The prompt must still be there."""
+        assert self.prompt is not None
+        size = block_size(self.prompt)
+        return self.prompt[blocks * size : (blocks + 1) * size]
 
 
 EMPTY = Fingerprint((), 0.0)
 
 
-def fingerprint(prompt: bytes | Sequence[int]) -> Fingerprint:
-    """Of UTF-8 text or of token ids. A prompt of less than one block has no hashes."""
-    size = BLOCK_BYTES if isinstance(prompt, bytes) else BLOCK_IDS
+def block_size(prompt: bytes | Sequence[int]) -> int:
+    """Bytes or ids of one block."""
+    return BLOCK_BYTES if isinstance(prompt, bytes) else BLOCK_IDS
+
+
+def fingerprint(prompt: bytes | Sequence[int], media_at: Sequence[int] = ()) -> Fingerprint:
+    """Of UTF-8 text, with media that end at these bytes of it, or of token ids.
+
+    A prompt of less than one block has no hashes.
+    """
+    size = block_size(prompt)
     if len(prompt) < size:
         return EMPTY
     chain, hashes = 0, []
@@ -35,7 +53,7 @@ def fingerprint(prompt: bytes | Sequence[int]) -> Fingerprint:
         block = prompt[at : at + size]
         chain = hash((chain, block if isinstance(block, bytes) else tuple(block)))
         hashes.append(chain)
-    return Fingerprint(tuple(hashes), size / len(prompt))
+    return Fingerprint(tuple(hashes), size / len(prompt), tuple((at - 1) // size for at in media_at), prompt)
 
 
 class PrefixIndex:
@@ -51,8 +69,8 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def held(self, prompt: Fingerprint) -> float:
-        """The share of ``prompt`` held (0..1), by bisection."""
+    def depth(self, prompt: Fingerprint) -> int:
+        """How many blocks of ``prompt`` are held, by bisection."""
         blocks = self._blocks
         low, high = 0, len(prompt.hashes)
         while low < high:
@@ -61,7 +79,7 @@ class PrefixIndex:
                 low = middle
             else:
                 high = middle - 1
-        return low * prompt.covered
+        return low
 
     def add(self, prompt: Fingerprint) -> None:
         """Note that the instance is about to hold ``prompt``."""

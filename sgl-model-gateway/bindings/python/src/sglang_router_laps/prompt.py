@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,10 +24,18 @@ class Prompt:
     """Chat messages, each of which the template adds a few tokens to."""
     media: int = 0
     """Image, video and audio parts."""
+    media_at: list[int] = field(default_factory=list)
+    """Where in the one text each of them ends (bytes of UTF-8); none where that is not known."""
+    unread: bool = False
+    """Not all of it could be read: its length is unknown."""
+    plain: int | None = None
+    """Tokens of texts and ids, once they have been counted and not estimated."""
+    text_bytes: int = 0
+    """Of the texts, once they have been counted and there is nothing else."""
 
 
 def read_prompt(endpoint: str, body: Mapping[str, Any]) -> Prompt:
-    """Read what counts. A part of a type the server will refuse counts nothing: the refusal is the server's."""
+    """Read what counts. What cannot be read is marked as such: whether it is an error the server will say."""
     return READERS[endpoint](body)
 
 
@@ -42,15 +51,26 @@ def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
 
 
 def _take(prompt: Prompt, value: Any) -> None:
+    """One prompt, or a list of prompts."""
+    if not isinstance(value, list):
+        _take_one(prompt, value)
+    elif not _take_ids(prompt, value):
+        for one in value:
+            _take_one(prompt, one)
+
+
+def _take_one(prompt: Prompt, value: Any) -> None:
     if isinstance(value, str):
         prompt.texts.append(value)
-    elif isinstance(value, list) and value:
-        if isinstance(value[0], int):
-            prompt.ids.append(value)
-        else:
-            for one in value:
-                if isinstance(one, (str, list)):
-                    _take(prompt, one)
+    elif not (isinstance(value, list) and _take_ids(prompt, value)):
+        prompt.unread = True
+
+
+def _take_ids(prompt: Prompt, value: list[Any]) -> bool:
+    ok = set(map(type, value)) == {int}
+    if ok:
+        prompt.ids.append(value)
+    return ok
 
 
 def _generate(body: Mapping[str, Any]) -> Prompt:
@@ -59,8 +79,11 @@ def _generate(body: Mapping[str, Any]) -> Prompt:
     _take(prompt, body.get("input_ids") if text is None else text)
     for name in ("image_data", "video_data", "audio_data"):
         media = body.get(name)
-        if media:
-            prompt.media += len(media) if isinstance(media, list) else 1
+        if isinstance(media, list):
+            # Of a batch each prompt has a list of its own.
+            prompt.media += sum(len(one) if isinstance(one, list) else 1 for one in media)
+        elif media:
+            prompt.media += 1
     return prompt
 
 
@@ -70,34 +93,84 @@ def _completions(body: Mapping[str, Any]) -> Prompt:
     return prompt
 
 
+class _Pieces:
+    """The text of a conversation as it grows, with the places of what is no text."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self._pieces: list[str] = []
+        self._measured = (0, 0)
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def add_json(self, value: Any) -> None:
+        self._pieces.append(self._dump(value))
+
+    def add_media(self, part: dict[str, Any]) -> None:
+        """A marker keeps prompts with different images apart: the text before them may be the same."""
+        self._pieces.append(f"\n<media {hash(self._dump(part)):x}>")
+        done, at = self._measured
+        at += sum(map(utf8_len, self._pieces[done:]))
+        self._measured = (len(self._pieces), at)
+        self._prompt.media += 1
+        self._prompt.media_at.append(at)
+
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def _dump(self, value: Any) -> str:
+        try:
+            return orjson.dumps(value).decode()
+        except TypeError:
+            pass
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except RecursionError:
+            self._prompt.unread = True
+            return ""
+
+
 def _chat(body: Mapping[str, Any]) -> Prompt:
     prompt = Prompt()
-    pieces: list[str] = []
+    pieces = _Pieces(prompt)
     tools = body.get("tools")
     if tools:
-        pieces.append(orjson.dumps(tools).decode())
+        pieces.add_json(tools)
     messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
+    if not isinstance(messages, list):
+        prompt.unread = True
+        return prompt
+    for message in messages:
         if not isinstance(message, dict):
+            prompt.unread = True
             continue
         prompt.messages += 1
+        role = message.get("role")
         # The marker keeps the prefix of a conversation a prefix of its next turn, and roles apart.
-        pieces.append(f"\n<{message.get('role')}>")
+        pieces.add(f"\n<{role if isinstance(role, str) else None}>")
         content = message.get("content")
         for part in content if isinstance(content, list) else (content,):
             if isinstance(part, str):
-                pieces.append(part)
+                pieces.add(part)
             elif isinstance(part, dict):
                 text = part.get("text")
                 if isinstance(text, str):
-                    pieces.append(text)
+                    pieces.add(text)
                 elif part.get("type") != "text":
-                    prompt.media += 1
+                    pieces.add_media(part)
+            elif part is not None:
+                prompt.unread = True
         calls = message.get("tool_calls")
         if calls:
-            pieces.append(orjson.dumps(calls).decode())
-    prompt.texts.append("".join(pieces))
+            pieces.add_json(calls)
+    prompt.texts.append(pieces.text())
     return prompt
+
+
+def utf8_len(text: str) -> int:
+    """Bytes of ``text`` in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 READERS: dict[str, Callable[[Mapping[str, Any]], Prompt]] = {

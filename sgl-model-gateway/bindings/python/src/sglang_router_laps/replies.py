@@ -29,7 +29,9 @@ def error_body(status: int, kind: str, message: str) -> bytes:
     return orjson.dumps({"error": {"message": message, "type": kind, "code": status}})
 
 
-async def send_error(send: Send, status: int, kind: str, message: str) -> None:
-    """Send an error; a 503 asks to try again in a second."""
-    headers = [(b"retry-after", b"1")] if status == 503 else None
+async def send_error(send: Send, status: int, kind: str, message: str, *, close: bool = False) -> None:
+    """Send an error; a 503 asks to try again in a second. ``close`` ends the connection with it."""
+    headers = [(b"retry-after", b"1")] if status == 503 else []
+    if close:
+        headers.append((b"connection", b"close"))
     await send_bytes(send, status, error_body(status, kind, message), headers=headers)

@@ -6,6 +6,7 @@ Asked in this order, the best that answers is kept: ``/laps_status`` (a prefill 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,11 +72,11 @@ class SignalReader:
         while self._level < len(self._parsers):
             path = SOURCES[self._level]
             try:
-                self.load = self._parsers[self._level](await self._get(path))
+                self.load = _checked(self._parsers[self._level](await self._get(path)))
                 self.load.source = path.partition("?")[0]
                 self.instance.parks = self._level == 0
                 return
-            except (Missing, ValueError, KeyError, TypeError):
+            except (Missing, ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 self._level += 1
                 self._stepped_at = self._clock()
             except (aiohttp.ClientError, OSError):
@@ -136,3 +137,9 @@ class SignalReader:
         self._own_seen = (now, busy)
         share = min((busy - before) / (now - then), 1.0) if now > then else self.load.busy_share
         return Load(float(self.instance.outstanding_tokens), self.instance.current_deviation(), share)
+
+
+def _checked(load: Load) -> Load:
+    if not all(map(math.isfinite, (load.backlog_tokens, load.slo_deviation, load.busy_share))):
+        raise Missing
+    return load

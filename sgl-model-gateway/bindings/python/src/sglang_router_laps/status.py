@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_laps import __version__
@@ -30,6 +31,8 @@ def status(lb: LapsMiniLoadBalancer, *, history: int = 0) -> dict[str, Any]:
         "prefill": [_prefill(r, lb) for r in lb.readers],
         "decode": [_instance(i) for i in lb.decoders],
         "in_flight": lb.in_flight,
+        "max_inflight": lb.max_inflight,
+        "tasks": [asdict(w) for w in lb.supervisor.watched],
         "counts": lb.counts.as_dict(),
         "ttft_ms": lb.ttft.quantiles_ms(time.monotonic()),
         "migrations": [
@@ -49,6 +52,7 @@ def _instance(i: Instance) -> dict[str, Any]:
     return {
         "url": i.url,
         "healthy": i.healthy,
+        "breaker": i.breaker.state,
         "outstanding_requests": i.outstanding,
         "outstanding_tokens": i.outstanding_tokens,
         "served": i.served,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sglang_laps.policy.config import ConfigError
 
-from .prompt import Prompt
+from .prompt import Prompt, utf8_len
 
 START_BYTES_PER_TOKEN = 4.0
 MOST_BYTES_PER_TOKEN = 16.0
@@ -16,8 +16,10 @@ MEMORY_TOKENS = 100_000.0
 """About how many tokens back the estimate remembers."""
 START_MESSAGE_TOKENS = 5.0
 """What a chat template adds to each message until replies say otherwise (tokens)."""
+CALL_BYTES = 64
+"""What one text costs of the budget at least: many short ones are as much work as a long one (bytes)."""
 
-_REPORTED = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+_REPORTED = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})\b')
 
 
 class TokenCounter(Protocol):
@@ -27,7 +29,7 @@ class TokenCounter(Protocol):
         """Tokens of all texts, ids and message overheads; media apart."""
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
-        """A reply said that ``prompt`` has ``tokens`` tokens."""
+        """A reply said that ``prompt``, which has been counted, has ``tokens`` tokens. Its texts are not looked at."""
 
     def as_dict(self) -> dict[str, Any]:
         """What it is and what it has learnt, JSON-ready."""
@@ -37,11 +39,6 @@ def reported_tokens(reply: bytes) -> int | None:
     """``prompt_tokens`` of a reply or of a stream's first event, found without parsing it all."""
     found = _REPORTED.search(reply)
     return int(found.group(1)) if found else None
-
-
-def utf8_len(text: str) -> int:
-    """Bytes of ``text`` in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 class ByteCounter:
@@ -59,15 +56,18 @@ class ByteCounter:
         exact = sum(map(len, prompt.ids))
         if not prompt.texts:
             return exact
-        return exact + round(sum(map(utf8_len, prompt.texts)) / self._ratio(prompt.messages > 0))
+        size = sum(map(utf8_len, prompt.texts))
+        if not exact:
+            prompt.text_bytes = size
+        return exact + round(size / self._ratio(prompt.messages > 0))
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
         """Shift the ratio of this kind of prompt; replies about ids or media teach nothing of bytes."""
-        if prompt.ids or prompt.media or not prompt.texts or tokens <= 0:
+        if prompt.media or prompt.unread or not prompt.text_bytes or tokens <= 0:
             return
         chat = prompt.messages > 0
         keep = max(0.0, 1 - tokens / MEMORY_TOKENS)
-        self._bytes[chat] = self._bytes[chat] * keep + sum(map(utf8_len, prompt.texts))
+        self._bytes[chat] = self._bytes[chat] * keep + prompt.text_bytes
         self._tokens[chat] = self._tokens[chat] * keep + tokens
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class ByteCounter:
 
 
 class TokenizerCounter:
-    """Exact counts up to ``exact_bytes`` of each text, its own ratio beyond. No model is loaded.
+    """Exact counts of the first ``exact_bytes`` of each request, their ratio beyond. No model is loaded.
 
     Raises ConfigError when ``path`` holds no tokenizer or the ``tokenizers`` package is missing.
     """
@@ -101,22 +101,37 @@ class TokenizerCounter:
 
     def count(self, prompt: Prompt) -> int:
         """Tokens of the texts as the tokenizer cuts them, and what the chat template has been adding."""
-        return self._plain(prompt) + round(prompt.messages * self._message_tokens)
+        ids = sum(map(len, prompt.ids))
+        texts, whole = self._texts(prompt.texts)
+        if whole:
+            prompt.plain = ids + texts
+        return ids + texts + round(prompt.messages * self._message_tokens)
 
-    def _plain(self, prompt: Prompt) -> int:
-        return sum(map(len, prompt.ids)) + sum(map(self._one, prompt.texts))
+    def _texts(self, texts: list[str]) -> tuple[int, bool]:
+        """(tokens, whether all of them were counted). What the event loop waits for this is bounded per request."""
+        budget, seen, tokens = self._exact_bytes, 0, 0
+        for text in texts:
+            if budget <= 0:
+                break
+            head = text[:budget]
+            budget -= max(len(head), CALL_BYTES)
+            seen += len(head)
+            tokens += self._encode(head)
+        size = sum(map(len, texts))
+        return (tokens, True) if seen == size else (round(tokens * size / max(1, seen)), False)
 
-    def _one(self, text: str) -> int:
-        if len(text) <= self._exact_bytes:
+    def _encode(self, text: str) -> int:
+        try:
             return len(self._tokenizer.encode(text).ids)
-        head = text[: self._exact_bytes]
-        return round(len(self._tokenizer.encode(head).ids) * len(text) / len(head))
+        except (TypeError, UnicodeError):
+            # A lone surrogate; the servers replace it as well.
+            return len(self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids)
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
         """Correct what the chat template adds; the rest is exact already."""
-        if not prompt.messages or prompt.media or sum(map(len, prompt.texts)) > self._exact_bytes:
+        if not prompt.messages or prompt.media or prompt.unread or prompt.plain is None:
             return
-        seen = (tokens - self._plain(prompt)) / prompt.messages
+        seen = (tokens - prompt.plain) / prompt.messages
         self._message_tokens += 0.1 * (min(max(seen, 0.0), 64.0) - self._message_tokens)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Connections to the servers: one pooled session for each, and the headers that travel."""
+"""Connections to the servers: one pooled session for each, the headers that travel, and whose fault a failure is."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
+from typing import Any, Literal
 
 import aiohttp
 from multidict import CIMultiDict
@@ -20,23 +22,81 @@ DROPPED = frozenset(
 )  # fmt: skip
 """Request headers that belong to one hop, or that the rewritten body makes wrong."""
 
+REFUSALS = frozenset((errno.ECONNREFUSED, errno.ECONNRESET))
+EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""This machine has nothing left to open a connection with, wherever to."""
+LOCAL = EXHAUSTED | {
+    errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EACCES, errno.EPERM,
+}  # fmt: skip
+"""Connecting failed before anything left this machine."""
+
+Kind = Literal["refused", "unreachable", "lost", "cut"]
+
 
 class Lost(Exception):
-    """The connection to an instance failed: refused, reset, or closed before the reply was complete."""
+    """An instance could not be reached, or its connection ended before the reply was complete."""
 
-    def __init__(self, instance: Instance, cause: BaseException) -> None:
+    def __init__(self, instance: Instance, kind: Kind, why: str) -> None:
+        super().__init__(f"{instance.role} {instance.url}: {why}")
+        self.instance = instance
+        self.kind: Kind = kind
+        """refused: nobody listens there. unreachable: no answer to the connection. lost: it ended in the middle.
+        cut: this router ended it, because the instance had become unhealthy."""
+
+    @property
+    def sent(self) -> bool:
+        """The instance may have begun to work on the request."""
+        return self.kind in ("lost", "cut")
+
+
+class Local(Exception):
+    """No connection could be made, and no server is to blame: descriptors, name resolution, TLS, ports."""
+
+    def __init__(self, instance: Instance, cause: BaseException, *, exhausted: bool) -> None:
         super().__init__(f"{instance.role} {instance.url}: {type(cause).__name__}: {cause}")
         self.instance = instance
-        self.refused = isinstance(cause, aiohttp.ClientConnectorError)
-        """Nobody listens there."""
+        self.exhausted = exhausted
+        """Another server could be reached no better."""
+
+
+def failure(instance: Instance, cause: Exception) -> Lost | Local:
+    """What an exception of a request to ``instance`` means."""
+    why = f"{type(cause).__name__}: {cause}"
+    if isinstance(cause, (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError)):
+        return Local(instance, cause, exhausted=False)
+    if isinstance(cause, aiohttp.ClientConnectorError):
+        if cause.errno in LOCAL:
+            return Local(instance, cause, exhausted=cause.errno in EXHAUSTED)
+        return Lost(instance, "refused" if cause.errno in REFUSALS else "unreachable", why)
+    return Lost(instance, "unreachable" if isinstance(cause, aiohttp.ServerTimeoutError) else "lost", why)
+
+
+class RawHeaders(aiohttp.ClientRequest):
+    """Sends the bytes of headers as they came: aiohttp writes every header as UTF-8, clients need not."""
+
+    async def write_bytes(self, writer: Any, *args: Any, **kwargs: Any) -> None:
+        """Send the body, and before it the headers that wait for it."""
+        waiting = getattr(writer, "_headers_buf", None)
+        if waiting is not None and not waiting.isascii():
+            # ``forwarded`` read each byte as the character with its number.
+            writer._headers_buf = waiting.decode().encode("latin-1")
+        await super().write_bytes(writer, *args, **kwargs)
 
 
 class Sessions:
     """One client session per upstream, opened on first use."""
 
     def __init__(self, timeout_s: float, connect_timeout_s: float) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
+        self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = timeout_s
         self._open: dict[str, aiohttp.ClientSession] = {}
+
+    def timeout(self, elapsed_s: float = 0.0) -> aiohttp.ClientTimeout:
+        """What a request that is ``elapsed_s`` seconds old has left. Raises TimeoutError when that is nothing."""
+        left = self._timeout_s - elapsed_s
+        if left <= 0:
+            raise TimeoutError
+        return aiohttp.ClientTimeout(total=left, sock_connect=self._connect_timeout_s)
 
     def of(self, instance: Instance) -> aiohttp.ClientSession:
         """The session of ``instance``. Needs a running event loop."""
@@ -45,7 +105,8 @@ class Sessions:
             session = self._open[instance.url] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=self._timeout,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_timeout_s),
+                request_class=RawHeaders,
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
             )

@@ -1,0 +1,95 @@
+"""SGLang's batch builder, taught what stays whole, what memory is kept, and where a prompt is cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+class Classes(Protocol):
+    """Who is told of a request that is not what it was taken for."""
+
+    def laps_outgrown(self, req: Req, extend_tokens: int) -> bool:
+        """Whether a request that waited as short has this many tokens to compute, and is long."""
+
+    def laps_make_long(self, req: Req) -> None:
+        """It waits as long from now on."""
+
+    def laps_lacks_memory(self, tokens: int) -> None:
+        """The first long prompt of a batch found too little memory; it needs so many tokens of it."""
+
+
+class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
+    """Builds a batch beside prompts in progress that are not in it, and keeps the memory that they still need."""
+
+    _may_cut = True
+
+    def __init__(self, classes: Classes, *args: Any, reserve: int, limit: int | None = None, **kwargs: Any) -> None:
+        """`reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is in
+        the batch; None = what the chunk holds."""
+        super().__init__(*args, **kwargs)
+        self._classes = classes
+        self._limit = limit
+        self.memory_budget.total_offset += reserve
+
+    def add_chunked_req(self, req: Req) -> Req | None:
+        """The prompt in progress. One that goes on after this batch holds the one slot for cut prompts."""
+        if self._limit is not None:
+            self.chunked_req_limit = self._limit
+        left: Req | None = super().add_chunked_req(req)
+        if left is not None:
+            self._may_cut = False
+            self.memory_budget.total_offset += len(req.full_untruncated_fill_ids) - (req.extend_end or 0)
+        return left
+
+    def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
+        """Says when memory keeps even the first request out."""
+        result = super().add_one_req(req, *args, **kwargs)
+        if result is AddReqResult.NO_TOKEN and not self.can_run_list:
+            needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
+            self._lacks(needed + self.per_req_token_overhead)
+        return result
+
+    def _lacks(self, tokens: int) -> None:
+        self._classes.laps_lacks_memory(tokens)
+
+    def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
+        admission = super()._select_prefill_admission(req, **kwargs)
+        if isinstance(admission, AddReqResult):
+            return admission
+        return admission if self._admits(req, admission.extend_len, admission.is_chunked) else AddReqResult.OTHER
+
+    def add_one_req_ignore_eos(self, req: Req) -> Any:
+        """SGLang's way past ``_select_prefill_admission``, for ``ignore_eos`` where the prefix cache is off."""
+        extend_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
+        cut = self.rem_chunk_tokens is not None and extend_tokens > self.rem_chunk_tokens
+        return super().add_one_req_ignore_eos(req) if self._admits(req, extend_tokens, cut) else AddReqResult.OTHER
+
+    def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
+        """Whether the request may join with this many new tokens, `cut` or whole."""
+        return self._may_cut or not cut
+
+
+class WholePrefillAdder(LapsPrefillAdder):
+    """Builds a batch that preempts: nothing in it is cut, for the slot belongs to the batch that is preempted."""
+
+    _may_cut = False
+
+
+class ShortPrefillAdder(WholePrefillAdder):
+    """Builds a batch of short requests. One that is short no more waits as long."""
+
+    def _lacks(self, tokens: int) -> None:
+        """Short requests wait for memory as in stock SGLang."""
+
+    def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
+        if self._classes.laps_outgrown(req, extend_tokens):
+            return False
+        if cut and not self.can_run_list:
+            # Not even an empty batch holds it (a sliding window's cap on chunks, say).
+            self._classes.laps_make_long(req)
+        return not cut

@@ -1,0 +1,91 @@
+"""What happens between two slices of a long batch: requests and finished transfers are taken in, and what may preempt
+runs as a whole batch.
+
+All of it inside the forward pass of the paused batch. So the rest of SGLang sees one batch that runs for long, and what
+it must not do to a running batch (flush, pause, new weights) waits for its end, as it does for any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    BatchTokenizedGenerateReqInput,
+    GetInternalStateReq,
+    TokenizedGenerateReqInput,
+)
+
+if TYPE_CHECKING:
+    from sglang_laps.scheduler import Flight, LapsPrefillMixin
+
+AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq)
+"""What may be dispatched while a batch is paused. Anything else, and all that came after it, waits for its end."""
+
+
+class Interlude:
+    """The pauses of one scheduler's long batches."""
+
+    def __init__(self, scheduler: LapsPrefillMixin) -> None:
+        self._scheduler = scheduler
+        self._processed: dict[int, Any] = {}
+
+    def pause(self, flight: Flight, layers_left: int) -> bool:
+        """Between two slices of `flight`; whether anything else ran on the device."""
+        sched = self._scheduler
+        ran = False
+        # The forward pass has its own stream; what is scheduled belongs on the other.
+        with sched.device_module.StreamContext(sched.schedule_stream):
+            self._results_so_far()
+            self._take_in()
+            while (built := sched.laps_preempt(flight, layers_left)) is not None:
+                ran = True
+                sched.running_batch = built.running_batch
+                self._run(built.batch_to_run)
+        if ran:
+            # Which of the layer-wise loads to wait for is one number of the worker.
+            sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
+        return ran
+
+    def processed(self, result: Any) -> bool:
+        """Whether this result was processed in a pause already; asked once, by the event loop."""
+        return self._processed.pop(id(result), None) is not None
+
+    def _take_in(self) -> None:
+        """New requests, those whose decode server is ready, and answers whose transfer is done."""
+        sched = self._scheduler
+        deferred = sched._deferred_input_requests
+        ours = []
+        if not deferred and sched._laps_leader:
+            ours = sched._poll_timeout_aborts()
+        deferred.extend(sched.request_receiver.recv_requests(local_reqs=ours))
+        n = next((i for i, r in enumerate(deferred) if not isinstance(r, AT_ONCE)), len(deferred))
+        now, deferred[:n] = deferred[:n], []
+        sched.process_input_requests(now)
+        sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
+        sched.resolve_waiting_queue_bootstrap()
+        sched.process_disagg_prefill_inflight_queue()
+
+    def _results_so_far(self) -> None:
+        """Results of batches before the paused one are due by now: their first tokens need not wait for it.
+
+        The event loop takes them from its queue later, and is told then.
+        """
+        if not self._scheduler.enable_overlap:
+            return
+        for batch, result in list(self._scheduler.result_queue):
+            if id(result) not in self._processed:
+                self._scheduler.process_batch_result(batch, result)
+                self._processed[id(result)] = result
+
+    def _run(self, batch: Any) -> None:
+        sched = self._scheduler
+        batch = sched.ngram_embedding_manager.prepare_for_forward(batch, chunked_req=None)
+        if sched.enable_staging:
+            sched.maybe_prefetch_staging_for_batch(batch)
+        result = sched.run_batch(batch)
+        if sched.enable_overlap:
+            sched._apply_war_barrier()
+            sched.launch_batch_sample_if_needed(result, batch)
+        sched.process_batch_result(batch, result)
+        sched.process_disagg_prefill_inflight_queue()

@@ -1,0 +1,79 @@
+"""Which long prompts share the next batch: least remaining work first, as long as sharing pays. Beyond the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+AHEAD = 2.0
+"""Each request that waits stands for this many that a saved step serves sooner: those behind it are still to come."""
+
+
+class Item(NamedTuple):
+    """A long prompt, as packing sees it."""
+
+    tokens: int
+    """New tokens left."""
+    seconds: float
+    """Predicted time of all of them beside others in a batch: without the step's fixed time."""
+    started: bool = False
+    """In progress: parked between two chunks."""
+
+
+class Pack(NamedTuple):
+    """The batch."""
+
+    picked: tuple[int, ...]
+    """Indices into the prompts given, in the order to take them; only the last may be cut."""
+    tokens: int
+    """New tokens of the batch."""
+
+
+def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) -> Pack:
+    """The first of `items`, and those behind it that it pays to take along.
+
+    A prompt taken along saves the step it would have had (`fixed_s`, for it and all who wait behind it) and delays
+    those already in the batch by its own time. It goes along while the sum of latencies falls. An idle server runs
+    small batches, each first token as early as can be; a loaded one fills them.
+
+    items: in the order to serve them. budget: new tokens a batch may hold. waiting: requests of both classes that wait.
+    A batch holds one prompt in progress at most, as SGLang has one slot for it.
+    """
+    picked: list[int] = []
+    room, slot_taken = budget, False
+    for i, item in enumerate(items):
+        if room <= 0:
+            break
+        if item.started and slot_taken:
+            continue
+        taken = min(item.tokens, room)
+        if picked:
+            delay = len(picked) * item.seconds * (taken / item.tokens)
+            if delay > fixed_s * AHEAD * (waiting - len(picked)):
+                break
+        picked.append(i)
+        room -= taken
+        slot_taken |= item.started
+        if taken < item.tokens:
+            break
+    return Pack(tuple(picked), budget - room)
+
+
+def overtake(items: Sequence[Item], *, budget: int, left_s: float, running: int, fixed_s: float, waiting: int) -> Pack:
+    """Prompts so small that preempting the running batch for them pays, or an empty Pack.
+
+    items: prompts not in progress, smallest first; those picked run whole. left_s: what the running batch still needs.
+    running: requests in it. Those picked gain `left_s` each; the running ones lose the new batch's time, all others a
+    step's fixed time.
+    """
+    best, gain = 0, 0.0
+    tokens, seconds = 0, fixed_s
+    for n, item in enumerate(items, 1):
+        tokens += item.tokens
+        seconds += item.seconds
+        if item.started or tokens > budget or seconds > left_s:
+            break
+        now = n * left_s - running * seconds - fixed_s * AHEAD * max(0, waiting - n)
+        if now > gain:
+            best, gain = n, now
+    return Pack(tuple(range(best)), sum(i.tokens for i in items[:best]))

@@ -1,0 +1,105 @@
+"""Long batches in slices of a few layers, with a pause between two slices in which other work may run [F].
+
+SGLang has the mechanism: a forward batch in split-prefill mode runs some layers and keeps its activations. Here a whole
+``ModelRunner.forward`` is made of such parts. To everything around it (sampling, streams, results) it is one forward
+pass that takes long; what happens in the pauses is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+Pause = Callable[[int], bool]
+"""Called between two slices with the number of layers that are left; says whether anything else ran on the device."""
+
+
+def why_not(scheduler: Scheduler) -> str | None:
+    """Why this server's long batches cannot be run in slices, or None."""
+    runner = scheduler.tp_worker.model_runner
+    if not hasattr(runner.model, "forward_split_prefill"):
+        return f"{type(runner.model).__name__} has no split prefill"
+    if get_parallel().enable_dp_attention:
+        return "--enable-dp-attention: its ranks meet in every layer"
+    if not scheduler.spec_algorithm.is_none():
+        return "speculative decoding"
+    if scheduler.enable_lora:
+        return "LoRA: another batch may replace the adapters of the paused one"
+    if scheduler.enable_pdmux:
+        return "--enable-pdmux uses split prefill itself"
+    if not scheduler.is_generation:
+        return "the model does not generate"
+    return None
+
+
+def fits(batch: ScheduleBatch) -> bool:
+    """Whether this batch can be run in slices: token ids in, logits out."""
+    return (
+        batch.forward_mode == ForwardMode.EXTEND
+        and batch.input_embeds is None
+        and not batch.return_hidden_states
+        and not any(r.multimodal_inputs is not None or r.positional_embed_overrides is not None for r in batch.reqs)
+    )
+
+
+class Slices:
+    """Stands before one model runner's ``forward``."""
+
+    def __init__(self, runner: Any) -> None:
+        self.layers: int = runner.model_config.num_hidden_layers
+        self._whole = runner.forward
+        self._armed: tuple[int, Pause] | None = None
+        self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
+        runner.forward = self._forward
+
+    @contextmanager
+    def cut(self, layers: int, pause: Pause) -> Iterator[None]:
+        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
+        self._armed = layers, pause
+        try:
+            yield
+        finally:
+            self._armed = None
+
+    def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+        # Taken out first: what runs in a pause comes through here too.
+        armed, self._armed = self._armed, None
+        if armed is None:
+            return self._whole(forward_batch, *args, **kwargs)
+        layers, pause = armed
+        mode, forward_batch.forward_mode = forward_batch.forward_mode, ForwardMode.SPLIT_PREFILL
+        sent: deque[Any] = deque()
+        stale = True
+        try:
+            while True:
+                # Attention metadata is one per backend: a batch that ran in the pause has left its own.
+                kwargs.update(reinit_attn_backend=stale, split_forward_count=layers)
+                output = self._whole(forward_batch, *args, **kwargs)
+                left = self.layers - forward_batch.split_index
+                if left <= 0:
+                    return output
+                self._keep_pace(sent)
+                stale = pause(left)
+        finally:
+            forward_batch.forward_mode = mode
+
+    def _keep_pace(self, sent: deque[Any]) -> None:
+        """Let the host be one slice ahead of the device, and no more: preemption would come too late."""
+        if self._events is None:
+            return
+        event = self._events.Event()
+        event.record()
+        sent.append(event)
+        if len(sent) > 1:
+            sent.popleft().synchronize()

@@ -1,0 +1,213 @@
+"""Dropping requests at the servers: under which ids they are known there, and who may be dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+
+from .instances import Instance
+from .prompt import COMPLETIONS, GENERATE
+from .replies import JSON, Send, send_bytes, send_error
+
+if TYPE_CHECKING:
+    from .upstream import Sessions
+
+logger = logging.getLogger(__name__)
+
+PATH = "abort_request"
+TIMEOUT_S = 5.0
+IDS_MAX = 256
+"""Prompts of one batch that are aborted one by one; closing the connection aborts the rest."""
+
+
+def parts(endpoint: str, body: Mapping[str, Any]) -> int | None:
+    """Into how many requests SGLang splits ``body``, each with an id of its own.
+
+    None: it stays one, under the id as given. 0: n > 1, whose parts get ids that nobody is told.
+    """
+    params = body.get("sampling_params") if endpoint == GENERATE else body
+    if isinstance(params, list):
+        params = params[0] if params else None
+    n = params.get("n") if isinstance(params, dict) else None
+    if isinstance(n, int) and n > 1:
+        return 0
+    if endpoint == COMPLETIONS:
+        return _several(body.get("prompt"))
+    if endpoint != GENERATE:
+        return None
+    text = body.get("text")
+    if text is not None:
+        return len(text) if isinstance(text, list) else None
+    ids = body.get("input_ids")
+    return len(ids) if isinstance(ids, list) and ids and not isinstance(ids[0], int) else None
+
+
+def _several(prompt: Any) -> int | None:
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else None
+
+
+def ids(rid: Any, count: int | None) -> list[str]:
+    """The ids a server knows the request ``rid`` of ``count`` ``parts`` by."""
+    if count == 0:
+        return []
+    if count is not None and isinstance(rid, str):
+        return [f"{rid}_{i}" for i in range(min(count, IDS_MAX))]
+    # SGLang takes an empty id for none.
+    return [r for r in (rid[:IDS_MAX] if isinstance(rid, list) else [rid]) if isinstance(r, str) and r]
+
+
+class Held:
+    """A request as the servers that work on it know it."""
+
+    __slots__ = ("asked", "ids", "instances", "rid")
+
+    def __init__(self, rid: Any, ids: Sequence[str], instances: tuple[Instance, ...]) -> None:
+        self.rid = rid
+        self.ids = ids
+        self.instances = instances
+        self.asked = False
+        """A client has asked for its end."""
+
+
+class Live:
+    """All requests that are at a server now."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, list[Held]] = {}
+
+    def add(self, held: Held) -> None:
+        """Its attempt begins."""
+        for name in self._names(held):
+            self._by_id.setdefault(name, []).append(held)
+
+    def remove(self, held: Held) -> None:
+        """Its attempt has ended."""
+        for name in self._names(held):
+            same = self._by_id[name]
+            same.remove(held)
+            if not same:
+                del self._by_id[name]
+
+    @staticmethod
+    def _names(held: Held) -> Iterator[str]:
+        yield from dict.fromkeys(held.ids)
+        if isinstance(held.rid, str) and held.rid not in held.ids:
+            yield held.rid
+
+    def holds(self, instance: Instance, rid: str) -> bool:
+        """Whether a request is at ``instance`` under the very id ``rid``."""
+        return any(instance in h.instances and rid in h.ids for h in self._by_id.get(rid, ()))
+
+    def named(self, rid: str) -> list[Held]:
+        """Requests whose id, or whose batch's id, is ``rid``."""
+        return list(self._by_id.get(rid, ()))
+
+    def everything(self) -> set[Held]:
+        """Every request."""
+        return {h for same in self._by_id.values() for h in same}
+
+
+class Aborter:
+    """Sends aborts, and answers for what is live."""
+
+    def __init__(self, sessions: Sessions, instances: Sequence[Instance], api_key: str | None) -> None:
+        self.live = Live()
+        self._sessions = sessions
+        self._instances = instances
+        self._key = f"Bearer {api_key}" if api_key else None
+        self._refused: set[Instance] = set()
+        """Servers whose refusal has been logged."""
+
+    async def drop(self, instance: Instance, ids: Sequence[str], authorization: str | None) -> None:
+        """Ask ``instance`` to drop requests that have ended here; never one that another live request is known by."""
+        # A server with an admin key takes no other for this; the router's own key goes first.
+        keys: list[str | None] = list(dict.fromkeys(k for k in (self._key, authorization) if k))
+        keys = keys or [None]
+        try:
+            for rid in ids:
+                if self.live.holds(instance, rid):
+                    continue
+                status = 401
+                while keys and status in (401, 403):
+                    status, _ = await self._post(instance, {"rid": rid}, keys[0])
+                    if status in (401, 403):
+                        del keys[0]
+                if status >= 400 and instance not in self._refused:
+                    self._refused.add(instance)
+                    logger.warning(
+                        "%s %s answers aborts with %d; requests whose clients left end there some seconds later%s",
+                        instance.role, instance.url, status,
+                        " (give the router the servers' admin key: --api-key)" if status in (401, 403) else "",
+                    )  # fmt: skip
+                if not keys:
+                    return
+        except (aiohttp.ClientError, OSError) as e:
+            logger.debug("%s abort at %s: %s", ids[0], instance.url, e)
+
+    async def _post(self, instance: Instance, body: dict[str, Any], authorization: str | None) -> tuple[int, bytes]:
+        async with self._sessions.of(instance).post(
+            instance.address(PATH),
+            json=body,
+            headers={"authorization": authorization} if authorization else {},
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+        ) as response:
+            return response.status, await response.read()
+
+    async def serve(self, raw: bytes, authorization: str | None, send: Send) -> None:
+        """``POST /abort_request`` of a client: to every server that has the request, with the client's own key."""
+        try:
+            body = orjson.loads(raw)
+            rid, everything = body.get("rid") or "", body.get("abort_all", False)
+            if not isinstance(rid, str) or not isinstance(everything, bool):
+                raise ValueError
+        except (ValueError, AttributeError):
+            message = '/abort_request takes {"rid": "..."} or {"abort_all": true}'
+            await send_error(send, 400, "invalid_request_error", message)
+            return
+        answers = await asyncio.gather(
+            *(self._forward(i, bodies, authorization) for i, bodies in self._wanted(rid, everything).items())
+        )
+        reached = [a for a in answers if a is not None]
+        if answers and not reached:
+            await send_error(send, 503, "no_instance", "no server could be reached")
+            return
+        status, reply = next((a for a in reached if a[0] >= 400), (200, b""))
+        await send_bytes(send, status, reply, JSON if reply else b"text/plain")
+
+    def _wanted(self, rid: str, everything: bool) -> dict[Instance, list[dict[str, Any]]]:
+        """What to ask of whom."""
+        known = self.live.everything() if everything else set(self.live.named(rid))
+        for held in known:
+            held.asked = True
+        up = [i for i in self._instances if i.healthy]
+        if everything:
+            return {i: [{"abort_all": True}] for i in up}
+        if not rid:
+            return {}
+        if not known:
+            # It may have come by another router.
+            return {i: [{"rid": rid}] for i in up}
+        wanted: dict[Instance, dict[str, None]] = {}
+        for held in known:
+            for i in held.instances:
+                wanted.setdefault(i, {}).update(dict.fromkeys([rid] if rid in held.ids else held.ids))
+        return {i: [{"rid": one} for one in found] for i, found in wanted.items()}
+
+    async def _forward(
+        self, instance: Instance, wanted: list[dict[str, Any]], authorization: str | None
+    ) -> tuple[int, bytes] | None:
+        """The server's first bad answer, or its last; None when it cannot be reached."""
+        answer = (200, b"")
+        try:
+            for body in wanted:
+                answer = await self._post(instance, body, authorization)
+                if answer[0] >= 400:
+                    break
+        except (aiohttp.ClientError, OSError):
+            return None
+        return answer

@@ -1,0 +1,266 @@
+"""Who is aborted, under which id, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from sglang_router_laps import aborts
+
+from .fakes import Body, FakeDecode, FakePrefill, FakeServer, Stack, World, stack
+
+SHORT = "a" * 40
+
+
+class Strict(FakeServer):
+    """As SGLang: an id in use is refused, an abort ends the request that has the id, a key may be asked for."""
+
+    def __init__(self, world: World, *args: Any, **kwargs: Any) -> None:
+        super().__init__(world, *args, **kwargs)
+        self.running_ids: dict[str, asyncio.Task[Any]] = {}
+        self.admin_key: str | None = None
+        self.refused = 0
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        rid = body["rid"]
+        if rid in self.running_ids:
+            return web.json_response({"error": {"message": f"Duplicate request ID detected: {rid}"}}, status=400)
+        task = asyncio.current_task()
+        assert task
+        self.running_ids[rid] = task
+        try:
+            return await super().serve(request, body)
+        except asyncio.CancelledError:
+            if rid not in self.aborted and "*" not in self.aborted:
+                raise
+            reason = {"type": "abort", "message": "Aborted", "status_code": None}
+            return web.json_response({"text": "", "meta_info": {"id": rid, "finish_reason": reason}})
+        finally:
+            del self.running_ids[rid]
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        if self.admin_key and request.headers.get("authorization") != f"Bearer {self.admin_key}":
+            self.refused += 1
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        body = await request.json()
+        self.aborted.append("*" if body.get("abort_all") else body["rid"])
+        for rid, task in self.running_ids.items():
+            if body.get("abort_all") or rid == body["rid"]:
+                task.cancel()
+        return web.Response()
+
+
+class StrictPrefill(Strict, FakePrefill):
+    pass
+
+
+class StrictDecode(Strict, FakeDecode):
+    pass
+
+
+def strict(prefills: int = 2, decodes: int = 1, **more: Any) -> Any:
+    pause_s = more.pop("pause_s", 0.0)
+    return stack(
+        prefills,
+        decodes,
+        make_prefill=StrictPrefill,
+        make_decode=lambda w: StrictDecode(w, chunks=3, pause_s=pause_s),
+        **more,
+    )
+
+
+async def leave(s: Stack, headers: dict[str, str] | None = None, route: str = "generate", **body: Any) -> None:
+    """A client that goes away while its prefill runs."""
+    for p in s.prefills:
+        p.gate.clear()
+    before = sum(len(p.bodies) for p in s.prefills)
+    async with aiohttp.ClientSession() as client:
+        task = asyncio.create_task(client.post(f"{s.url}/{route}", json=body, headers=headers))
+        await s.until(lambda: sum(len(p.bodies) for p in s.prefills) > before and s.decodes[0].running > 0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await s.at_rest()
+    for p in s.prefills:
+        p.gate.set()
+
+
+def test_an_id_in_use_is_refused_and_ends_nothing_else() -> None:
+    async def run() -> None:
+        async with strict() as s:
+            gate = s.pool("short")[0].gate
+            gate.clear()
+            first = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            await s.until(lambda: "mine" in s.decodes[0].running_ids)
+            status, reply = await s.post(text=SHORT, rid="mine")
+            assert status == 400
+            assert "Duplicate" in reply["error"]["message"]
+            gate.set()
+            assert (await first)[0] == 200
+            await s.at_rest()
+            assert not any(f.aborted for f in (*s.prefills, *s.decodes))
+
+    asyncio.run(run())
+
+
+def test_only_the_server_that_took_a_refused_request_is_told_to_drop_it() -> None:
+    async def run() -> None:
+        async with strict() as s:
+            short, long = s.pool("short")[0], s.pool("long")[0]
+            short.gate.clear()
+            long.gate.clear()
+            first = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            await s.until(lambda: "mine" in s.decodes[0].running_ids)
+            # Another prefill server, the same decode server: one leg of it runs, the other is refused.
+            assert (await s.post(text="b" * 8000, rid="mine"))[0] == 400
+            await s.until(lambda: len(long.aborted) == 1)
+            short.gate.set()
+            assert (await first)[0] == 200
+            assert (short.aborted, long.aborted, s.decodes[0].aborted) == ([], ["mine"], [])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "ids"),
+    [
+        ("generate", {"text": SHORT, "rid": "r"}, ["r"]),
+        ("generate", {"text": [SHORT, SHORT], "rid": "r"}, ["r_0", "r_1"]),
+        ("generate", {"text": [SHORT, SHORT], "rid": ["x", "y"]}, ["x", "y"]),
+        ("v1/completions", {"prompt": [SHORT, SHORT, SHORT], "rid": "r"}, ["r_0", "r_1", "r_2"]),
+        ("v1/completions", {"prompt": [[1, 2], [3]], "rid": "r"}, ["r_0", "r_1"]),
+        ("v1/completions", {"prompt": [1, 2, 3], "rid": "r"}, ["r"]),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}], "rid": "r"}, ["r"]),
+    ],
+)
+def test_the_ids_of_an_abort_are_those_sglang_knows(route: str, body: Body, ids: list[str]) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            await leave(s, route=route, **body)
+            prefill = next(p for p in s.prefills if p.bodies)
+            for server in (prefill, s.decodes[0]):
+                await s.until(lambda server=server: len(server.aborted) == len(ids))
+                assert server.aborted == ids
+
+    asyncio.run(run())
+
+
+def test_several_samples_have_no_id_to_abort_by() -> None:
+    chat = {"messages": [{"role": "user", "content": SHORT}], "n": 2}
+    assert aborts.ids("r", aborts.parts("v1/chat/completions", chat)) == []
+    assert aborts.ids("r", aborts.parts("generate", {"text": SHORT, "sampling_params": {"n": 3}})) == []
+    assert aborts.ids("r", aborts.parts("generate", {"text": SHORT, "sampling_params": {"n": 1}})) == ["r"]
+
+
+@pytest.mark.parametrize("rid", ["", 7, None, ["", 7, "good"], {"a": 1}, True])
+def test_what_is_no_id_is_not_aborted(rid: Any) -> None:
+    assert aborts.ids(rid, None) == (["good"] if isinstance(rid, list) else [])
+
+
+def test_the_routers_key_opens_what_the_clients_does_not() -> None:
+    async def run() -> None:
+        async with strict(args={"api_key": "admin"}) as s:
+            for f in (*s.prefills, *s.decodes):
+                f.admin_key = "admin"
+            await leave(s, {"Authorization": "Bearer client"}, text=SHORT, rid="r")
+            await s.until(lambda: s.decodes[0].aborted == ["r"])
+
+    asyncio.run(run())
+
+
+def test_a_refused_abort_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with strict() as s:
+            s.decodes[0].admin_key = "admin"
+            for i in range(3):
+                await leave(s, {"Authorization": "Bearer client"}, text=SHORT, rid=f"r{i}")
+                await s.until(lambda i=i: s.decodes[0].refused == i + 1)
+            said = [r for r in caplog.records if r.levelno >= logging.WARNING and "abort" in r.getMessage()]
+            assert len(said) == 1
+            assert s.decodes[0].url in said[0].getMessage()
+            assert "--api-key" in said[0].getMessage()
+
+    asyncio.run(run())
+
+
+async def ask_abort(s: Stack, body: Any, **more: Any) -> tuple[int, bytes]:
+    async with s.client.post(f"{s.url}/abort_request", json=body, **more) as r:
+        return r.status, await r.read()
+
+
+def test_a_client_aborts_at_the_router_what_it_sent_through_it() -> None:
+    async def run() -> None:
+        async with strict(3, 2) as s:
+            for p in s.prefills:
+                p.gate.clear()
+            held = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            other = asyncio.create_task(s.post(text=SHORT, rid="other"))
+            await s.until(lambda: sum(len(f.running_ids) for f in (*s.prefills, *s.decodes)) == 4)
+            has = [f for f in (*s.prefills, *s.decodes) if "mine" in f.running_ids]
+            assert await ask_abort(s, {"rid": "mine"}) == (200, b"")
+            assert [f.aborted for f in (*s.prefills, *s.decodes)] == [
+                ["mine"] if f in has else [] for f in (*s.prefills, *s.decodes)
+            ]
+            async with asyncio.timeout(120):
+                status, reply = await held
+            # The reply is the decode server's, as of one server alone.
+            assert (status, reply["meta_info"]["finish_reason"]["type"]) == (200, "abort")
+            for p in s.prefills:
+                p.gate.set()
+            assert (await other)[0] == 200
+
+    asyncio.run(run())
+
+
+def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            for p in s.prefills:
+                p.gate.clear()
+            held = asyncio.create_task(s.post("v1/completions", prompt=[SHORT, SHORT], rid="mine"))
+            await s.until(lambda: s.decodes[0].running > 0 and any(p.running for p in s.prefills))
+            assert (await ask_abort(s, {"rid": "mine"}))[0] == 200
+            assert s.decodes[0].aborted == ["mine_0", "mine_1"]
+            for p in s.prefills:
+                p.gate.set()
+            await held
+
+    asyncio.run(run())
+
+
+def test_an_unknown_id_and_all_go_to_every_server() -> None:
+    async def run() -> None:
+        async with strict(2, 2) as s:
+            assert (await ask_abort(s, {"rid": "elsewhere"}))[0] == 200
+            assert (await ask_abort(s, {"abort_all": True}))[0] == 200
+            assert (await ask_abort(s, {"rid": ""}))[0] == 200
+            assert [f.aborted for f in (*s.prefills, *s.decodes)] == [["elsewhere", "*"]] * 4
+
+    asyncio.run(run())
+
+
+def test_the_servers_refusal_of_an_abort_is_the_answer_and_the_routers_key_is_not_lent() -> None:
+    async def run() -> None:
+        async with strict(args={"api_key": "admin"}) as s:
+            for f in (*s.prefills, *s.decodes):
+                f.admin_key = "admin"
+            assert await ask_abort(s, {"abort_all": True}) == (401, b'{"error": "Unauthorized"}')
+            assert not any(f.aborted for f in (*s.prefills, *s.decodes))
+            headers = {"Authorization": "Bearer admin"}
+            assert (await ask_abort(s, {"abort_all": True}, headers=headers))[0] == 200
+            assert all(f.aborted == ["*"] for f in (*s.prefills, *s.decodes))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", [[], "x", {"rid": 7}, {"abort_all": "yes"}, {"rid": ["a"]}])
+def test_a_bad_abort_is_400(body: Any) -> None:
+    async def run() -> None:
+        async with strict() as s:
+            assert (await ask_abort(s, body))[0] == 400
+            assert not any(f.aborted for f in (*s.prefills, *s.decodes))
+
+    asyncio.run(run())

@@ -1,0 +1,182 @@
+"""Flags of the stock router: what becomes of each when LAPS allocates."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from sglang_router.router_args import RouterArgs
+from sglang_router_laps.hook import make_balancer
+from sglang_router_laps.stock_flags import HONOURED, IGNORED, REFUSED, flag
+
+from .fakes import Stack, stack
+from .test_args import TWO, parse
+
+LAPS = (*TWO, "--enable-laps-alloc")
+
+
+def test_every_field_of_the_stock_arguments_is_decided_once() -> None:
+    """A new release with a new flag fails here: decide what becomes of it."""
+    assert {f.name for f in fields(RouterArgs)} == HONOURED | REFUSED.keys() | IGNORED
+    assert len(HONOURED) + len(REFUSED) + len(IGNORED) == len(fields(RouterArgs))
+
+
+def test_every_name_shown_is_a_flag() -> None:
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser)
+    known = {s for action in parser._actions for s in action.option_strings}
+    made_from_others = {"prefill_urls", "decode_urls", "bootstrap_port_annotation"}
+    assert {flag(f.name) for f in fields(RouterArgs) if f.name not in made_from_others} <= known
+
+
+def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    make_balancer(parse(*LAPS))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--service-discovery"],
+        ["--enable-igw"],
+        ["--client-cert-path", "c.pem"],
+        ["--client-key-path", "k.pem"],
+        ["--ca-cert-paths", "ca.pem"],
+        ["--control-plane-api-keys", "a:b:admin:c"],
+        ["--control-plane-audit-enabled"],
+        ["--jwt-issuer", "https://issuer"],
+        ["--jwt-audience", "me"],
+        ["--jwt-jwks-uri", "https://issuer/keys"],
+        ["--jwt-role-mapping", "a=admin"],
+        ["--tls-cert-path", "c.pem"],
+        ["--tls-key-path", "k.pem"],
+        ["--max-payload-size", "0"],
+    ],
+)
+def test_what_must_not_be_silent_ends_the_launch_in_one_line(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as e:
+        make_balancer(parse(*LAPS, *flags))
+    assert e.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {flags[0]}: ")
+    assert err.count("\n") == 1
+
+
+def test_what_has_no_effect_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    make_balancer(parse(*LAPS, "--policy", "round_robin", "--queue-size", "7", "--queue-timeout-secs", "9"))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().endswith(": --policy --queue-size --queue-timeout-secs")
+
+
+def test_allocation_off_leaves_the_stock_router_alone(caplog: pytest.LogCaptureFixture) -> None:
+    make_balancer(parse(*TWO, "--service-discovery", "--queue-size", "7"))
+    assert not [r for r in caplog.records if "laps" in r.name]
+
+
+@contextlib.asynccontextmanager
+async def served(s: Stack) -> AsyncIterator[str]:
+    """The stack's balancer as a launch would serve it: host and port."""
+    config = s.lb.server_config()
+    config.host, config.port = "127.0.0.1", 0
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A key and a certificate for 127.0.0.1, signed by itself."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
+    cert_path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_path, key_path
+
+
+def test_tls_is_served(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+
+    async def run() -> None:
+        args = {"server_cert_path": str(cert), "server_key_path": str(key)}
+        async with stack(2, args=args) as s, served(s) as at:
+            trusted = ssl.create_default_context(cafile=str(cert))
+            async with s.client.post(f"https://{at}/generate", json={"text": "a"}, ssl=trusted) as response:
+                assert response.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await s.client.get(f"http://{at}/health")
+
+    asyncio.run(run())
+
+
+def test_cors_is_answered_for_the_origins_that_are_allowed() -> None:
+    async def run() -> None:
+        args = {"cors_allowed_origins": ["https://chat.example"]}
+        async with stack(2, args=args) as s, served(s) as at:
+            for origin, allowed in (("https://chat.example", True), ("https://other.example", False)):
+                ask = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+                async with s.client.options(f"http://{at}/v1/chat/completions", headers=ask) as response:
+                    assert (response.status == 200) == allowed
+                async with s.client.post(
+                    f"http://{at}/generate", json={"text": "a"}, headers={"Origin": origin}
+                ) as response:
+                    assert response.status == 200
+                    assert ("access-control-allow-origin" in response.headers) == allowed
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("config", "seconds"), [({}, 75.0), ({"keep_alive_s": 0.2}, 0.2)])
+def test_an_idle_connection_stays_open_longer_than_a_load_balancers(config: dict[str, Any], seconds: float) -> None:
+    async def run() -> None:
+        async with stack(2, config=config) as s, served(s) as at:
+            assert s.lb.server_config().timeout_keep_alive == seconds
+            host, port = at.split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            if seconds < 1:
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+            writer.close()
+
+    asyncio.run(run())

@@ -1,0 +1,81 @@
+"""SGLang's own PrefillAdder without a server: what it needs of a pool, a prefix cache and a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+class Cache:
+    """A prefix cache that holds nothing, over a pool with `free` tokens."""
+
+    disable = False
+    buffer_pipeline = None
+
+    def __init__(self, page_size: int = 1, free: int = 1 << 30) -> None:
+        self.page_size, self.free = page_size, free
+
+    def supports_mamba(self) -> bool:
+        return False
+
+    supports_prefix_sharing = supports_mamba
+
+    def evictable_size(self) -> int:
+        return 0
+
+    def available_size(self) -> int:
+        return self.free
+
+    def lock(self, node: Any) -> None:
+        return None
+
+    def request_slot_reserve(self, **_: Any) -> int:
+        return 0
+
+    def create_prefill_budget(self, tree_cache: Any, **_: Any) -> Any:
+        from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+        return PrefillBudget(self, tree_cache)
+
+
+class Prompt:
+    """A request, as far as the stock adder looks at it."""
+
+    def __init__(self, tokens: int) -> None:
+        self.full_untruncated_fill_ids = range(tokens)
+        self.sampling_params = SimpleNamespace(max_new_tokens=1, ignore_eos=False)
+        self.output_ids: list[int] = []
+        self.prefix_len = self.extend_end = 0
+        self.kv = SimpleNamespace(req_pool_idx=None, holds_mamba=False)
+        self.host_hit_length = self.swa_host_hit_length = self.auxiliary_swa_host_hit_length = 0
+        self.retracted_stain = False
+        self.last_node = self.cache_request_handle = None
+
+    @property
+    def extend_len(self) -> int:
+        return self.extend_end - self.prefix_len
+
+    def needs_host_load_back(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def adder(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Any]:
+    """adder(page_size, chunk_tokens): a stock adder; while it is in use they need no running server."""
+    from sglang.srt.managers import schedule_policy
+
+    features = SimpleNamespace(enable_encoder_swa_bounded_replay=False)
+    monkeypatch.setattr(schedule_policy, "get_exec", lambda: SimpleNamespace(features=features))
+    monkeypatch.setattr(schedule_policy, "get_schedule", lambda: SimpleNamespace(schedule_policy="fcfs"))
+    monkeypatch.setattr(schedule_policy.PrefillAdder, "_lock_node", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(schedule_policy.PrefillAdder, "_account_prefill_cache_admission", lambda *_: None)
+
+    def make(page: int, chunk: int) -> Any:
+        cache = Cache(page)
+        return schedule_policy.PrefillAdder(page, cache, cache, None, 1.0, 1 << 20, chunk)
+
+    return make

@@ -1,0 +1,210 @@
+"""A long request that needs much memory, among short ones that take again whatever comes free."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang_laps.pacing import Plan
+from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.length import LONG, SHORT
+from sglang_laps.policy.queues import DualQueue
+
+from benchmark.rig import load
+
+from .adders import Cache, Prompt, adder
+from .conftest import LAPS, Prefill
+from .test_prefill_server import ask, ids
+
+__all__ = ["adder"]
+POOL = 4096
+
+
+def request(tokens: int) -> Any:
+    from sglang_laps.scheduler import Tag
+
+    req = Prompt(tokens)
+    req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
+    return req
+
+
+class Stock:
+    """The batch builder of a stock scheduler, over a pool of POOL tokens."""
+
+    page_size = 1
+    enable_staging = False
+    chunked_prefill_size = 512
+    max_total_num_tokens = POOL
+
+    def __init__(self) -> None:
+        from sglang.srt.disaggregation.utils import DisaggregationMode
+
+        self.disaggregation_mode = DisaggregationMode.PREFILL
+        self.cache = Cache(1, POOL)
+        self.waiting_queue: list[Any] = []
+        self.chunked_req: Any = None
+        self.disagg_prefill_inflight_queue: list[Any] = []
+
+    def get_prefill_adder_class(self) -> Any:
+        from sglang.srt.managers.schedule_policy import PrefillAdder
+
+        return PrefillAdder
+
+    def get_new_batch_prefill(self, running_batch: Any) -> Any:
+        from sglang.srt.managers.schedule_policy import AddReqResult
+
+        make: Any = self.get_prefill_adder_class()
+        builder = make(1, self.cache, self.cache, None, 1.0, 1 << 20, self.chunked_prefill_size)
+        for req in self.waiting_queue:
+            if builder.add_one_req(req, has_chunked_req=False, truncation_align_size=None) is not AddReqResult.CONTINUE:
+                break
+        taken = builder.can_run_list
+        self.waiting_queue = [r for r in self.waiting_queue if r not in taken]
+        self.chunked_req = builder.new_chunked_req
+        self.cache.free -= sum(r.extend_len for r in taken)
+        return SimpleNamespace(running_batch=running_batch, batch_to_run=SimpleNamespace(reqs=taken) if taken else None)
+
+
+class Rounds:
+    """What LAPS decides, said in advance, and one round after another."""
+
+    laps_on = True
+    laps_config = LapsConfig(length_basis="prompt")
+    _laps_threshold = 256
+    _laps_batches = 0
+
+    batch: list[Any]
+    owed = True
+
+    def _laps_plan(self, views: Any) -> Plan:
+        long_first = bool(views.long) and self.owed
+        order = (LONG, SHORT) if long_first else (SHORT, LONG)
+        return Plan(order, chunk_tokens=512, keeps_room=long_first)
+
+    def _laps_built(self, cls: Any, batch: Any, plan: Plan, *, contended: bool) -> None:
+        self.batch = batch.reqs
+        self.disagg_prefill_inflight_queue.append(batch.reqs)  # type: ignore[attr-defined]
+
+    def round(self, ends: bool = True) -> list[int]:
+        """Two short requests come, the oldest batch under way ends. Lengths of what was built then."""
+        me: Any = self
+        me.waiting_queue = [*me.waiting_queue, request(250), request(250)]
+        if ends and me.disagg_prefill_inflight_queue:
+            me.cache.free += sum(r.extend_len for r in me.disagg_prefill_inflight_queue.pop(0))
+        self.batch = []
+        me.get_new_batch_prefill(None)
+        return [len(r.full_untruncated_fill_ids) for r in self.batch]
+
+
+@pytest.fixture
+def server(adder: Callable[[int, int], Any]) -> Any:
+    """Five short batches are under way, and hold more than the long request leaves."""
+    from sglang_laps.scheduler import LapsPrefillMixin
+
+    me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
+    me._laps_flights, me._laps_dual, me._laps_lacking = {}, DualQueue(), False
+    for _ in range(5):
+        assert me.round(ends=False) == [250, 250]
+    return me
+
+
+SHORTS = [250, 250]
+
+
+def test_an_owed_long_request_starts_once_what_runs_has_ended(server: Any) -> None:
+    server.waiting_queue.append(request(3000))
+    assert [server.round() for _ in range(3)] == [[], [], [3000]]
+    assert server.chunked_req.extend_len == 512
+
+
+def test_short_requests_go_on_while_it_is_not_owed(server: Any) -> None:
+    server.owed = False
+    server.waiting_queue.append(request(3000))
+    assert [server.round() for _ in range(6)] == [SHORTS] * 6
+
+
+def test_short_requests_go_on_where_nothing_would_come_free(server: Any) -> None:
+    server.waiting_queue.append(request(3000))
+    server.disagg_prefill_inflight_queue.clear()  # their memory is lost for good
+    assert server.round() == SHORTS
+    assert server.round(ends=False) == []
+
+
+@pytest.mark.parametrize("why", ["aborted", "short by now"])
+def test_the_room_is_given_up_with_the_request(server: Any, why: str) -> None:
+    long = request(3000)
+    server.waiting_queue.append(long)
+    assert server.round(ends=False) == []
+    if why == "aborted":
+        server.waiting_queue.remove(long)
+    else:
+        long.laps_tag.new_tokens = 10
+        long.full_untruncated_fill_ids = range(10)
+        server._laps_dual.forget()
+    assert server.round(ends=False)
+
+
+def test_no_room_is_kept_for_what_could_never_fit(server: Any) -> None:
+    server.waiting_queue.append(request(POOL - 2))  # with its first token and SGLang's page of margin, all of the pool
+    assert [server.round() for _ in range(6)] == [SHORTS] * 6
+
+
+@pytest.fixture(scope="module")
+def prefill(start_prefill: Callable[..., Any]) -> Any:
+    """The overlap loop: a short batch is built while another one still holds its memory."""
+    small = ("--max-total-tokens", str(POOL), "--chunked-prefill-size", "2048", "--laps-wait-window-ms", "0")
+    with start_prefill(*LAPS, *small) as running:
+        yield running
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, aborted: bool) -> None:
+    """Eight short requests fill a batch and half of the memory; the long one needs three quarters of it."""
+    rng = random.Random(7)
+    served, enough = 0, 1500
+    done = asyncio.Event()
+
+    async def shorts(http: Any, n: int) -> None:
+        nonlocal served
+        while not done.is_set() and served < enough:
+            prompt = [rng.randrange(3, 2000) for _ in range(250)]
+            async with http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt)) as reply:
+                assert reply.status == 200
+                await reply.read()
+            served += 1
+
+    async def long(http: Any) -> int:
+        while served < 64:  # the stream flows
+            await asyncio.sleep(0.01)
+        url, before = prefill.server.url, served
+        post = http.post(url + "/generate", json=ask(rng.getrandbits(60), ids(1, 3000), f"needs-much-{aborted}"))
+        if aborted:
+            waits = asyncio.ensure_future(post)
+            async with http.post(url + "/abort_request", json={"rid": f"needs-much-{aborted}"}) as reply:
+                assert reply.status == 200
+            async with await waits:
+                pass
+            before = served
+            while served < before + 64:  # the stream flows on
+                await asyncio.sleep(0.01)
+        else:
+            async with post as reply:
+                assert reply.status == 200, await reply.text()
+        done.set()
+        return served - before
+
+    async def scenario() -> int:
+        async with load.session() as http:
+            streams = [asyncio.ensure_future(shorts(http, n)) for n in range(32)]
+            passed = await asyncio.wait_for(long(http), 200)
+            await asyncio.gather(*streams)
+            return passed
+
+    assert asyncio.run(scenario()) < enough // 2
+    prefill.all_tokens_are_free()
+    prefill.must_be_clean()

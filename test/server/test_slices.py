@@ -1,0 +1,177 @@
+"""Long batches in slices on real servers: what preempts them, what must wait, and that every token stays right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.rig import load, model
+from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+
+from .conftest import LAPS, Prefill, Reference
+
+pytestmark = [pytest.mark.usefixtures("clean")]
+
+LAYERS = 12
+SHAPE = model.Shape(hidden=64, layers=LAYERS, heads=2, kv_heads=1, intermediate=512)
+EVERY_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
+"""A pause after each layer, and hardly a gap: as many preemptions as can be had."""
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    """A checkpoint with layers enough to be cut between."""
+    return model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")), SHAPE)
+
+
+@pytest.fixture(scope="module", params=["normal-512", "overlap-512", "normal-8192", "overlap-8192"])
+def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
+    loop, chunk = request.param.split("-")
+    more = ("--disable-overlap-schedule",) if loop == "normal" else ()
+    with start_prefill(*LAPS, *EVERY_LAYER, "--chunked-prefill-size", chunk, *more) as running:
+        yield running
+
+
+def ids(seed: int, tokens: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 2000) for _ in range(tokens)]
+
+
+def ask(prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0, **sampling},
+        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
+        "bootstrap_port": 1,
+        "bootstrap_room": random.getrandbits(60),
+    }
+    return body if rid is None else {**body, "rid": rid}
+
+
+async def post(http: Any, prefill: Prefill, body: dict[str, Any], delay_s: float = 0.0) -> tuple[int, Any, float]:
+    """(status, answer, when it came)."""
+    await asyncio.sleep(delay_s)
+    async with http.post(prefill.server.url + "/generate", json=body) as reply:
+        return reply.status, await reply.json(), time.perf_counter()
+
+
+async def until_slices_run(http: Any, prefill: Prefill, long: Any) -> None:
+    """Come back once the long request's first batch is on the device."""
+    while not long.done():
+        async with http.get(prefill.server.url + "/v1/loads?include=core") as reply:
+            await reply.read()
+        async with http.get(prefill.server.url + "/laps_status") as reply:
+            status = await reply.json()
+        if not any(q["depth"] for q in status["queues"].values()):
+            return
+
+
+def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference: Reference) -> None:
+    rng = random.Random(3)
+    document = ids(77, 1500)
+    prompts = [ids(100 + i, rng.choice((600, 1100, 3000, 6000))) for i in range(8)]
+    prompts += [ids(300 + i, rng.randint(5, 250)) for i in range(60)]
+    prompts += [document + ids(500 + i, rng.randint(5, 900)) for i in range(6)]
+    before = prefill.get("/laps_status")["preemption"]
+
+    async def scenario() -> list[int]:
+        async with load.session() as http:
+            sent = [post(http, prefill, ask(p), rng.random() * 4.0) for p in prompts]
+            answers = await asyncio.gather(*sent)
+        assert all(status == 200 for status, _, _ in answers), answers
+        return [int(answer["output_ids"][0]) for _, answer, _ in answers]
+
+    got = asyncio.run(scenario())
+    after = prefill.get("/laps_status")
+    assert after["slices"] == {"on": True, "why_not": None}
+    assert after["preemption"]["by_short_batches"] > before["by_short_batches"]
+    for i in [*range(8), *range(8, 68, 6), *range(68, 74)]:
+        assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
+
+
+def test_a_short_request_does_not_wait_for_a_long_batch(prefill: Prefill) -> None:
+    async def scenario() -> None:
+        async with load.session() as http:
+            long = asyncio.ensure_future(post(http, prefill, ask(ids(1, 9000))))
+            await until_slices_run(http, prefill, long)
+            done = [await post(http, prefill, ask(ids(10 + i, 40))) for i in range(3)]
+            assert all(status == 200 for status, _, _ in done)
+            assert (await long)[2] > done[0][2], "the long prompt was done first"
+
+    asyncio.run(scenario())
+
+
+def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Prefill, reference: Reference) -> None:
+    """A flush, a pause and what comes behind them."""
+    prompt = ids(2, 7000)
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            long = asyncio.ensure_future(post(http, prefill, ask(prompt)))
+            await until_slices_run(http, prefill, long)
+            async with http.post(prefill.server.url + "/flush_cache") as reply:
+                assert reply.status in (200, 400)  # 200: it was done by then
+            async with http.post(prefill.server.url + "/pause_generation", json={"mode": "in_place"}) as reply:
+                assert reply.status == 200
+            behind = asyncio.ensure_future(post(http, prefill, ask(ids(3, 30))))
+            await asyncio.sleep(0.3)
+            assert not behind.done()
+            async with http.post(prefill.server.url + "/continue_generation", json={}) as reply:
+                assert reply.status == 200
+            status, answer, _ = await long
+            assert (status, answer["output_ids"]) == (200, reference.greedy(prompt, 1))
+            assert (await behind)[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_logprobs_of_prompts_that_were_preempted(prefill: Prefill) -> None:
+    prompt = ids(4, 2500)
+    body = {**ask(prompt), "return_logprob": True, "logprob_start_len": len(prompt) - 50}
+
+    async def scenario(crowd: int) -> list[float]:
+        async with load.session() as http:
+            others = [post(http, prefill, ask(ids(40 + i, 60)), 0.02 * i) for i in range(crowd)]
+            (_, answer, _), *_ = await asyncio.gather(post(http, prefill, body), *others)
+            return [round(x[0], 3) for x in answer["meta_info"]["input_token_logprobs"][1:]]
+
+    assert asyncio.run(scenario(20)) == pytest.approx(asyncio.run(scenario(0)), abs=2e-3)
+
+
+@pytest.mark.timeout(400)
+def test_aborts_of_all_ages_leave_nothing_behind(prefill: Prefill) -> None:
+    """400 mixed requests, a third aborted: waiting, parked, paused between slices, and preempting."""
+    rng = random.Random(9)
+
+    async def one(http: Any, i: int) -> str:
+        await asyncio.sleep(rng.random() * 6.0)
+        prompt = ids(1000 + i, rng.randint(600, 4000) if i % 12 == 0 else rng.randint(5, 120))
+        sent = asyncio.ensure_future(post(http, prefill, ask(prompt, f"slices-{i}-x")))
+        if i % 3 == 0:
+            await asyncio.sleep(rng.choice((0.0, 0.02, 0.1, 0.5, 1.5)) * rng.random())
+            async with http.post(prefill.server.url + "/abort_request", json={"rid": f"slices-{i}-x"}) as reply:
+                assert reply.status == 200
+        status, answer, _ = await sent
+        reason = answer["meta_info"]["finish_reason"]["type"] if status == 200 else "abort"
+        assert reason == "length" or i % 3 == 0, answer
+        return str(reason)
+
+    async def storm() -> list[str]:
+        async with load.session() as http:
+            return list(await asyncio.gather(*(one(http, i) for i in range(400))))
+
+    ends = asyncio.run(storm())
+    assert ends.count("length") >= 400 * 2 // 3
+    assert ends.count("abort") > 0
+    prefill.all_tokens_are_free()
+    status = prefill.get("/laps_status")
+    assert (status["parked"], status["in_progress"]) == (None, 0)
+    assert [q["depth"] for q in status["queues"].values()] == [0, 0]

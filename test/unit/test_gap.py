@@ -1,0 +1,78 @@
+"""The gap between preemptions, and what both classes may count on."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_laps.policy.gap import AIM, START_S, UNKNOWN, WIDEST, Gap
+
+F = 0.0045
+
+
+def ran(gap: Gap, begin: float, end: float) -> None:
+    gap.sent()
+    gap.ran(begin, end)
+
+
+def test_the_first_preempts_at_once() -> None:
+    assert Gap(0.15).opens_s(F) == -math.inf
+
+
+def test_two_are_as_far_apart_as_the_overhead_allows() -> None:
+    gap = Gap(0.15)
+    ran(gap, 1.0, 1.01)
+    assert gap.opens_s(F) == pytest.approx(1.01 + F / 0.15)
+    assert Gap(0.5).seconds(F) == pytest.approx(2 * F)
+
+
+def test_one_that_is_still_on_the_device_keeps_the_next_away() -> None:
+    gap = Gap(0.15)
+    gap.sent()
+    assert gap.opens_s(F) == math.inf
+    gap.sent()  # a second was under way before the first had ended
+    gap.ran(0.0, 0.1)
+    assert gap.opens_s(F) == math.inf
+    gap.ran(0.1, 0.2)
+    assert gap.opens_s(F) == pytest.approx(0.2 + F / 0.15)
+
+
+def test_an_unknown_fixed_time_is_taken_from_the_last_batch() -> None:
+    gap = Gap(0.15)
+    assert gap.seconds(None) == START_S
+    ran(gap, 0.0, 0.02)
+    assert gap.seconds(None) == pytest.approx(UNKNOWN * 0.02)
+
+
+def test_it_widens_in_proportion_once_a_long_prompt_is_far_behind() -> None:
+    gap = Gap(0.15)
+    assert gap.seconds(F, AIM) == gap.seconds(F)
+    assert gap.seconds(F, 3 * AIM) == pytest.approx(3 * gap.seconds(F))
+    assert gap.seconds(F, 1e9) == pytest.approx(WIDEST * gap.seconds(F))
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=st.integers(0, 1 << 30), overhead=st.floats(0.05, 0.9), behind=st.floats(0.0, 100.0))
+def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead: float, behind: float) -> None:
+    """While short requests always wait, long work has at least (T - S) G / (G + S) of T."""
+    rng, gap, now, log = random.Random(seed), Gap(overhead), 0.0, []
+    for _ in range(200):
+        if now >= gap.opens_s(F, behind):
+            took = rng.uniform(0.001, 0.05)
+            gap.sent()
+            gap.ran(now, now + took)
+            log.append(("short", now, now + took))
+        else:
+            took = rng.uniform(0.001, 0.008)  # a slice
+            log.append(("long", now, now + took))
+        now += took
+    widest = max(end - begin for kind, begin, end in log if kind == "short")
+    g = gap.seconds(F, behind)
+    for i in range(0, len(log), 17):
+        for j in range(i + 1, len(log), 13):
+            total = log[j][2] - log[i][1]
+            long = sum(end - begin for kind, begin, end in log[i : j + 1] if kind == "long")
+            assert long >= (total - widest) * g / (g + widest) - widest - 1e-9

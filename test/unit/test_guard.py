@@ -1,0 +1,70 @@
+"""The guard: least work first, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_laps.policy.guard import Guard
+
+
+def test_the_oldest_is_due_once_others_have_earned_it_a_turn() -> None:
+    guard = Guard(0.25)
+    assert not guard.due()
+    guard.ran(0.1, oldest=False)
+    assert guard.due()
+    guard.ran(0.1, oldest=True)
+    assert not guard.due()
+
+
+def test_without_a_share_it_is_never_due() -> None:
+    guard = Guard(0.0)
+    guard.ran(5.0, oldest=False)
+    assert not guard.due()
+
+
+def test_what_is_earned_in_vain_is_one_batch_at_most() -> None:
+    guard = Guard(0.25)
+    for _ in range(1000):
+        guard.ran(0.1, oldest=False)
+    turns = 0
+    while guard.due():
+        guard.ran(0.1, oldest=True)
+        turns += 1
+    assert turns <= 2
+
+
+def test_what_is_owed_is_one_batch_at_most() -> None:
+    guard = Guard(0.25)
+    for _ in range(1000):
+        guard.ran(0.1, oldest=True)
+    others = 0
+    while not guard.due():
+        guard.ran(0.1, oldest=False)
+        others += 1
+    assert others <= 4
+
+
+def test_nothing_is_carried_over_an_empty_line() -> None:
+    guard = Guard(0.25)
+    guard.ran(1.0, oldest=False)
+    guard.none_waits()
+    assert not guard.due()
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 1 << 30), share=st.floats(0.05, 1.0))
+def test_of_any_long_time_the_oldest_has_its_share(seed: int, share: float) -> None:
+    """Of a long time L at least share L - 2 B, B the longest batch (before and after the stretch that is looked at)."""
+    rng, guard, log = random.Random(seed), Guard(share), []
+    for _ in range(120):
+        took = rng.choice((0.01, 0.05, 0.2)) * rng.uniform(0.5, 1.5)
+        oldest = guard.due() or rng.random() < 0.1  # by its size it may be next anyhow
+        guard.ran(took, oldest=oldest)
+        log.append((took, oldest))
+    most = max(took for took, _ in log)
+    for i in range(0, 120, 7):
+        for j in range(i + 1, 121, 5):
+            total = sum(took for took, _ in log[i:j])
+            assert sum(took for took, oldest in log[i:j] if oldest) >= share * total - 2 * most - 1e-9
