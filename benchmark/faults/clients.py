@@ -126,6 +126,7 @@ def read_whole(route: str, reply: Any, seen: Seen) -> None:
 
 def read_event(route: str, event: Any, seen: Seen) -> None:
     """One event of a stream."""
+    seen.begun = True
     if route == GENERATE:
         seen.got = list(event["output_ids"])
         ended = event["meta_info"]["finish_reason"]

@@ -44,6 +44,8 @@ class Seen:
     broken: str = ""
     """What ended the connection, or is not as the protocol wants it: the client's words."""
     stream: bool = False
+    begun: bool = False
+    """The first event of its stream came, be there text in it or not: it is too late to try elsewhere."""
     left: bool = False
     """The client went away, as planned."""
     hung: bool = False
@@ -52,11 +54,6 @@ class Seen:
     """Its client asked for it to be aborted."""
     may_refuse: frozenset[int] = frozenset()
     """Statuses that are right for it, besides those of any request."""
-
-    @property
-    def started(self) -> bool:
-        """Some of the answer came."""
-        return bool(self.got)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
         return Verdict(WRONG, f"ended with {_short(seen.got)} of {_short(seen.want)} ({seen.reason or 'no reason'})")
     if seen.aborted and seen.reason:
         return Verdict(CUT, "aborted as asked")
-    if seen.stream and seen.started:
+    if seen.stream and seen.begun:
         fault = evidence.struck(seen.number, seen.begin, seen.end, roles[DECODE])
         if fault and seen.reason:
             return Verdict(CUT, f"while streaming: {fault}")

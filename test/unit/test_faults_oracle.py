@@ -39,7 +39,7 @@ def whole(**more: Any) -> Seen:
 
 def begun(**more: Any) -> Seen:
     """A stream that ended with an error event."""
-    return seen(**{"status": 200, "got": [1, 2], "stream": True, "reason": "upstream lost", **more})
+    return seen(**{"status": 200, "got": [1, 2], "stream": True, "begun": True, "reason": "upstream lost", **more})
 
 
 def fault(evidence: Evidence, clock: Clock, kind: str, server: str, begin: float, end: float) -> None:
@@ -87,7 +87,8 @@ def test_a_stream_is_cut_only_by_a_fault_of_its_own_decode_server(evidence: Evid
     assert end(begun(), evidence) == LOST
     fault(evidence, clock, "kill", "d0", 101.0, 130.0)
     assert end(begun(), evidence) == CUT
-    assert end(begun(got=None), evidence) == LOST  # no token had come: it could be tried elsewhere
+    assert end(begun(got=""), evidence) == CUT
+    assert end(begun(got=None, begun=False), evidence) == LOST  # no token had come: it could be tried elsewhere
     assert end(begun(reason="", broken="reset"), evidence) == LOST  # and the client is told
 
 
