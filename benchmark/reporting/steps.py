@@ -70,6 +70,7 @@ STEPS: dict[str, Step] = {
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),
     "rounds-cost": Step("benchmark.rounds_cost"),
+    "faults": Step("benchmark.faults", ("--requests", "10000")),
 }
 
 

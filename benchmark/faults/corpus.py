@@ -1,0 +1,346 @@
+"""Hostile bodies and headers, from tables of mutations; and how a server takes one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmark.faults import wire
+from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE
+from benchmark.rig.servers import HOST
+
+ANSWER, REFUSAL, SOFT, ERROR, GONE, SILENCE = "answer", "refusal", "soft", "error", "gone", "silence"
+"""How a case ends: 2xx; 4xx; 2xx with an error inside; 5xx; a connection that ends without a (whole) reply; nothing."""
+LIMIT_S = 10.0
+
+BASES: dict[str, dict[str, Any]] = {
+    GENERATE: {"text": "How are you?", "sampling_params": {"max_new_tokens": 2, "temperature": 0}},
+    COMPLETIONS: {"model": "m", "prompt": "How are you?", "max_tokens": 2, "temperature": 0},
+    CHAT: {
+        "model": "m", "messages": [{"role": "user", "content": "How are you?"}], "max_tokens": 2, "temperature": 0,
+    },
+}  # fmt: skip
+SHORT_NAMES = {GENERATE: "generate", COMPLETIONS: "completions", CHAT: "chat"}
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    GENERATE: (
+        "text", "input_ids", "rid", "stream", "sampling_params", "sampling_params.max_new_tokens",
+        "sampling_params.temperature", "sampling_params.stop", "sampling_params.n", "sampling_params.custom_params",
+        "sampling_params.custom_params.ttft_slo_ms", "return_logprob", "bootstrap_room",
+    ),
+    COMPLETIONS: (
+        "prompt", "rid", "stream", "max_tokens", "temperature", "stop", "n", "logprobs", "custom_params",
+        "custom_params.ttft_slo_ms", "stream_options",
+    ),
+    CHAT: (
+        "messages", "messages.0", "messages.0.role", "messages.0.content", "messages.0.tool_calls", "stream",
+        "max_tokens", "temperature", "n", "tools", "tool_choice", "logprobs", "custom_params.ttft_slo_ms",
+        "response_format",
+    ),
+}  # fmt: skip
+"""Members that are replaced, one at a time; a number is an index."""
+
+DEEP = 1000
+VALUES: dict[str, str] = {
+    "null": "null",
+    "true": "true",
+    "empty string": '""',
+    "string": '"x"',
+    "minus one": "-1",
+    "zero": "0",
+    "denormal": "5e-324",
+    "too large": "1e999",
+    "not a number": "NaN",
+    "huge whole": "1" + "0" * 400,
+    "empty list": "[]",
+    "mixed list": '[[1], "a", 2]',
+    "empty object": "{}",
+    "lone surrogate": '"\\ud800"',
+    "deep list": "[" * DEEP + "]" * DEEP,
+}
+"""What they are replaced by: JSON text, since some of it no serialiser writes."""
+
+_HOLE = '"\u241f"'
+"""Stands for a value in a body until its text is put there."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request, as bytes."""
+
+    name: str
+    raw: bytes
+    stream: bool = False
+    quick: bool = True
+    """It can go among other requests: its end does not depend on how long somebody waits."""
+    promise: str | None = None
+    """How the router ends it whatever stock does with it; None: as stock does, or better."""
+    deadly: bool = False
+    """It ends a server that gets to see it; not for stock, which passes it on."""
+
+    def wire(self, headers: Mapping[str, str]) -> bytes:
+        """Its bytes with further headers, where it has a request line to put them after."""
+        line, end, rest = self.raw.partition(b"\r\n")
+        more = "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode()
+        return line + end + more + rest if end else self.raw
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended."""
+
+    family: str
+    status: int | None
+    reason: str = ""
+    broken: str = ""
+
+    @property
+    def soft(self) -> bool:
+        """An error inside a reply that says all is well."""
+        return self.family == SOFT
+
+
+def _post(path: str, body: bytes, **headers: str) -> bytes:
+    return wire.request(path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def with_value(base: Mapping[str, Any], path: str, text: str) -> bytes:
+    """``base`` as JSON with the member at ``path`` replaced by ``text``."""
+    body: Any = copy.deepcopy(dict(base))
+    at, names = body, path.split(".")
+    for name in names[:-1]:
+        at = at[int(name)] if isinstance(at, list) else at.setdefault(name, {})
+    if isinstance(at, list):
+        at[int(names[-1])] = json.loads(_HOLE)
+    else:
+        at[names[-1]] = json.loads(_HOLE)
+    if path == "input_ids":
+        del body["text"]
+    return json.dumps(body, ensure_ascii=False).replace(_HOLE, text, 1).encode()
+
+
+DEADLY = frozenset(("generate: text = empty string",))
+"""SGLang 0.5.23 runs a prefill batch of no tokens for it, and its scheduler ends."""
+
+
+def _fields() -> Iterator[Case]:
+    for route, paths in FIELDS.items():
+        for path in paths:
+            for value, text in VALUES.items():
+                name = f"{SHORT_NAMES[route]}: {path} = {value}"
+                raw = _post(route, with_value(BASES[route], path, text))
+                deadly = name in DEADLY
+                yield Case(name, raw, promise=REFUSAL if deadly else None, deadly=deadly)
+
+
+BODIES: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda body: b"",
+    "no JSON": lambda body: b"hello",
+    "cut short": lambda body: body[:-3],
+    "more behind it": lambda body: body + b"{}",
+    "a list": lambda body: b"[" + body + b"]",
+    "null": lambda body: b"null",
+    "a number": lambda body: b"12",
+    "a string": lambda body: b'"text"',
+    "an empty object": lambda body: b"{}",
+    "UTF-16": lambda body: body.decode().encode("utf-16"),
+    "UTF-16 without mark": lambda body: body.decode().encode("utf-16-le"),
+    "UTF-8 with mark": lambda body: b"\xef\xbb\xbf" + body,
+    "bad UTF-8": lambda body: body.replace(b"How", b"\xff\xfe\xfd"),
+    "a NUL in a string": lambda body: body.replace(b"How", b"\\u0000"),
+    "a raw control character": lambda body: body.replace(b"How", b"\x01"),
+    "comments": lambda body: b"/* */" + body,
+    "blanks around": lambda body: b" \r\n\t" * 5000 + body + b" \n" * 5000,
+    "a member twice": lambda body: body[:-1] + b', "stream": false, "stream": false}',
+    "deep": lambda body: body[:-1] + b', "x": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deeper": lambda body: body[:-1] + b', "x": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+    "deepest": lambda body: b"[" * 200_000,
+    "NaN and a big integer": lambda body: body[:-1] + b', "x": [NaN, 18446744073709551616, -Infinity]}',
+    "many members": lambda body: body[:-1] + b"".join(b', "k%d": %d' % (i, i) for i in range(5000)) + b"}",
+    "a long key": lambda body: body[:-1] + b', "' + b"k" * 200_000 + b'": 1}',
+    "gzip": lambda body: gzip.compress(body, mtime=0),
+    "single quotes": lambda body: body.replace(b'"', b"'"),
+}
+"""What is done to the text of a good body."""
+
+
+def _bodies() -> Iterator[Case]:
+    for route, base in BASES.items():
+        for stream in (False, True):
+            good = json.dumps({**base, "stream": stream}).encode()
+            for name, change in BODIES.items():
+                raw = _post(route, change(good))
+                yield Case(f"{SHORT_NAMES[route]}{', stream' if stream else ''}: {name}", raw, stream)
+
+
+def _choices() -> Iterator[Case]:
+    """More than one answer; shares what is hard for a disaggregated pair."""
+    for route, base in BASES.items():
+        for stream in (False, True):
+            body = copy.deepcopy({**base, "stream": stream})
+            (body["sampling_params"] if route == GENERATE else body)["n"] = 2
+            raw = _post(route, json.dumps(body).encode())
+            yield Case(f"{SHORT_NAMES[route]}{', stream' if stream else ''}: n = 2", raw, stream, quick=False)
+
+
+SLO = "x-sgl-ttft-slo-ms"
+HEADERS: dict[str, tuple[bytes, ...]] = {
+    "a name in capitals": (b"X-SHOUT: yes",),
+    "bytes that are no ASCII": (b"x-name: caf\xe9 \xc3\xa9 \xff",),
+    "an empty value": (b"x-empty:",),
+    "a tab in a value": (b"x-tab: a\tb",),
+    "a long value": (b"x-long: " + b"a" * 30_000,),
+    "a very long value": (b"x-long: " + b"a" * 300_000,),
+    "200 of them": tuple(b"x-%d: %d" % (i, i) for i in range(200)),
+    "one twice": (b"x-twice: 1", b"x-twice: 2"),
+    "no colon": (b"nonsense",),
+    "a blank before the colon": (b"x-blank : 1",),
+    "a blank name": (b" : 1",),
+    "a folded line": (b"x-fold: a", b" b"),
+    "a NUL": (b"x-nul: a\x00b",),
+    "a bare CR": (b"x-cr: a\rb",),
+    "no such encoding": (b"content-encoding: brotli",),
+    "content type text": (b"content-type: text/plain",),
+    "content type with an unknown charset": (b"content-type: application/json; charset=klingon",),
+    "a length twice": (b"content-length: 3",),
+    "a length and chunks": (b"transfer-encoding: chunked",),
+    "an unknown transfer encoding": (b"transfer-encoding: cake",),
+    "expect": (b"expect: 100-continue",),
+    "expect the unexpected": (b"expect: miracles",),
+    "an upgrade": (b"connection: upgrade", b"upgrade: websocket"),
+    "connection names a header": (b"connection: x-hop, close", b"x-hop: 1"),
+    "a cookie": (b"cookie: a=b; c=d",),
+    "a proxy's": (b"x-forwarded-for: 1.2.3.4", b"forwarded: for=1.2.3.4"),
+    "a bearer": (b"authorization: Bearer \xfc",),
+    "two hosts": (b"host: elsewhere",),
+    "ranges": (b"range: bytes=0-3", b"if-match: x"),
+}
+DEADLINES: dict[str, tuple[tuple[bytes, ...], str]] = {
+    "a good one": ((b"1000",), ANSWER),
+    "nothing": ((b"",), REFUSAL),
+    "words": ((b"soon",), REFUSAL),
+    "zero": ((b"0",), REFUSAL),
+    "below zero": ((b"-5",), REFUSAL),
+    "not a number": ((b"nan",), REFUSAL),
+    "endless": ((b"inf",), REFUSAL),
+    "a denormal": ((b"5e-324",), REFUSAL),
+    "a huge one": ((b"1e308",), REFUSAL),
+    "underscores": ((b"1_000",), REFUSAL),
+    "other digits": (("\u0661\u0660\u0660".encode(),), REFUSAL),
+    "two of them": ((b"1000", b"words"), REFUSAL),
+}
+"""Values of the deadline header, which stock passes by, and what the router promises to do."""
+
+
+def _headers() -> Iterator[Case]:
+    for route in (GENERATE, CHAT):
+        body = json.dumps(BASES[route]).encode()
+        start = f"POST {route} HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
+        good = start.encode() + b"content-length: %d\r\n" % len(body)
+        for name, lines in HEADERS.items():
+            waits = name.startswith(("a length", "an unknown transfer", "an upgrade"))
+            raw = good + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
+            yield Case(f"{SHORT_NAMES[route]}, header: {name}", raw, quick=not waits)
+        for name, (values, promise) in DEADLINES.items():
+            lines = tuple(SLO.encode() + b": " + v for v in values)
+            raw = good + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
+            yield Case(f"{SHORT_NAMES[route]}, deadline: {name}", raw, promise=promise)
+
+
+def _framing() -> Iterator[Case]:
+    body = json.dumps(BASES[GENERATE]).encode()
+    json_ = b"host: x\r\ncontent-type: application/json\r\n"
+    sized = json_ + b"content-length: %d\r\n\r\n" % len(body) + body
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    lines: dict[str, bytes] = {
+        "chunked": b"POST /generate HTTP/1.1\r\n" + json_ + b"transfer-encoding: chunked\r\n\r\n" + chunks,
+        "a bad chunk size": b"POST /generate HTTP/1.1\r\n" + json_ + b"transfer-encoding: chunked\r\n\r\nzz\r\nhello",
+        "a negative length": b"POST /generate HTTP/1.1\r\n" + json_ + b"content-length: -5\r\n\r\n" + body,
+        "a length in words": b"POST /generate HTTP/1.1\r\n" + json_ + b"content-length: many\r\n\r\n" + body,
+        "a length too small": b"POST /generate HTTP/1.1\r\n" + json_ + b"content-length: 5\r\n\r\n" + body,
+        "no length": b"POST /generate HTTP/1.1\r\n" + json_ + b"\r\n",
+        "HTTP/1.0": b"POST /generate HTTP/1.0\r\n" + sized,
+        "HTTP/0.9": b"GET /\r\n",
+        "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "HTTP/3.7": b"POST /generate HTTP/3.7\r\n" + sized,
+        "no host": b"POST /generate HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body,
+        "lower case": b"post /generate http/1.1\r\n" + sized,
+        "another method": b"BREW /generate HTTP/1.1\r\n" + sized,
+        "GET": b"GET /generate HTTP/1.1\r\nhost: x\r\n\r\n",
+        "HEAD": b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        "PUT": b"PUT /generate HTTP/1.1\r\n" + sized,
+        "another path": b"POST /generate/x HTTP/1.1\r\n" + sized,
+        "a doubled slash": b"POST //generate HTTP/1.1\r\n" + sized,
+        "a slash behind": b"POST /generate/ HTTP/1.1\r\n" + sized,
+        "an escaped path": b"POST /%67enerate HTTP/1.1\r\n" + sized,
+        "a broken escape": b"POST /%zz HTTP/1.1\r\n" + sized,
+        "a path that climbs": b"GET /../../etc/passwd HTTP/1.1\r\nhost: x\r\n\r\n",
+        "a path of bytes": b"GET /caf\xe9 HTTP/1.1\r\nhost: x\r\n\r\n",
+        "a long path": b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        "a query": b"POST /generate?x=%ff&stream=1 HTTP/1.1\r\n" + sized,
+        "an absolute target": b"POST http://elsewhere/generate HTTP/1.1\r\n" + sized,
+        "no blank": b"POST\r\n\r\n",
+        "blank lines first": b"\r\n\r\nPOST /generate HTTP/1.1\r\n" + sized,
+        "bytes of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64) + b"\r\n\r\n",
+        "two in one piece": (b"POST /generate HTTP/1.1\r\n" + sized) * 2,
+        "OPTIONS": b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
+    }
+    slow = {"no length", "a bad chunk size", "HTTP/2", "bytes of TLS", "no blank", "HTTP/0.9", "blank lines first"}
+    for name, raw in lines.items():
+        yield Case(f"framing: {name}", raw, quick=name not in slow)
+
+
+CASES: tuple[Case, ...] = (*_fields(), *_bodies(), *_choices(), *_headers(), *_framing())
+
+
+async def send(port: int, case: Case, headers: Mapping[str, str] | None = None) -> Outcome:
+    """Send one case and read its reply to the end. Raises OSError where nobody listens."""
+    connection = await wire.Connection.to(port)
+    status: int | None = None
+    try:
+        # Some are answered, and the connection closed, before all of it is sent.
+        with contextlib.suppress(OSError):
+            await connection.send(case.wire(headers or {}))
+        reply = await connection.reply()
+        status = reply.status
+        if "text/event-stream" in reply.headers.get("content-type", ""):
+            reason = ""
+            async for event in wire.events(reply.pieces()):
+                if event != b"[DONE]":
+                    said = json.loads(event)
+                    reason = reason or (wire.told(said) if isinstance(said, dict) and said.get("error") else "")
+            return Outcome(SOFT if reason else ANSWER, status, reason)
+        body = await reply.body() if not case.raw.startswith(b"HEAD") else b""
+    except (wire.Broken, OSError, ValueError) as e:
+        return Outcome(GONE, status, broken=f"{type(e).__name__}: {e}"[:200])
+    finally:
+        connection.close()
+    if status >= 400:
+        return Outcome(ERROR if status >= 500 else REFUSAL, status, wire.reason(body) or "no words")
+    return Outcome(*_of_whole(status, body))
+
+
+def _of_whole(status: int, body: bytes) -> tuple[str, int, str]:
+    try:
+        said = json.loads(body)
+    except ValueError:
+        return ANSWER, status, ""
+    wrong = wire.told(said) if isinstance(said, dict) and (said.get("error") or said.get("object") == "error") else ""
+    return (SOFT if wrong else ANSWER), status, wrong
+
+
+async def bounded(port: int, case: Case, headers: Mapping[str, str] | None = None) -> Outcome:
+    """The same within LIMIT_S; silence is an outcome too."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await send(port, case, headers)
+    except TimeoutError:
+        return Outcome(SILENCE, None, broken=f"nothing within {LIMIT_S:.0f} s")
+    except OSError as e:
+        return Outcome(GONE, None, broken=str(e))

@@ -1,0 +1,94 @@
+"""What was done to servers and to requests, with times: the oracle excuses nothing that does not stand here."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+MARKER = "x-faults-request"
+"""Header with a request's number; the router passes it on, so the proxies see which server has which request."""
+
+DEADLY = frozenset(("kill", "reset", "silent", "stop"))
+"""Faults that may end a stream that runs."""
+REFUSING = frozenset(("kill", "refuse"))
+"""Faults that leave no trace of a request: nobody accepts its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Something that happened to one request at one server. ``at``: monotonic seconds."""
+
+    at: float
+    server: str
+    what: str
+    """"sent", "answered 400", "reset", "storm", "silent"."""
+
+
+@dataclass(slots=True)
+class Window:
+    """A fault, from its begin to its end (monotonic seconds; end None: it lasts)."""
+
+    kind: str
+    server: str
+    """Empty: no server of its own."""
+    begin: float
+    end: float | None = None
+
+    def touches(self, begin: float, end: float, after_s: float = 0.0) -> bool:
+        """Whether it lasted, or had ended at most ``after_s`` before, at any time of [begin, end]."""
+        return self.begin <= end and (self.end is None or self.end + after_s >= begin)
+
+
+@dataclass
+class Evidence:
+    """Written by proxies and faults, read by the oracle."""
+
+    clock: Callable[[], float] = time.monotonic
+    windows: list[Window] = field(default_factory=list)
+    _hits: dict[int, list[Hit]] = field(default_factory=lambda: defaultdict(list))
+
+    def note(self, marker: int | None, server: str, what: str) -> None:
+        """Something happened to a request; one without a number is nobody's."""
+        if marker is not None:
+            self._hits[marker].append(Hit(self.clock(), server, what))
+
+    def hits(self, marker: int) -> list[Hit]:
+        """All that happened to one request."""
+        return self._hits.get(marker, [])
+
+    @contextmanager
+    def window(self, kind: str, server: str = "") -> Iterator[Window]:
+        """A fault lasts as long as the block."""
+        window = Window(kind, server, self.clock())
+        self.windows.append(window)
+        try:
+            yield window
+        finally:
+            window.end = self.clock()
+
+    def active(self, begin: float, end: float, after_s: float = 0.0) -> list[Window]:
+        """Faults that touch [begin, end]."""
+        return [w for w in self.windows if w.touches(begin, end, after_s)]
+
+    def struck(self, marker: int, begin: float, end: float, servers: Collection[str]) -> str | None:
+        """The fault that may have ended a stream of ``servers``, in words; None: there was none."""
+        hits = [h for h in self.hits(marker) if h.server in servers]
+        for h in hits:
+            if h.what in DEADLY:
+                return f"{h.what} of {h.server}"
+        for h in hits:
+            for w in self.windows:
+                if w.server == h.server and w.kind in DEADLY and w.touches(max(begin, h.at), end):
+                    return f"{w.kind} of {w.server}"
+        return None
+
+    def victims(self, marker: int, begin: float, end: float) -> set[str]:
+        """Servers whose faults met this request: by trace, or since they refuse and the router cannot know it yet."""
+        traced = {h.server for h in self.hits(marker) if h.what in DEADLY or h.what == "storm"}
+        for h in self.hits(marker):
+            traced |= {w.server for w in self.windows if w.server == h.server and w.touches(h.at, end)}
+        fresh = (w for w in self.windows if w.kind in REFUSING and begin - 1.0 <= w.begin <= end)
+        return traced | {w.server for w in fresh}

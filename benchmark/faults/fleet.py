@@ -1,0 +1,190 @@
+"""The servers of a campaign: prefill and decode, each behind a proxy of ours, and the router in front."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from benchmark.faults.evidence import Evidence
+from benchmark.faults.proxies import Proxy
+from benchmark.faults.schedule import DECODE, PREFILL
+from benchmark.rig import servers
+from benchmark.serving.devices import CPU, DEVICES, free_gib
+
+PREFILLS, DECODES = 2, 2
+TOKENS = ("--max-total-tokens", "16384", "--context-length", "8192", "--disable-overlap-schedule")
+PREFILL_ARGS = ("--enable-laps-scheduler", "--chunked-prefill-size", "256", *TOKENS)
+SHORT_WAITS = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30"}
+"""How long a server keeps what its peer no longer wants (seconds; SGLang's own default is 300)."""
+MAX_INFLIGHT = 96
+ROUTER_ARGS = (
+    "--enable-laps-alloc", "--request-timeout-secs", "60", "--laps-rebalance-interval-s", "2",
+    "--health-check-interval-secs", "2", "--health-check-timeout-secs", "3", "--health-failure-threshold", "2",
+    "--laps-alloc-config",
+    json.dumps({
+        "probe_backoff_s": 0.3, "probe_backoff_max_s": 2.0, "signal_period_s": 0.5, "max_inflight": MAX_INFLIGHT,
+    }),
+)  # fmt: skip
+START_S = 300.0
+
+
+@dataclass
+class Member:
+    """One server behind its proxy."""
+
+    role: str
+    server: servers.Server
+    proxy: Proxy
+    lives: list[Path] = field(default_factory=list)
+    """Logs of the lives before this one."""
+    kin: list[psutil.Process] = field(default_factory=list)
+    """Its processes as it became ready."""
+
+    @property
+    def name(self) -> str:
+        """As the evidence calls it."""
+        return self.server.name
+
+    def ready(self, tick: Callable[[float], None] | None = None) -> None:
+        """Wait for it to serve. Raises ServerError."""
+        self.server.ready(START_S, tick)
+        self.kin = self.server.family()
+
+    def bury(self) -> None:
+        """Keep the log of the life that has ended."""
+        kept = self.server.log.with_suffix(f".{len(self.lives)}.log")
+        self.server.log.rename(kept)
+        self.lives.append(kept)
+
+    def dead(self) -> list[str]:
+        """Processes that ended by themselves since it became ready."""
+        names = []
+        for p in self.kin:
+            alive = False
+            with contextlib.suppress(psutil.Error):
+                alive = p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+            if not alive:
+                names.append(f"{self.name}: process {p.pid}: {self.server.last_line()}")
+        return names
+
+
+class Fleet:
+    """A context manager: on its end every process has been stopped. ``open`` puts proxies and router in front."""
+
+    def __init__(self, model: Path, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
+        self.evidence, self._say, self._logs = evidence, say, out / "logs"
+        env = {**DEVICES[CPU].env, **SHORT_WAITS}
+        room = free_gib(DEVICES[CPU])
+        decodes = DECODES if room > DEVICES[CPU].server_gib * (PREFILLS + DECODES) else 1
+        if decodes < DECODES:
+            say("memory does not hold a second decode server: while the only one is down, requests are answered 503")
+        self.members: list[Member] = []
+        for role, number in ((PREFILL, PREFILLS), (DECODE, decodes)):
+            for i in range(number):
+                name = f"{role} {i}"
+                log = self._logs / f"{role}-{i}.log"
+                if role == PREFILL:
+                    server = servers.prefill(model, log, *PREFILL_ARGS, env=env, name=name)
+                else:
+                    server = servers.decode(model, log, *TOKENS, name=name)
+                    server.env = env
+                proxy = Proxy(name, servers.free_port(), server.port, evidence, seed * 100 + len(self.members))
+                self.members.append(Member(role, server, proxy))
+        self._tokenizer = model
+        self.router: servers.Server | None = None
+        self.router_kin: list[psutil.Process] = []
+
+    def of(self, role: str) -> list[Member]:
+        """The servers of a role."""
+        return [m for m in self.members if m.role == role]
+
+    @property
+    def port(self) -> int:
+        """The router's."""
+        assert self.router
+        return self.router.port
+
+    def __enter__(self) -> Fleet:
+        try:
+            for m in self.members:
+                m.server.start()
+            for m in self.members:
+                self._say(f"starting {m.name}")
+                m.ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        for server in (self.router, *(m.server for m in reversed(self.members))):
+            if server:
+                for p in server.family():  # one that is stopped hears nothing
+                    with contextlib.suppress(psutil.Error):
+                        p.resume()
+                server.stop()
+
+    async def open(self) -> None:
+        """Start the proxies, then the router, and wait until it finds every server healthy."""
+        for m in self.members:
+            await m.proxy.listen()
+        self.router = self._front(
+            "router.log", "sglang_router_laps.launch_router", *ROUTER_ARGS, "--laps-tokenizer", str(self._tokenizer)
+        )
+        await asyncio.to_thread(lambda: self.router and self.router.start().ready(START_S))
+        self.router_kin = self.router.family()
+        await self.healthy(60.0)
+
+    async def stock(self) -> servers.Server:
+        """Stock MiniLB in front of the same servers; the caller stops it."""
+        server = self._front("stock.log", "sglang_router.launch_router", "--request-timeout-secs", "60")
+        await asyncio.to_thread(lambda: server.start().ready(START_S))
+        return server
+
+    def _front(self, log: str, module: str, *args: str) -> servers.Server:
+        for m in self.of(PREFILL):
+            m.proxy.bootstrap_port = m.server.bootstrap_port  # type: ignore[attr-defined]
+        prefills, decodes = ([m.proxy for m in self.of(role)] for role in (PREFILL, DECODE))
+        return servers.minilb(prefills, decodes, self._logs / log, *args, module=module)  # type: ignore[arg-type]
+
+    async def healthy(self, limit_s: float) -> list[str]:
+        """Wait until the router calls every server healthy; those it does not after ``limit_s``."""
+        end = time.monotonic() + limit_s
+        while True:
+            status = await asyncio.to_thread(self.status)
+            sick = [i["url"] for i in (*status["prefill"], *status["decode"]) if not i["healthy"]]
+            if not sick or time.monotonic() > end:
+                return [m.name for m in self.members if m.proxy.url in sick]
+            await asyncio.sleep(0.5)
+
+    def status(self) -> dict[str, Any]:
+        """The router's /laps_status. Raises OSError, ValueError."""
+        assert self.router
+        return self.router.laps_status()
+
+    def dead(self) -> list[str]:
+        """Processes that ended though nobody killed them."""
+        router = Member("router", self.router, self.members[0].proxy, kin=self.router_kin) if self.router else None
+        return [name for m in (*self.members, router) if m for name in m.dead()]
+
+    def logs(self) -> list[Path]:
+        """Of every life of every process, the router's among them."""
+        logs = [log for m in self.members for log in (*m.lives, m.server.log)]
+        return [*logs, self.router.log] if self.router else logs
+
+    async def close(self) -> None:
+        """End the proxies."""
+        for m in self.members:
+            await m.proxy.close()

@@ -1,0 +1,197 @@
+"""Every request has exactly one end: answered right, refused with a reason, or cut by the fault that hit it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmark.faults.evidence import Evidence
+
+RIGHT, REFUSED, CUT = "right", "refused", "cut"
+WRONG, LOST, HUNG = "wrong", "lost", "hung"
+ENDS = (RIGHT, REFUSED, CUT, WRONG, LOST, HUNG)
+BAD = frozenset((WRONG, LOST, HUNG))
+
+AFTER_S = 10.0
+"""How long after a fault a 503 still counts as its work: the router's longest pause between probes, and what two good
+ones take."""
+DECODE = "decode"
+Roles = Mapping[str, Collection[str]]
+"""Role -> names of its servers. A fault may cut the streams of decode servers only."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request as its client saw it. Times: monotonic seconds."""
+
+    number: int
+    deed: str
+    """What its client was about: see ``deeds``."""
+    want: Any = None
+    """The right answer; None: not known (any answer will do)."""
+    begin: float = 0.0
+    end: float = 0.0
+    status: int | None = None
+    """None: no reply at all."""
+    got: Any = None
+    """The answer, or as much of it as came: token ids or text."""
+    done: bool = False
+    """The answer came to its end, by its own word."""
+    reason: str = ""
+    """Why there is no answer, or no more of it: the server's words."""
+    broken: str = ""
+    """What ended the connection, or is not as the protocol wants it: the client's words."""
+    stream: bool = False
+    begun: bool = False
+    """The first event of its stream came, be there text in it or not: it is too late to try elsewhere."""
+    left: bool = False
+    """The client went away, as planned."""
+    hung: bool = False
+    """Nothing ended it within the limit."""
+    aborted: bool = False
+    """Its client asked for it to be aborted."""
+    may_refuse: frozenset[int] = frozenset()
+    """Statuses that are right for it, besides those of any request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one request ended, and why that is said."""
+
+    end: str
+    why: str
+
+
+def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
+    """The end of one request."""
+    if not agrees(seen):
+        return Verdict(WRONG, f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}")
+    if seen.hung:
+        return Verdict(HUNG, f"no end after {seen.end - seen.begin:.0f} s; {_traces(seen, evidence)}")
+    if seen.left:
+        return Verdict(CUT, "the client left")
+    if seen.status is None:
+        return _without_reply(seen, evidence)
+    if seen.status >= 400:
+        return _refused(seen, evidence, roles)
+    if seen.done and not seen.broken:
+        if seen.want is None or seen.got == seen.want:
+            return Verdict(RIGHT, "")
+        if seen.aborted and "abort" in seen.reason:
+            return Verdict(CUT, "aborted as asked")
+        return Verdict(WRONG, f"ended with {_short(seen.got)} of {_short(seen.want)} ({seen.reason or 'no reason'})")
+    if seen.aborted and seen.reason:
+        return Verdict(CUT, "aborted as asked")
+    if seen.stream and seen.begun:
+        fault = evidence.struck(seen.number, seen.begin, seen.end, roles[DECODE])
+        if fault and seen.reason:
+            return Verdict(CUT, f"while streaming: {fault}")
+    if seen.may_refuse and seen.reason:
+        return Verdict(REFUSED, "an error in the stream")
+    return Verdict(LOST, f"{seen.status} without its end: {_told(seen)}; {_traces(seen, evidence)}")
+
+
+def agrees(seen: Seen) -> bool:
+    """Whether what came is the right answer so far."""
+    if seen.want is None or not seen.got:
+        return True
+    return bool(seen.got == seen.want[: len(seen.got)])
+
+
+def _without_reply(seen: Seen, evidence: Evidence) -> Verdict:
+    if any(w.kind == "descriptors" for w in evidence.active(seen.begin, seen.end, 1.0)):
+        return Verdict(CUT, "not let in: the router's descriptors were used up")
+    return Verdict(LOST, f"no reply: {_told(seen)}; {_traces(seen, evidence)}")
+
+
+def _refused(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
+    status = seen.status or 0
+    if not seen.reason:
+        return Verdict(LOST, f"{status} without a reason; {_traces(seen, evidence)}")
+    if seen.aborted and (status >= 500 or "abort" in seen.reason.lower()):
+        return Verdict(CUT, "aborted as asked")
+    if status in seen.may_refuse:
+        return Verdict(REFUSED, f"{status}")
+    if any(h.what == "storm" for h in evidence.hits(seen.number)):
+        return Verdict(REFUSED, f"{status} of a storm")
+    if status in (429, 503):
+        warrant = nobody(seen, evidence, roles)
+        if warrant:
+            return Verdict(REFUSED, f"{status}: {warrant}")
+    elif 400 <= status < 500:
+        return Verdict(WRONG, f"a good request was answered {status}: {seen.reason}")
+    if seen.want is None and any(h.what == f"answered {status}" for h in evidence.hits(seen.number)):
+        return Verdict(REFUSED, f"{status} of a server")
+    if len(victims := evidence.victims(seen.number, seen.begin, seen.end)) > 1:
+        return Verdict(REFUSED, f"{status}: faults of {len(victims)} servers met it")
+    return Verdict(LOST, f"{status}: {seen.reason}; {_traces(seen, evidence)}")
+
+
+def nobody(seen: Seen, evidence: Evidence, roles: Roles) -> str:
+    """Why the router could not serve it: every server of a role had a fault, or descriptors were used up."""
+    active = evidence.active(seen.begin, seen.end, AFTER_S)
+    if any(w.kind == "descriptors" for w in active):
+        return "descriptors used up"
+    for role, names in roles.items():
+        if set(names) <= {w.server for w in active}:
+            return f"every {role} server had a fault"
+    return ""
+
+
+def _told(seen: Seen) -> str:
+    return "; ".join(filter(None, (seen.reason, seen.broken))) or "nothing said"
+
+
+def _traces(seen: Seen, evidence: Evidence) -> str:
+    """What is known of it, for whoever looks for the reason."""
+    hits = [f"{h.at - seen.begin:+.2f} {h.what} {h.server}" for h in evidence.hits(seen.number)]
+    faults = [
+        f"{w.kind} {w.server or 'router'} from {w.begin - seen.begin:+.2f}"
+        + (f" to {w.end - seen.begin:+.2f}" if w.end is not None else "")
+        for w in evidence.active(seen.begin, seen.end, 5.0)
+    ]
+    return f"[{', '.join(hits) or 'seen by no server'}] faults [{', '.join(faults) or 'none'}]"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 120 else text[:117] + "..."
+
+
+@dataclass
+class Oracle:
+    """Keeps the books: each number ends once."""
+
+    evidence: Evidence
+    roles: Roles
+    ends: dict[int, str] = field(default_factory=dict)
+    by_deed: dict[str, Counter[str]] = field(default_factory=dict)
+    why: Counter[str] = field(default_factory=Counter)
+    """Ends that are no failures, by reason."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    twice: list[int] = field(default_factory=list)
+    """Numbers that were reported more than once."""
+
+    def ended(self, seen: Seen) -> Verdict:
+        """Judge and count one request."""
+        verdict = judge(seen, self.evidence, self.roles)
+        if seen.number in self.ends:
+            self.twice.append(seen.number)
+            return verdict
+        self.ends[seen.number] = verdict.end
+        self.by_deed.setdefault(seen.deed, Counter())[verdict.end] += 1
+        if verdict.end in BAD:
+            self.failures.append({
+                "number": seen.number, "deed": seen.deed, "end": verdict.end, "why": verdict.why,
+                "status": seen.status, "stream": seen.stream, "seconds": round(seen.end - seen.begin, 3),
+                "reason": seen.reason, "broken": seen.broken,
+            })  # fmt: skip
+        elif verdict.end != RIGHT:
+            self.why[f"{verdict.end}: {verdict.why}"] += 1
+        return verdict
+
+    def total(self, end: str) -> int:
+        """Requests with this end."""
+        return sum(c[end] for c in self.by_deed.values())

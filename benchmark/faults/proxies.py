@@ -1,0 +1,211 @@
+"""A TCP proxy in front of each server: it passes on, refuses, resets, falls silent, or answers 5xx itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import socket
+import struct
+
+from benchmark.faults.evidence import MARKER, Evidence
+from benchmark.rig.servers import HOST
+
+PASS, RESET, SILENT, STORM = "pass", "reset", "silent", "storm"
+STATUSES = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable"}
+HEAD_LIMIT = 1 << 20
+_NUMBER = re.compile(rb"\r\n%b: *(\d+)\r\n" % MARKER.encode(), re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+
+
+class Link:
+    """One connection of the router and, once it is needed, the one to the server behind."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.up: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.back: asyncio.Task[None] | None = None
+        self.marker: int | None = None
+        """Number of the request that is on its way."""
+        self.answered = True
+        """Nothing is owed to the router."""
+        self.chunks_left: int | None = None
+        """Pieces of the reply to pass before a reset; None: no reset."""
+        self._owed: int | None = None
+        """Bytes of a reply of known length that are to come; None: it ends with its last chunk."""
+
+    def expect(self, marker: int | None) -> None:
+        """A request has come."""
+        self.marker, self.answered, self.chunks_left, self._owed = marker, False, None, None
+
+    def replied(self, data: bytes) -> None:
+        """Another piece of the reply has come."""
+        if data.startswith(b"HTTP/1."):
+            head, _, data = data.partition(b"\r\n\r\n")
+            length = _LENGTH.search(head + b"\r\n")
+            self._owed = int(length[1]) if length else None
+        if self._owed is not None:
+            self._owed -= len(data)
+            self.answered = self._owed <= 0
+        else:
+            self.answered = data.endswith(b"0\r\n\r\n")
+
+    def reset(self) -> None:
+        """Break it both ways, with an RST."""
+        self._end(abrupt=True)
+
+    def close(self) -> None:
+        """End it both ways."""
+        self._end(abrupt=False)
+
+    def _end(self, abrupt: bool) -> None:
+        if self.back:
+            self.back.cancel()
+        for writer in (self.writer, self.up[1] if self.up else None):
+            if writer is None or writer.transport.is_closing():
+                continue
+            if abrupt:
+                with contextlib.suppress(OSError):
+                    sock = writer.get_extra_info("socket")
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            else:
+                writer.close()
+
+
+class Proxy:
+    """In front of one server of this machine, on a port of its own. Each request meets the mode of its moment."""
+
+    def __init__(self, name: str, port: int, server_port: int, evidence: Evidence, seed: int = 0) -> None:
+        self.name, self.port = name, port
+        self._server_port = server_port
+        self._evidence = evidence
+        self._rng = random.Random(seed)
+        self._listener: asyncio.Server | None = None
+        self._links: set[Link] = set()
+        self._mode = PASS
+        self._speaks = asyncio.Event()
+        self._speaks.set()
+
+    @property
+    def url(self) -> str:
+        """Where the router finds the server."""
+        return f"http://{HOST}:{self.port}"
+
+    async def listen(self) -> None:
+        """Accept connections."""
+        if self._listener is None:
+            self._listener = await asyncio.start_server(
+                self._accept, HOST, self.port, limit=HEAD_LIMIT, reuse_address=True
+            )
+
+    def refuse(self) -> None:
+        """Stop accepting: connections are refused by the system, kept ones are reset when they bring a request."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for link in [link for link in self._links if link.answered]:
+            link.reset()
+
+    def mode(self, mode: str) -> None:
+        """How requests are met from now on. The end of silence resets whatever was under way, as after a reboot."""
+        was, self._mode = self._mode, mode
+        if mode == SILENT:
+            self._speaks.clear()
+            for link in self._links:
+                if not link.answered:
+                    self._evidence.note(link.marker, self.name, SILENT)
+        elif was == SILENT:
+            for link in list(self._links):
+                link.reset()
+            self._speaks.set()
+
+    async def close(self) -> None:
+        """End everything."""
+        self.refuse()
+        while self._links:
+            for link in list(self._links):
+                link.reset()
+            await asyncio.sleep(0.01)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(reader, writer)
+        self._links.add(link)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = _LENGTH.search(head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                number = _NUMBER.search(head)
+                link.expect(int(number[1]) if number else None)
+                await self._meet(link, head + body)
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, OSError):
+            link.close()
+        finally:
+            link.close()
+            self._links.discard(link)
+
+    async def _meet(self, link: Link, request: bytes) -> None:
+        if self._listener is None:
+            link.reset()
+            raise ConnectionResetError
+        if self._mode == SILENT:
+            self._evidence.note(link.marker, self.name, SILENT)
+            # Until the end of silence resets it, or the router gives up.
+            await link.reader.read()
+            raise ConnectionResetError
+        if self._mode == STORM:
+            self._evidence.note(link.marker, self.name, STORM)
+            link.writer.write(_storm(self._rng.choice(list(STATUSES))))
+            await link.writer.drain()
+            link.answered = True
+            return
+        if self._mode == RESET:
+            link.chunks_left = self._rng.choice((0, 0, 1, 2, 4))
+            if not link.chunks_left:
+                self._evidence.note(link.marker, self.name, RESET)
+                link.reset()
+                raise ConnectionResetError
+        await self._forward(link, request)
+
+    async def _forward(self, link: Link, request: bytes) -> None:
+        if link.up is None:
+            try:
+                link.up = await asyncio.open_connection(HOST, self._server_port, limit=HEAD_LIMIT)
+            except OSError:
+                link.reset()
+                raise
+            link.back = asyncio.ensure_future(self._back(link, link.up[0]))
+        self._evidence.note(link.marker, self.name, "sent")
+        link.up[1].write(request)
+        await link.up[1].drain()
+
+    async def _back(self, link: Link, reader: asyncio.StreamReader) -> None:
+        """Pass the server's replies on."""
+        try:
+            while data := await reader.read(1 << 16):
+                await self._speaks.wait()
+                if not link.answered and data.startswith(b"HTTP/1."):
+                    self._evidence.note(link.marker, self.name, f"answered {data[9:12].decode('latin-1')}")
+                if link.chunks_left is not None:
+                    link.chunks_left -= 1
+                    if link.chunks_left < 0:
+                        self._evidence.note(link.marker, self.name, RESET)
+                        link.reset()
+                        return
+                link.writer.write(data)
+                await link.writer.drain()
+                link.replied(data)
+            await self._speaks.wait()
+            link.close()
+        except (ConnectionError, OSError):
+            link.reset()
+
+
+def _storm(status: int) -> bytes:
+    body = b'{"error": {"message": "a storm of the campaign", "type": "storm", "code": %d}}' % status
+    head = (
+        f"HTTP/1.1 {status} {STATUSES[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,38 @@
+"""A short fault campaign: everything real, every bar met. The long one is ``./run bench faults``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.rig.model import REPO
+from benchmark.rig.piece import Piece
+
+LIMIT_S = 1500.0
+"""Two minutes of it are load; servers start, and start again, while other tests may have the cores."""
+
+
+@pytest.mark.timeout(LIMIT_S + 120)
+def test_a_short_campaign_meets_every_bar(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmark.faults", "--requests", "800", "--seconds", "100", "--seed", "1"]
+    with (tmp_path / "output").open("w") as out:
+        process = subprocess.Popen(
+            [*command, "--out", str(tmp_path)], cwd=REPO, stdout=out, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            code = process.wait(LIMIT_S)
+        finally:
+            # Told to end it stops its servers.
+            process.terminate()
+            process.wait(60)
+    told = (tmp_path / "output").read_text()[-4000:]
+    found = Piece.read(tmp_path)
+    assert [str(f) for f in found.figures if f.met is False] == [], told
+    assert code == 0, told
+    counts = {f.name: f.value for f in found.figures}
+    assert counts["requests"] >= 300
+    assert counts["faults of servers and router"] >= 8
+    assert counts["hostile requests at both routers"] >= 200

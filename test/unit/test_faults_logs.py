@@ -1,0 +1,52 @@
+"""Tracebacks are found wherever they stand in a log, and SGLang's own are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmark.faults import logs
+
+OURS = """\
+[2026-01-01 10:00:00] Scheduler hit an exception: Traceback (most recent call last):
+  File "scheduler.py", line 5, in run
+    self.step()
+  File "sglang_laps/slo.py", line 3, in record
+    x / y
+    ~~^~~
+ZeroDivisionError: float division by zero
+
+[2026-01-01 10:00:01] all is well
+"""
+THEIRS = """\
+ERROR:    Exception in ASGI application
+Traceback (most recent call last):
+  File "fastapi/exceptions.py", line 217, in __str__
+    message += repr(err)
+RecursionError: maximum recursion depth exceeded while getting the repr of an object
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "fastapi/routing.py", line 3, in app
+    raise
+fastapi.exceptions.RequestValidationError: <exception str() failed>
+INFO: go on
+"""
+
+
+def test_what_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("fine\n" + OURS)
+    (tmp_path / "b.log").write_text(THEIRS + "Task exception was never retrieved\n")
+    found = logs.scan([tmp_path / "a.log", tmp_path / "b.log", tmp_path / "none.log"])
+    assert found.wrong == [
+        'a.log: ZeroDivisionError: float division by zero (File "sglang_laps/slo.py", line 3, in record)',
+        "a.log: [2026-01-01 10:00:00] Scheduler hit an exception: Traceback (most recent call last):",
+        "b.log: Task exception was never retrieved",
+    ]
+    assert sum(found.own.values()) == 2
+
+
+def test_a_quiet_log_has_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("Error in request: no traceback\nprefill failed with exception KVTransferError\n")
+    found = logs.scan([tmp_path / "a.log"])
+    assert (found.wrong, found.own) == ([], {})

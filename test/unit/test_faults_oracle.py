@@ -1,0 +1,156 @@
+"""Each way a request can end, and what is excused by what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmark.faults.evidence import Evidence
+from benchmark.faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
+
+ROLES = {"prefill": ["p0", "p1"], "decode": ["d0", "d1"]}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def evidence(clock: Clock) -> Evidence:
+    return Evidence(clock)
+
+
+def seen(**more: Any) -> Seen:
+    return Seen(**{"number": 1, "deed": "plain", "want": [1, 2, 3], "begin": 100.0, "end": 102.0, **more})
+
+
+def whole(**more: Any) -> Seen:
+    return seen(**{"status": 200, "got": [1, 2, 3], "done": True, "reason": "length", **more})
+
+
+def begun(**more: Any) -> Seen:
+    """A stream that ended with an error event."""
+    return seen(**{"status": 200, "got": [1, 2], "stream": True, "begun": True, "reason": "upstream lost", **more})
+
+
+def fault(evidence: Evidence, clock: Clock, kind: str, server: str, begin: float, end: float) -> None:
+    clock.now = begin
+    with evidence.window(kind, server):
+        clock.now = end
+
+
+def sent(evidence: Evidence, clock: Clock, server: str, at: float, what: str = "sent") -> None:
+    clock.now = at
+    evidence.note(1, server, what)
+
+
+def end(it: Seen, evidence: Evidence) -> str:
+    return judge(it, evidence, ROLES).end
+
+
+def test_right_is_the_whole_answer_and_nothing_else(evidence: Evidence) -> None:
+    assert end(whole(), evidence) == RIGHT
+    assert end(whole(want=None), evidence) == RIGHT
+    for got in ([1, 2], [1, 2, 4], [1, 2, 3, 4], []):
+        assert end(whole(got=got), evidence) == WRONG
+    assert end(whole(broken="an event after the last one"), evidence) == LOST
+
+
+def test_a_part_that_is_not_right_is_wrong_whatever_happened(evidence: Evidence, clock: Clock) -> None:
+    sent(evidence, clock, "d0", 100.1)
+    fault(evidence, clock, "kill", "d0", 101.0, 130.0)
+    assert end(begun(got=[9]), evidence) == WRONG
+    assert end(seen(left=True, got=[9]), evidence) == WRONG
+
+
+def test_silence_is_hung_and_leaving_is_a_cut(evidence: Evidence) -> None:
+    assert end(seen(hung=True), evidence) == HUNG
+    assert end(seen(left=True), evidence) == CUT
+
+
+def test_a_stream_is_cut_only_by_a_fault_of_its_own_decode_server(evidence: Evidence, clock: Clock) -> None:
+    assert end(begun(), evidence) == LOST
+    sent(evidence, clock, "d0", 100.1)
+    sent(evidence, clock, "p0", 100.1)
+    fault(evidence, clock, "kill", "d1", 101.0, 130.0)
+    fault(evidence, clock, "kill", "p0", 101.0, 130.0)
+    fault(evidence, clock, "flush", "d0", 101.0, 130.0)
+    assert end(begun(), evidence) == LOST
+    fault(evidence, clock, "kill", "d0", 101.0, 130.0)
+    assert end(begun(), evidence) == CUT
+    assert end(begun(got=""), evidence) == CUT
+    assert end(begun(got=None, begun=False), evidence) == LOST  # no token had come: it could be tried elsewhere
+    assert end(begun(reason="", broken="reset"), evidence) == LOST  # and the client is told
+
+
+def test_a_stream_whose_connection_was_reset_is_cut(evidence: Evidence, clock: Clock) -> None:
+    sent(evidence, clock, "d0", 100.1)
+    sent(evidence, clock, "d0", 101.0, "reset")
+    assert end(begun(), evidence) == CUT
+
+
+def test_a_refusal_needs_a_reason_and_an_occasion(evidence: Evidence, clock: Clock) -> None:
+    assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST
+    fault(evidence, clock, "kill", "d0", 95.0, 130.0)
+    assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST  # there was another
+    fault(evidence, clock, "stop", "d1", 80.0, 99.0)
+    assert end(seen(status=503, reason="no server is healthy"), evidence) == REFUSED
+    assert end(seen(status=503), evidence) == LOST
+    assert end(seen(status=502, reason="lost"), evidence) == LOST
+    assert end(seen(status=400, reason="bad"), evidence) == WRONG
+    assert end(seen(status=400, reason="bad", may_refuse=frozenset((400,))), evidence) == REFUSED
+
+
+def test_descriptors_excuse_refusals_and_closed_doors(evidence: Evidence, clock: Clock) -> None:
+    closed = seen(broken="closed without a reply")
+    assert end(closed, evidence) == LOST
+    fault(evidence, clock, "descriptors", "", 99.0, 101.0)
+    assert end(closed, evidence) == CUT
+    assert end(seen(status=503, reason="out of descriptors"), evidence) == REFUSED
+    assert end(seen(status=502, reason="lost"), evidence) == LOST
+
+
+def test_an_error_of_a_storm_is_a_refusal(evidence: Evidence, clock: Clock) -> None:
+    stormy = seen(status=500, reason="a storm")
+    assert end(stormy, evidence) == LOST
+    sent(evidence, clock, "p0", 100.2, "storm")
+    assert end(stormy, evidence) == REFUSED
+
+
+def test_two_faulty_servers_excuse_a_502(evidence: Evidence, clock: Clock) -> None:
+    lost = seen(status=502, reason="lost")
+    fault(evidence, clock, "kill", "p0", 100.5, 130.0)
+    assert end(lost, evidence) == LOST
+    sent(evidence, clock, "d0", 100.6, "reset")
+    assert end(lost, evidence) == REFUSED
+
+
+def test_an_abort_that_was_asked_for_is_a_cut(evidence: Evidence) -> None:
+    assert end(whole(got=[1, 2], reason="abort", aborted=True), evidence) == CUT
+    assert end(whole(got=[1, 2], reason="abort"), evidence) == WRONG
+    assert end(whole(got=[1, 4], reason="abort", aborted=True), evidence) == WRONG
+    assert end(seen(status=500, reason="Aborted by AbortReq", aborted=True), evidence) == CUT
+
+
+def test_a_hostile_request_may_get_a_servers_own_error(evidence: Evidence, clock: Clock) -> None:
+    theirs = seen(status=500, reason="oh", want=None)
+    assert end(theirs, evidence) == LOST
+    sent(evidence, clock, "p0", 100.2, "answered 500")
+    assert end(theirs, evidence) == REFUSED
+
+
+def test_books_count_each_number_once(evidence: Evidence) -> None:
+    oracle = Oracle(evidence, ROLES)
+    for it in (whole(), whole(number=2), seen(number=3, hung=True), whole(number=2)):
+        oracle.ended(it)
+    assert (oracle.total(RIGHT), oracle.total(HUNG), oracle.twice) == (2, 1, [2])
+    assert [f["number"] for f in oracle.failures] == [3]

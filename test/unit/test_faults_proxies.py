@@ -1,0 +1,165 @@
+"""Proxies over real sockets: what a client of a faulty server sees, and what is noted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from benchmark.faults import proxies, wire
+from benchmark.faults.evidence import MARKER, Evidence
+from benchmark.faults.proxies import Proxy
+from benchmark.rig.servers import free_port
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+PIECES = 6
+
+
+class Bench:
+    """A server that streams, with a proxy in front of it."""
+
+    def __init__(self) -> None:
+        self.evidence = Evidence()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                self.asked.set()
+                writer.write(CHUNKED)
+                for i in range(PIECES):
+                    writer.write(b"1\r\n%d\r\n" % i)
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+                    if i == 0:
+                        await self.gate.wait()
+                writer.write(b"0\r\n\r\n")
+        self.left.set()
+        writer.close()
+
+    async def ask(self, number: int = 1) -> tuple[int, bytes]:
+        with await wire.Connection.to(self.proxy.port) as connection:
+            return await self.ask_on(connection, number)
+
+    async def ask_on(self, connection: wire.Connection, number: int = 1) -> tuple[int, bytes]:
+        await connection.send(wire.request("/x", b"", {MARKER: str(number)}))
+        reply = await connection.reply()
+        return reply.status, await reply.body()
+
+    def what(self, number: int = 1) -> list[str]:
+        return [h.what for h in self.evidence.hits(number)]
+
+
+@contextlib.asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    b = Bench()
+    server = await asyncio.start_server(b.serve, "127.0.0.1", 0)
+    b.proxy = Proxy("p", free_port(), server.sockets[0].getsockname()[1], b.evidence, seed=1)  # type: ignore[attr-defined]
+    await b.proxy.listen()
+    try:
+        yield b
+    finally:
+        await b.proxy.close()
+        server.close()
+
+
+ALL = (200, b"012345")
+BROKEN = (OSError, wire.Broken)
+
+
+def test_it_passes_on_and_keeps_connections() -> None:
+    async def run() -> None:
+        async with bench() as b:
+            with await wire.Connection.to(b.proxy.port) as connection:
+                assert await b.ask_on(connection, 1) == ALL
+                assert await b.ask_on(connection, 2) == ALL
+            assert b.what(1) == b.what(2) == ["sent", "answered 200"]
+            await asyncio.wait_for(b.left.wait(), 10)  # the server learns that its client has gone
+
+    asyncio.run(run())
+
+
+def test_it_refuses_and_comes_back() -> None:
+    async def run() -> None:
+        async with bench() as b:
+            with await wire.Connection.to(b.proxy.port) as kept:
+                assert await b.ask_on(kept) == ALL
+                b.proxy.refuse()
+                with pytest.raises(ConnectionRefusedError):
+                    await b.ask()
+                with pytest.raises(BROKEN):
+                    await b.ask_on(kept)
+            await b.proxy.listen()
+            assert await b.ask() == ALL
+
+    asyncio.run(run())
+
+
+def test_what_runs_goes_on_while_it_refuses() -> None:
+    async def run() -> None:
+        async with bench() as b:
+            b.gate.clear()
+            asked = asyncio.ensure_future(b.ask())
+            await asyncio.wait_for(b.asked.wait(), 10)
+            b.proxy.refuse()
+            b.gate.set()
+            assert await asked == ALL
+
+    asyncio.run(run())
+
+
+def test_resets_come_at_once_or_in_the_middle_and_are_noted() -> None:
+    async def run() -> None:
+        async with bench() as b:
+            b.proxy.mode(proxies.RESET)
+            for i in range(20):
+                with pytest.raises(BROKEN):
+                    await b.ask(i)
+            noted = [b.what(i) for i in range(20)]
+            assert all("reset" in n for n in noted)
+            assert {"sent" in n for n in noted} == {True, False}
+            b.proxy.mode(proxies.PASS)
+            assert await b.ask() == ALL
+
+    asyncio.run(run())
+
+
+def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
+    async def run() -> None:
+        async with bench() as b:
+            b.gate.clear()
+            old = asyncio.ensure_future(b.ask(1))
+            await asyncio.wait_for(b.asked.wait(), 10)
+            b.proxy.mode(proxies.SILENT)
+            b.gate.set()
+            new = asyncio.ensure_future(b.ask(2))
+            _, waiting = await asyncio.wait((old, new), timeout=0.3)
+            assert waiting == {old, new}
+            b.proxy.mode(proxies.PASS)
+            for task in (old, new):
+                with pytest.raises(BROKEN):
+                    await asyncio.wait_for(task, 10)
+            assert b.what(1)[-1] == b.what(2)[-1] == "silent"
+            assert await b.ask(3) == ALL
+
+    asyncio.run(run())
+
+
+def test_a_storm_answers_itself() -> None:
+    async def run() -> None:
+        async with bench() as b:
+            b.proxy.mode(proxies.STORM)
+            with await wire.Connection.to(b.proxy.port) as connection:
+                answers = [await b.ask_on(connection, i) for i in range(12)]
+            assert {status for status, _ in answers} == {500, 502, 503}
+            assert all(wire.reason(body) for _, body in answers)
+            assert not b.asked.is_set()
+            assert b.what(0) == ["storm"]
+
+    asyncio.run(run())

@@ -1,0 +1,60 @@
+"""What a campaign does follows from its seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from benchmark.faults import prompts, schedule
+
+
+@pytest.mark.parametrize("lane", schedule.LANES)
+def test_a_round_holds_every_fault_of_its_lane_once(lane: str) -> None:
+    kinds = schedule.LANES[lane]
+    for seed in range(5):
+        some = list(itertools.islice(schedule.faults(seed, lane), 3 * len(kinds)))
+        for i in range(0, len(some), len(kinds)):
+            assert {f.kind for f in some[i : i + len(kinds)]} == set(kinds)
+        for f in some:
+            low, high = kinds[f.kind]
+            assert low <= f.length_s <= high
+            assert schedule.GAP_S[0] <= f.gap_s <= schedule.GAP_S[1]
+
+
+def test_the_same_seed_does_the_same() -> None:
+    for make in (lambda s: schedule.faults(s, "decode"), schedule.deeds):
+        a, b, c = (list(itertools.islice(make(seed), 50)) for seed in (3, 3, 4))
+        assert a == b != c
+    assert prompts.make(3, 9, 3) == prompts.make(3, 9, 3)
+    assert prompts.make(3, 9, 3) != prompts.make(4, 9, 3)
+
+
+def test_deeds_come_as_often_as_they_should() -> None:
+    seen = Counter(d.kind for d in itertools.islice(schedule.deeds(1), 5000))
+    assert set(seen) == set(schedule.DEEDS)
+    for kind, share in schedule.DEEDS.items():
+        assert seen[kind] / 5000 == pytest.approx(share / sum(schedule.DEEDS.values()), rel=0.4)
+
+
+@pytest.mark.parametrize("only", schedule.CLASSES)
+def test_one_class_alone(only: str) -> None:
+    kinds = {d.kind for d in itertools.islice(schedule.deeds(1, only), 200)}
+    inflicted = {
+        (f.lane, f.kind) for lane in schedule.LANES for f in itertools.islice(schedule.faults(1, lane, only), 5)
+    }
+    if only in schedule.DEEDS:
+        assert kinds == {schedule.PLAIN, only}
+        assert not inflicted
+    else:
+        assert kinds == {schedule.PLAIN}
+        assert {kind for _, kind in inflicted} == {only}
+    assert schedule.covered(inflicted, only)
+    assert not schedule.covered(inflicted)
+
+
+def test_prompts_are_of_all_routes_and_lengths() -> None:
+    made = prompts.make(1, 60, 30)
+    assert {(p.route, p.length_class) for p in made} == {(r, c) for r in prompts.ROUTES for c in ("short", "long")}
+    assert all("stream" not in p.body for p in made)
