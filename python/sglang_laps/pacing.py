@@ -57,6 +57,10 @@ class Pacer:
 
         Raises ConfigError where ``profile_path`` cannot be read, or a chunk holds less than one unit.
         """
+        if chunk_tokens is not None and chunk_tokens < unit:
+            raise ConfigError(
+                f"--chunked-prefill-size: {chunk_tokens} is less than {unit} tokens, what a cut is rounded to"
+            )
         self._config = config
         self._chunk = chunk_tokens
         self._budget = chunk_tokens or 1 << 30

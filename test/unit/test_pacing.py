@@ -153,6 +153,12 @@ def test_a_long_batch_is_whole_units() -> None:
     assert pacer(chunk=1024).plan(0.0, [], [long(1 << 20)]).tokens == 1024
 
 
+def test_a_chunk_that_holds_no_unit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="32 is less than 64 tokens"):
+        pacer(chunk=32, unit=64)
+    assert pacer(chunk=64, unit=64).plan(0.0, [], [long(5000)]).tokens == 64
+
+
 def test_a_lone_long_prompt_goes_chunk_after_chunk() -> None:
     me, done = pacer(chunk=1024, layers=0), 0
     while done < 5000:
