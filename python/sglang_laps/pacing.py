@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 from sglang_laps.policy.boundary import AutoThreshold
-from sglang_laps.policy.config import AUTO, LapsConfig
+from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
 from sglang_laps.policy.gap import AIM, Gap
 from sglang_laps.policy.guard import Guard
 from sglang_laps.policy.latency import LatencyModel, StepSample
