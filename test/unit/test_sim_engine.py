@@ -274,6 +274,25 @@ def test_a_batch_is_finished_once_and_its_slices_add_up(profile: Profile) -> Non
     assert any(told["paused_s"] > 0.0 for *_, told in scheduler.told)
 
 
+def test_without_slices_short_requests_share_the_long_steps() -> None:
+    knobs = {"slice_ms": 0.0}
+    shared = 0
+
+    def check(now: float, said: Any, waiting: int) -> None:
+        nonlocal shared
+        assert isinstance(said, Batch) or waiting == 0
+        if isinstance(said, Batch):
+            assert said.parts, "every batch is whole"
+            assert sum(new for _, new, _ in said.parts) <= CHUNK
+            shared += len({r.class_tokens <= 256 for r, _, _ in said.parts}) == 2
+
+    outcome = watch("dual", Open(MIX, 40.0, 1500, seed=12), check, **knobs)
+    assert len(outcome.record) == 1500
+    assert shared
+    stock = run(VARIANTS["fcfs"], Open(MIX, 40.0, 1500, seed=12), PROFILE, chunk=CHUNK)
+    assert outcome.groups()["short"].ttft["p90"] < stock.groups()["short"].ttft["p90"]
+
+
 def test_a_small_prompt_overtakes_a_large_one() -> None:
     scheduler = Remembered(chunk=8192)
     outcome, _ = served(scheduler, Trace([Row(0.0, 8192, 0), Row(0.02, 400, 0)]))
