@@ -404,7 +404,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if whole:
             return partial(WholePrefillAdder, self, reserve=reserve)
         # Only the last of a batch is cut: a prompt in progress gets what those before it leave, if they all run whole.
-        left = tokens - sum(r.laps_tag.new_tokens for r in queue)
+        page = self.page_size
+        left = tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in queue)
         limit = left // self._laps_unit * self._laps_unit if slot is not None and left >= self._laps_unit else None
         return partial(LapsPrefillAdder, self, reserve=reserve, limit=limit)
 
