@@ -289,7 +289,7 @@ def overload(r: Run) -> None:
         )
     )  # fmt: skip
     r.figures += [
-        Figure("longest long wait under overload, LAPS (s)", longest["laps"], f"<= {bound:.1f}, gap and guard promise it",
+        Figure("longest long wait under overload, LAPS (s)", longest["laps"], f"<= {bound:.1f}, gap's and guard's",
                longest["laps"] <= bound),
         Figure("the same, shortest-prefill-first (s)", longest["shortest-prefill-first"], f"> {bound:.1f}: not bounded",
                longest["shortest-prefill-first"] > bound),

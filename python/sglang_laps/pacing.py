@@ -147,7 +147,7 @@ class Pacer:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if running is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
         if running is None:
-            joining = sum(shorts[i][0] for i in plan.picked)
+            joining = sum(self._whole_units(shorts[i][0]) for i in plan.picked)
             plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed else order)

@@ -403,7 +403,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return partial(ShortPrefillAdder, self, reserve=reserve)
         if whole:
             return partial(WholePrefillAdder, self, reserve=reserve)
-        beside = sum(r.laps_tag.new_tokens for r in queue)
+        # SGLang counts whole pages.
+        beside = sum(-(-r.laps_tag.new_tokens // self.page_size) * self.page_size for r in queue)
         unit = self._laps_unit
         limit = None if slot is None or not tokens else max(1, (tokens - beside) // unit) * unit
         return partial(LapsPrefillAdder, self, reserve=reserve, limit=limit)
