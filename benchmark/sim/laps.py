@@ -164,8 +164,8 @@ class Laps:
                 return
             self._under_way.remove(sliced)
             begin, paused_s, within = sliced.begin, sliced.paused_s, sliced.within
-        for s in self._under_way:
-            s.paused_s += batch.end - begin
+        if self._under_way:
+            self._under_way[-1].paused_s += batch.end - begin
         shape = [(new, old) for _, new, old in batch.parts]
         launch = batch.launch
         assert launch is not None

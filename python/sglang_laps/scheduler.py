@@ -584,9 +584,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         # With two batches in flight the second starts on the device when the first ends.
         sent = end if flight.started is None else flight.started
         begin = sent if flight.within else max(sent, self._laps_last_end)
-        for f in self._laps_under_way:
-            f.paused_s += end - begin
-        if not flight.within:
+        if flight.within:
+            # What was paused for it; a batch below that is paused for both.
+            self._laps_under_way[-1].paused_s += end - begin
+        else:
             self._laps_last_end = end
             self._laps_busy.add(begin, end)
         self._laps_pacer.finished(

@@ -377,6 +377,8 @@ def test_without_slices_short_requests_share_the_step() -> None:
     assert plan.mixed
     assert (plan.order[0], plan.picked, plan.longs) == (LONG, (0, 1), (0,))
     assert plan.tokens == int(GAP / TOKEN) + 150
+    paged = pacer(layers=0, unit=64, preempt_overhead=1.0).plan(1.0, [short("a", 1), short("b", 65)], [long(20_000)])
+    assert paged.tokens == int(F / TOKEN) // 64 * 64 + 64 + 128, "each begins a page of its own"
     assert not me.plan(1.0, [], [long(20_000)]).mixed
     assert not pacer().plan(1.0, [short("a")], [long(20_000)]).mixed
     assert pacer(layers=0, chunk=1024).plan(1.0, [short("a", 200)], [long(20_000)]).tokens == 1024
