@@ -17,6 +17,7 @@ OWN: dict[str, str] = {
     r"_BaseRequestContextManager|sglang_router/mini_lb\.py\", line \d+, in (flush_cache|get_server_info)": (
         "a route of stock MiniLB asks a server that is gone"
     ),
+    r"openai/protocol\.py\", line \d+, in set_json_schema": "a response_format that is no object; the client is told",
     r"in send_pyobj\n.*RecursionError: .* pickling": (
         "SGLang's HTTP process cannot send its scheduler a value that is nested 1,000 deep; the client is told"
     ),
