@@ -48,18 +48,20 @@ class Bare:
             seen.broken = f"{type(e).__name__}: {e}"[:200]
 
     async def _stream(self, route: str, reply: wire.Reply, seen: Seen) -> None:
-        last = False
+        last = failed = False
         async for data in wire.events(reply.pieces()):
-            if last:
+            # SGLang ends a stream that failed with both an error and this.
+            done = data == b"[DONE]"
+            if last or (failed and not done):
                 raise wire.Broken(f"an event after the last one: {data[:60]!r}")
-            last = data == b"[DONE]"
-            if not last:
+            last = done
+            if not done:
                 event = json.loads(data)
                 if event.get("error"):
-                    seen.reason, seen.done, last = wire.told(event) or "an error", False, True
+                    seen.reason, failed = wire.told(event) or "an error", True
                 else:
                     read_event(route, event, seen)
-        seen.done = seen.done and last
+        seen.done = seen.done and last and not failed
 
 
 class OpenAi:

@@ -19,7 +19,7 @@ from benchmark.faults.schedule import Deed
 
 REFUSABLE = frozenset((400,))
 HALF_S = (0.1, 3.0)
-TOGETHER_S = 0.05
+TOGETHER_S = 0.15
 """Two requests this close may each find the other's id at one of their two servers."""
 
 
@@ -53,8 +53,10 @@ class Crowd:
         await bounded(client(prompt, seen, extra or {}), seen, time.monotonic, leave_s)
         return seen
 
-    async def _plain(self, deed: Deed, i: int, _: random.Random) -> None:
-        self._oracle.ended(await self._ask(deed, i))
+    async def _plain(self, deed: Deed, i: int, rng: random.Random) -> None:
+        """One in five under an id of its own."""
+        extra = {"rid": _rid(deed, rng)} if rng.random() < 0.2 else {}
+        self._oracle.ended(await self._ask(deed, i, extra))
 
     async def _leave(self, deed: Deed, i: int, rng: random.Random) -> None:
         self._oracle.ended(await self._ask(deed, i, leave_s=rng.choice((0.02, 0.2, 0.8)) * rng.random()))
@@ -80,7 +82,7 @@ class Crowd:
 
     async def _abort(self, deed: Deed, i: int, rng: random.Random) -> None:
         """Ask under an id of its own, and have it aborted at a random moment."""
-        rid = f"{deed.seed:08x}-{rng.getrandbits(64):016x}"
+        rid = _rid(deed, rng)
 
         async def end_it() -> None:
             await asyncio.sleep(rng.choice((0.02, 0.2, 0.8)) * rng.random())
@@ -102,7 +104,7 @@ class Crowd:
 
     async def _twin(self, deed: Deed, i: int, rng: random.Random) -> None:
         """Two requests under one id: the first is served as if it were alone, the second too or refused."""
-        rid = f"{deed.seed:08x}-{rng.getrandbits(64):016x}"
+        rid = _rid(deed, rng)
 
         later_s = rng.choice((0.0, 0.05, 0.3)) * rng.random()
 
@@ -140,3 +142,8 @@ class Crowd:
 
         await bounded(send(), seen, time.monotonic)
         self._oracle.ended(seen)
+
+
+def _rid(deed: Deed, rng: random.Random) -> str:
+    """An id that no other is the beginning of: SGLang aborts by beginnings."""
+    return f"{deed.seed:08x}-{rng.getrandbits(64):016x}"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 MARKER = "x-faults-request"
 """Header with a request's number; the router passes it on, so the proxies see which server has which request."""
 
+STORM_WORDS = "a storm of the campaign"
+"""What a server's 5xx says where a proxy made it."""
 DEADLY = frozenset(("kill", "reset", "silent", "stop"))
 """Faults that may end a stream that runs."""
 REFUSING = frozenset(("kill", "refuse"))

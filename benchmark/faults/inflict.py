@@ -168,7 +168,16 @@ class Inflictor:
             self.wrong.append(f"the router called {name} unhealthy when its own descriptors were used up")
 
     async def _sick(self) -> set[str]:
-        status = await asyncio.to_thread(self._fleet.status)
+        """Whom the router calls unhealthy. Nobody hears it while its descriptors are used up: ask again."""
+        end = time.monotonic() + HEAL_S
+        while True:
+            try:
+                status = await asyncio.to_thread(self._fleet.status)
+                break
+            except (OSError, ValueError):
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(0.5)
         sick = [i["url"] for i in (*status["prefill"], *status["decode"]) if not i["healthy"]]
         return {m.name for m in self._fleet.members if m.proxy.url in sick}
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark.faults.evidence import Evidence
+from benchmark.faults.evidence import STORM_WORDS, Evidence
 
 RIGHT, REFUSED, CUT = "right", "refused", "cut"
 WRONG, LOST, HUNG = "wrong", "lost", "hung"
@@ -67,7 +67,8 @@ class Verdict:
 def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     """The end of one request."""
     if not agrees(seen):
-        return Verdict(WRONG, f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}")
+        told = f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}"
+        return Verdict(WRONG, f"{told}; {_traces(seen, evidence)}")
     if seen.hung:
         return Verdict(HUNG, f"no end after {seen.end - seen.begin:.0f} s; {_traces(seen, evidence)}")
     if seen.left:
@@ -81,7 +82,8 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
             return Verdict(RIGHT, "")
         if seen.aborted and "abort" in seen.reason:
             return Verdict(CUT, "aborted as asked")
-        return Verdict(WRONG, f"ended with {_short(seen.got)} of {_short(seen.want)} ({seen.reason or 'no reason'})")
+        told = f"ended with {_short(seen.got)} of {_short(seen.want)} ({seen.reason or 'no reason'})"
+        return Verdict(WRONG, f"{told}; {_traces(seen, evidence)}")
     if seen.aborted and seen.reason:
         return Verdict(CUT, "aborted as asked")
     if seen.stream and seen.begun:
@@ -114,14 +116,12 @@ def _refused(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
         return Verdict(CUT, "aborted as asked")
     if status in seen.may_refuse:
         return Verdict(REFUSED, f"{status}")
-    if any(h.what == "storm" for h in evidence.hits(seen.number)):
+    if STORM_WORDS in seen.reason or any(h.what == "storm" for h in evidence.hits(seen.number)):
         return Verdict(REFUSED, f"{status} of a storm")
-    if status in (429, 503):
-        warrant = nobody(seen, evidence, roles)
-        if warrant:
-            return Verdict(REFUSED, f"{status}: {warrant}")
-    elif 400 <= status < 500:
-        return Verdict(WRONG, f"a good request was answered {status}: {seen.reason}")
+    if status in (429, 502, 503, 504) and (warrant := nobody(seen, evidence, roles)):
+        return Verdict(REFUSED, f"{status}: {warrant}")
+    if 400 <= status < 500 and status != 429:
+        return Verdict(WRONG, f"a good request was answered {status}: {seen.reason}; {_traces(seen, evidence)}")
     if seen.want is None and any(h.what == f"answered {status}" for h in evidence.hits(seen.number)):
         return Verdict(REFUSED, f"{status} of a server")
     if len(victims := evidence.victims(seen.number, seen.begin, seen.end)) > 1:
@@ -132,7 +132,7 @@ def _refused(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
 def nobody(seen: Seen, evidence: Evidence, roles: Roles) -> str:
     """Why the router could not serve it: every server of a role had a fault, or descriptors were used up."""
     active = evidence.active(seen.begin, seen.end, AFTER_S)
-    if any(w.kind == "descriptors" for w in active):
+    if any(w.kind == "descriptors" for w in active) and seen.status != 502:
         return "descriptors used up"
     for role, names in roles.items():
         if set(names) <= {w.server for w in active}:

@@ -9,7 +9,7 @@ import re
 import socket
 import struct
 
-from benchmark.faults.evidence import MARKER, Evidence
+from benchmark.faults.evidence import MARKER, STORM_WORDS, Evidence
 from benchmark.rig.servers import HOST
 
 PASS, RESET, SILENT, STORM = "pass", "reset", "silent", "storm"
@@ -204,7 +204,7 @@ class Proxy:
 
 
 def _storm(status: int) -> bytes:
-    body = b'{"error": {"message": "a storm of the campaign", "type": "storm", "code": %d}}' % status
+    body = b'{"error": {"message": "%b", "type": "storm", "code": %d}}' % (STORM_WORDS.encode(), status)
     head = (
         f"HTTP/1.1 {status} {STATUSES[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )

@@ -22,7 +22,8 @@ ROUTER_FAULTS = {"descriptors": (2.0, 5.0), "halves": (2.0, 5.0), "flush": (0.0,
 """Its descriptors used up; as many half-sent requests as it takes at once; its route that empties all caches."""
 LANES = {PREFILL: SERVER_FAULTS, DECODE: SERVER_FAULTS, ROUTER: ROUTER_FAULTS}
 """One fault at a time in each lane, so at most one server of a role is out."""
-GAP_S = (1.0, 4.0)
+GAP_S = {PREFILL: (1.0, 4.0), DECODE: (1.0, 4.0), ROUTER: (4.0, 12.0)}
+"""Rest before a fault."""
 
 DEEDS = {PLAIN: 78, "leave": 7, "half": 2, "abort": 4, "twin": 3, "batch": 3, HOSTILE: 3}
 """What clients are about, and how often: a request and nothing else; going away at a random moment; a body that is sent
@@ -63,7 +64,7 @@ def faults(seed: int, lane: str, only: str | None = None) -> Iterator[Fault]:
     kinds = [k for k in LANES[lane] if only in (None, k)]
     while kinds:
         for kind in rng.sample(kinds, len(kinds)):
-            yield Fault(kind, lane, rng.randrange(1 << 16), rng.uniform(*LANES[lane][kind]), rng.uniform(*GAP_S))
+            yield Fault(kind, lane, rng.randrange(1 << 16), rng.uniform(*LANES[lane][kind]), rng.uniform(*GAP_S[lane]))
 
 
 def deeds(seed: int, only: str | None = None) -> Iterator[Deed]:

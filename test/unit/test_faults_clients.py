@@ -80,6 +80,7 @@ def ask(
     [
         (streamed(gen([1]), gen([1, 2], "length")), [1, 2], True, "length", False),
         (streamed(gen([1]), ERROR, end=b""), [1], False, "lost", False),
+        (streamed(gen([1]), ERROR), [1], False, "lost", False),
         (streamed(gen([1]), ERROR, gen([1, 2])), [1], False, "lost", True),
         (streamed(gen([1], "length"), end=b"data: [DONE]\n\ndata: [DONE]\n\n"), [1], True, "length", True),
         (streamed(gen([1], "length"), end=b""), [1], False, "length", False),

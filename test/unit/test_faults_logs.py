@@ -46,6 +46,22 @@ def test_what_is_found(tmp_path: Path) -> None:
     assert sum(found.own.values()) == 2
 
 
+STOCK = """\
+2026-01-01 10:00:00,1 ERROR asyncio: Task exception was never retrieved
+future: <Task finished name='Task-9' coro=<_BaseRequestContextManager without __name__>()> exception=ServerError('x')>
+Traceback (most recent call last):
+  File "aiohttp/streams.py", line 716, in read
+    await self._waiter
+aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected
+"""
+
+
+def test_what_stock_leaves_behind_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(STOCK)
+    found = logs.scan([tmp_path / "a.log"])
+    assert (found.wrong, sum(found.own.values())) == ([], 1)
+
+
 def test_a_quiet_log_has_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("Error in request: no traceback\nprefill failed with exception KVTransferError\n")
     found = logs.scan([tmp_path / "a.log"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmark.faults.evidence import Evidence
+from benchmark.faults.evidence import STORM_WORDS, Evidence
 from benchmark.faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
 
 ROLES = {"prefill": ["p0", "p1"], "decode": ["d0", "d1"]}
@@ -102,10 +102,12 @@ def test_a_refusal_needs_a_reason_and_an_occasion(evidence: Evidence, clock: Clo
     assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST
     fault(evidence, clock, "kill", "d0", 95.0, 130.0)
     assert end(seen(status=503, reason="no server is healthy"), evidence) == LOST  # there was another
-    fault(evidence, clock, "stop", "d1", 80.0, 99.0)
-    assert end(seen(status=503, reason="no server is healthy"), evidence) == REFUSED
-    assert end(seen(status=503), evidence) == LOST
     assert end(seen(status=502, reason="lost"), evidence) == LOST
+    fault(evidence, clock, "stop", "d1", 80.0, 99.0)
+    for status in (502, 503, 504):
+        assert end(seen(status=status, reason="no server is healthy"), evidence) == REFUSED
+    assert end(seen(status=503), evidence) == LOST
+    assert end(seen(status=500, reason="oh"), evidence) == LOST
     assert end(seen(status=400, reason="bad"), evidence) == WRONG
     assert end(seen(status=400, reason="bad", may_refuse=frozenset((400,))), evidence) == REFUSED
 
@@ -122,6 +124,7 @@ def test_descriptors_excuse_refusals_and_closed_doors(evidence: Evidence, clock:
 def test_an_error_of_a_storm_is_a_refusal(evidence: Evidence, clock: Clock) -> None:
     stormy = seen(status=500, reason="a storm")
     assert end(stormy, evidence) == LOST
+    assert end(seen(status=502, reason=STORM_WORDS), evidence) == REFUSED
     sent(evidence, clock, "p0", 100.2, "storm")
     assert end(stormy, evidence) == REFUSED
 

@@ -20,7 +20,7 @@ def test_a_round_holds_every_fault_of_its_lane_once(lane: str) -> None:
         for f in some:
             low, high = kinds[f.kind]
             assert low <= f.length_s <= high
-            assert schedule.GAP_S[0] <= f.gap_s <= schedule.GAP_S[1]
+            assert schedule.GAP_S[lane][0] <= f.gap_s <= schedule.GAP_S[lane][1]
 
 
 def test_the_same_seed_does_the_same() -> None:
