@@ -2,7 +2,7 @@
 
     python -m benchmark.serve --workload mixed                           # stock policies and LAPS, prefill only
     python -m benchmark.serve --workload turns --pd                      # through router and decode server
-    python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"long_share":0.5}'
+    python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"guard":0.5}'
     python -m benchmark.serve --base-url http://host:30000               # a server that runs already
     python -m benchmark.serve --check-client                             # this client next to SGLang's bench_serving
 

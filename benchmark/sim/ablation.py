@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_laps.policy.config import LapsConfig
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.rig.piece import Figure, Piece, Table, command
@@ -37,8 +38,8 @@ FRONTS = (
 )
 """Label, scheduler, router and its configuration."""
 OVERLOAD, OVERLOAD_S = 1.2, 120.0
-LONG_LOAD = 0.15
-"""Share of the device's capacity that long work asks for under overload: less than LAPS's share for it (0..1)."""
+LONG_LOAD = 0.02
+"""Share of the device's capacity that long work asks for under overload: less than the gap leaves it (0..1)."""
 
 
 @dataclass
@@ -91,8 +92,10 @@ def knobs(r: Run) -> None:
     """One knob at a time."""
     questions: tuple[tuple[str, str, Sequence[Any], float], ...] = (
         ("Threshold (tokens)", "length_threshold", (32, 64, 128, 256, 512, 1024, 2048, 4096, "auto"), 0.7),
-        ("Share of the long class", "long_share", (0.0, 0.1, 0.25, 0.5, 0.75), 0.9),
-        ("Order inside a class, SLO 400 ms", "order", ("fcfs", "edf", "lars", "s-edf"), 0.9),
+        ("Guard: share of long time for the oldest", "guard", (0.0, 0.1, 0.25, 0.5, 1.0), 0.9),
+        ("Preemption: share of the device", "preempt_overhead", (0.02, 0.05, 0.1, 0.15, 0.3, 0.6, 1.0), 0.9),
+        ("Slice (ms; 0: whole batches)", "slice_ms", (0.0, 2.0, 4.0, 8.0, 16.0, 32.0), 0.9),
+        ("Order, SLO 400 ms", "order", ("least-work", "fcfs", "edf", "lars", "s-edf"), 0.9),
     )
     for title, name, values, utilisation in questions:
         rows: list[Sequence[str]] = []
@@ -107,18 +110,19 @@ def knobs(r: Run) -> None:
         r.data[name] = seen
 
 
-def share_closed(r: Run) -> None:
-    """The share where clients wait for answers: those with long prompts pile up, and shorts run in small batches."""
+def overhead_closed(r: Run) -> None:
+    """Preemption where clients wait for answers: those with long prompts pile up, and shorts run in small batches."""
     rows: list[Sequence[str]] = []
     for name, variant, more in (
         ("stock fcfs", "fcfs", {}),
-        *((f"share {s:g}", "laps", {"long_share": s}) for s in (0.25, 0.5, 0.75, 0.9, 1.0)),
+        *((f"overhead {x:g}", "laps", {"preempt_overhead": x}) for x in (0.02, 0.05, 0.15, 0.3, 1.0)),
+        *((f"guard {x:g}", "laps", {"guard": x}) for x in (0.0, 0.5, 1.0)),
     ):
         load = Closed(sizes(), 64, r.requests // 2, r.seed)
         o = run(VARIANTS[variant], load, r.profile, chunk=CHUNK, knobs=more)
         rows.append((name, *cells(o), f"{o.batches / len(o.record):.2f}"))
-    r.tables.append(Table("Share of the long class, 64 clients in a closed loop", ("", *HEADS, "steps/request"), rows))
-    r.data["long_share closed"] = rows
+    r.tables.append(Table("Preemption and guard, 64 clients in a closed loop", ("", *HEADS, "steps/request"), rows))
+    r.data["overhead closed"] = rows
 
 
 def window(r: Run) -> None:
@@ -229,25 +233,27 @@ def _poisson(rate: float, span_s: float, rng: random.Random) -> Iterator[float]:
         at += rng.expovariate(rate)
 
 
-def promised_wait_s(profile: Profile, rows: Sequence[Row], share: float) -> float:
-    """Longest wait of a long request that a share of the device's time allows (seconds).
+def promised_wait_s(profile: Profile, rows: Sequence[Row], config: LapsConfig) -> float:
+    """Longest time from a long request's arrival to its first token that gap and guard allow (seconds).
 
-    The long class is served at ``share`` of the device's speed or faster, after at most (1 - share) / share times one
-    long batch and one short batch (see policy/fairness.py): the wait in such a queue, plus that delay.
+    Gap G: of a time T in which short batches of at most S wait always, long work has (T - S) G / (G + S). Guard: of
+    that, a request has its first token after at most (A + 2 B) / share, with B the longest long batch and A the batches
+    of the requests that came before it and were not done, and its own (see policy/gap.py, policy/guard.py).
     """
     c = profile.coefficients
     host = profile.step_host_s + profile.poll_s
-    free, longest, batch = 0.0, 0.0, 0.0
-    full = c.alpha * CHUNK * CHUNK + c.linear * CHUNK + c.fixed + host
+    mean_short = statistics.mean(r.new for r in rows if r.new <= 256)
+    whole = c.linear * CHUNK + c.fixed + host
+    short = whole + c.per_request * CHUNK / mean_short
+    long = whole + c.alpha * CHUNK * CHUNK + c.per_request * CHUNK / 257
+    gap = (c.fixed + c.per_request) / config.preempt_overhead
+    stretched = long / config.guard * (gap + short) / gap
+    free = longest = 0.0
     for row in rows:
         if row.new > 256:
-            took = c.alpha * row.new**2 + c.linear * row.new + c.per_request + c.fixed + host
-            begin = max(row.at_s, free)
-            longest = max(longest, begin - row.at_s)
-            free = begin + took / share
-            batch = max(batch, took)
-    shorts = full + c.per_request * CHUNK / statistics.mean(r.new for r in rows if r.new <= 256)
-    return longest + (1.0 - share) / share * full + shorts
+            free = max(free, row.at_s) + -(-row.new // CHUNK) * stretched
+            longest = max(longest, free - row.at_s)
+    return longest + 2.0 * stretched + short
 
 
 def overload(r: Run) -> None:
@@ -261,8 +267,7 @@ def overload(r: Run) -> None:
     short_s = c.linear * mean_short + c.per_request + (c.fixed + r.profile.step_host_s + r.profile.poll_s) / batch
     load = Overload((OVERLOAD - LONG_LOAD) / short_s, long_rate, OVERLOAD_S, r.seed)
     rows = load.rows()
-    share = 0.25
-    bound = promised_wait_s(r.profile, rows, share)
+    bound = promised_wait_s(r.profile, rows, LapsConfig())
     table: list[Sequence[str]] = []
     longest = {}
     for name in ("fcfs", "hrrn", "shortest-prefill-first", "dual", "laps"):
@@ -280,11 +285,11 @@ def overload(r: Run) -> None:
         Table(
             f"Overload: {OVERLOAD:.0%} of the device for {OVERLOAD_S:g} s, long work {LONG_LOAD:.0%} of it",
             ("", "short P90 ms", "longest long wait s", "long unanswered", "req/s", "busy"), table,
-            f"A share of {share:g} of busy time promises the long class waits of at most {bound:.1f} s here.",
+            f"Gap and guard promise the long class waits of at most {bound:.1f} s here.",
         )
     )  # fmt: skip
     r.figures += [
-        Figure("longest long wait under overload, LAPS (s)", longest["laps"], f"<= {bound:.1f}, its share's promise",
+        Figure("longest long wait under overload, LAPS (s)", longest["laps"], f"<= {bound:.1f}: gap and guard",
                longest["laps"] <= bound),
         Figure("the same, shortest-prefill-first (s)", longest["shortest-prefill-first"], f"> {bound:.1f}: not bounded",
                longest["shortest-prefill-first"] > bound),
@@ -298,7 +303,7 @@ def _alone_s(profile: Profile, tokens: int) -> float:
 
 
 QUESTIONS: Mapping[str, Callable[[Run], None]] = {
-    "knobs": knobs, "share": share_closed, "window": window, "basis": basis, "scale": scale, "overload": overload,
+    "knobs": knobs, "overhead": overhead_closed, "window": window, "basis": basis, "scale": scale, "overload": overload,
 }  # fmt: skip
 
 

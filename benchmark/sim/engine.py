@@ -94,7 +94,7 @@ class Server:
         took = self.device.seconds(batch) if batch.seconds is None else batch.seconds
         batch.end = batch.begin + took
         self.busy_s += took
-        self.batches += batch.whole is None or bool(batch.ending)
+        self.batches += bool(batch.parts)  # of slices, with the last
         self.replayed += batch.replayed
         self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
 

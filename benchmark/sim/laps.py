@@ -113,6 +113,9 @@ class Laps:
         )
         said: Batch | float | None = plan.until_s if plan.waiting else None
         for cls in plan.order:
+            if cls is LONG and plan.mixed:
+                said = self._shared(longs, plan, now)
+                break
             batch = self._shorts(plan, now) if cls is SHORT else self._longs(longs, plan, now)
             if batch is not None:
                 said = self._send(cls, batch, plan, now)
@@ -124,9 +127,18 @@ class Laps:
             self._reclass(plan.threshold)
         return said
 
-    def _send(self, cls: LengthClass, batch: Batch, plan: Plan, now: float) -> Batch:
+    def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch:
+        """The short requests picked, and the long ones in what room they leave."""
+        short = self._shorts(plan, now)
+        long = self._longs(longs, plan, now, taken=sum(new for _, new, _ in short.parts))
+        if long is None:
+            return self._send(SHORT, short, plan, now)
+        both = Batch(short.parts + long.parts, short.ending + long.ending)
+        return self._send(LONG, both, plan, now, shorts=len(short.parts))
+
+    def _send(self, cls: LengthClass, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
         within = bool(self._under_way)
-        batch.launch = self.pacer.launched(now, cls, len(batch.parts), plan, within=within)
+        batch.launch = self.pacer.launched(now, cls, len(batch.parts), plan, shorts=shorts, within=within)
         if cls is LONG and plan.layers and self._device is not None:
             slices = -(-LAYERS // plan.layers)
             each = self._device.seconds(batch) / slices
@@ -152,8 +164,8 @@ class Laps:
                 return
             self._under_way.remove(sliced)
             begin, paused_s, within = sliced.begin, sliced.paused_s, sliced.within
-        for s in self._under_way:
-            s.paused_s += batch.end - begin
+        if self._under_way:
+            self._under_way[-1].paused_s += batch.end - begin
         shape = [(new, old) for _, new, old in batch.parts]
         launch = batch.launch
         assert launch is not None
@@ -192,9 +204,10 @@ class Laps:
             r.left = 0
         return Batch(parts, taken)
 
-    def _longs(self, longs: list[Request], plan: Plan, now: float) -> Batch | None:
-        """Those picked, the last cut where the budget ends; none starts whose memory is not free to its end."""
-        room = min(plan.tokens or self._room, self._room)
+    def _longs(self, longs: list[Request], plan: Plan, now: float, taken: int = 0) -> Batch | None:
+        """Those picked, the last cut where the budget ends, of which so much is `taken`; none starts whose memory is
+        not free to its end."""
+        room = min(plan.tokens or self._room, self._room) - taken
         free = 1 << 60 if self._kv is None else self._kv - sum(r.prompt for r in self._long if r.started >= 0.0)
         picked = [longs[i] for i in plan.longs]
         parts, ending = [], []

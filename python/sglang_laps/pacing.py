@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 from sglang_laps.policy.boundary import AutoThreshold
-from sglang_laps.policy.config import AUTO, LapsConfig
+from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
 from sglang_laps.policy.gap import AIM, Gap
 from sglang_laps.policy.guard import Guard
 from sglang_laps.policy.latency import LatencyModel, StepSample
@@ -57,6 +57,10 @@ class Pacer:
 
         Raises ConfigError where ``profile_path`` cannot be read, or a chunk holds less than one unit.
         """
+        if chunk_tokens is not None and chunk_tokens < unit:
+            raise ConfigError(
+                f"--chunked-prefill-size: {chunk_tokens} is less than {unit} tokens, what a cut is rounded to"
+            )
         self._config = config
         self._chunk = chunk_tokens
         self._budget = chunk_tokens or 1 << 30
@@ -135,15 +139,17 @@ class Pacer:
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self._behind(now, longs)
         opens_s = self.gap.opens_s(self.fixed_s, behind)
-        due = now >= opens_s if urgent is None else urgent is SHORT
         budget = self._budget if running is None else self._preempting_budget()
         plan = self._shorts(now, shorts, budget, threshold)
+        due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
+        if urgent is not None:
+            due = urgent is SHORT
         owed = lacking and (self.guard.due() or behind > AIM or urgent is LONG)
         if self._room.kept(now, lacking=owed) and owed:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if running is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
         if running is None:
-            joining = sum(shorts[i][0] for i in plan.picked)
+            joining = sum(self._whole_units(shorts[i][0]) for i in plan.picked)
             plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed else order)
@@ -161,6 +167,16 @@ class Pacer:
         view = [ShortWaiting(*shorts[i]) for i in ranks]
         said = self.window.leave(now, view, token_budget=budget, predict=self._predict, late_last=late_last)
         return self._with(plan, said, ranks, shorts)
+
+    def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float, behind: float) -> bool:
+        """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
+        left between two preemptions even then."""
+        deadlines = [w[3] for w in picked if w[3] is not None]
+        if not deadlines or opens_s == math.inf:
+            return False
+        done_s = now + (self._predict([(w[0], w[1]) for w in picked]) or 0.0)
+        earliest_s = opens_s - self.gap.seconds(self.fixed_s, behind) + (self.fixed_s or 0.0)
+        return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
 
     def _short_line(self, now: float, shorts: Sequence[Waiting]) -> tuple[Sequence[int], bool]:
         """(Indices of short requests in the order to serve them, whether the late ones go last.)"""
@@ -225,7 +241,7 @@ class Pacer:
             longs=picked,
             tokens=0 if self._chunk is None else min(self._budget, tokens),
             layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
-            oldest=oldest in picked,
+            oldest=oldest in picked[:1] or oldest in picked[: -1 if packed.cut else None],
             mixed=mixed,
         )
 
@@ -243,7 +259,8 @@ class Pacer:
     def _overtaking(
         self, longs: Sequence[LongWaiting], waiting: int, running: Running, budget: int, plan: Plan
     ) -> Plan:
-        if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH:
+        """Never the oldest's turn: it is one that is paused, or will come when that is done."""
+        if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH or self.guard.due():
             return plan
         new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
         packed = overtake(
@@ -257,13 +274,11 @@ class Pacer:
         if not packed.picked:
             return plan
         picked = tuple(new[i] for i in packed.picked[:LOOKAHEAD])
-        oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
         return plan._replace(
             order=(LONG,),
             longs=picked,
             tokens=self._whole_units(packed.tokens),
             layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
-            oldest=oldest in picked,
         )
 
     def _whole_units(self, tokens: int) -> int:

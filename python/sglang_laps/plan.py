@@ -55,7 +55,7 @@ class Launch:
     preempts: bool
     """A short batch while long work waits or is paused."""
     oldest: bool
-    """A long batch with the prompt that has waited longest."""
+    """A long batch with the prompt that has waited longest, first in it or whole."""
     shorts: int
     """Short requests in it."""
 
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
     passed_over: bool = False
     """A short request older than one of those picked stays behind; for the same books."""
     oldest: bool = False
-    """The long batch holds the prompt that has waited longest; for the same books."""
+    """The long batch holds the prompt that has waited longest, first in it or whole; for the same books."""
     contended: bool = False
     """Long work waits or is paused; for the same books."""
 

@@ -322,8 +322,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         for cls in plan.order:
             if cls is LONG:
                 self._laps_lacking = False
-            for queue, slot in self._laps_tries(cls, views, longs, plan):
-                whole = cls is SHORT or running is not None
+            whole = cls is SHORT or running is not None
+            for queue, slot in self._laps_tries(cls, views, longs, plan, beside=running is not None):
                 with self._laps_only(cls, queue, slot, plan.tokens, whole=whole) as shown:
                     built = super().get_new_batch_prefill(running_batch)
                 running_batch = built.running_batch
@@ -340,9 +340,16 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return built
 
     def _laps_tries(
-        self, cls: LengthClass, views: Views[Req], longs: Sequence[Req], plan: Plan
+        self, cls: LengthClass, views: Views[Req], longs: Sequence[Req], plan: Plan, *, beside: bool
     ) -> Iterator[tuple[list[Req], Req | None]]:
-        """What to show the builder, (waiting requests, prompt in progress); the next if the one before has no room."""
+        """What to show the builder, (waiting requests, prompt in progress); the next if the one before has no room.
+
+        `beside`: a batch is paused. Then only what was picked, for the builder would fill a whole chunk, and no prompt
+        in progress on its own, for it would be cut.
+        """
+        if cls is SHORT and beside:
+            yield [views.short[i] for i in plan.picked], None
+            return
         if cls is SHORT:
             first = set(plan.picked)
             rest = [r for i, r in enumerate(views.short[:LOOKAHEAD]) if i not in first]
@@ -354,7 +361,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         joining = [views.short[i] for i in plan.picked] if plan.mixed else []
         yield [*joining, *(r for r in picked if r is not slot)], slot
         # A prompt in progress has its memory: it can go on where another cannot start.
-        for req in in_progress:
+        for req in in_progress if not beside else ():
             if req is not slot:
                 yield [], req
 
@@ -397,7 +404,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if whole:
             return partial(WholePrefillAdder, self, reserve=reserve)
         # Only the last of a batch is cut: a prompt in progress gets what those before it leave, if they all run whole.
-        left = tokens - sum(r.laps_tag.new_tokens for r in queue)
+        page = self.page_size
+        left = tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in queue)
         limit = left // self._laps_unit * self._laps_unit if slot is not None and left >= self._laps_unit else None
         return partial(LapsPrefillAdder, self, reserve=reserve, limit=limit)
 
@@ -576,9 +584,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         # With two batches in flight the second starts on the device when the first ends.
         sent = end if flight.started is None else flight.started
         begin = sent if flight.within else max(sent, self._laps_last_end)
-        for f in self._laps_under_way:
-            f.paused_s += end - begin
-        if not flight.within:
+        if flight.within:
+            # What was paused for it; a batch below that is paused for both.
+            self._laps_under_way[-1].paused_s += end - begin
+        else:
             self._laps_last_end = end
             self._laps_busy.add(begin, end)
         self._laps_pacer.finished(

@@ -4,12 +4,16 @@ would never start."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sglang_laps.pacing import LongWork, Pacer
+from sglang_laps.pacing import Pacer
+from sglang_laps.plan import LongWaiting
 from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.latency import VERSION, LatencyModel
+from sglang_laps.policy.length import LONG, unit_of
 
 from .adders import Prompt, adder
 from .conftest import LAPS, Reference
@@ -20,51 +24,57 @@ SERVER_CHUNK = 10_000 // 64 * 64
 
 
 @pytest.mark.parametrize(("page", "align"), [(1, None), (64, None), (1, 4096), (64, 4096), (48, 4096), (64, 96)])
-@pytest.mark.parametrize("wanted", [None, 100, 5000, 9999])
-@pytest.mark.parametrize("slack_s", [None, 1e-4, 0.02, 0.3])
+@pytest.mark.parametrize("layers", [0, 28])
+@pytest.mark.parametrize("token_s", [None, 1e-6, 2e-5, 1e-2])
 def test_every_long_prompt_runs_to_its_end_in_whole_units(
-    adder: Callable[[int, int], Any], page: int, align: int | None, wanted: int | None, slack_s: float | None
+    adder: Callable[[int, int], Any], page: int, align: int | None, layers: int, token_s: float | None
 ) -> None:
-    unit = page if align is None else {(1, 4096): 4096, (64, 4096): 4096, (48, 4096): 12288, (64, 96): 192}[page, align]
-    wanted = None if wanted is None else max(wanted, unit)
+    """Chunks are the server's, or, without slices, as long as the gap: both cut where SGLang can cut."""
+    unit = {(1, 4096): 4096, (64, 4096): 4096, (48, 4096): 12288, (64, 96): 192}.get((page, align or 0), page)
+    assert unit_of(page, align) == unit
     server_chunk = max(SERVER_CHUNK, unit)
-    me = Pacer(
-        LapsConfig(long_chunk_tokens=wanted, wait_window_ms=0.0),
-        threshold=256,
-        chunk_tokens=server_chunk,
-        page_size=page,
-        align=align,
-    )
-    me.model.predict = lambda requests: sum(1e-4 * new for new, _ in requests)  # type: ignore[method-assign]
-    shorts = [] if slack_s is None else [(1, 0, 0.0, slack_s + 1e-4, "short")]
+    me = Pacer(LapsConfig(), threshold=256, chunk_tokens=server_chunk, unit=unit, layers=layers)
+    if token_s is not None:
+        me.model = costing(token_s)
     prompt = Prompt(30_000)
     cuts = []
     while prompt.extend_end < 30_000:
         done = prompt.extend_end
-        plan = me.plan(0.0, shorts, [], short=bool(shorts), long=LongWork(30_000 - done, done, 0.0, 30_000))
-        builder = adder(page, min(plan.chunk_tokens or server_chunk, server_chunk))
+        plan = me.plan(0.0, [], [LongWaiting(30_000 - done, done, 0.0, None, 30_000, done > 0)])
+        assert plan.order == (LONG,)
+        builder = adder(page, min(plan.tokens, server_chunk))
         prompt.prefix_len = done
         if done == 0:
             builder.add_one_req(prompt, has_chunked_req=False, truncation_align_size=align)
         else:
             builder.add_chunked_req(prompt)
         cuts.append(prompt.extend_end - done)
-        assert cuts[-1] > 0, f"nothing of the prompt fits a chunk of {plan.chunk_tokens}"
+        assert cuts[-1] > 0, f"nothing of the prompt fits a chunk of {plan.tokens}"
     assert all(cut % unit == 0 for cut in cuts[:-1]), cuts
-    assert max(cuts) <= max(wanted or server_chunk, unit)
+    assert max(cuts) <= server_chunk
+
+
+def costing(token_s: float) -> LatencyModel:
+    """A model that knows what a token and a step cost."""
+    known = {"alpha": 0.0, "linear": token_s, "gamma_r": 0.0, "per_request": 0.0, "fixed": 0.005}
+    saved = {"kind": "laps-latency", "version": VERSION, "coefficients": known, "parts": None}
+    return LatencyModel.from_json(json.dumps({**saved, "samples": [], "held_out": []}))
 
 
 @pytest.mark.timeout(300)
-def test_a_server_with_pages_cuts_long_prompts_into_whole_pages(
-    start_prefill: Callable[..., Any], reference: Reference
+@pytest.mark.parametrize("slice_ms", [0, 4])
+def test_a_server_with_pages_serves_long_prompts_whole(
+    start_prefill: Callable[..., Any], reference: Reference, slice_ms: int
 ) -> None:
-    pages = ("--page-size", "64", "--laps-config", '{"long_chunk_tokens": 100}')
+    pages = ("--page-size", "64", "--chunked-prefill-size", "192", "--laps-config", json.dumps({"slice_ms": slice_ms}))
     with start_prefill(*LAPS, *pages) as server:
-        prompts = [ids(1, 300), ids(2, 700)]
-        for prompt in prompts:
-            before = server.totals()["long"]["batches"]
+        for prompt in (ids(1, 300), ids(2, 700)):
+            before = server.totals()["long"]
             assert asyncio.run(send_all(server, [prompt])) == reference.greedy(prompt, 1)
-            assert server.totals()["long"]["batches"] - before == -(-len(prompt) // 64)
-        assert len(asyncio.run(send_all(server, prompts + [ids(3, 60)] * 8, spread_s=0.2))) == 10
+            after = server.totals()["long"]
+            assert after["tokens"] - before["tokens"] == len(prompt)
+            assert after["batches"] - before["batches"] >= -(-len(prompt) // 192)
+        mixed = [ids(1, 300), ids(2, 700)] + [ids(3, 60)] * 8
+        assert len(asyncio.run(send_all(server, mixed, spread_s=0.2))) == 10
         server.all_tokens_are_free()
         server.must_be_clean()

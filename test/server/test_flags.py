@@ -36,12 +36,10 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--laps-wait-max-batch", "0"], "error: --laps-wait-max-batch"),
     ([ON, "--laps-ttft-slo-ms", "soon"], "error: --laps-ttft-slo-ms"),
     ([ON, "--laps-config", '{"nonsense": 1}'], "error: --laps-config: unknown key 'nonsense'"),
-    ([ON, "--laps-config", '{"long_share": 2}'], "error: --laps-config: long_share: 2 is not from 0 to 1"),
-    (
-        [ON, "--page-size", "64", "--laps-config", '{"long_chunk_tokens": 32}'],
-        "error: --laps-config: long_chunk_tokens: 32 is not a whole number of tokens >= 64",
-    ),
-    ([ON, "--page-size", "64", "--laps-config", '{"long_chunk_tokens": 100}'], "ok {"),
+    ([ON, "--laps-config", '{"guard": 2}'], "error: --laps-config: guard: 2 is not from 0 to 1"),
+    ([ON, "--laps-config", '{"slice_ms": -1}'], "error: --laps-config: slice_ms: -1 is not"),
+    ([ON, "--laps-config", '{"long_share": 0.5}'], "error: --laps-config: unknown key 'long_share'"),
+    ([ON, "--page-size", "64", "--laps-config", '{"preempt_overhead": 0.3, "slice_ms": 0}'], "ok {"),
     ([ON, "--disaggregation-mode", "decode"], "LAPS scheduler is off: --disaggregation-mode is decode, not prefill"),
     ([ON, "--disaggregation-mode", "null"], "LAPS scheduler is off: --disaggregation-mode is null, not prefill"),
     ([ON, "--pp-size", "2"], "LAPS scheduler is off: --pp-size is 2"),
@@ -163,7 +161,7 @@ def test_off_is_identical() -> None:
 
 
 def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
-    done = run("-c", SCHEDULER, SGLANG_LAPS_SCHEDULER='{"long_share": 0.5}')
+    done = run("-c", SCHEDULER, SGLANG_LAPS_SCHEDULER='{"guard": 0.5}')
     assert "LapsScheduler" in done.stdout, done.stderr[-2000:]
 
 

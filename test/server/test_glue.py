@@ -6,11 +6,13 @@ import asyncio
 import inspect
 import os
 import pickle
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang_laps.pacing import Pacer
+from sglang_laps.plan import Plan
 from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import LapsConfig
 from sglang_laps.policy.length import LONG, SHORT
@@ -27,80 +29,184 @@ def mixin() -> Any:
     return LapsPrefillMixin
 
 
-def scheduler(parked: Any = None, low_first: bool = False, enabled: bool = True, **more: Any) -> Any:
+def scheduler(low_first: bool = False, enabled: bool = True) -> Any:
     sign = 1 if low_first else -1
-    return SimpleNamespace(
-        enable_priority_scheduling=enabled, chunked_req=parked, policy=SimpleNamespace(priority_sign=sign), **more
-    )
+    return SimpleNamespace(enable_priority_scheduling=enabled, policy=SimpleNamespace(priority_sign=sign))
 
 
-def request(priority: int | None) -> Any:
+def prioritised(priority: int | None) -> Any:
     return SimpleNamespace(priority=priority)
 
 
 @pytest.mark.parametrize(
-    ("short", "long", "parked", "low_first", "first"),
+    ("short", "long", "low_first", "first"),
     [
-        ([1], [5], None, False, LONG),
-        ([5], [1], None, False, SHORT),
-        ([5], [1], None, True, LONG),
-        ([3], [3], None, False, None),
-        ([3], [], 7, False, LONG),
-        ([9], [2], 7, False, SHORT),
-        ([None], [None], None, False, None),
+        ([1], [5], False, LONG),
+        ([5], [1], False, SHORT),
+        ([5], [1], True, LONG),
+        ([3], [3], False, None),
+        ([3], [2, 7], False, LONG),
+        ([9], [2, 7], False, SHORT),
+        ([None], [None], False, None),
     ],
 )
 def test_priorities_come_before_classes(
-    mixin: Any, short: list[Any], long: list[Any], parked: int | None, low_first: bool, first: Any
+    mixin: Any, short: list[Any], long: list[Any], low_first: bool, first: Any
 ) -> None:
-    views = Views([request(p) for p in short], [request(p) for p in long])
-    me = scheduler(None if parked is None else request(parked), low_first)
-    assert mixin._laps_urgent(me, views) is first
+    views = Views([prioritised(p) for p in short], [])
+    assert mixin._laps_urgent(scheduler(low_first), views, [prioritised(p) for p in long]) is first
 
 
 def test_without_priority_scheduling_priorities_do_not_matter(mixin: Any) -> None:
-    assert mixin._laps_urgent(scheduler(enabled=False), Views([request(1)], [request(9)])) is None
+    assert mixin._laps_urgent(scheduler(enabled=False), Views([prioritised(1)], []), [prioritised(9)]) is None
 
 
-class Builder:
-    """A stand-in for the stock scheduler's fields that the swap touches."""
+class Request:
+    """A request as far as the swap looks at it: `done` of `tokens` are computed. Compared by identity."""
 
-    def __init__(self, queue: list[str], parked: str | None) -> None:
-        self.waiting_queue, self.chunked_req, self.chunked_prefill_size = queue, parked, 512
-        self.enable_staging = False
-        self._laps_building = self._laps_hidden = None
+    def __init__(self, rid: str, tokens: int = 300, done: int = 0) -> None:
+        self.rid, self.seqlen, self.full_untruncated_fill_ids = rid, tokens, range(tokens)
+        self.prefix_len = self.extend_end = done
+        self.priority = None
+        self.laps_tag = SimpleNamespace(
+            new_tokens=tokens, history=0, since=0.0, arrival=0.0, slo_s=None, chunk_s=0.0, looked=0
+        )
+
+    def __repr__(self) -> str:
+        return self.rid
+
+
+class Fields:
+    """What the swap touches of the stock scheduler's fields."""
+
+    laps_on = True
+    enable_staging = False
+    enable_priority_scheduling = False
+    chunked_prefill_size = 512
+    page_size = 1
+    _laps_unit = 1
+    _laps_threshold = 256
+
+    def __init__(self, queue: list[Request], held: Request | None = None, parked: Sequence[Request] = ()) -> None:
+        self.waiting_queue, self.chunked_req, self._laps_parked = queue, held, list(parked)
+        self._laps_building = self._laps_adder = None
+        self._laps_under_way: list[Any] = []
         self._laps_dual: DualQueue[Any] = DualQueue()
 
 
-def test_the_swap_is_undone_whatever_happens(mixin: Any) -> None:
-    me = Builder(["s1", "L1", "s2"], "P")
+@pytest.fixture
+def builder(mixin: Any) -> Any:
+    """builder(queue, held, parked): LAPS over those fields."""
+    return type("Builder", (Fields, mixin), {"__init__": Fields.__init__})
+
+
+def requests(*names: str) -> list[Request]:
+    return [Request(name) for name in names]
+
+
+def test_the_swap_is_undone_whatever_happens(builder: Any) -> None:
+    s1, long, s2, held = requests("s1", "L1", "s2", "P")
+    me = builder([s1, long, s2], held)
     whole = me.waiting_queue
 
     def build() -> None:
-        with mixin._laps_only(me, SHORT, ["s1", "s2"]):
+        with me._laps_only(SHORT, [s1, s2], None, whole=True):
             assert me.chunked_req is None
-            raise RuntimeError
+            assert me.waiting_queue == [s1, s2]
+            assert me._laps_building is SHORT
+            raise ValueError("in the builder")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="in the builder"):
         build()
-    assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == (whole, "P", 512)
+    assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == (whole, held, 512)
     assert me.waiting_queue is whole
+    assert (me._laps_building, me._laps_adder) == (None, None)
 
 
-def test_what_the_builder_took_and_added_is_kept(mixin: Any) -> None:
-    s1, s2, long, new = ([n] for n in ("s1", "s2", "L", "new"))
-    me = Builder([s1, long, s2], None)  # type: ignore[list-item]
-    with mixin._laps_only(me, SHORT, [s1, s2]):
-        me.waiting_queue = [s2, new]  # type: ignore[list-item]
+def test_what_the_builder_took_and_added_is_kept(builder: Any) -> None:
+    s1, long, s2, new = requests("s1", "L", "s2", "new")
+    me = builder([s1, long, s2])
+    with me._laps_only(SHORT, [s1, s2], None, whole=True):
+        me.waiting_queue = [s2, new]
     assert me.waiting_queue == [long, s2, new]
 
 
-def test_a_long_pass_sees_the_parked_prefill_and_a_chunk_of_its_own(mixin: Any) -> None:
-    me = Builder(["L"], "P")
-    with mixin._laps_only(me, LONG, ["L"], 128):
-        assert (me.chunked_req, me.chunked_prefill_size) == ("P", 128)
-        me.chunked_req = None
-    assert (me.chunked_req, me.chunked_prefill_size) == (None, 512)
+@pytest.mark.parametrize(("tokens", "chunk"), [(128, 128), (0, 512), (9999, 512)])
+def test_a_long_pass_sees_its_own_chunk_and_says_who_was_cut(builder: Any, tokens: int, chunk: int) -> None:
+    long, other = requests("L", "other")
+    held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
+    me = builder([long, other], held, [parked])
+    with me._laps_only(LONG, [long], parked, tokens, whole=False) as shown:
+        assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([long], parked, chunk)
+        me.waiting_queue, me.chunked_req = [], long
+    assert shown.cut is long
+    assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([other], held, 512)
+
+
+def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens(builder: Any) -> None:
+    me = builder(requests("s"))
+    with me._laps_only(SHORT, me.waiting_queue, None, 128, whole=True):
+        assert me.chunked_prefill_size == 512
+
+
+def test_the_memory_of_those_in_progress_is_kept(builder: Any) -> None:
+    held, parked, slot = Request("P", 900, done=100), Request("Q", 700, done=600), Request("R", 500, done=100)
+    me = builder(requests("L"), held, [parked, slot])
+    with me._laps_only(SHORT, [], None, whole=True):
+        assert me.get_prefill_adder_class().keywords["reserve"] == 801 + 101 + 401
+    with me._laps_only(LONG, [], slot, 200, whole=False):
+        assert me.get_prefill_adder_class().keywords == {"reserve": 801 + 101, "limit": 200}
+
+
+@pytest.mark.parametrize("cls", [SHORT, LONG])
+def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(builder: Any, cls: Any) -> None:
+    one, held = Request("s"), Request("P", 900, done=100)
+    whole = [one]
+    me = builder(whole, held)
+
+    def build() -> None:
+        with me._laps_only(cls, whole, None, whole=True):
+            me.chunked_req = one
+
+    with pytest.raises(RuntimeError, match="s was cut in a batch of whole requests"):
+        build()
+    assert (me.waiting_queue, me.chunked_req) == (whole, held)
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_the_slot_is_handed_over_and_the_others_are_parked(builder: Any, slot: int) -> None:
+    held, parked, new = Request("P", 900, done=100), Request("Q", 700, done=600), Request("L")
+    every = [held, parked, None]
+    for cut in (every[slot], new, None):
+        me = builder([], held, [parked])
+        me._laps_hand_over(every[slot], cut)
+        assert me.chunked_req is cut
+        assert me._laps_parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
+
+
+def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress(builder: Any) -> None:
+    held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
+    me = builder([], held, [parked])
+    assert me._laps_in_progress() == [held, parked]
+    me._laps_under_way.append(SimpleNamespace(cut=held))
+    assert me._laps_in_progress() == [parked]
+
+
+def test_beside_a_paused_batch_the_builder_is_shown_what_was_picked_and_nothing_else(builder: Any) -> None:
+    shorts, longs, parked = requests("s1", "s2", "s3"), requests("L1", "L2"), Request("Q", 7000, done=600)
+    me = builder([*shorts, *longs], None, [parked])
+    views = Views(shorts, longs)
+    plan = Plan((SHORT,), picked=(2, 0), longs=(1,), tokens=300)
+
+    def tries(cls: Any, beside: bool) -> Any:
+        return list(me._laps_tries(cls, views, [parked, *longs], plan, beside=beside))
+
+    # The builder fills a whole chunk: beside the activations of what is paused there is room for half of one.
+    assert tries(SHORT, True) == [([shorts[2], shorts[0]], None)]
+    assert tries(SHORT, False) == [([shorts[2], shorts[0], shorts[1]], None)]
+    # A prompt in progress would be cut, and there is one slot for that.
+    assert tries(LONG, True) == [([longs[0]], None)]
+    assert tries(LONG, False) == [([longs[0]], None), ([], parked)]
 
 
 def test_a_short_request_that_outgrew_its_class_waits_as_long(mixin: Any) -> None:
@@ -121,17 +227,145 @@ def test_a_short_request_that_outgrew_its_class_waits_as_long(mixin: Any) -> Non
     assert (tag.new_tokens, tag.looked) == (257, 7)
 
 
-def test_a_short_request_that_is_cut_is_an_error_and_not_lost(mixin: Any) -> None:
-    whole = [SimpleNamespace(rid="s")]
-    me = Builder(whole, "P")  # type: ignore[arg-type]
+class Sender:
+    """The end of a transfer that no decode server has joined yet."""
 
-    def build() -> None:
-        with mixin._laps_only(me, SHORT, whole):
-            me.chunked_req = whole[0]  # type: ignore[assignment]
+    def __init__(self) -> None:
+        from sglang.srt.disaggregation.base.conn import KVPoll
 
-    with pytest.raises(RuntimeError, match="short request s was cut"):
-        build()
-    assert (me.waiting_queue, me.chunked_req) == (whole, "P")
+        self.state = KVPoll.Bootstrapping
+
+    def poll(self) -> Any:
+        return self.state
+
+
+class Parks(Fields):
+    """What SGLang's own chunk handling needs of a scheduler that has parked an optimistic prefill."""
+
+    enable_overlap = False
+    attn_cp_cpu_group = attn_tp_cpu_group = None
+
+    def __init__(self, held: Any, parked: Sequence[Any]) -> None:
+        super().__init__([], held, parked)
+        self._laps_chunk_unsent = False
+        self._laps_aborted: list[Any] = []
+        self._pending_chunked_abort_req: Any = None
+        self.sent: list[Any] = []
+        self.failed: list[Any] = []
+
+    def checkpoint_disagg_prefill(self, req: Any) -> None:
+        pass
+
+    def send_kv_chunk(self, req: Any) -> None:
+        self.sent.append(req)
+
+    def handle_bootstrap_failure(self, req: Any) -> None:
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        self.failed.append(req)
+        req.finished_reason = FINISH_ABORT("no decode server")
+
+
+def optimistic() -> Any:
+    req: Any = Request("optimistic", 900, done=300)
+    req.pending_bootstrap, req.disagg_kv_sender, req.finished_reason, req.to_finish = True, Sender(), None, None
+    return req
+
+
+@pytest.fixture
+def parks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """parks(held, parked): SGLang's own chunk handling under LAPS."""
+    from sglang.srt.disaggregation import prefill
+
+    monkeypatch.setattr(
+        prefill, "poll_and_all_reduce_attn_cp_tp_group", lambda senders, *_: [s.poll() for s in senders]
+    )
+    return type("S", (Parks, mixin, prefill.SchedulerDisaggregationPrefillMixin), {"__init__": Parks.__init__})
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_an_optimistic_prefill_learns_at_once_that_no_decode_server_takes_it(parks: Any, held: bool) -> None:
+    """In the slot, or parked beside it."""
+    from sglang.srt.disaggregation.base.conn import KVPoll
+
+    one, other = optimistic(), optimistic()
+    me = parks(one, [other]) if held else parks(other, [one])
+    batch = SimpleNamespace(batch_is_full=False)
+    me.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert me._laps_in_progress() == ([one, other] if held else [other, one])
+    assert (me.sent, me.failed) == ([], [])
+    one.disagg_kv_sender.state = KVPoll.Failed
+    me.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert me._laps_in_progress() == [other]
+    assert (me.sent, me.failed) == ([], [one])
+
+
+def test_a_chunk_is_sent_once(parks: Any) -> None:
+    one, other = optimistic(), optimistic()
+    one.pending_bootstrap = other.pending_bootstrap = False
+    me = parks(one, [other])
+    me._laps_chunk_unsent = True
+    batch = SimpleNamespace(batch_is_full=False)
+    for _ in range(3):
+        me.process_prefill_chunk(last_batch=None, running_batch=batch)
+        assert (me.sent, me.chunked_req, me._laps_parked) == ([one], one, [other])
+
+
+class Aborts(Fields):
+    """SGLang's end of an aborted prompt in the slot, as far as LAPS relies on it."""
+
+    def __init__(self, held: Any, parked: Sequence[Any]) -> None:
+        super().__init__([], held, parked)
+        self._laps_aborted: list[Any] = []
+        self._pending_chunked_abort_req: Any = None
+        self.ended: list[Any] = []
+
+    def end(self) -> None:
+        req = self._pending_chunked_abort_req
+        if req is not None:
+            assert self.chunked_req is req, "it ends what is in the slot"
+            self.ended.append(req)
+            self.chunked_req = self._pending_chunked_abort_req = None
+
+    def took(self, recv_req: Any) -> None:
+        if self.chunked_req and (recv_req.abort_all or self.chunked_req.rid.startswith(recv_req.rid)):
+            self._pending_chunked_abort_req = self.chunked_req
+
+
+@pytest.mark.parametrize(
+    ("rid", "every", "ended", "left"),
+    [
+        ("Q", False, ["Q"], ["P", "R", "RR"]),
+        ("R", False, ["R", "RR"], ["P", "Q"]),
+        ("P", False, ["P"], ["Q", "R", "RR"]),
+        ("", True, ["P", "Q", "R", "RR"], []),
+        ("none", False, [], ["P", "Q", "R", "RR"]),
+    ],
+)
+def test_parked_prompts_are_aborted_each_once_it_is_safe(
+    mixin: Any, rid: str, every: bool, ended: list[str], left: list[str]
+) -> None:
+    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
+    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(
+        Request("P", done=9), [Request("Q", done=9), Request("R", done=9), Request("RR", done=9)]
+    )
+    me.abort_request(SimpleNamespace(rid=rid, abort_all=every))
+    assert me.ended == [], "not yet: its chunk may run"
+    for _ in range(2):
+        me.process_pending_chunked_abort()
+        assert [r.rid for r in me.ended] == ended
+        assert [r.rid for r in me._laps_in_progress()] == left
+    assert (me._laps_aborted, me._pending_chunked_abort_req) == ([], None)
+
+
+def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mixin: Any) -> None:
+    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
+    held, parked = Request("P", done=9), Request("Q", done=9)
+    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(held, [parked])
+    me.abort_request(SimpleNamespace(rid="Q", abort_all=False))
+    me._laps_hand_over(parked, parked)
+    me.process_pending_chunked_abort()
+    assert (me.ended, me.chunked_req, me._laps_parked) == ([parked], None, [held])
 
 
 def test_arrivals_are_known_on_a_machine_that_has_just_booted(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,13 +478,15 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             req("new", 70),
             req("new and long", 3000),
         ],
-        chunked_req=None,
-        _laps_parked_since=None,
+        chunked_req=Request("P", 5000, done=2048),
+        _laps_parked=[Request("Q", 700, done=600)],
+        _laps_slices=None,
+        _laps_whole="slice_ms is 0",
         _laps_threshold=256,
         _laps_new_shorts=0,
         _laps_batches=3,
         _laps_dual=DualQueue(),
-        _laps_pacer=Pacer(config, threshold=256, chunk_tokens=1024, page_size=1),
+        _laps_pacer=Pacer(config, threshold=256, chunk_tokens=1024),
         _laps_busy=BusyMeter(),
         _laps_totals={SHORT: Totals(), LONG: Totals()},
         _laps_started=0.0,
@@ -265,7 +501,14 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
         queues = status["queues"]
         assert (queues["short"]["depth"], queues["short"]["waiting_tokens"]) == (2, 40 + 70)
         assert (queues["long"]["depth"], queues["long"]["waiting_tokens"]) == (2, 900 + 3000)
-        assert status["load"]["backlog_tokens"] == 40 + 70 + 900 + 3000
+        assert status["load"]["backlog_tokens"] == 40 + 70 + 900 + 3000 + 2952 + 100
+        assert status["in_progress"] == 2
+        assert {k: v for k, v in status["parked"].items() if k != "parked_s"} == {
+            "rid": "P",
+            "done_tokens": 2048,
+            "total_tokens": 5000,
+        }
+        assert status["slices"] == {"on": False, "why_not": "slice_ms is 0"}
 
 
 def _status_of(cls: Any, me: Any) -> Any:

@@ -143,7 +143,7 @@ def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill, request: pytest.
     assert ends.count("abort") > 0
     prefill.all_tokens_are_free()
     status = prefill.get("/laps_status")
-    assert status["parked"] is None
+    assert (status["parked"], status["in_progress"]) == (None, 0)
     assert [q["depth"] for q in status["queues"].values()] == [0, 0]
 
 
@@ -169,6 +169,9 @@ def test_status_is_told_three_ways(prefill: Prefill) -> None:
     assert status["enabled"] is True
     assert status["threshold"]["tokens"] == 256
     assert set(status["queues"]) == set(status["totals"]) == {"short", "long"}
+    assert status["slices"] == {"on": True, "why_not": None}
+    assert set(status["preemption"]) == {"gap_ms", "by_short_batches", "by_smaller_prompts"}
+    assert set(status["fairness"]) == {"guard", "credit_s"}
     assert set(status["load"]) == {"backlog_tokens", "slo_deviation", "busy_share"}
     assert prefill.get("/server_info")["internal_states"][0]["laps"]["totals"] == status["totals"]
     series = prefill.get("/metrics")

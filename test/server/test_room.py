@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang_laps.pacing import Plan
+from sglang_laps.plan import Plan
 from sglang_laps.policy.config import LapsConfig
 from sglang_laps.policy.length import LONG, SHORT
 from sglang_laps.policy.queues import DualQueue
@@ -80,12 +80,15 @@ class Rounds:
     batch: list[Any]
     owed = True
 
-    def _laps_plan(self, views: Any) -> Plan:
-        long_first = bool(views.long) and self.owed
-        order = (LONG, SHORT) if long_first else (SHORT, LONG)
-        return Plan(order, chunk_tokens=512, keeps_room=long_first)
+    def _laps_plan(self, views: Any, longs: Any, running: Any) -> Plan:
+        me: Any = self
+        if not longs or not self.owed:
+            return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
+        if me._laps_lacking and me._laps_frees_memory():
+            return Plan((LONG,), longs=(0,), tokens=512, keeps_room=True)
+        return Plan((LONG, SHORT), longs=(0,), tokens=512)
 
-    def _laps_built(self, cls: Any, batch: Any, plan: Plan, *, contended: bool) -> None:
+    def _laps_built(self, cls: Any, batch: Any, plan: Plan, cut: Any, *, within: bool) -> None:
         self.batch = batch.reqs
         self.disagg_prefill_inflight_queue.append(batch.reqs)  # type: ignore[attr-defined]
 
@@ -106,7 +109,8 @@ def server(adder: Callable[[int, int], Any]) -> Any:
     from sglang_laps.scheduler import LapsPrefillMixin
 
     me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
-    me._laps_flights, me._laps_dual, me._laps_lacking = {}, DualQueue(), False
+    me._laps_flights, me._laps_dual, me._laps_lacking, me._laps_unit = {}, DualQueue(), False, 1
+    me._laps_parked, me._laps_under_way = [], []
     for _ in range(5):
         assert me.round(ends=False) == [250, 250]
     return me
@@ -117,7 +121,7 @@ SHORTS = [250, 250]
 
 def test_an_owed_long_request_starts_once_what_runs_has_ended(server: Any) -> None:
     server.waiting_queue.append(request(3000))
-    assert [server.round() for _ in range(3)] == [[], [], [3000]]
+    assert [server.round() for _ in range(4)] == [SHORTS, [], [], [3000]]
     assert server.chunked_req.extend_len == 512
 
 
@@ -138,7 +142,7 @@ def test_short_requests_go_on_where_nothing_would_come_free(server: Any) -> None
 def test_the_room_is_given_up_with_the_request(server: Any, why: str) -> None:
     long = request(3000)
     server.waiting_queue.append(long)
-    assert server.round(ends=False) == []
+    assert [server.round(), server.round(ends=False)] == [SHORTS, []]
     if why == "aborted":
         server.waiting_queue.remove(long)
     else:

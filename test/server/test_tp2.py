@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.usefixtures("clean")]
 @pytest.fixture(scope="module")
 def prefill(start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
     env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    knobs = '{"long_share": 0.4}'
+    knobs = '{"guard": 0.4}'
     with start_prefill(*LAPS, "--tp-size", "2", "--laps-ttft-slo-ms", "2000", "--laps-config", knobs, env=env) as p:
         yield p
 

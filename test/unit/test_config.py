@@ -16,12 +16,13 @@ def parsed(*argv: str) -> LapsConfig:
 
 def test_defaults() -> None:
     config = parsed("--enable-laps-scheduler")
-    assert (config.length_threshold, config.length_basis, config.long_share) == (256, "uncached", 0.25)
+    assert (config.length_threshold, config.length_basis) == (256, "uncached")
+    assert (config.order, config.guard, config.preempt_overhead, config.slice_ms) == ("least-work", 0.25, 0.15, 4.0)
 
 
 def test_flags_and_json() -> None:
-    config = parsed("--laps-length-threshold", "auto", "--laps-config", '{"long_share": 0.5}')
-    assert (config.length_threshold, config.long_share) == ("auto", 0.5)
+    config = parsed("--laps-length-threshold", "auto", "--laps-config", '{"guard": 0.5}')
+    assert (config.length_threshold, config.guard) == ("auto", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +34,21 @@ def test_flags_and_json() -> None:
         (["--laps-length-basis", "words"], '--laps-length-basis: "words" is not one of uncached, prompt'),
         (["--laps-config", "{"], "--laps-config: not JSON"),
         (["--laps-config", "[]"], "--laps-config: not a JSON object"),
-        (["--laps-config", '{"long_shar": 0.5}'], "--laps-config: unknown key 'long_shar'"),
-        (["--laps-config", '{"long_share": 1.5}'], "--laps-config: long_share: 1.5 is not from 0 to 1"),
-        (["--laps-config", '{"long_share": true}'], "--laps-config: long_share: true is not"),
-        (["--laps-config", '{"long_share": NaN}'], "--laps-config: long_share: NaN is not"),
+        (["--laps-config", '{"gard": 0.5}'], "--laps-config: unknown key 'gard'"),
+        (["--laps-config", '{"guard": 1.5}'], "--laps-config: guard: 1.5 is not from 0 to 1"),
+        (["--laps-config", '{"preempt_overhead": 0}'], "--laps-config: preempt_overhead: 0 is not from 0.01 to 1"),
+        (["--laps-config", '{"preempt_overhead": 1.1}'], "--laps-config: preempt_overhead: 1.1 is not from 0.01 to 1"),
+        (
+            ["--laps-config", '{"slice_ms": -1}'],
+            "--laps-config: slice_ms: -1 is not a number of milliseconds from 0 to",
+        ),
+        (
+            ["--laps-config", '{"order": "spf"}'],
+            '--laps-config: order: "spf" is not one of least-work, fcfs, edf, lars',
+        ),
+        (["--laps-config", '{"long_share": 0.5}'], "--laps-config: unknown key 'long_share'"),
+        (["--laps-config", '{"guard": true}'], "--laps-config: guard: true is not"),
+        (["--laps-config", '{"guard": NaN}'], "--laps-config: guard: NaN is not"),
         (
             ["--laps-ttft-slo-ms", "5e-324"],
             "--laps-ttft-slo-ms: 5e-324 is not a number of milliseconds from 0.1",
@@ -45,7 +57,7 @@ def test_flags_and_json() -> None:
         (["--laps-config", '{"ttft_slo_ms": 1%s}' % (400 * "0")], "--laps-ttft-slo-ms: 1000"),
         (["--laps-config", '{"slack_sigma_ms": 1%s}' % (400 * "0")], "--laps-config: slack_sigma_ms: 1000"),
         (["--laps-config", '{"profile_save_path": "a\\u0000b"}'], "--laps-config: profile_save_path: "),
-        (["--laps-config", '{"long_share": 0.5, "long_share": 0.1}'], "--laps-config: long_share is given twice"),
+        (["--laps-config", '{"guard": 0.5, "guard": 0.1}'], "--laps-config: guard is given twice"),
         (
             ["--laps-length-threshold", "9", "--laps-config", '{"length_threshold": 8}'],
             "--laps-config: length_threshold is given by --laps-length-threshold too",
@@ -61,7 +73,7 @@ def test_a_bad_value_is_one_line_that_names_the_flag(argv: list[str], says: str)
 
 def test_the_environment_carries_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(options.ENV, "")
-    config = LapsConfig(length_threshold=99, long_share=0.1)
+    config = LapsConfig(length_threshold=99, guard=0.1)
     options.to_env(config)
     assert options.from_env(os.environ) == config
     assert options.from_env({}) is None

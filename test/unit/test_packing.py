@@ -14,7 +14,7 @@ def item(tokens: int, started: bool = False) -> Item:
 
 
 def test_a_lone_prompt_fills_the_batch_and_is_cut() -> None:
-    assert pack([item(20_000)], budget=8192, fixed_s=F, waiting=1) == Pack((0,), 8192)
+    assert pack([item(20_000)], budget=8192, fixed_s=F, waiting=1) == Pack((0,), 8192, cut=True)
 
 
 def test_where_few_wait_the_next_one_would_only_delay_the_first() -> None:

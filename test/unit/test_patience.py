@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.pacing import LongWork, Pacer, Waiting
+from sglang_laps.pacing import Pacer
+from sglang_laps.plan import LongWaiting, Waiting
 from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.length import LONG, SHORT, LengthClass
+from sglang_laps.policy.length import LONG, SHORT
 from sglang_laps.policy.order import OLDEST_EVERY
 
 BUDGET = 1024
@@ -20,7 +21,7 @@ arriving = st.lists(st.lists(requests, min_size=6, max_size=12), min_size=10, ma
 
 def pacer(order: str) -> Pacer:
     config = LapsConfig(wait_window_ms=0.0, order=order)
-    return Pacer(config, threshold=256, chunk_tokens=BUDGET, page_size=1)
+    return Pacer(config, threshold=256, chunk_tokens=BUDGET)
 
 
 def coming(now: float, i: int, batch: list[tuple[int, float | None]], longer: int = 0) -> list[Waiting]:
@@ -37,7 +38,7 @@ def test_the_oldest_short_request_is_served_within_its_turns(
 ) -> None:
     me = pacer(order)
     if window:
-        me = Pacer(LapsConfig(order=order), threshold=256, chunk_tokens=BUDGET, page_size=1)
+        me = Pacer(LapsConfig(order=order), threshold=256, chunk_tokens=BUDGET)
     waiting: list[Waiting] = []
     oldest, turns, now = None, 0, 0.0
     for i, batch in enumerate(arrivals):
@@ -45,14 +46,14 @@ def test_the_oldest_short_request_is_served_within_its_turns(
         waiting += coming(now, i, batch)
         if not waiting:
             continue
-        plan = me.plan(now, waiting, [], short=True, long=None)
+        plan = me.plan(now, waiting, [])
         if plan.waiting:
             continue
         head = min(waiting, key=lambda w: w[2])[4]
         turns = turns + 1 if head == oldest else 1
         oldest = head
         me.finished(
-            me.launched(now, SHORT, len(plan.picked), plan, contended=False),
+            me.launched(now, SHORT, len(plan.picked), plan),
             now,
             now + 0.01,
             now + 0.01,
@@ -76,18 +77,17 @@ def test_the_oldest_long_request_is_served_within_its_turns(
     for i, batch in enumerate(arrivals):
         now += 0.05
         waiting += coming(now, i, batch, longer=300)
-        for _ in range(2):  # a round in which the parked one goes on starts nobody
-            if waiting:
-                tokens, history, since, *_ = waiting[0]
-                plan = me.plan(now, [], waiting, short=False, long=LongWork(tokens, history, since, tokens))
         if not waiting:
             continue
+        longs = [LongWaiting(tokens, old, since, due, tokens) for tokens, old, since, due, _ in waiting]
+        plan = me.plan(now, [], longs, waiting=1)
         head = min(waiting, key=lambda w: w[2])[4]
         turns = turns + 1 if head == oldest else 1
         oldest = head
-        me.launched(now, LONG, 1, plan, contended=False)
-        started = waiting.pop(plan.long_first)
-        assert started[4] == head or turns < OLDEST_EVERY
+        me.launched(now, LONG, len(plan.longs), plan)
+        served = {waiting[i][4] for i in plan.longs}
+        assert head in served or turns < OLDEST_EVERY
+        waiting = [w for w in waiting if w[4] not in served]
 
 
 def test_a_late_request_does_not_wait_for_ever_while_others_can_make_it() -> None:
@@ -96,8 +96,8 @@ def test_a_late_request_does_not_wait_for_ever_while_others_can_make_it() -> Non
     for turn in range(1, 100):
         now = float(turn)
         waiting += [(200, 0, now, now + 5.0, (turn, n)) for n in range(6)]  # more than a batch holds
-        plan = me.plan(now, waiting, [], short=True, long=None)
-        me.launched(now, SHORT, len(plan.picked), plan, contended=False)
+        plan = me.plan(now, waiting, [])
+        me.launched(now, SHORT, len(plan.picked), plan)
         served = {waiting[p][4] for p in plan.picked}
         waiting = [w for w in waiting if w[4] not in served]
         if "late" in served:
@@ -113,30 +113,29 @@ def test_the_short_batch_after_a_failed_long_one_keeps_its_order() -> None:
         (50, 0, 0.2, 9.0, "second"),
         (50, 0, 0.3, 5.0, "first"),
     ]
-    work = LongWork(5000, 0, 0.0, 5000)
-    first: LengthClass = LONG
-    plan = me.plan(1.0, shorts, [], short=True, long=work, urgent=first)
+    work = [LongWaiting(5000, 0, 0.0, None, 5000)]
+    plan = me.plan(1.0, shorts, work, urgent=LONG)
     assert plan.order == (LONG, SHORT)
     assert plan.picked == (3, 2, 1, 0)
     assert plan.late == 1
     many = [(200, 0, 0.0, 0.5, "late"), *((200, 0, 0.5, 9.0, n) for n in range(9))]
-    assert pacer("fcfs").plan(1.0, many, [], short=True, long=work, urgent=first).picked == (1, 2, 3, 4, 5)
+    assert pacer("fcfs").plan(1.0, many, work, urgent=LONG).picked == (1, 2, 3, 4, 5)
 
 
 def test_a_hold_ends_with_the_requests_that_were_held() -> None:
     config = LapsConfig(window="fixed", wait_window_ms=5.0)
-    me = Pacer(config, threshold=256, chunk_tokens=BUDGET, page_size=1)
+    me = Pacer(config, threshold=256, chunk_tokens=BUDGET)
     for forget in (
         lambda now: me.nothing_waits(),
-        lambda now: me.plan(now, [], [], short=False, long=LongWork(5000, 0, 0.0, 5000)),
+        lambda now: me.plan(now, [], [LongWaiting(5000, 0, 0.0, None, 5000)]),
     ):
         me.arrived(1.0, 1)
-        assert me.plan(1.0, [(50, 0, 1.0, None, "aborted")], [], short=True, long=None).waiting
+        assert me.plan(1.0, [(50, 0, 1.0, None, "aborted")], []).waiting
         forget(1.001)
         me.arrived(600.0, 1)
         later: list[Waiting] = [(50, 0, 600.0, None, "later")]
-        assert me.plan(600.0, later, [], short=True, long=None).waiting
-        plan = me.plan(600.006, later, [], short=True, long=None)
+        assert me.plan(600.0, later, []).waiting
+        plan = me.plan(600.006, later, [])
         assert (plan.order, plan.reason) == ((SHORT,), "window")
         assert plan.waited_s < 0.01
-        me.launched(600.006, SHORT, 1, plan, contended=False)
+        me.launched(600.006, SHORT, 1, plan)

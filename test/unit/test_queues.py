@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_laps.policy.fairness import LongShare
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
-from sglang_laps.policy.queues import DualQueue, changes, split, turn, without
+from sglang_laps.policy.queues import DualQueue, changes, split, without
 
 
 @given(st.lists(st.integers(1, 1000)))
@@ -87,39 +86,3 @@ def test_cached_tokens_do_not_count_unless_asked() -> None:
 )
 def test_a_short_request_fits_one_chunk(threshold: int, chunk: int | None, page: int, usable: int) -> None:
     assert usable_threshold(threshold, chunk, page) == usable
-
-
-def test_turns() -> None:
-    assert turn(short=False, long=False, long_owed=True) == ()
-    assert turn(short=True, long=False, long_owed=True) == (SHORT,)
-    assert turn(short=False, long=True, long_owed=False) == (LONG,)
-    assert turn(short=True, long=True, long_owed=False) == (SHORT, LONG)
-    assert turn(short=True, long=True, long_owed=True) == (LONG, SHORT)
-    assert turn(short=True, long=True, long_owed=True, urgent=SHORT) == (SHORT, LONG)
-
-
-def test_a_batch_in_flight_is_not_paid_for_twice() -> None:
-    ledger = LongShare(0.25)
-    ledger.settle(ledger.launch(LONG, contended=False), 0.1)
-    assert not ledger.owed()
-    while not ledger.owed():
-        ledger.settle(ledger.launch(SHORT, contended=True), 0.05)
-    first = ledger.launch(LONG, contended=True)
-    assert not ledger.owed()
-    ledger.settle(first, 0.1)
-    assert not ledger.owed()
-
-
-def test_without_a_share_the_long_class_is_never_owed() -> None:
-    ledger = LongShare(0.0)
-    for _ in range(100):
-        ledger.settle(ledger.launch(SHORT, contended=True), 1.0)
-    assert not ledger.owed()
-
-
-def test_credit_does_not_outlive_the_long_work() -> None:
-    ledger = LongShare(0.5)
-    ledger.settle(ledger.launch(SHORT, contended=True), 1.0)
-    assert ledger.credit_s == 0.5
-    ledger.long_done()
-    assert ledger.credit_s == 0.0

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from sglang_laps.policy.config import LapsConfig
 from sglang_laps.policy.latency import Coefficients
+from sglang_laps.policy.length import LONG, SHORT
 
 from benchmark.sim.device import Device
 from benchmark.sim.engine import Events, Server, simulate
 from benchmark.sim.fleet import Single
+from benchmark.sim.laps import LAYERS, Laps
 from benchmark.sim.metrics import Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.request import Batch, Request
 from benchmark.sim.stock import Fcfs, Scheduler
 from benchmark.sim.variants import VARIANTS, run
-from benchmark.sim.workload import Closed, Open, Sessions, fixed, log_uniform, mix, uniform
+from benchmark.sim.workload import Closed, Open, Row, Sessions, Trace, fixed, log_uniform, mix, uniform
 
 PROFILE = Profile(
     name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), cell_fixed_s=3e-3,
@@ -29,6 +32,8 @@ HOST = Profile(
 )  # fmt: skip
 MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
 CHUNK = 2048
+WHOLE = {"slice_ms": 0.0, "preempt_overhead": 0.01}
+"""Chunks as stock cuts them, in one piece."""
 
 
 class Watched:
@@ -49,8 +54,9 @@ class Watched:
 
 def watch(name: str, workload: Any, check: Callable[..., None], profile: Profile = PROFILE, **knobs: Any) -> Outcome:
     events = Events()
-    scheduler: Any = Watched(VARIANTS[name].scheduler(CHUNK, profile, knobs), check)
-    server = Server("one", scheduler, Device(profile), events)
+    device = Device(profile)
+    scheduler: Any = Watched(VARIANTS[name].scheduler(CHUNK, device, knobs), check)
+    server = Server("one", scheduler, device, events)
     return simulate(workload, Single([server]), events, chunk=CHUNK)
 
 
@@ -104,7 +110,7 @@ def test_laps_never_mixes_classes_and_cuts_no_short_request() -> None:
     kinds = set()
 
     def check(now: float, said: Any, waiting: int) -> None:
-        if isinstance(said, Batch):
+        if isinstance(said, Batch) and said.parts:
             classes = {r.class_tokens <= 256 for r, _, _ in said.parts}
             assert len(classes) == 1
             kinds.add(classes.pop())
@@ -188,9 +194,126 @@ def test_a_lone_request_takes_what_the_profile_says() -> None:
     profile = Profile(**{**HOST.__dict__, "spread": ()})
     for tokens in (1, 100, CHUNK, CHUNK + 1, 5 * CHUNK):
         for name in ("fcfs", "laps"):
-            outcome = run(VARIANTS[name], Open(fixed(tokens), 1.0, 1), profile, chunk=CHUNK)
+            outcome = run(VARIANTS[name], Open(fixed(tokens), 1.0, 1), profile, chunk=CHUNK, knobs=WHOLE)
             assert outcome.record.ttft[0] == pytest.approx(float(lone_s(profile, tokens, 0, CHUNK)))
             assert outcome.groups()["all"].slowdown["p50"] == pytest.approx(1.0)
+
+
+def test_a_slice_costs_a_look_at_what_came() -> None:
+    from benchmark.sim.metrics import lone_s
+
+    profile = Profile(**{**HOST.__dict__, "spread": ()})
+    for tokens in (100, CHUNK, 5 * CHUNK):
+        took = run(VARIANTS["laps"], Open(fixed(tokens), 1.0, 1), profile, chunk=CHUNK).record.ttft[0]
+        whole = float(lone_s(profile, tokens, 0, CHUNK))
+        looks = (took - whole) / profile.poll_s
+        assert looks == pytest.approx(round(looks), abs=1e-6)
+        assert (round(looks) == 0) == (tokens == 100), "a small batch is not worth a pause"
+        assert looks < LAYERS * -(-tokens // CHUNK)
+
+
+class Remembered(Laps):
+    """Keeps what it was told of finished batches."""
+
+    def __init__(self, **more: Any) -> None:
+        device = Device(more.pop("profile", PROFILE))
+        super().__init__(LapsConfig(), more.pop("chunk", CHUNK), device.profile.model(), device=device, **more)
+        self.used: list[Device] = [device]
+        self.told: list[Any] = []
+        self.held = 0
+        told = self.pacer.finished
+
+        def finished(*args: Any, **kwargs: Any) -> None:
+            self.told.append((*args, kwargs))
+            told(*args, **kwargs)
+
+        self.pacer.finished = finished  # type: ignore[method-assign]
+
+    def next(self, now: float) -> Batch | float | None:
+        said = super().next(now)
+        self.held = max(self.held, sum(r.prompt for r in self._long if r.started >= 0.0))
+        return said
+
+
+def served(scheduler: Remembered, workload: Any) -> tuple[Outcome, Server]:
+    events = Events()
+    server = Server("one", scheduler, scheduler.used[0], events)
+    return simulate(workload, Single([server]), events, chunk=CHUNK), server
+
+
+@pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
+def test_a_short_request_within_a_long_batch_is_served_before_it_ends(profile: Profile) -> None:
+    scheduler = Remembered(profile=profile)
+    outcome, _ = served(scheduler, Trace([Row(0.0, CHUNK, 0), Row(0.02, 50, 0)]))
+    (long_at, long_new, long_ttft), (short_at, short_new, short_ttft) = sorted(
+        zip(outcome.record.at, outcome.record.new, outcome.record.ttft, strict=True)
+    )
+    assert (long_new, short_new) == (CHUNK, 50)
+    assert short_at + short_ttft < long_at + long_ttft
+    assert [launch.cls for launch, *_ in scheduler.told] == [SHORT, LONG]
+    (_, begin, end, _, _, short), (_, before, after, _, _, paused) = scheduler.told
+    assert before < begin < end < after
+    assert short["within"]
+    assert paused["paused_s"] == pytest.approx(end - begin)
+    assert not paused["within"]
+
+
+@pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
+def test_a_batch_is_finished_once_and_its_slices_add_up(profile: Profile) -> None:
+    scheduler = Remembered(profile=profile)
+    outcome, server = served(scheduler, Open(MIX, 40.0, 800, seed=8))
+    assert len(outcome.record) == 800
+    assert len(scheduler.told) == server.batches
+    launches = [id(launch) for launch, *_ in scheduler.told]
+    assert len(set(launches)) == len(launches)
+    tokens = sum(new for _, _, _, _, shape, _ in scheduler.told for new, _ in shape)
+    assert tokens == sum(outcome.record.new)
+    if not (profile.step_host_s or profile.poll_s > 1e-6):
+        busy = sum(end - begin - told["paused_s"] for _, begin, end, _, _, told in scheduler.told)
+        assert busy == pytest.approx(server.busy_s, rel=1e-3)
+    assert any(told["paused_s"] > 0.0 for *_, told in scheduler.told)
+
+
+def test_without_slices_short_requests_share_the_long_steps() -> None:
+    knobs = {"slice_ms": 0.0}
+    shared = 0
+
+    def check(now: float, said: Any, waiting: int) -> None:
+        nonlocal shared
+        assert isinstance(said, Batch) or waiting == 0
+        if isinstance(said, Batch):
+            assert said.parts, "every batch is whole"
+            assert sum(new for _, new, _ in said.parts) <= CHUNK
+            shared += len({r.class_tokens <= 256 for r, _, _ in said.parts}) == 2
+
+    outcome = watch("dual", Open(MIX, 40.0, 1500, seed=12), check, **knobs)
+    assert len(outcome.record) == 1500
+    assert shared
+    stock = run(VARIANTS["fcfs"], Open(MIX, 40.0, 1500, seed=12), PROFILE, chunk=CHUNK)
+    assert outcome.groups()["short"].ttft["p90"] < stock.groups()["short"].ttft["p90"]
+
+
+def test_a_small_prompt_overtakes_a_large_one() -> None:
+    scheduler = Remembered(chunk=8192)
+    outcome, _ = served(scheduler, Trace([Row(0.0, 8192, 0), Row(0.02, 400, 0)]))
+    assert outcome.record.ttft[0] < outcome.record.ttft[1], "in the order of the answers"
+    assert [(launch.cls, told["within"]) for launch, *_, told in scheduler.told] == [(LONG, True), (LONG, False)]
+
+
+@pytest.mark.parametrize("kv_tokens", [20_000, 30_000, 100_000])
+def test_nothing_is_lost_where_memory_is_small(kv_tokens: int) -> None:
+    scheduler = Remembered(kv_tokens=kv_tokens, profile=HOST)
+    outcome, _ = served(scheduler, Open(MIX, 60.0, 800, seed=9))
+    assert len(outcome.record) == 800
+    assert scheduler.held <= kv_tokens
+
+
+def test_pauses_are_not_learnt_as_work() -> None:
+    scheduler = Remembered(learn=True)
+    served(scheduler, Open(MIX, 30.0, 1200, seed=10))
+    known, learnt = PROFILE.model(), scheduler.pacer.model
+    for shape in ([(100, 0)], [(CHUNK, 0)], [(CHUNK, 8192)], [(300, 0), (700, 0)]):
+        assert learnt.predict(shape) == pytest.approx(known.predict(shape), rel=0.05)
 
 
 def test_a_lost_request_is_noticed() -> None:
@@ -214,7 +337,7 @@ def test_ends_when_told() -> None:
 def test_the_order_inside_the_long_class_is_the_policys() -> None:
     def first_two(order: str) -> list[list[int]]:
         knobs = {"order": order, "ttft_slo_ms": 1.0, "length_threshold": 10}
-        scheduler = VARIANTS["laps"].scheduler(100, PROFILE, knobs)
+        scheduler = VARIANTS["laps"].scheduler(100, Device(PROFILE), knobs)
         for i, tokens in enumerate((150, 400, 120)):
             scheduler.add(Request(i, 0.0, tokens), 0.0)
         seen = []

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_laps.pacing import PLAN_NUMBERS, Plan
-from sglang_laps.policy.length import LONG, SHORT
 from sglang_laps.status import merge
 
 
@@ -36,14 +34,3 @@ def test_a_server_without_laps_says_so() -> None:
 def test_ranks_that_are_off_say_why() -> None:
     off = {"enabled": False, "reason": "--pp-size is 2"}
     assert merge([off, off]) == off
-
-
-def test_a_plan_travels_as_numbers() -> None:
-    for plan in (
-        Plan(()),
-        Plan((LONG,), chunk_tokens=64, threshold=256, waiting=True),
-        Plan((SHORT, LONG), picked=(2, 0, 1), long_first=3, threshold=99),
-    ):
-        numbers = plan.numbers()
-        assert len(numbers) == PLAN_NUMBERS
-        assert Plan.of(numbers) == plan

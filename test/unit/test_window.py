@@ -104,8 +104,7 @@ class Step:
     passed_ms: float
     tokens: list[int]
     slo_ms: float | None
-    long_chunk_ms: float | None
-    long_waiting: bool
+    long_waits: bool
     gaps_ms: list[float] = field(default_factory=list)
 
 
@@ -115,8 +114,7 @@ STEPS = st.lists(
         passed_ms=st.sampled_from([0.0, 0.3, 1.0, 2.5, 6.0, 40.0]),
         tokens=st.lists(st.sampled_from([8, 60, 250]), max_size=5),
         slo_ms=st.sampled_from([None, None, 5.0, 12.0, 20.0, 100.0]),
-        long_chunk_ms=st.sampled_from([None, 1.0, 8.0]),
-        long_waiting=st.sampled_from([False, False, True]),
+        long_waits=st.sampled_from([False, False, True]),
     ),
     max_size=60,
 )
@@ -126,10 +124,10 @@ BURSTS = [
     step
     for _ in range(3)
     for step in (
-        Step(40.0, [60], None, None, False),
-        Step(1.0, [60] * 3, None, None, False),
-        Step(40.0, [], None, None, False),
-        Step(40.0, [], None, None, False),
+        Step(40.0, [60], None, False),
+        Step(1.0, [60] * 3, None, False),
+        Step(40.0, [], None, False),
+        Step(40.0, [], None, False),
     )
 ]
 """Teaches the window that company follows a first request."""
@@ -166,28 +164,22 @@ def test_follows_the_reference_and_never_waits_wrongly(
             running, completed = 0, done_at
         if running:
             continue
-        chunk = None if step.long_chunk_ms is None else step.long_chunk_ms * MS
+        preempts = step.long_waits and bool(waiting)
         answers: list[Decision] = [
-            each.decide(
-                now,
-                tuple(waiting),
-                token_budget=budget,
-                long_waiting=step.long_waiting,
-                long_chunk_s=chunk,
-                predict=predict,
-            )
+            (each.leave if preempts else each.decide)(now, tuple(waiting), token_budget=budget, predict=predict)
             for each in (window, twin)
         ]
         answer = answers[0]
         assert answers[1] == answer, "equal inputs, equal outputs"
         if not waiting:
-            assert answer == Wait(math.inf, "empty", step.long_waiting)
+            assert answer == Wait(math.inf, "empty")
             held = None
             continue
         served = now + service_s(waiting, budget)
         late = [s.deadline_s is not None and s.deadline_s < served for s in waiting]
         fitting = budget >= sum(s.tokens for s in waiting)
         if isinstance(answer, Wait):
+            assert not preempts, "while long work waits nothing is held"
             assert model.forced(now, waiting, len(waiting), budget, held) is None
             held = now if held is None else held
             assert fitting
@@ -197,12 +189,6 @@ def test_follows_the_reference_and_never_waits_wrongly(
             for s, lost in zip(waiting, late, strict=True):
                 if s.deadline_s is not None and not lost:
                     assert answer.until_s + served - now <= s.deadline_s + 1e-12, "it could have made it"
-            assert answer.run_long == step.long_waiting
-            if step.long_waiting:
-                assert chunk is not None
-                met = [s.deadline_s for s in waiting if s.deadline_s is not None and s.deadline_s >= served]
-                latest = min(met) - (served - now) if met else held + w_max
-                assert now + chunk <= latest + 1e-12
             continue
         assert len(set(answer.picked)) == len(answer.picked)
         assert late[answer.picked[0]] <= min(late), "late ones last"
@@ -210,7 +196,7 @@ def test_follows_the_reference_and_never_waits_wrongly(
         total = sum(waiting[i].tokens for i in answer.picked)
         assert len(answer.picked) == len(waiting) if fitting else (total <= budget or len(answer.picked) == 1)
         assert answer.late == sum(late[i] for i in answer.picked)
-        forced = model.forced(now, waiting, len(answer.picked), budget, held)
+        forced = "preempt" if preempts else model.forced(now, waiting, len(answer.picked), budget, held)
         assert answer.reason == forced or (forced is None and answer.reason in ("window", "idle"))
         tau = 0.0 if held is None else now - max(held, completed)
         assert answer.waited_s == (0.0 if held is None else now - held)
@@ -306,7 +292,6 @@ def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
     assert isinstance(answer, Wait)
     assert answer.reason == "burst"
     assert 2 * MS < answer.until_s - now < 5 * MS
-    assert not answer.run_long
     window.arrived(now + 1 * MS, 7)
     full = ask(window, now + 1 * MS, [short(now)] * 8)
     assert full == Dispatch(tuple(range(8)), "depth", pytest.approx(1 * MS))
@@ -360,20 +345,12 @@ def test_who_can_make_it_goes_first_and_late_ones_are_counted_not_dropped() -> N
     assert window.status()["late"] == 2
 
 
-def test_long_work_runs_only_if_it_ends_in_time() -> None:
-    for chunk, deadline, runs in [
-        (None, None, False),
-        (1 * MS, None, True),
-        (8 * MS, None, False),
-        (8 * MS, 0.4, True),
-        (30 * MS, 0.4, False),
-        (8 * MS, 20 * MS, True),
-        (15 * MS, 20 * MS, False),
-    ]:
-        window, now = known_bursts(LapsConfig())
-        due = None if deadline is None else now + deadline
-        answer = ask(window, now, [short(now, deadline=due)], long_waiting=True, long_chunk_s=chunk)
-        assert answer == Dispatch((0,), "idle") if not runs else isinstance(answer, Wait) and answer.run_long, chunk
+def test_a_batch_that_preempts_takes_all_that_is_there_and_is_not_held() -> None:
+    window, now = known_bursts(LapsConfig())
+    assert isinstance(ask(window, now, [short(now)]), Wait)
+    later = now + 1 * MS
+    answer = window.leave(later, [short(now), short(later, deadline=now)], token_budget=8192, predict=predict)
+    assert answer == Dispatch((0, 1), "preempt", pytest.approx(1 * MS), late=1)
 
 
 def test_window_zero_is_the_dual_queue_only() -> None:
@@ -384,7 +361,7 @@ def test_window_zero_is_the_dual_queue_only() -> None:
 
 def test_fixed_window_waits_from_the_first_arrival() -> None:
     window = Window(LapsConfig(window="fixed"))
-    assert ask(window, 1.0, [short(0.998), short(0.999)]) == Wait(0.998 + 5 * MS, "fixed", False)
+    assert ask(window, 1.0, [short(0.998), short(0.999)]) == Wait(0.998 + 5 * MS, "fixed")
     assert ask(window, 1.003, [short(0.998)]) == Dispatch((0,), "window", pytest.approx(3 * MS))
     assert ask(window, 1.0, [short(1.0)] * 8) == Dispatch(tuple(range(8)), "depth")
     # A timer that wakes its sleeper a few microseconds early has ended the window all the same.
@@ -395,7 +372,7 @@ def test_fixed_window_waits_from_the_first_arrival() -> None:
 def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:
     window = Window(LapsConfig(window="fixed", wait_window_ms=30.0))
     answer = ask(window, 0.0, [short(0.0, deadline=predict([(100, 0)]) + 6 * MS)])
-    assert answer == Wait(pytest.approx(4 * MS), "fixed", False)
+    assert answer == Wait(pytest.approx(4 * MS), "fixed")
 
 
 def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:
@@ -431,7 +408,7 @@ def test_depths_come_from_captured_graphs_below_the_cap() -> None:
 def test_aborts_leave_no_ghosts() -> None:
     window, now = known_bursts(LapsConfig())
     assert isinstance(ask(window, now, [short(now)]), Wait)
-    assert ask(window, now + 1 * MS, []) == Wait(math.inf, "empty", False)
+    assert ask(window, now + 1 * MS, []) == Wait(math.inf, "empty")
     answer = ask(window, now + 30 * MS, [short(now + 30 * MS)])
     assert isinstance(answer, Dispatch)
     assert answer.waited_s == 0.0
@@ -446,55 +423,3 @@ def test_behind_a_backlog_the_first_requests_are_not_late() -> None:
     assert isinstance(answer, Dispatch)
     assert answer.picked == tuple(range(10))
     assert answer.late == 0
-
-
-# -- the long side
-
-
-@given(
-    st.integers(1, 4096),
-    st.sampled_from([1, 16, 64]),
-    st.floats(0, 0.2),
-    st.integers(0, 100_000),
-)
-def test_a_long_chunk_is_the_largest_that_fits_the_slack(full: int, page: int, slack: float, history: int) -> None:
-    def cost(requests: Sequence[tuple[int, int]]) -> float:
-        return FIXED_S + sum(TOKEN_S * n + 1e-9 * n * (n + 2 * h) for n, h in requests)
-
-    window = Window(LapsConfig())
-    shorts = [short(deadline=slack + cost([(100, 0)]))]
-    got = window.long_chunk_tokens(0.0, shorts, history, full, page, cost)
-    room = slack - 1 * MS + 1e-12
-    if got == full:
-        assert full <= page or cost([(full, history)]) <= room + 1e-9
-    else:
-        assert got % page == 0
-        assert page <= got < full
-        assert got == page or cost([(got, history)]) <= room
-        assert got + page > full or cost([(got + page, history)]) > room - 1e-9
-
-
-def test_a_long_chunk_leaves_time_to_a_short_request_that_is_likely_to_come() -> None:
-    slo_s = 0.6 * predict([(2048, 0)])
-    window = Window(LapsConfig(ttft_slo_ms=slo_s / MS))
-    assert window.long_chunk_tokens(0.0, [], 0, 2048, 64, predict) == 2048, "none has come yet"
-    now = 0.0
-    while now < 5.0:
-        now += 0.02
-        window.arrived(now)
-    chunk = window.long_chunk_tokens(now, [], 0, 2048, 64, predict)
-    assert 64 <= chunk < 2048
-    assert predict([(chunk, 0)]) <= slo_s
-    assert window.long_chunk_tokens(now + 60.0, [], 0, 2048, 64, predict) == 2048, "they stay away"
-    relaxed = Window(LapsConfig(ttft_slo_ms=1e4))
-    relaxed.arrived(now, 50)
-    assert relaxed.long_chunk_tokens(now, [], 0, 2048, 64, predict) == 2048, "it fits"
-
-
-def test_a_long_chunk_is_full_without_deadlines_model_or_hope() -> None:
-    window = Window(LapsConfig())
-    assert window.long_chunk_tokens(0.0, [], 0, 2048, 64, predict) == 2048
-    assert window.long_chunk_tokens(0.0, [short()], 0, 2048, 64, predict) == 2048
-    assert window.long_chunk_tokens(0.0, [short(deadline=0.5)], 0, 2048, 64, None) == 2048
-    assert window.long_chunk_tokens(0.0, [short(deadline=0.001)], 0, 2048, 64, predict) == 2048
-    assert window.long_chunk_tokens(0.0, [short(deadline=0.025)], 0, 2048, 64, predict) < 2048

@@ -24,7 +24,7 @@ class Guard:
         return self.credit_s > 0.0
 
     def ran(self, seconds: float, *, oldest: bool) -> None:
-        """A long batch took the device so long. `oldest`: it held the prompt that has waited longest.
+        """A long batch took the device so long. `oldest`: it held the prompt that has waited longest, first or whole.
 
         What is earned and what is owed is bounded by one batch: a prompt that could not be placed does not come back
         with a claim to many batches, and neither does chance leave it in debt.

@@ -27,6 +27,8 @@ class Pack(NamedTuple):
     """Indices into the prompts given, in the order to take them; only the last may be cut."""
     tokens: int
     """New tokens of the batch."""
+    cut: bool = False
+    """The last of them goes on after it."""
 
 
 def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) -> Pack:
@@ -40,7 +42,7 @@ def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) ->
     A batch holds one prompt in progress at most, as SGLang has one slot for it.
     """
     picked: list[int] = []
-    room, slot_taken = budget, False
+    room, slot_taken, cut = budget, False, False
     for i, item in enumerate(items):
         if room <= 0:
             break
@@ -54,9 +56,8 @@ def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) ->
         picked.append(i)
         room -= taken
         slot_taken |= item.started
-        if taken < item.tokens:
-            break
-    return Pack(tuple(picked), budget - room)
+        cut = taken < item.tokens
+    return Pack(tuple(picked), budget - room, cut)
 
 
 def overtake(items: Sequence[Item], *, budget: int, left_s: float, running: int, fixed_s: float, waiting: int) -> Pack:

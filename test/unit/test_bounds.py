@@ -1,0 +1,334 @@
+"""What both classes may count on under overload: the pacer as a whole, on a toy device that runs slices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_laps.pacing import Pacer
+from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
+from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.gap import WIDEST
+from sglang_laps.policy.latency import Coefficients
+from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify
+
+from benchmark.sim.profile import Profile
+
+F, TOKEN = 5e-3, 25e-6
+MODEL = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TOKEN, 0.0, 0.0, F)).model()
+CHUNK, LAYERS, THRESHOLD = 4096, 28, 256
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    tokens: int
+    arrival: float
+    done: int = 0
+    began: float = -1.0
+    finished: float = -1.0
+    ahead: int = 0
+    """Tokens of its class that were there when it came."""
+
+    @property
+    def cls(self) -> LengthClass:
+        return classify(self.tokens, THRESHOLD)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    cls: LengthClass
+    parts: list[tuple[Job, int]]
+    launch: Launch
+    each_s: float
+    slices: int
+    within: bool
+    begin: float = -1.0
+    end: float = -1.0
+    paused_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin - self.paused_s
+
+
+Feed = Callable[["Toy"], list[Job]]
+"""What comes now, given who waits."""
+
+
+@dataclass
+class Toy:
+    """One device, one batch on it at a time, long ones in slices; a batch takes what the model says."""
+
+    feed: Feed
+    layers: int = LAYERS
+    knobs: dict[str, object] = field(default_factory=dict)
+    now: float = 0.0
+    shorts: list[Job] = field(default_factory=list)
+    longs: list[Job] = field(default_factory=list)
+    paused: list[Batch] = field(default_factory=list)
+    ran: list[Batch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = LapsConfig(**{"wait_window_ms": 0.0, **self.knobs})  # type: ignore[arg-type]
+        self.pacer = Pacer(config, threshold=THRESHOLD, chunk_tokens=CHUNK, layers=self.layers)
+        self.pacer.model = MODEL
+
+    def run(self, until: Callable[[Toy], bool], *, limit_s: float = math.inf) -> None:
+        while not until(self):
+            assert self.now < limit_s, "it takes longer than it may"
+            self._come()
+            self._round()
+
+    def _come(self) -> None:
+        for job in self.feed(self):
+            line = self.shorts if job.cls is SHORT else self.longs
+            job.ahead = sum(j.tokens - j.done for j in line)
+            line.append(job)
+
+    def _round(self) -> None:
+        below = {id(j) for b in self.paused for j, _ in b.parts}
+        longs = [j for j in self.longs[:LOOKAHEAD] if id(j) not in below]
+        if not (self.shorts or self.longs):
+            self.pacer.nothing_waits()
+            self.now += 1e-3
+            return
+        running = None
+        if self.paused:
+            top = self.paused[-1]
+            running = Running(top.each_s * top.slices, sum(len(b.parts) for b in self.paused), len(self.paused))
+        views: list[Waiting] = [(j.tokens, 0, j.arrival, None, id(j)) for j in self.shorts[:LOOKAHEAD]]
+        seen = [LongWaiting(j.tokens - j.done, j.done, j.arrival, None, j.tokens, j.done > 0) for j in longs]
+        plan = self.pacer.plan(self.now, views, seen, waiting=len(self.shorts) + len(self.longs), running=running)
+        if plan.order:
+            self._launch(plan, longs)
+        self._slice()
+
+    def _launch(self, plan: Plan, longs: list[Job]) -> None:
+        cls, parts = plan.order[0], []
+        room = (plan.tokens or CHUNK) if cls is LONG else CHUNK if not self.paused else CHUNK // 2
+        picked = [self.shorts[i] for i in plan.picked] if cls is SHORT or plan.mixed else []
+        picked += [longs[i] for i in plan.longs] if cls is LONG else []
+        for job in picked:
+            part = min(room, job.tokens - job.done)
+            assert part > 0
+            assert job.cls is LONG or part == job.tokens, "a short request is never cut"
+            assert not self.paused or part == job.tokens, "nothing is cut beside what is paused"
+            parts.append((job, part))
+            room -= part
+            job.began = self.now if job.began < 0.0 else job.began
+        assert sum(j.done > 0 for j, _ in parts) <= 1, "one slot"
+        assert sum(part < j.tokens - j.done for j, part in parts) <= 1, "one slot"
+        if not plan.mixed:
+            assert {j.cls for j, _ in parts} == {cls}
+        shape = [(part, job.done) for job, part in parts]
+        took = MODEL.predict(shape)
+        assert took is not None
+        count = len(parts) - len(plan.longs) if plan.mixed and cls is LONG else 0
+        within = bool(self.paused)
+        launch = self.pacer.launched(self.now, cls, len(parts), plan, shorts=count, within=within)
+        slices = -(-self.layers // plan.layers) if cls is LONG and plan.layers else 1
+        self.shorts = [j for j in self.shorts if j not in picked]
+        self.paused.append(Batch(cls, parts, launch, took / slices, slices, within, self.now))
+
+    def _slice(self) -> None:
+        batch = self.paused[-1]
+        self.now += batch.each_s
+        batch.slices -= 1
+        if batch.slices:
+            return
+        self.paused.pop()
+        batch.end = self.now
+        for below in self.paused:
+            below.paused_s += batch.end - batch.begin
+        shape = [(part, job.done) for job, part in batch.parts]
+        self.pacer.finished(
+            batch.launch, batch.begin, batch.end, self.now, shape, stock=False, paused_s=batch.paused_s,
+            within=batch.within,
+        )  # fmt: skip
+        for job, part in batch.parts:
+            job.done += part
+            if job.done == job.tokens:
+                job.finished = self.now
+        self.longs = [j for j in self.longs if j.done < j.tokens]
+        self.ran.append(batch)
+
+
+def played(jobs: list[Job]) -> Feed:
+    """These, as they come."""
+    coming = sorted(jobs, key=lambda j: j.arrival)
+
+    def feed(toy: Toy) -> list[Job]:
+        found = []
+        while coming and coming[0].arrival <= toy.now:
+            found.append(coming.pop(0))
+        return found
+
+    return feed
+
+
+arrivals = st.lists(
+    st.tuples(st.one_of(st.integers(1, 256), st.integers(257, 12_000)), st.floats(0.0, 3.0)), min_size=1, max_size=60
+)
+layers = st.sampled_from([0, LAYERS])
+orders = st.sampled_from(["least-work", "least-work", "fcfs", "lars"])
+
+
+def made(spec: list[tuple[int, float]]) -> list[Job]:
+    return [Job(tokens, at) for tokens, at in spec]
+
+
+@given(arrivals, layers, orders)
+@settings(deadline=None, max_examples=50)
+def test_nothing_is_lost_and_nothing_runs_twice(spec: list[tuple[int, float]], layers: int, order: str) -> None:
+    jobs = made(spec)
+    toy = Toy(played(jobs), layers, {"order": order})
+    toy.run(lambda toy: all(j.done == j.tokens for j in jobs), limit_s=60.0)
+    computed = {id(j): 0 for j in jobs}
+    for batch in toy.ran:
+        for job, part in batch.parts:
+            computed[id(job)] += part
+    assert [computed[id(j)] for j in jobs] == [j.tokens for j in jobs]
+    assert not toy.paused
+
+
+@given(arrivals, layers)
+@settings(deadline=None, max_examples=20)
+def test_equal_inputs_give_equal_schedules(spec: list[tuple[int, float]], layers: int) -> None:
+    ends = []
+    for _ in range(2):
+        jobs = made(spec)
+        Toy(played(jobs), layers).run(lambda toy, jobs=jobs: all(j.done == j.tokens for j in jobs))
+        ends.append([j.finished for j in jobs])
+    assert ends[0] == ends[1]
+
+
+@given(arrivals, layers)
+@settings(deadline=None, max_examples=50)
+def test_the_device_is_never_idle_while_anything_waits(spec: list[tuple[int, float]], layers: int) -> None:
+    jobs = made(spec)
+    toy = Toy(played(jobs), layers)
+    toy.run(lambda toy: all(j.done == j.tokens for j in jobs))
+    last = max(toy.ran, key=lambda b: b.end)
+    busy = sum(b.seconds for b in toy.ran)
+    first = min(j.arrival for j in jobs)
+    gaps, covered = 0.0, first
+    for batch in sorted(toy.ran, key=lambda b: b.begin):
+        if batch.begin > covered:
+            assert all(j.finished <= covered + 1e-9 or j.arrival >= batch.begin - 1e-3 - 1e-9 for j in jobs)
+            gaps += batch.begin - covered
+        covered = max(covered, batch.end)
+    assert busy == pytest.approx(last.end - first - gaps, abs=1e-6)
+
+
+def saturated(shorts: int, tokens: int, longs: list[Job], small: int, least: int, most: int) -> Feed:
+    """`shorts` short requests of `tokens` wait always, and `small` long prompts of `least` to `most` tokens; `longs`
+    come as they come."""
+    rest, made = played(longs), 0
+
+    def feed(toy: Toy) -> list[Job]:
+        nonlocal made
+        came = rest(toy) + [Job(tokens, toy.now) for _ in range(shorts - len(toy.shorts))]
+        little = sum(j.tokens <= most for j in toy.longs)
+        for _ in range(small - little):
+            made += 1
+            came.append(Job(least + (made * 7919) % (most - least + 1), toy.now))
+        return came
+
+    return feed
+
+
+def longest(toy: Toy, cls: LengthClass) -> float:
+    return max((b.seconds for b in toy.ran if b.cls is cls), default=0.0)
+
+
+def promised_long_s(toy: Toy, job: Job, older: list[Job], share: float, gap_s: float) -> float:
+    """Time to the first token. Guard: (A + B) / share of long time, A the batches of the prompts that came before it
+    and its own; gap: of a time T the long class has (T - S) G / (G + S). B once more for the batch that it meets."""
+    b, s = longest(toy, LONG), longest(toy, SHORT)
+    a = sum(-(-j.tokens // CHUNK) for j in [*older, job]) * b
+    return ((a + 2.0 * b) / share) * (gap_s + s) / gap_s + s
+
+
+big = st.lists(st.tuples(st.integers(5000, 30_000), st.floats(0.0, 0.5)), min_size=1, max_size=3)
+
+
+@given(
+    big=big,
+    shorts=st.sampled_from([0, 1, 8, 40]),
+    tokens=st.sampled_from([16, 256]),
+    small=st.sampled_from([1, 4, 20]),
+    sizes=st.sampled_from([(257, 400), (300, 3000), (3000, 4500)]),
+    share=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+    overhead=st.sampled_from([0.05, 0.15, 0.5, 1.0]),
+)
+@settings(deadline=None, max_examples=60)
+def test_no_long_prompt_waits_longer_than_promised(
+    big: list[tuple[int, float]],
+    shorts: int,
+    tokens: int,
+    small: int,
+    sizes: tuple[int, int],
+    share: float,
+    overhead: float,
+) -> None:
+    """Smaller prompts and short requests come for ever; the promise is kept all the same."""
+    jobs = made(big)
+    knobs: dict[str, object] = {"guard": share, "preempt_overhead": overhead}
+    toy = Toy(saturated(shorts, tokens, jobs, small, *sizes), knobs=knobs)
+    toy.run(lambda toy: all(j.finished >= 0.0 for j in jobs), limit_s=600.0)
+    everyone = {id(j): j for b in toy.ran for j, _ in b.parts if j.cls is LONG}.values()
+    for job in jobs:
+        older = [j for j in everyone if j.arrival <= job.arrival and j is not job]
+        assert job.finished - job.arrival <= promised_long_s(toy, job, older, share, F / overhead)
+
+
+def test_a_prompt_that_is_paused_is_not_overtaken_for_ever() -> None:
+    """Short batches as long as the gap, and between two of them a prompt so small that overtaking always pays."""
+    job = Job(16_000, 0.0)
+    toy = Toy(saturated(3, 256, [job], 1, 257, 400), knobs={"preempt_overhead": 1.0})
+    toy.run(lambda toy: job.finished >= 0.0, limit_s=60.0)
+
+
+@given(
+    shorts=st.sampled_from([1, 3, 20, 200]),
+    tokens=st.sampled_from([16, 200, 256]),
+    small=st.sampled_from([1, 10]),
+    sizes=st.sampled_from([(257, 400), (3000, 9000), (30_000, 60_000)]),
+    overhead=st.sampled_from([0.05, 0.15, 1.0]),
+)
+@settings(deadline=None, max_examples=40)
+def test_short_requests_are_served_in_turn_and_wait_no_longer_than_promised(
+    shorts: int, tokens: int, small: int, sizes: tuple[int, int], overhead: float
+) -> None:
+    """Before each short batch: one gap, as wide as it gets, one slice, and the short batch before it."""
+    toy = Toy(saturated(shorts, tokens, [], small, *sizes), knobs={"preempt_overhead": overhead})
+    toy.run(lambda toy: toy.now > 6.0)
+    served = [j for b in toy.ran if b.cls is SHORT for j, _ in b.parts]
+    assert served
+    assert [j.arrival for j in served] == sorted(j.arrival for j in served), "first come, first served"
+    whole_s = max(longest(toy, LONG) / LAYERS, 2.0 * 4e-3)
+    turn_s = WIDEST * F / overhead + whole_s + longest(toy, SHORT)
+    for job in served:
+        batches = job.ahead // (CHUNK // 2 - THRESHOLD + 1)
+        assert job.began - job.arrival <= (batches + 1) * turn_s + 1e-9
+
+
+def test_a_short_request_that_comes_within_a_long_batch_waits_for_a_slice() -> None:
+    short, prompt = Job(50, 0.05), Job(CHUNK, 0.0)
+    toy = Toy(played([short, prompt]))
+    toy.run(lambda toy: not toy.longs and short.finished >= 0.0 and prompt.finished >= 0.0)
+    assert short.began - short.arrival <= 2 * 4e-3
+    assert short.finished < prompt.finished
+
+
+def test_preempting_costs_no_more_than_its_share_of_the_device() -> None:
+    for overhead in (0.05, 0.15, 0.3):
+        toy = Toy(saturated(20, 50, [], 1, 20_000, 20_000), knobs={"preempt_overhead": overhead})
+        toy.run(lambda toy: toy.now > 10.0)
+        preempting = sum(b.launch.preempts for b in toy.ran)
+        assert preempting * F <= overhead * toy.now + F
+        assert preempting * F >= 0.3 * overhead * toy.now, "and it is used"
