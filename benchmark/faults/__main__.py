@@ -51,9 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.requests < 1 or args.seconds <= 0:
         parser.exit(2, f"{parser.prog}: --requests and --seconds are positive\n")
-    # Ended by its keeper it ends as if interrupted: nothing is left behind.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     say = Progress()
     evidence = Evidence()
     with one_line_errors("bench faults"):
@@ -79,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missed:
         print(f"bench faults: {'; '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
+
+
+def _interrupt(*_: object) -> None:
+    """Ended by its keeper it ends as if interrupted once, however often it is told: nothing is left behind."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Campaign:
@@ -142,7 +147,7 @@ async def _through(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Cam
         for_stock = [c for c in cases if not c.deadly]
         router = await fleet.stock()
         with contextlib.ExitStack() as stack:
-            stack.callback(router.stop)
+            stack.callback(router.kill)
             got = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
         stock = dict(zip((c.name for c in for_stock), got, strict=True))
     return Campaign(

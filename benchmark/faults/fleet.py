@@ -129,12 +129,10 @@ class Fleet:
         self._stop()
 
     def _stop(self) -> None:
-        for server in (self.router, *(m.server for m in reversed(self.members))):
+        # At once: nobody waits for their answers any more, and one that a fault has stopped hears nothing else.
+        for server in (self.router, *(m.server for m in self.members)):
             if server:
-                for p in server.family():  # one that is stopped hears nothing
-                    with contextlib.suppress(psutil.Error):
-                        p.resume()
-                server.stop()
+                server.kill()
 
     async def open(self) -> None:
         """Start the proxies, then the router, and wait until it finds every server healthy."""

@@ -18,6 +18,10 @@ OWN: dict[str, str] = {
         "a route of stock MiniLB asks a server that is gone"
     ),
     r"openai/protocol\.py\", line \d+, in set_json_schema": "a response_format that is no object; the client is told",
+    r"tokenizer_manager\.py\", line \d+, in _init_req_state\n.*TypeError: unhashable": (
+        "an rid that is no string; the client is told"
+    ),
+    r"io_struct\.py\", line \d+, in _handle_parallel_sampling": "an n that is no number; the client is told",
     r"in send_pyobj\n.*RecursionError: .* pickling": (
         "SGLang's HTTP process cannot send its scheduler a value that is nested 1,000 deep; the client is told"
     ),

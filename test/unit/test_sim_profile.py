@@ -96,9 +96,13 @@ def test_host_times_are_found_in_lone_requests() -> None:
     assert slowed_by_load(model, seen, rows, [when[r.at_s, r.new] for r in rows]) == pytest.approx(1.5, abs=0.1)
 
 
-def test_what_a_share_promises() -> None:
-    known = Profile(name="", source="", coefficients=Coefficients(0.0, 1e-4, 0.0, 0.0, 0.0), poll_s=0.0)
+def test_what_gap_and_guard_promise() -> None:
+    known = Profile(name="", source="", coefficients=Coefficients(0.0, 1e-4, 0.0, 0.0, 0.01), poll_s=0.0)
     rows = [Row(0.0, 4000, 0), Row(0.0, 4000, 0), Row(1.0, 100, 0)]
-    # The second waits for the first, served at half speed; then one long and one short batch of 8192 tokens.
-    assert promised_wait_s(known, rows, 0.5) == pytest.approx(0.8 + 0.8192 + 0.8192)
-    assert promised_wait_s(known, rows, 0.25) > promised_wait_s(known, rows, 0.5)
+    batch = 0.8292  # of 8,192 tokens
+    # Half of the time between short batches of one chunk each, a gap of 0.1 s apart; the second waits for the first.
+    stretched = batch / 0.5 * (0.1 + batch) / 0.1
+    config = LapsConfig(guard=0.5, preempt_overhead=0.1)
+    assert promised_wait_s(known, rows, config) == pytest.approx((2 + 2) * stretched + batch)
+    for worse in (LapsConfig(guard=0.25, preempt_overhead=0.1), LapsConfig(guard=0.5, preempt_overhead=0.2)):
+        assert promised_wait_s(known, rows, worse) > promised_wait_s(known, rows, config)
