@@ -254,7 +254,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if not views.short and not longs and running is None:
             if self._laps_leader:
                 self._laps_pacer.arrived(time.perf_counter(), 0)
-                self._laps_pacer.guard.none_waits()
+                self._laps_pacer.nothing_waits()
             return Plan(())
         plan = self._laps_decide(views, longs, running) if self._laps_leader else Plan(())
         self._laps_new_shorts = 0

@@ -48,7 +48,8 @@ def install(config: LapsConfig) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def captured(result: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
-        attach(model_runner, config)
+        if off_reason(resolved(model_runner.server_args)) is None:
+            attach(model_runner, config)
         return result
 
     HookRegistry.register(f"{MODEL_RUNNER}.init_cuda_graphs", captured, HookType.AFTER)
@@ -71,7 +72,7 @@ def attach(model_runner: Any, config: LapsConfig) -> PrefillFront | None:
     """
     from sglang_laps.graphs.front import build
 
-    if model_runner.is_draft_worker or off_reason(resolved(model_runner.server_args)):
+    if model_runner.is_draft_worker:
         return None
     front, reason = build(model_runner, config)
     if front is None:
