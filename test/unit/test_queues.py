@@ -86,3 +86,13 @@ def test_cached_tokens_do_not_count_unless_asked() -> None:
 )
 def test_a_short_request_fits_one_chunk(threshold: int, chunk: int | None, page: int, usable: int) -> None:
     assert usable_threshold(threshold, chunk, page) == usable
+
+
+def test_a_batch_of_both_classes_leaves_both_views() -> None:
+    queue: DualQueue[str] = DualQueue()
+    waiting = ["s1", "L1", "s2", "L2"]
+    queue.views(waiting, lambda r: SHORT if r[0] == "s" else LONG)
+    left = without(waiting, {id(waiting[0]), id(waiting[1])})
+    queue.took(LONG, {id(waiting[0]), id(waiting[1])}, left)
+    views = queue.views(left, lambda r: SHORT if r[0] == "s" else LONG)
+    assert (views.short, views.long) == (["s2"], ["L2"])

@@ -58,11 +58,14 @@ class DualQueue(Generic[T]):
         self._seen, self._views = [], Views()
 
     def took(self, cls: LengthClass, gone: set[int], left: Sequence[T]) -> None:
-        """Requests of `cls` with these ids were batched; `left` is the list without them."""
+        """Requests with these ids were batched, those of `cls` and perhaps others; `left` is the list without them."""
         if not self._seen:
             return
-        view = self._views.of(cls)
+        view, other = self._views.of(cls), self._views.of(LONG if cls is SHORT else SHORT)
+        before = len(view)
         view[:] = without(view, gone)
+        if before - len(view) < len(gone):
+            other[:] = without(other, gone)
         self._seen = list(left)
 
 
