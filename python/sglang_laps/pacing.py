@@ -139,7 +139,9 @@ class Pacer:
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self._behind(now, longs)
         opens_s = self.gap.opens_s(self.fixed_s, behind)
-        budget = self._budget if running is None else self._preempting_budget()
+        # Without slices short requests share the step of a chunk, which is left half of it.
+        alone = running is None and bool(self._layers)
+        budget = self._budget if alone else self._preempting_budget()
         plan = self._shorts(now, shorts, budget, threshold)
         due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
         if urgent is not None:
@@ -241,7 +243,7 @@ class Pacer:
             longs=picked,
             tokens=0 if self._chunk is None else min(self._budget, tokens),
             layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
-            oldest=oldest in picked[:1] or oldest in picked[: -1 if packed.cut else None],
+            oldest=oldest in picked,
             mixed=mixed,
         )
 

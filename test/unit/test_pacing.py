@@ -194,7 +194,7 @@ def test_the_least_work_goes_first() -> None:
 
 
 def test_an_idle_server_runs_the_small_one_alone_and_a_loaded_one_fills_the_batch() -> None:
-    longs = [long(3000 + i) for i in range(3)]
+    longs = [long(2000 + i) for i in range(3)]
     assert pacer().plan(0.0, [], longs).longs == (0,)
     assert pacer().plan(0.0, [], longs, waiting=100).longs == (0, 1, 2)
 
@@ -215,9 +215,9 @@ def test_what_others_have_earned_puts_the_oldest_first() -> None:
     assert me.plan(3.4, [], [long(20_000, 0.0, done=CHUNK), longs[1]]).longs[0] == 1
 
 
-def test_the_rest_of_anothers_batch_is_no_turn_of_the_oldest() -> None:
-    tail = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(4000, 1.0)], waiting=100)
-    assert (tail.longs, tail.tokens, tail.oldest) == ((1, 0), 4096, False)
+def test_nobody_is_cut_into_the_batch_of_another() -> None:
+    alone = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(4000, 1.0)], waiting=100)
+    assert (alone.longs, alone.tokens, alone.oldest) == ((1,), 4000, False)
     whole = pacer().plan(1.0, [], [long(4100, 0.0), long(4000, 1.0)], waiting=100)
     assert (whole.longs, whole.oldest) == ((1, 0), True)
     first = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(7000, 1.0)])
@@ -536,3 +536,12 @@ def test_asking_for_the_status_changes_nothing(work: Callable[[Pacer], None]) ->
     assert me.status(5.0) == first
     assert set(first["preemption"]) == {"gap_ms", "by_short_batches", "by_smaller_prompts"}
     assert set(first["fairness"]) == {"guard", "credit_s"}
+
+
+def test_without_slices_short_requests_leave_the_chunk_half_of_the_step() -> None:
+    crowd = [short(i, 256) for i in range(64)]
+    plan = pacer(layers=0).plan(1.0, crowd, [long(9000)])
+    assert plan.mixed
+    joining = sum(256 for _ in plan.picked)
+    assert 0 < joining <= CHUNK // 2
+    assert plan.tokens > joining

@@ -335,13 +335,13 @@ def test_ends_when_told() -> None:
 
 
 def test_the_order_inside_the_long_class_is_the_policys() -> None:
-    def first_two(order: str) -> list[list[int]]:
+    def first_three(order: str) -> list[list[int]]:
         knobs = {"order": order, "ttft_slo_ms": 1.0, "length_threshold": 10}
         scheduler = VARIANTS["laps"].scheduler(100, Device(PROFILE), knobs)
         for i, tokens in enumerate((150, 400, 120)):
             scheduler.add(Request(i, 0.0, tokens), 0.0)
         seen = []
-        for now in (1.0, 2.0):
+        for now in (1.0, 2.0, 3.0):
             batch = scheduler.next(now)
             assert isinstance(batch, Batch)
             batch.begin, batch.end = now, now + 0.1
@@ -349,6 +349,6 @@ def test_the_order_inside_the_long_class_is_the_policys() -> None:
             seen.append([r.number for r, _, _ in batch.parts])
         return seen
 
-    assert first_two("fcfs") == [[0], [0, 1]]
-    # All are late; by slack relative to work the smallest is the latest, and behind it the room goes to the next.
-    assert first_two("lars") == [[2], [2, 0]]
+    assert first_three("fcfs") == [[0], [0], [1]]
+    # All are late; by slack relative to work the smallest is the latest.
+    assert first_three("lars") == [[2], [2], [0]]

@@ -24,11 +24,11 @@ class Pack(NamedTuple):
     """The batch."""
 
     picked: tuple[int, ...]
-    """Indices into the prompts given, in the order to take them; only the last may be cut."""
+    """Indices into the prompts given, in the order to take them."""
     tokens: int
     """New tokens of the batch."""
     cut: bool = False
-    """The last of them goes on after it."""
+    """There is one, and it goes on after the batch."""
 
 
 def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) -> Pack:
@@ -36,7 +36,8 @@ def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) ->
 
     A prompt taken along saves the step it would have had (`fixed_s`, for it and all who wait behind it) and delays
     those already in the batch by its own time. It goes along while the sum of latencies falls. An idle server runs
-    small batches, each first token as early as can be; a loaded one fills them.
+    small batches, each first token as early as can be; a loaded one fills them. Only a prompt of its own is cut: the
+    piece of another would delay a batch and be a first token to nobody.
 
     items: in the order to serve them. budget: new tokens a batch may hold. waiting: requests of both classes that wait.
     A batch holds one prompt in progress at most, as SGLang has one slot for it.
@@ -50,8 +51,8 @@ def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) ->
             continue
         taken = min(item.tokens, room)
         if picked:
-            delay = len(picked) * item.seconds * (taken / item.tokens)
-            if delay > fixed_s * AHEAD * (waiting - len(picked)):
+            delay = len(picked) * item.seconds
+            if taken < item.tokens or delay > fixed_s * AHEAD * (waiting - len(picked)):
                 break
         picked.append(i)
         room -= taken
