@@ -1,4 +1,5 @@
-"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, and a check of deadlines at the door.
+"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, and checks of deadlines and
+prompts at the door.
 
 The launcher imports it, and with --tokenizer-worker-num > 1 so does every worker, by name.
 """
@@ -11,12 +12,13 @@ from sglang.srt.entrypoints.http_server import app, get_global_state
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
-from sglang_laps import deadlines
+from sglang_laps import deadlines, prompts
 from sglang_laps.status import merge
 
 __all__ = ["app"]
 
 HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", deadlines.verify, HookType.AROUND)
+HookRegistry.register(prompts.VALIDATE, prompts.validate, HookType.AROUND)
 HookRegistry.apply_hooks()
 
 

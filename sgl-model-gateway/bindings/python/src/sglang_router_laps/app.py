@@ -12,8 +12,9 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from . import flush
 from .aborts import PATH as ABORT
-from .body import BadRequest, parse, refuse_samples
+from .body import BadRequest, parse, refuse_empty, refuse_samples
 from .passage import Passage
 from .prompt import READERS
 from .replies import Receive, Scope, Send, send_bytes, send_error
@@ -57,6 +58,8 @@ class LapsApp:
                     return
                 if path == "/flush_cache":
                     self._lb.forget_prefixes()
+                    await flush.serve(self._lb, scope, send)
+                    return
             elif method == "GET":
                 answer = self._get.get(path)
                 if answer is not None:
@@ -114,7 +117,11 @@ class LapsApp:
             return None
         passage = Passage(lb, endpoint, scope, send, raw, body)
         try:
+            refuse_empty(endpoint, body)
             refuse_samples(endpoint, body)
+            if passage.id_in_use():
+                # The servers would refuse it too, and one that has refused it ends the first one's stream.
+                raise BadRequest(f"rid: a request with the id {passage.name} is under way")
             passage.take_deadline()
         except BadRequest as e:
             lb.counts.refused += 1
@@ -144,7 +151,7 @@ class LapsApp:
                 raise
             task.uncancel()
             self._lb.counts.disconnected += 1
-            logger.info("%s client disconnected", passage.rid)
+            logger.info("%s client disconnected", passage.name)
         finally:
             watcher.cancel()
 

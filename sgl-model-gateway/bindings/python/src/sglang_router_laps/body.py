@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from sglang_laps.policy import deadline
 from .prompt import GENERATE
 
 SLO_HEADER = "x-sgl-ttft-slo-ms"
+DEEP = 900
+"""The standard library, and so MiniLB, gives up near a thousand levels."""
+_MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
+ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
+"""Members that the router sets."""
+_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
 class BadRequest(ValueError):
@@ -39,7 +46,9 @@ def write_json(value: Any) -> bytes:
 
 
 def parse(raw: bytes) -> tuple[bytes, Any] | None:
-    """``raw`` as UTF-8, and the JSON value in it; None when it holds none."""
+    """``raw`` as UTF-8, and the JSON value in it; None when it holds none, or one nested deeper than MiniLB reads."""
+    if _nested(raw) and _read_text_or_none(raw) is None:
+        return None
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -51,6 +60,24 @@ def parse(raw: bytes) -> tuple[bytes, Any] | None:
         # A surrogate can only stand inside a string, where its escape means the same.
         raw = text.encode("utf-8", "backslashreplace")
     return raw, body
+
+
+def _nested(raw: bytes) -> bool:
+    """Whether brackets may be open DEEP deep; those in strings count too."""
+    if raw.count(b"[") + raw.count(b"{") < DEEP:
+        return False
+    depth = most = 0
+    for bracket in _BRACKETS.finditer(raw):
+        depth += 1 if bracket[0] in b"[{" else -1
+        most = max(most, depth)
+    return most >= DEEP
+
+
+def _read_text_or_none(raw: bytes) -> Any:
+    try:
+        return _read_text(_decode(raw))
+    except ValueError:
+        return None
 
 
 def _decode(raw: bytes) -> str:
@@ -70,6 +97,16 @@ def _write_any(value: Any) -> bytes:
         return json.dumps(value).encode()
     except RecursionError as e:
         raise ValueError("nested too deeply") from e
+
+
+def without_routed(raw: bytes, body: Mapping[str, Any]) -> bytes:
+    """``raw`` without the client's own ROUTED members: what stands there may be no JSON that a server reads."""
+    if not ROUTED & body.keys():
+        return raw
+    try:
+        return _write_any({k: v for k, v in body.items() if k not in ROUTED})
+    except ValueError:
+        return raw
 
 
 def splice(raw: bytes, body: Mapping[str, Any], extra: Mapping[str, Any]) -> bytes:
@@ -134,6 +171,15 @@ def _with(custom: Any, slo_ms: float) -> Any:
     if custom is not None and not isinstance(custom, dict):
         return custom
     return {"ttft_slo_ms": slo_ms, **(custom or {})}
+
+
+def refuse_empty(endpoint: str, body: Mapping[str, Any]) -> None:
+    """Raise BadRequest where a text to generate from is empty: stock servers do not survive it."""
+    if endpoint != GENERATE or any(body.get(name) for name in ("input_ids", *_MEDIA)):
+        return
+    text = body.get("text")
+    if text == "" or (isinstance(text, list) and "" in text):
+        raise BadRequest("text: the prompt is empty")
 
 
 def refuse_samples(endpoint: str, body: Mapping[str, Any]) -> None:

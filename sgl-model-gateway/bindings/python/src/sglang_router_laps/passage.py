@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import reprlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,10 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 1.0
 """How long the prefill server's reply is waited for once the client has everything (seconds)."""
-FORGET_S = 0.2
+FORGET_S = 2.5
 """Least pause before another try under an id that the client chose (seconds)."""
+NAME_MAX = 200
+"""Longer ids are shortened in logs and messages (characters)."""
 ABORTED_S = 5.0
 """How long the decode server's word is waited for on a request that a client had aborted (seconds)."""
 
@@ -94,6 +97,17 @@ class Passage:
         self.options: dict[str, Any] = {}
         """Of the client session, for this attempt."""
 
+    @property
+    def name(self) -> str:
+        """The request's id for people, whatever the client sent as one."""
+        return self.rid if isinstance(self.rid, str) and len(self.rid) <= NAME_MAX else reprlib.repr(self.rid)
+
+    def id_in_use(self) -> bool:
+        """Whether another request is under way by the id that the client chose."""
+        named = self.lb.aborter.live.named
+        chosen = [self.rid] if isinstance(self.rid, str) else []
+        return any(named(i) for i in (*chosen, *aborts.ids(self.rid, self.parts)) if i)
+
     def take_deadline(self) -> None:
         """Move the deadline header into the body. Raises BadRequest."""
         texts = self.headers.popall(bodies.SLO_HEADER, [])
@@ -143,25 +157,27 @@ class Passage:
                 ended = e
                 again = e.status == 503 and lb.elsewhere([*avoid, e.instance]) and lb.budget.spend()
             except TimeoutError:
-                logger.warning("%s timed out after %.0f s", self.rid, time.monotonic() - self.arrived)
-                await self._fail(504, "timeout", f"request {self.rid}: timed out")
+                logger.warning("%s timed out after %.0f s", self.name, time.monotonic() - self.arrived)
+                await self._fail(504, "timeout", f"request {self.name}: timed out")
                 return
             avoid.append(ended.instance)
             asked = self.held is not None and self.held.asked
             again = again and not (self.started or asked) and attempt + 1 < retries.attempts
             if again or not isinstance(ended, Refused):
-                logger.warning("%s %s%s", self.rid, ended, "; trying another" if again else "")
+                logger.warning("%s %s%s", self.name, ended, "; trying another" if again else "")
             if not again:
                 break
             lb.counts.retried += 1
             pause = retries.pause_s(attempt)
-            # A decode server refuses the client's id while it still has the aborted try under it.
+            # A decode server refuses the client's id while it still has the aborted try under it, and aborts whatever
+            # has that id two seconds after the try's stream has ended.
             await asyncio.sleep(max(pause, FORGET_S) if self.rid_given else pause)
         await self._conclude(ended)
 
     def _strip(self) -> None:
         """Keep of the body what another attempt needs: its bytes, and the names of its members."""
-        self.body = dict.fromkeys(self.body)
+        self.raw = bodies.without_routed(self.raw, self.body)
+        self.body = {k: None for k in self.body if k not in bodies.ROUTED}
 
     async def _conclude(self, ended: Refused | Lost | Local | None) -> None:
         """Answer with how the last attempt ended; None: there was nowhere to go."""
@@ -173,10 +189,10 @@ class Passage:
                 self.finished = True
                 await send_bytes(self.send, ended.status, ended.body, ended.content_type, ended.headers)
         elif isinstance(ended, Lost):
-            await self._fail(502, "upstream_lost", f"request {self.rid}: {ended}")
+            await self._fail(502, "upstream_lost", f"request {self.name}: {ended}")
         elif isinstance(ended, Local):
             lb.counts.rejected += 1
-            await send_error(self.send, 503, "no_connection", f"request {self.rid}: {ended}")
+            await send_error(self.send, 503, "no_connection", f"request {self.name}: {ended}")
         else:
             lb.counts.rejected += 1
             missing = "decode" if lb.any_prefill() else "prefill"
