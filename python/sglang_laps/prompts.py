@@ -11,7 +11,7 @@ _MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
 
 
 def validate(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Sequence[int] | None) -> Any:
-    """Around ``_validate_one_request``: a prompt of no tokens is a bad request. Raises ValueError; SGLang answers it 400.
+    """Around ``_validate_one_request``: a prompt of no tokens is a bad request. Raises ValueError, answered 400.
 
     SGLang refuses an empty list of ids. An empty text it runs, as a batch of no tokens, which ends the server.
     """

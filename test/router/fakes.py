@@ -48,6 +48,7 @@ class FakeServer:
         self.headers: list[Any] = []
         self.aborted: list[str] = []
         self.cancelled = 0
+        self.flushed, self.flush_status = 0, 200
         self.running = 0
         self.port = 0
         self.healthy = True
@@ -64,6 +65,7 @@ class FakeServer:
             app.router.add_post(f"/{route}", self._handle)
         app.router.add_get("/health", self._health)
         app.router.add_post("/abort_request", self._abort)
+        app.router.add_post("/flush_cache", self._flush)
         self.add_routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
@@ -87,6 +89,10 @@ class FakeServer:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
+
+    async def _flush(self, _: web.Request) -> web.Response:
+        self.flushed += 1
+        return web.Response(status=self.flush_status, text="Cache flushed.")
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.append((await request.json())["rid"])

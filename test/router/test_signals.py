@@ -144,6 +144,20 @@ def test_flushing_the_servers_caches_clears_the_index() -> None:
             async with s.client.post(f"{s.url}/flush_cache") as r:
                 assert r.status == 200
             assert not any(len(i.prefixes) for i in s.lb.pools.instances)
+            assert [f.flushed for f in (*s.prefills, *s.decodes)] == [1] * 3
+
+    asyncio.run(run())
+
+
+def test_a_flush_that_a_server_refuses_is_told_and_one_that_is_gone_is_no_error() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            s.prefills[1].flush_status = 400
+            async with s.client.post(f"{s.url}/flush_cache") as r:
+                assert r.status == 400
+            await s.prefills[1].stop()
+            async with s.client.post(f"{s.url}/flush_cache") as r:
+                assert r.status == 200
 
     asyncio.run(run())
 

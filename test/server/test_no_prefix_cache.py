@@ -47,3 +47,14 @@ def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> N
     assert after["requests"] - before["requests"] == 60
     assert after["tokens"] - before["tokens"] == 60 * 201
     prefill.all_tokens_are_free()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [{"text": ""}, {"text": ["a", ""]}, {"input_ids": []}, {"input_ids": [[1, 2], []]}],
+    ids=["text", "texts", "ids", "lists of ids"],
+)
+def test_an_empty_prompt_is_refused_and_ends_nothing(prefill: Prefill, prompt: dict[str, Any]) -> None:
+    status, answer = prefill.post("/generate", {**ask(1, [5]), "input_ids": None, **prompt, "bootstrap_room": None})
+    assert status == 400, answer
+    assert prefill.post("/generate", ask(77, [5, 6, 7]))[0] == 200

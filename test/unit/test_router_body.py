@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang_router")
 
 from sglang_router_laps.ask import measure
-from sglang_router_laps.body import BadRequest, add_deadline, parse, read_deadline, refuse_samples, splice
+from sglang_router_laps.body import (
+    BadRequest,
+    add_deadline,
+    parse,
+    read_deadline,
+    refuse_empty,
+    refuse_samples,
+    splice,
+    without_routed,
+)
 from sglang_router_laps.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
 from sglang_router_laps.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 
@@ -300,3 +309,32 @@ def test_more_than_one_sample_is_refused(endpoint: str, body: dict[str, Any]) ->
 )
 def test_what_makes_no_further_requests_is_left_to_the_servers(endpoint: str, body: dict[str, Any]) -> None:
     refuse_samples(endpoint, body)
+
+
+@pytest.mark.parametrize("raw", [b'{"x":' + b"[" * 1500 + b"]" * 1500 + b"}", b'{"a":' * 1200 + b"1" + b"}" * 1200])
+def test_what_the_stock_router_cannot_read_for_depth_is_left_to_it(raw: bytes) -> None:
+    assert parse(raw) is None
+
+
+def test_many_brackets_are_not_deep() -> None:
+    body = {"input_ids": [[i] for i in range(3000)], "x": "[{" * 2000}
+    parsed = parse(json.dumps(body).encode())
+    assert parsed is not None
+    assert parsed[1] == body
+
+
+@pytest.mark.parametrize("room", ["NaN", "1e999", "1" + "0" * 400])
+def test_rooms_of_the_client_are_taken_out(room: str) -> None:
+    raw = b'{"text":"a","big":123456789012345678901234567890,"bootstrap_room":%b}' % room.encode()
+    parsed = parse(raw)
+    assert parsed is not None
+    assert json.loads(without_routed(raw, parsed[1])) == {"text": "a", "big": 123456789012345678901234567890}
+    assert without_routed(b'{"text": "a"}', {"text": "a"}) == b'{"text": "a"}'
+
+
+@pytest.mark.parametrize("body", [{"text": ""}, {"text": ["a", ""]}])
+def test_an_empty_text_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="empty"):
+        refuse_empty(GENERATE, body)
+    refuse_empty(GENERATE, {**body, "image_data": "x"})
+    refuse_empty(COMPLETIONS, body)

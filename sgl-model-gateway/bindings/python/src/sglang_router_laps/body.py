@@ -104,7 +104,8 @@ def without_routed(raw: bytes, body: Mapping[str, Any]) -> bytes:
     if not ROUTED & body.keys():
         return raw
     try:
-        return _write_any({k: v for k, v in body.items() if k not in ROUTED})
+        # As the standard library reads it: numbers of any size stay what they are.
+        return _write_any({k: v for k, v in json.loads(raw).items() if k not in ROUTED})
     except ValueError:
         return raw
 
