@@ -724,3 +724,28 @@ def test_the_controller_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (task["alive"], task["restarts"]) == (True, 1)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("rid", ["mine", ["mine", 'yo"urs']])
+def test_a_further_try_has_an_id_of_its_own_and_the_client_sees_the_one_it_chose(stream: bool, rid: Any) -> None:
+    """A server aborts what has the id of an attempt once more, seconds after that has ended."""
+
+    async def run() -> None:
+        async with stack(2, decodes=2) as s:
+            texts = "a" if isinstance(rid, str) else ["a", "b"]
+            s.decodes[0].status = s.decodes[1].status = 200
+            failing = s.prefills[0] if s.lb.pools.instances[0].pool == "short" else s.prefills[1]
+            failing.status = 503
+            async with s.client.post(f"{s.url}/generate", json={"text": texts, "rid": rid, "stream": stream}) as r:
+                reply = await r.read()
+                assert r.status == 200, reply
+            sent = [body["rid"] for f in (*s.prefills, *s.decodes) for body in f.bodies]
+            assert rid in sent
+            others = [x for x in sent if x != rid]
+            assert others
+            for other in others:
+                for one in other if isinstance(other, list) else [other]:
+                    assert one.encode() not in reply
+
+    asyncio.run(run())

@@ -224,7 +224,10 @@ def test_a_deadline_of_the_body_stays() -> None:
     assert deadline(COMPLETIONS, {}) == {"custom_params": {"ttft_slo_ms": 9.0}}
 
 
-@pytest.mark.parametrize("text", ["5e-324", "1e-310", "1e-9", "0.09", "1e10", "1" + "0" * 400, "-1", "nan", "inf", "x"])
+@pytest.mark.parametrize(
+    "text",
+    ["5e-324", "1e-310", "1e-9", "0.09", "1e10", "1" + "0" * 400, "-1", "nan", "inf", "x", "1_000", "\u0661\u0660"],
+)
 def test_a_deadline_that_breaks_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="x-sgl-ttft-slo-ms"):
         read_deadline([text])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,17 @@ def ids(rid: Any, count: int | None) -> list[str]:
         return [f"{rid}_{i}" for i in range(min(count, IDS_MAX))]
     # SGLang takes an empty id for none.
     return [r for r in (rid[:IDS_MAX] if isinstance(rid, list) else [rid]) if isinstance(r, str) and r]
+
+
+def renamed(rid: Any) -> tuple[Any, list[tuple[bytes, bytes]]]:
+    """New ids in the place of the client's, and each with the client's own as it stands in a reply."""
+    if isinstance(rid, list):
+        ids, pairs = zip(*map(renamed, rid), strict=True) if rid else ((), ())
+        return list(ids), [pair for some in pairs for pair in some]
+    if not isinstance(rid, str):
+        return rid, []
+    fresh = os.urandom(16).hex()
+    return fresh, [(fresh.encode(), json.dumps(rid)[1:-1].encode())]
 
 
 class Held:

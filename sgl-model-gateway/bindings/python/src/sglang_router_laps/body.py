@@ -19,6 +19,7 @@ DEEP = 900
 _MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 """Members that the router sets."""
+_NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
@@ -131,7 +132,7 @@ def read_deadline(texts: list[str]) -> float:
     if len(texts) > 1:
         raise BadRequest(f"header {SLO_HEADER}: given {len(texts)} times")
     try:
-        value = float(texts[0])
+        value = float(texts[0]) if _NUMBER.fullmatch(texts[0]) else math.nan
     except ValueError:
         value = math.nan
     if not deadline.valid(value):

@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 1.0
 """How long the prefill server's reply is waited for once the client has everything (seconds)."""
-FORGET_S = 2.5
-"""Least pause before another try under an id that the client chose (seconds)."""
 NAME_MAX = 200
 """Longer ids are shortened in logs and messages (characters)."""
 ABORTED_S = 5.0
@@ -81,6 +79,10 @@ class Passage:
         self.parts = aborts.parts(endpoint, body)
         self.rid: Any = body.get("rid")
         self.rid_given = self.rid is not None
+        self.sent_rid: Any = self.rid
+        """The id that this attempt has at the servers."""
+        self.renamed: list[tuple[bytes, bytes]] = []
+        """Ids of this attempt and the client's own, as they stand in replies."""
         self.slo_ms: float | None = None
         self.started = False
         """Something has been sent to the client."""
@@ -168,10 +170,7 @@ class Passage:
             if not again:
                 break
             lb.counts.retried += 1
-            pause = retries.pause_s(attempt)
-            # A decode server refuses the client's id while it still has the aborted try under it, and aborts whatever
-            # has that id two seconds after the try's stream has ended.
-            await asyncio.sleep(max(pause, FORGET_S) if self.rid_given else pause)
+            await asyncio.sleep(retries.pause_s(attempt))
         await self._conclude(ended)
 
     def _strip(self) -> None:
@@ -187,7 +186,7 @@ class Passage:
                 await self._break_off(ended.body)
             else:
                 self.finished = True
-                await send_bytes(self.send, ended.status, ended.body, ended.content_type, ended.headers)
+                await send_bytes(self.send, ended.status, self._as_asked(ended.body), ended.content_type, ended.headers)
         elif isinstance(ended, Lost):
             await self._fail(502, "upstream_lost", f"request {self.name}: {ended}")
         elif isinstance(ended, Local):
@@ -215,7 +214,7 @@ class Passage:
         lb, prefiller = self.lb, choice.instance
         began = time.monotonic()
         wire = self._wire(prefiller)
-        held = self.held = aborts.Held(self.rid, aborts.ids(self.rid, self.parts), (prefiller, decoder))
+        held = self.held = aborts.Held(self.rid, aborts.ids(self.sent_rid, self.parts), (prefiller, decoder))
         share, load = prefiller.lease(choice.new_tokens), decoder.lease(choice.new_tokens)
         loop = asyncio.get_running_loop()
         prefill = share.leg = loop.create_task(self._prefill(prefiller, wire, share))
@@ -274,7 +273,12 @@ class Passage:
             "bootstrap_room": random.getrandbits(62) if rooms is None else rooms,
         }
         if not self.rid_given:
-            self.rid = extra["rid"] = os.urandom(16).hex()
+            self.rid = self.sent_rid = extra["rid"] = os.urandom(16).hex()
+        elif self.held is not None:
+            # A server that has seen the id in another attempt refuses it until that is gone, and then aborts whatever
+            # has it once more, seconds later.
+            self.sent_rid, self.renamed = aborts.renamed(self.rid)
+            extra["rid"] = self.sent_rid
         return bodies.splice(self.raw, self.body, extra)
 
     async def _prefill(self, instance: PrefillInstance, wire: bytes, share: Lease) -> Prefilled:
@@ -381,7 +385,7 @@ class Passage:
             if self.logprobs:
                 first = logprobs.merge_reply(mine, first)
             self.started = self.finished = True
-            await send_bytes(self.send, response.status, first, content_type)
+            await send_bytes(self.send, response.status, self._as_asked(first), content_type)
             return
         passing = logprobs.StreamMerger(mine) if self.logprobs else Events()
         send = self.send
@@ -399,6 +403,7 @@ class Passage:
             while chunk:
                 part = passing.feed(chunk)
                 if part:
+                    part = self._as_asked(part) if self.renamed else part
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 # What has come meanwhile goes on in one piece: a write costs more than a turn of the loop.
                 await asyncio.sleep(0)
@@ -409,7 +414,13 @@ class Passage:
         if self.late is not None:
             raise self.late
         self.finished = True
-        await send({"type": "http.response.body", "body": passing.flush()})
+        await send({"type": "http.response.body", "body": self._as_asked(passing.flush())})
+
+    def _as_asked(self, reply: bytes) -> bytes:
+        """A reply with the client's own ids."""
+        for ours, theirs in self.renamed:
+            reply = reply.replace(ours, theirs)
+        return reply
 
     def _late(
         self, prefiller: PrefillInstance, response: aiohttp.ClientResponse, prefill: asyncio.Task[Prefilled]
