@@ -396,6 +396,26 @@ def test_a_503_is_tried_elsewhere(role: str) -> None:
     asyncio.run(run())
 
 
+class Unjoined(FakePrefill):
+    """Its transfers fail, as when the decode server has just died."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        message = f"Prefill transfer failed for request req.rid={body['rid']!r} with exception KVTransferError: dead"
+        return web.json_response({"error": {"message": message}}, status=500)
+
+
+def test_a_transfer_that_failed_is_tried_again() -> None:
+    async def run() -> None:
+        kinds = iter((Unjoined, FakePrefill, FakePrefill))
+        async with stack(3, 2, make_prefill=lambda world: next(kinds)(world), config={"spill": "off"}) as s:
+            for i in s.lb.pools.instances[:2]:
+                i.pool = "short"
+            assert [(await s.post(text=SHORT))[0] for _ in range(8)] == [200] * 8
+            assert (await s.status())["counts"]["retried"] >= 1
+
+    asyncio.run(run())
+
+
 class Busy(FakeDecode):
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "17"})

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 DRAIN_S = 1.0
 """How long the prefill server's reply is waited for once the client has everything (seconds)."""
+TRANSFER_FAILED = b"KVTransferError"
+"""In SGLang's error where the KV could not be handed over: the decode server may be gone."""
 NAME_MAX = 200
 """Longer ids are shortened in logs and messages (characters)."""
 ABORTED_S = 5.0
@@ -53,6 +55,11 @@ class Refused(Exception):
         self.status, self.content_type, self.body = status, content_type, body
         self.headers = headers
         """What else of the server's headers is for the client."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another server may answer better: this one is busy, or the pair of servers could not be joined."""
+        return self.status == 503 or (self.status >= 500 and TRANSFER_FAILED in self.body)
 
 
 Prefilled = tuple[int, bytes, bytes, list[tuple[bytes, bytes]]]
@@ -157,7 +164,7 @@ class Passage:
                 again = not e.exhausted
             except Refused as e:
                 ended = e
-                again = e.status == 503 and lb.elsewhere([*avoid, e.instance]) and lb.budget.spend()
+                again = e.elsewhere and lb.elsewhere([*avoid, e.instance]) and lb.budget.spend()
             except TimeoutError:
                 logger.warning("%s timed out after %.0f s", self.name, time.monotonic() - self.arrived)
                 await self._fail(504, "timeout", f"request {self.name}: timed out")
