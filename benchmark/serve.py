@@ -30,7 +30,7 @@ import uvloop
 
 from benchmark.rig import model
 from benchmark.rig.piece import Piece, command
-from benchmark.serving import check, closed, compare, devices, pictures, tables, variants, workloads
+from benchmark.serving import bars, check, closed, compare, devices, pictures, tables, variants, workloads
 from benchmark.serving.client import Target
 from benchmark.serving.compare import Compared, Measured, Progress, Settings
 from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
@@ -40,7 +40,7 @@ from benchmark.serving.prompts import Prompts
 
 BASE = "fcfs"
 THERE = "the server"
-LONG_CHUNKS = 4
+LONG_CHUNKS = 2
 """A usual long prompt, in chunks."""
 
 
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
     p.add_argument("--base-url", metavar="URL", help="use the server there; nothing is started")
     p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
+    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 2048, cuda 4096)")
     p.add_argument("--longest", type=int, help="longest prompt, tokens (cpu 8192, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
     p.add_argument("--seed", type=int, default=1)
@@ -140,6 +140,7 @@ def piece_of_open(
     picture = f"{name}.svg"
     pictures.distributions(curves, title, out / picture)
     over, figures = tables.ratios(compared, names, base)
+    figures = [*bars.judged(compared, bars.bars(workload.name)), *figures]
     offered = len(compared.answers[names[0]][0]) / settings.span_s
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "

@@ -12,9 +12,7 @@ from benchmark.serving.variants import CELLS, DUAL, LAPS, STOCK
 
 CPU, CUDA = "cpu", "cuda"
 MODELS = model.REPO / "out" / "models"
-CPU_SHAPE = model.Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=176)
-"""So small that 4,096 tokens take some 40 times as long as a short prompt, as on a GPU, and not 100 times: attention on
-a CPU is costly."""
+CPU_SHAPE = model.SLICED
 CUDA_SHAPE = "7B"
 
 
@@ -54,7 +52,7 @@ DEVICES = {
         name=CPU,
         # The overlap loop would hold an answer back until the next batch has run: on a CPU the step itself blocks.
         args=("--max-total-tokens", "49152", "--disable-overlap-schedule"),
-        chunk=1024,
+        chunk=2048,
         longest=8192,
         variants=(*STOCK, DUAL, LAPS),
         vocabulary=VOCAB,

@@ -12,7 +12,6 @@ import numpy as np
 
 from benchmark.serving.client import Answer
 from benchmark.serving.job import LONG, SHORT
-from benchmark.serving.workloads import bound_ratios
 
 KINDS = (SHORT, LONG)
 QUANTILES = (50, 90, 99)
@@ -39,6 +38,11 @@ def quantile(values: Sequence[float], q: float) -> float:
     return float(np.percentile(values, q)) if len(values) else math.nan
 
 
+def mean(values: Sequence[float]) -> float:
+    """NaN of nothing."""
+    return statistics.fmean(values) if values else math.nan
+
+
 def share(flags: Sequence[bool]) -> float:
     """0..1; NaN of nothing."""
     return sum(flags) / len(flags) if flags else math.nan
@@ -54,7 +58,7 @@ def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]
     return {
         "requests": len(mine),
         **{f"p{q}_ms": quantile(ttft, q) for q in QUANTILES},
-        "slowdown_mean": statistics.fmean(slowdown) if slowdown else math.nan,
+        "slowdown_mean": mean(slowdown),
         "slowdown_p90": quantile(slowdown, 90),
         "longest_wait_s": max(0.0, *wait) if wait else math.nan,
         "goodput": share([slo.met(a) for a in mine]),
@@ -62,20 +66,20 @@ def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]
 
 
 def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
-    """Of one round, or of several end to end."""
+    """Of one round, or of several end to end. ``mean_ms`` and ``slowdown_mean`` are those of all requests."""
     ok = [a for a in answers if a.ttft_s is not None]
     begin = min((a.sent_s for a in answers), default=0.0)
     end = max((a.sent_s + a.ttft_s for a in ok if a.ttft_s is not None), default=begin)
     spent = max(end - begin, 1e-9)
-    ratios = bound_ratios([a.job for a in answers], [a.ttft_s for a in answers], slo.lone_s)
     return {
         **{kind: by_class(answers, kind, slo) for kind in KINDS},
+        "mean_ms": mean([a.ttft_s * 1e3 for a in ok if a.ttft_s is not None]),
+        "slowdown_mean": mean([slo.slowdown(a) for a in ok]),
         "requests_per_s": len(ok) / spent,
         "tokens_per_s": sum(a.job.new for a in ok) / spent,
         "goodput": share([slo.met(a) for a in answers]),
         "failed": len(answers) - len(ok),
         "client_late_p99_ms": quantile([a.late_s * 1e3 for a in answers], 99),
-        "long_over_promise": max(ratios, default=math.nan),
     }
 
 

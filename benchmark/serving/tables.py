@@ -14,6 +14,8 @@ RATIOS = (
     ("short P90 TTFT", ("short", "p90_ms")),
     ("long P50 TTFT", ("long", "p50_ms")),
     ("long P90 TTFT", ("long", "p90_ms")),
+    ("mean TTFT", ("mean_ms",)),
+    ("mean slowdown", ("slowdown_mean",)),
     ("requests/s", ("requests_per_s",)),
     ("share within the SLO", ("goodput",)),
 )
@@ -31,6 +33,7 @@ def results(compared: Compared, names: Sequence[str], title: str) -> list[Table]
         whole = compared.pooled(name)
         ttft.append((
             name, *(number(whole[k][f"p{q}_ms"]) for k in KINDS for q in QUANTILES),
+            number(whole["mean_ms"]), number(whole["slowdown_mean"], 1),
             number(whole["requests_per_s"], 1), number(whole["tokens_per_s"]), str(whole["failed"]),
         ))  # fmt: skip
         rate = compared.goodput_per_s.get(name)
@@ -40,8 +43,14 @@ def results(compared: Compared, names: Sequence[str], title: str) -> list[Table]
             *(number(whole[k][f"slowdown_{q}"], 1) for k in KINDS for q in ("mean", "p90")),
             *(number(whole[k]["longest_wait_s"], 2) for k in KINDS),
         ))  # fmt: skip
-    heads = ("variant", *(f"{k} P{q}" for k in KINDS for q in QUANTILES), "requests/s", "tokens/s", "failed")
-    note = "TTFT in ms over the requests of all rounds; rates are medians over rounds. Short: up to 256 new tokens."
+    heads = (
+        "variant", *(f"{k} P{q}" for k in KINDS for q in QUANTILES), "mean", "mean slowdown", "requests/s", "tokens/s",
+        "failed",
+    )  # fmt: skip
+    note = (
+        "TTFT in ms over the requests of all rounds, both classes in the means; rates are medians over rounds. Short: "
+        "up to 256 new tokens."
+    )
     fair_heads = (
         "variant", *(f"{k} in time %" for k in KINDS), *(["goodput /s"] if compared.goodput_per_s else []),
         *(f"{k} slowdown {q}" for k in KINDS for q in ("mean", "P90")), *(f"longest {k} wait s" for k in KINDS),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from benchmark.serving import traces
-from benchmark.serving.job import SHORT, THRESHOLD, Job
+from benchmark.serving.job import THRESHOLD, Job
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,6 @@ HEADLINE_SHORT = (16, 128)
 OVERLOAD_SHORT = (128, 256)
 """Large for short ones: the device is to be what is overloaded, not what reads requests on the same cores."""
 CLOSED = "closed"
-LONG_SHARE = 0.25
-"""LAPS's default share of busy time for the long class while both wait."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +243,21 @@ def _spread(name: str, cv: float, how: str) -> Callable[[Scale], Workload]:
     return make
 
 
+def _code(scale: Scale) -> Workload:
+    typical, top = 1500 * scale.longest / 8192, scale.longest
+
+    def lengths(rng: random.Random) -> int:
+        if rng.random() < 0.1:
+            return rng.randint(16, THRESHOLD)
+        return min(top, max(THRESHOLD + 1, round(rng.lognormvariate(math.log(typical), 0.75))))
+
+    what = (
+        f"like code completion: 10% of 16 to {THRESHOLD} tokens, the others log-normal around {typical:.0f} with a "
+        f"tail to {top}, bursty arrivals (gamma, CV 2)"
+    )
+    return Drawn("code", what, lengths, 2.0)
+
+
 def _whale(scale: Scale) -> Workload:
     what = (
         f"one prompt of {scale.longest} tokens at even intervals over a sea of 16 to 128 tokens (one 100k prompt "
@@ -255,7 +268,7 @@ def _whale(scale: Scale) -> Workload:
 
 def _overload(scale: Scale) -> Workload:
     what = (
-        f"prompts of {scale.long} tokens that make up a sixth of the work, less than the share LAPS promises them, in "
+        f"prompts of {scale.long} tokens that make up a sixth of the work, in "
         f"more of {OVERLOAD_SHORT[0]} to {OVERLOAD_SHORT[1]} tokens than the machine can do"
     )
     return Sea("overload", what, OVERLOAD_SHORT, scale.long, 1.0 / 6.0, regular=False)
@@ -271,6 +284,7 @@ OPEN: dict[str, Callable[[Scale], Workload]] = {
     "poisson": _spread("poisson", 1.0, "Poisson arrivals"),
     "bursty": _spread("bursty", 3.0, "bursty arrivals (gamma, CV 3)"),
     "azure": _azure,
+    "code": _code,
     "mooncake": _mooncake,
     "lmsys": _lmsys,
     "turns": _turns,
@@ -284,16 +298,3 @@ def make(name: str, scale: Scale) -> Workload:
     if name not in OPEN:
         raise ValueError(f"no workload {name!r}: {', '.join((CLOSED, *OPEN))}")
     return OPEN[name](scale)
-
-
-def bound_ratios(jobs: Sequence[Job], ttft_s: Sequence[float | None], lone_s: Callable[[int], float]) -> list[float]:
-    """Each long request's TTFT over what a share of LONG_SHARE promises it: long work before and in it, over the share.
-
-    Long work (lone seconds) that came earlier counts while it has no answer. A failed request counts as infinite.
-    """
-    longs = [(job.at_s, lone_s(job.new), t) for job, t in zip(jobs, ttft_s, strict=True) if job.kind != SHORT]
-    out = []
-    for i, (at, own, took) in enumerate(longs):
-        ahead = sum(work for begun, work, t in longs[:i] if t is None or begun + t > at)
-        out.append(math.inf if took is None else took * LONG_SHARE / (ahead + own))
-    return out

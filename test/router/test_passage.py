@@ -213,7 +213,8 @@ def test_a_refused_connection_is_tried_elsewhere_with_a_fresh_room() -> None:
     asyncio.run(run())
 
 
-def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals() -> None:
+@pytest.mark.parametrize("n", [8, 16], ids=["a few", "as many as open its breaker"])
+def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(n: int) -> None:
     async def run() -> None:
         def held(world: World) -> FakePrefill:
             p = FakePrefill(world)
@@ -222,13 +223,13 @@ def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals() ->
 
         async with stack(2, config={"probe_backoff_s": 0.05, "spill": "off"}, make_prefill=held) as s:
             short, long = s.pool("short")[0], s.pool("long")[0]
-            waiting = [asyncio.create_task(s.post(text=SHORT, stream=False)) for _ in range(8)]
-            await s.until(lambda: len(short.bodies) == 8)
+            waiting = [asyncio.create_task(s.post(text=SHORT, stream=False)) for _ in range(n)]
+            await s.until(lambda: len(short.bodies) == n)
             port = short.port
             await short.stop()
-            await s.until(lambda: len(long.bodies) == 8)
+            await s.until(lambda: len(long.bodies) == n)
             long.gate.set()
-            assert [status for status, _ in await asyncio.gather(*waiting)] == [200] * 8
+            assert [status for status, _ in await asyncio.gather(*waiting)] == [200] * n
             await s.at_rest()
             assert (await s.status())["counts"]["failed"] == 0
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.headline import headline, promise
-from benchmark.serving import calibrate, pictures, tables
+from benchmark.headline import promise
+from benchmark.serving import bars, calibrate, pictures, tables
 from benchmark.serving.client import Answer
 from benchmark.serving.compare import Compared, Measured
 from benchmark.serving.job import LONG, SHORT, Job
 from benchmark.serving.metrics import Slo, curve, figures
+from benchmark.serving.promises import Terms, worst
 
 LONE = calibrate.Lone((100, 1000), (0.01, 0.10))
 SLO = Slo(10.0, LONE)
@@ -43,7 +44,8 @@ def test_figures_of_a_round() -> None:
     assert f["requests_per_s"] == pytest.approx(3 / 2.5)
     assert f["tokens_per_s"] == pytest.approx(1200 / 2.5)
     assert f["client_late_p99_ms"] == pytest.approx(1.0)
-    assert math.isinf(f["long_over_promise"])
+    assert f["mean_ms"] == pytest.approx(240.0)
+    assert f["slowdown_mean"] == pytest.approx((2 + 20 + 5) / 3)
 
 
 def test_a_class_nobody_sent_has_no_figures() -> None:
@@ -75,21 +77,46 @@ def test_ratios_are_those_of_the_rounds() -> None:
     assert few.verdict == "not shown"
 
 
-def test_the_headline_is_measured_against_the_best_of_stock() -> None:
+def test_bars_are_measured_against_the_best_of_stock() -> None:
     for factor, met in ((0.25, True), (0.8, False)):
-        found = headline(compared(factor))
+        found = bars.judged(compared(factor), bars.bars("mixed"))
         assert found[0].name == "short P90 TTFT, laps / shortest-prefill-first, the best of stock"
         assert found[0].value == pytest.approx(factor)
         assert found[0].met is met
-        assert found[1].value == pytest.approx(factor / 2)
+        assert [f.value for f in found[1:3]] == [pytest.approx(factor)] * 2
+        assert found[3].name == "long P90 TTFT, laps / fcfs"
+        assert found[3].value == pytest.approx(factor / 2)
+
+
+def test_without_laps_or_stock_nothing_is_judged() -> None:
+    for gone in ("laps", "fcfs"):
+        c = compared(0.25)
+        del c.answers[gone]
+        names = [f.name for f in bars.judged(c, bars.bars("mixed"))]
+        assert names == [] if gone == "laps" else all("fcfs" not in n for n in names)
+
+
+TERMS = Terms(LONE, gap_s=0.03, widest=8.0, guard=0.25, chunk=1024, slice_s=0.004, longest=4096)
 
 
 def test_the_promise_is_judged_by_the_worst_round() -> None:
-    table, found = promise(compared(0.25))
-    assert [row[0] for row in table.rows] == ["shortest-prefill-first", "laps"]
-    worst = max(compared(0.25).values("laps", "long_over_promise"))
-    assert found[1].value == pytest.approx(0.6 * worst)
-    assert found[1].met
+    table, found = promise(compared(0.25), TERMS)
+    assert {row[0] for row in table.rows} == {"fcfs", "shortest-prefill-first", "laps"}
+    mine = {f.name: f for f in found}["longest long TTFT over the promised bound, laps"]
+    assert mine.value == max(worst(r, LONG, TERMS) for r in compared(0.25).answers["laps"])
+    assert mine.met
+
+
+def test_what_is_promised_counts_what_waited_before() -> None:
+    seen = [answer(0.0, 1000, 1.0), answer(0.1, 100, 0.1), answer(0.2, 1000, 2.0), answer(9.0, 1000, 0.5)]
+    bounds = [TERMS.long_s(0.1 * n) for n in (1, 2, 1)]
+    assert worst(seen, LONG, TERMS) == pytest.approx(max(1.0 / bounds[0], 2.0 / bounds[1]))
+    # (A + 2 B) / guard, stretched by the short batches, once more for the last of them.
+    gap, short, long = 0.03, LONE(512), LONE(4096) - LONE(3072)
+    assert bounds[0] == pytest.approx((0.1 + 2 * long) / 0.25 * (gap + short) / gap + gap + short)
+    assert worst(seen, SHORT, TERMS) == pytest.approx(0.1 / TERMS.short_s(100, short))
+    assert math.isinf(worst([*seen, answer(9.5, 1000, None)], LONG, TERMS))
+    assert math.isnan(worst(seen[:1], SHORT, TERMS))
 
 
 def test_tables_have_a_row_per_variant_and_say_what_is_not_there() -> None:

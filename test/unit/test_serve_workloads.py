@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import statistics
 
@@ -12,7 +11,7 @@ import pytest
 from benchmark.serving import traces, workloads
 from benchmark.serving.job import LONG, SHORT, THRESHOLD, Job
 from benchmark.serving.prompts import Prompts
-from benchmark.serving.workloads import OPEN, Offer, Replayed, Workload, bound_ratios, make
+from benchmark.serving.workloads import OPEN, Offer, Replayed, Workload, make
 
 LONGEST = 4096
 SCALE = workloads.Scale(LONGEST, LONGEST)
@@ -132,13 +131,14 @@ def test_classes_are_by_new_tokens() -> None:
     assert Job(0.0, THRESHOLD + 1).kind == LONG
 
 
-def test_what_the_share_promises() -> None:
-    jobs = [Job(0.0, 1000), Job(0.1, 16), Job(0.2, 1000), Job(9.0, 1000)]
-    work = lone_s(1000)
-    ratios = bound_ratios(jobs, [1.0, 0.1, 2.0, None], lone_s)
-    # Alone; behind the first, which was not yet answered; failed.
-    assert ratios[:2] == [pytest.approx(0.25 / work), pytest.approx(2.0 * 0.25 / (2 * work))]
-    assert math.isinf(ratios[2])
+def test_code_is_mostly_long_widely_spread_and_bursty() -> None:
+    jobs = arrivals(make("code", workloads.Scale(8192, 4096)), 3, span_s=600.0)
+    new = sorted(job.new for job in jobs)
+    assert sum(n <= THRESHOLD for n in new) / len(new) == pytest.approx(0.1, abs=0.02)
+    assert statistics.median(n for n in new if n > THRESHOLD) == pytest.approx(1500, rel=0.1)
+    assert 4 * 1500 < new[-1] <= 8192
+    gaps = [b.at_s - a.at_s for a, b in itertools.pairwise(jobs)]
+    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(2.0, rel=0.15)
 
 
 def test_a_workload_there_is_not() -> None:

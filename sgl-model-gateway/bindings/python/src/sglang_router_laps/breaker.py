@@ -72,6 +72,11 @@ class Breaker:
             if self._good >= self._config.successes:
                 self._state, self._failures = "closed", 0
 
+    def healed(self) -> None:
+        """The server is well again after it was gone: what it failed before says little, so it is on trial at once."""
+        if self._state == "open":
+            self._state, self._good = "half_open", 0
+
     def failed(self) -> None:
         """It answered 5xx, or not at all."""
         if self._state == "open" or not self._config.failures:

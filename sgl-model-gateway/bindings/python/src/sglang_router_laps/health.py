@@ -175,6 +175,7 @@ class Health:
             else:
                 good, pause = 0, min(pause * GROWTH, self._config.backoff_max_s)
         instance.failures = 0
+        instance.breaker.healed()
         instance.healthy = True
         logger.info("%s %s is healthy again", instance.role, instance.url)
 

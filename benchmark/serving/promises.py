@@ -1,0 +1,75 @@
+"""The longest waits that LAPS states for both classes (docs/LAPS.md, "What each class may count on"), and how near to
+them the requests of a round came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmark.serving.client import Answer
+from benchmark.serving.job import LONG, SHORT, THRESHOLD
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the bounds are made of. Times in seconds."""
+
+    lone_s: Callable[[int], float]
+    gap_s: float
+    """G, as the server says."""
+    widest: float
+    """The gap grows to this many times itself at most."""
+    guard: float
+    chunk: int
+    """New tokens of a long batch."""
+    slice_s: float
+    longest: int
+    """Longest prompt (tokens)."""
+
+    @property
+    def short_batch(self) -> int:
+        """New tokens of a batch that preempts."""
+        return max(THRESHOLD, self.chunk // 2)
+
+    @property
+    def short_batch_s(self) -> float:
+        """S."""
+        return self.lone_s(self.short_batch)
+
+    @property
+    def long_batch_s(self) -> float:
+        """B: the last chunk of the longest prompt."""
+        return max(self.lone_s(self.longest) - self.lone_s(self.longest - self.chunk), self.lone_s(self.chunk))
+
+    def long_s(self, work_s: float) -> float:
+        """Longest TTFT of a long prompt with so much long work before and in it."""
+        gap, short = self.gap_s, self.short_batch_s
+        return (work_s + 2 * self.long_batch_s) / self.guard * (gap + short) / gap + gap + short
+
+    def short_s(self, tokens: int, batch_s: float) -> float:
+        """Longest TTFT of a short request with so many short tokens before and in it; its batches take `batch_s`."""
+        # A batch is full when the next request does not fit.
+        batches = 1 + tokens // (self.short_batch - THRESHOLD + 1)
+        return self.slice_s + (batches + 1) * (self.widest * self.gap_s + batch_s)
+
+
+def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[float]:
+    """For each request the sizes of itself and of those sent before it that had no answer yet."""
+    out = []
+    for i, a in enumerate(answers):
+        waiting = (b for b in answers[:i] if b.ttft_s is None or b.sent_s + b.ttft_s > a.sent_s)
+        out.append(size(a) + sum(size(b) for b in waiting))
+    return out
+
+
+def worst(answers: Sequence[Answer], kind: str, terms: Terms) -> float:
+    """Largest TTFT over its bound in a round; infinite where a request failed, NaN where there is none."""
+    mine = sorted((a for a in answers if a.job.kind == kind), key=lambda a: a.sent_s)
+    if kind == LONG:
+        bounds = [terms.long_s(work) for work in _ahead(mine, lambda a: terms.lone_s(a.job.new))]
+    else:
+        assert kind == SHORT
+        bounds = [terms.short_s(int(t), terms.short_batch_s) for t in _ahead(mine, lambda a: a.job.new)]
+    ratios = [math.inf if a.ttft_s is None else a.ttft_s / b for a, b in zip(mine, bounds, strict=True)]
+    return max(ratios, default=math.nan)
