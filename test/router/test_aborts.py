@@ -119,7 +119,7 @@ def test_only_the_server_that_took_a_refused_request_is_told_to_drop_it() -> Non
             await s.until(lambda: "mine" in s.decodes[0].running_ids)
             assert (await s.post(text="b" * 8000, rid="mine"))[0] == 400
             await s.until(lambda: len(long.aborted) == 1)
-            assert (short.aborted, long.aborted, s.decodes[0].aborted) == ([], ["mine"], [])
+            assert (short.aborted, long.aborted, s.decodes[0].aborted) == ([], ["mine.prefill"], [])
             first.cancel()
 
     asyncio.run(run())
@@ -128,13 +128,13 @@ def test_only_the_server_that_took_a_refused_request_is_told_to_drop_it() -> Non
 @pytest.mark.parametrize(
     ("route", "body", "ids"),
     [
-        ("generate", {"text": SHORT, "rid": "r"}, ["r"]),
-        ("generate", {"text": [SHORT, SHORT], "rid": "r"}, ["r_0", "r_1"]),
-        ("generate", {"text": [SHORT, SHORT], "rid": ["x", "y"]}, ["x", "y"]),
-        ("v1/completions", {"prompt": [SHORT, SHORT, SHORT], "rid": "r"}, ["r_0", "r_1", "r_2"]),
-        ("v1/completions", {"prompt": [[1, 2], [3]], "rid": "r"}, ["r_0", "r_1"]),
-        ("v1/completions", {"prompt": [1, 2, 3], "rid": "r"}, ["r"]),
-        ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}], "rid": "r"}, ["r"]),
+        ("generate", {"text": SHORT, "rid": "r"}, ["r{}"]),
+        ("generate", {"text": [SHORT, SHORT], "rid": "r"}, ["r{}_0", "r{}_1"]),
+        ("generate", {"text": [SHORT, SHORT], "rid": ["x", "y"]}, ["x{}", "y{}"]),
+        ("v1/completions", {"prompt": [SHORT, SHORT, SHORT], "rid": "r"}, ["r{}_0", "r{}_1", "r{}_2"]),
+        ("v1/completions", {"prompt": [[1, 2], [3]], "rid": "r"}, ["r{}_0", "r{}_1"]),
+        ("v1/completions", {"prompt": [1, 2, 3], "rid": "r"}, ["r{}"]),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}], "rid": "r"}, ["r{}"]),
     ],
 )
 def test_the_ids_of_an_abort_are_those_sglang_knows(route: str, body: Body, ids: list[str]) -> None:
@@ -142,9 +142,9 @@ def test_the_ids_of_an_abort_are_those_sglang_knows(route: str, body: Body, ids:
         async with stack(2) as s:
             await leave(s, route=route, **body)
             prefill = next(p for p in s.prefills if p.bodies)
-            for server in (prefill, s.decodes[0]):
+            for server, there in ((prefill, ".prefill"), (s.decodes[0], "")):
                 await s.until(lambda server=server: len(server.aborted) == len(ids))
-                assert server.aborted == ids
+                assert server.aborted == [one.format(there) for one in ids]
 
     asyncio.run(run())
 
@@ -200,10 +200,11 @@ def test_a_client_aborts_at_the_router_what_it_sent_through_it() -> None:
             held = asyncio.create_task(s.post(text=SHORT, rid="mine"))
             other = asyncio.create_task(s.post(text=SHORT, rid="other"))
             await s.until(lambda: sum(len(f.running_ids) for f in (*s.prefills, *s.decodes)) == 4)
-            has = [f for f in (*s.prefills, *s.decodes) if "mine" in f.running_ids]
+            has = [f for f in (*s.prefills, *s.decodes) if any(r.startswith("mine") for r in f.running_ids)]
             assert await ask_abort(s, {"rid": "mine"}) == (200, b"")
             assert [f.aborted for f in (*s.prefills, *s.decodes)] == [
-                ["mine"] if f in has else [] for f in (*s.prefills, *s.decodes)
+                [] if f not in has else ["mine"] if f in s.decodes else ["mine.prefill"]
+                for f in (*s.prefills, *s.decodes)
             ]
             async with asyncio.timeout(120):
                 status, reply = await held
@@ -225,6 +226,10 @@ def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
             await s.until(lambda: s.decodes[0].running > 0 and any(p.running for p in s.prefills))
             assert (await ask_abort(s, {"rid": "mine"}))[0] == 200
             assert s.decodes[0].aborted == ["mine_0", "mine_1"]
+            assert [p.aborted for p in s.prefills if p.bodies] == [["mine.prefill_0", "mine.prefill_1"]]
+            # One of them alone.
+            assert (await ask_abort(s, {"rid": "mine_1"}))[0] == 200
+            assert [f.aborted[2:] for f in (*s.prefills, *s.decodes) if f.bodies] == [["mine.prefill_1"], ["mine_1"]]
             for p in s.prefills:
                 p.gate.set()
             await held

@@ -61,7 +61,7 @@ def test_each_route_reaches_both_servers_as_it_came(route: str, body: dict[str, 
             (prefill,) = [p for p in s.prefills if p.bodies]
             assert prefill in s.pool("short")
             seen, also = prefill.bodies[0], s.decodes[0].bodies[0]
-            assert seen == also
+            assert seen == {**also, "rid": also["rid"] + ".prefill"}
             assert {k: seen[k] for k in body} == body
             batch = (
                 route == "generate"
@@ -125,6 +125,8 @@ def test_a_room_given_by_the_client_is_replaced() -> None:
             await s.post(text=SHORT, bootstrap_room=7, rid="mine")
             assert s.decodes[0].bodies[0]["bootstrap_room"] != 7
             assert s.decodes[0].bodies[0]["rid"] == "mine"
+            # A decode server that takes KV back asks the prefill server again, under its own id.
+            assert [b["rid"] for p in s.prefills for b in p.bodies] == ["mine.prefill"]
 
     asyncio.run(run())
 

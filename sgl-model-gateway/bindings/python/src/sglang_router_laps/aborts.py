@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 PATH = "abort_request"
 TIMEOUT_S = 5.0
+PREFILL = ".prefill"
+"""Behind a request's id at its prefill server."""
 IDS_MAX = 256
 """Prompts of one batch that are aborted one by one; closing the connection aborts the rest."""
 
@@ -74,17 +76,35 @@ def renamed(rid: Any) -> tuple[Any, list[tuple[bytes, bytes]]]:
     return fresh, [(fresh.encode(), json.dumps(rid)[1:-1].encode())]
 
 
+def at_prefill(rid: Any) -> Any:
+    """The id that a request has at its prefill server, where `rid` is the one at the decode server.
+
+    SGLang aborts an id once more two seconds after its stream has ended. A decode server that gives KV back
+    (retraction, a pause) has it computed again by the prefill server under its own id, which must not be that one.
+    """
+    if isinstance(rid, list):
+        return [at_prefill(r) for r in rid]
+    return rid + PREFILL if isinstance(rid, str) and rid else rid
+
+
 class Held:
     """A request as the servers that work on it know it."""
 
-    __slots__ = ("asked", "ids", "instances", "rid")
+    __slots__ = ("asked", "ids", "rid")
 
-    def __init__(self, rid: Any, ids: Sequence[str], instances: tuple[Instance, ...]) -> None:
+    def __init__(self, rid: Any, ids: Mapping[Instance, Sequence[str]]) -> None:
+        """`rid`: the client's. `ids`: those of its parts, in the same order at each server."""
         self.rid = rid
         self.ids = ids
-        self.instances = instances
         self.asked = False
         """A client has asked for its end."""
+
+    def asked_of(self, rid: str) -> dict[Instance, Sequence[str]]:
+        """The ids to abort at each server for the id `rid`: that of one part, or of all."""
+        parts = {i for ids in self.ids.values() for i, one in enumerate(ids) if one == rid}
+        if not parts:
+            return dict(self.ids)
+        return {instance: [ids[i] for i in sorted(parts)] for instance, ids in self.ids.items()}
 
 
 class Live:
@@ -108,13 +128,12 @@ class Live:
 
     @staticmethod
     def _names(held: Held) -> Iterator[str]:
-        yield from dict.fromkeys(held.ids)
-        if isinstance(held.rid, str) and held.rid not in held.ids:
-            yield held.rid
+        own = [held.rid] if isinstance(held.rid, str) else []
+        yield from dict.fromkeys([*(one for ids in held.ids.values() for one in ids), *own])
 
     def holds(self, instance: Instance, rid: str) -> bool:
         """Whether a request is at ``instance`` under the very id ``rid``."""
-        return any(instance in h.instances and rid in h.ids for h in self._by_id.get(rid, ()))
+        return any(rid in h.ids.get(instance, ()) for h in self._by_id.get(rid, ()))
 
     def named(self, rid: str) -> list[Held]:
         """Requests whose id, or whose batch's id, is ``rid``."""
@@ -207,8 +226,8 @@ class Aborter:
             return {i: [{"rid": rid}] for i in up}
         wanted: dict[Instance, dict[str, None]] = {}
         for held in known:
-            for i in held.instances:
-                wanted.setdefault(i, {}).update(dict.fromkeys([rid] if rid in held.ids else held.ids))
+            for i, ids in held.asked_of(rid).items():
+                wanted.setdefault(i, {}).update(dict.fromkeys(ids))
         return {i: [{"rid": one} for one in found] for i, found in wanted.items()}
 
     async def _forward(

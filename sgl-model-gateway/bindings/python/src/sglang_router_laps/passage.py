@@ -220,14 +220,15 @@ class Passage:
         """Run both legs. Whatever way this ends, both leases have ended and no leg is left running."""
         lb, prefiller = self.lb, choice.instance
         began = time.monotonic()
-        wire = self._wire(prefiller)
-        held = self.held = aborts.Held(self.rid, aborts.ids(self.sent_rid, self.parts), (prefiller, decoder))
+        wires = self._wires(prefiller)
+        names = {i: aborts.ids(rid, self.parts) for i, (_, rid) in zip((prefiller, decoder), wires, strict=True)}
+        held = self.held = aborts.Held(self.rid, names)
         share, load = prefiller.lease(choice.new_tokens), decoder.lease(choice.new_tokens)
         loop = asyncio.get_running_loop()
-        prefill = share.leg = loop.create_task(self._prefill(prefiller, wire, share))
-        decode = load.leg = loop.create_task(self._decode(decoder, wire))
-        # The legs let go of it when they have their answers.
-        del wire
+        prefill = share.leg = loop.create_task(self._prefill(prefiller, wires[0][0], share))
+        decode = load.leg = loop.create_task(self._decode(decoder, wires[1][0]))
+        # The legs let go of them when they have their answers.
+        del wires
         response: aiohttp.ClientResponse | None = None
         served = False
         lb.aborter.live.add(held)
@@ -271,8 +272,8 @@ class Passage:
                 task.cancel()
                 task.add_done_callback(_look_at)
 
-    def _wire(self, prefiller: PrefillInstance) -> bytes:
-        """The body for this attempt: fresh rooms, and an id to abort by unless the client chose one."""
+    def _wires(self, prefiller: PrefillInstance) -> tuple[tuple[bytes, Any], tuple[bytes, Any]]:
+        """(Body, id) of this attempt for the prefill and for the decode server: fresh rooms, and ids to abort by."""
         rooms = [random.getrandbits(62) for _ in range(self.batch)] if self.batch is not None else None
         extra: dict[str, Any] = {
             "bootstrap_host": prefiller.bootstrap_host if rooms is None else [prefiller.bootstrap_host] * len(rooms),
@@ -280,13 +281,16 @@ class Passage:
             "bootstrap_room": random.getrandbits(62) if rooms is None else rooms,
         }
         if not self.rid_given:
-            self.rid = self.sent_rid = extra["rid"] = os.urandom(16).hex()
+            self.rid = self.sent_rid = os.urandom(16).hex()
         elif self.held is not None:
             # A server that has seen the id in another attempt refuses it until that is gone, and then aborts whatever
             # has it once more, seconds later.
             self.sent_rid, self.renamed = aborts.renamed(self.rid)
+        theirs = aborts.at_prefill(self.sent_rid)
+        at_prefill = bodies.splice(self.raw, self.body, {**extra, "rid": theirs})
+        if self.sent_rid != self.rid or not self.rid_given:
             extra["rid"] = self.sent_rid
-        return bodies.splice(self.raw, self.body, extra)
+        return (at_prefill, theirs), (bodies.splice(self.raw, self.body, extra), self.sent_rid)
 
     async def _prefill(self, instance: PrefillInstance, wire: bytes, share: Lease) -> Prefilled:
         """The prefill leg. An error inside a reply that began as a success counts as the error it is."""
@@ -305,6 +309,8 @@ class Passage:
         found = fault(reply) if status < 400 else None
         if found is not None:
             (status, reply), content_type = found, JSON
+        if status >= 400:
+            reply = reply.replace(aborts.PREFILL.encode(), b"")
         if status < 400:
             instance.breaker.succeeded()
             if not self.stream:
@@ -440,8 +446,8 @@ class Passage:
 
     def _abort(self, instance: Instance, held: aborts.Held) -> None:
         """Ask ``instance`` to drop the request, without waiting for it."""
-        if instance.healthy and held.ids:
-            self.lb.spawn(self.lb.aborter.drop(instance, held.ids, self.headers.get("authorization")))
+        if instance.healthy and held.ids[instance]:
+            self.lb.spawn(self.lb.aborter.drop(instance, held.ids[instance], self.headers.get("authorization")))
 
 
 def _content_type(response: aiohttp.ClientResponse) -> bytes:
