@@ -41,7 +41,7 @@ def _serve(workload: str, *more: str) -> Step:
         # Router and decode server take their part of the same cores.
         names = "fcfs,shortest-prefill-first,laps"
         more = (*more, "--utilisation", "0.3")
-    return Step("benchmark.serve", ("--workload", workload, "--variants", names, "--seconds", "8", *more))
+    return Step("benchmark.serve", ("--workload", workload, "--variants", names, "--seconds", "15", *more))
 
 
 def _router(mode: str) -> Step:
@@ -55,13 +55,15 @@ STEPS: dict[str, Step] = {
     "azure": _serve("azure"),
     "lmsys": _serve("lmsys"),
     "whale": _serve("whale"),
+    "code": _serve("code"),
     "mooncake": _serve("mooncake", "--pd"),
     "turns": _serve("turns", "--pd"),
     "closed": Step(
         "benchmark.serve",
-        ("--workload", "closed", "--variants", "fcfs,laps-dual,laps", "--seconds", "2"),
+        ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "4"),
     ),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
+    "slices": Step("benchmark.slices"),
     "window": Step("benchmark.window", adapt=adapters.window),
     "router-echo": _router("echo"),
     "router-mix": _router("mix"),

@@ -33,6 +33,8 @@ class Device:
     """Token ids drawn from: [low, high)."""
     server_gib: float
     """Memory one more server takes (GiB): of the machine on a CPU, of the device elsewhere."""
+    layers: int
+    """Of the model."""
     checkpoint: Callable[[], Path]
     what: str
     """The model in words."""
@@ -57,6 +59,7 @@ DEVICES = {
         variants=(*STOCK, DUAL, LAPS),
         vocabulary=VOCAB,
         server_gib=2.6,
+        layers=CPU_SHAPE.layers,
         checkpoint=lambda: model.make(MODELS, CPU_SHAPE),
         what=f"a {CPU_SHAPE.layers}-layer Qwen2 of hidden size {CPU_SHAPE.hidden} with seeded weights, float32",
         env={"OMP_NUM_THREADS": "1"},
@@ -73,6 +76,7 @@ DEVICES = {
         variants=(*STOCK, DUAL, LAPS, CELLS),
         vocabulary=(10, 150000),
         server_gib=30.0,
+        layers=28,
         checkpoint=_shape_only,
         what="the shape of Qwen2.5-7B with dummy weights, bfloat16",
         start_s=900.0,

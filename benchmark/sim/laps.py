@@ -20,8 +20,6 @@ from benchmark.sim.request import Batch, Request
 
 START_THRESHOLD = 256
 """Where "auto" starts (tokens)."""
-LAYERS = 28
-"""Of the model: a long batch has at most so many slices."""
 
 
 @dataclass
@@ -60,8 +58,8 @@ class Laps:
     ) -> None:
         start = START_THRESHOLD if config.length_threshold == AUTO else int(config.length_threshold)
         self._threshold = usable_threshold(start, chunk, 1)
-        layers = LAYERS if device is not None and config.slice_ms else 0
-        self.pacer = Pacer(config, threshold=self._threshold, chunk_tokens=chunk, layers=layers)
+        self._layers = device.profile.layers if device is not None and config.slice_ms else 0
+        self.pacer = Pacer(config, threshold=self._threshold, chunk_tokens=chunk, layers=self._layers)
         if not learn:
             self.pacer.model = model
         self._learn = learn
@@ -140,7 +138,7 @@ class Laps:
         within = bool(self._under_way)
         batch.launch = self.pacer.launched(now, cls, len(batch.parts), plan, shorts=shorts, within=within)
         if cls is LONG and plan.layers and self._device is not None:
-            slices = -(-LAYERS // plan.layers)
+            slices = -(-self._layers // plan.layers)
             each = self._device.seconds(batch) / slices
             self._under_way.append(Sliced(batch.parts, batch.ending, batch.launch, each, slices, within))
             return self._slice(self._under_way[-1])

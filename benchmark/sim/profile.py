@@ -40,6 +40,8 @@ class Profile:
     """Host time per request of a batch after its step, before its first tokens leave."""
     reply_s: float = 0.0
     """From the scheduler to the client."""
+    layers: int = 28
+    """Of the model: a long batch has at most so many slices."""
     spread: Sequence[float] = ()
     """Step times vary: factors on the model's time, each as likely as the others; empty = they do not."""
     details: dict[str, Any] = field(default_factory=dict)

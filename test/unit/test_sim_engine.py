@@ -14,7 +14,7 @@ from sglang_laps.policy.length import LONG, SHORT
 from benchmark.sim.device import Device
 from benchmark.sim.engine import Events, Server, simulate
 from benchmark.sim.fleet import Single
-from benchmark.sim.laps import LAYERS, Laps
+from benchmark.sim.laps import Laps
 from benchmark.sim.metrics import Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.request import Batch, Request
@@ -209,7 +209,7 @@ def test_a_slice_costs_a_look_at_what_came() -> None:
         looks = (took - whole) / profile.poll_s
         assert looks == pytest.approx(round(looks), abs=1e-6)
         assert (round(looks) == 0) == (tokens == 100), "a small batch is not worth a pause"
-        assert looks < LAYERS * -(-tokens // CHUNK)
+        assert looks < profile.layers * -(-tokens // CHUNK)
 
 
 class Remembered(Laps):

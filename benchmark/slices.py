@@ -1,0 +1,204 @@
+"""What slices bring and cost: a short request that meets a long batch, and long ones that meet nobody.
+
+    python -m benchmark.slices [--rounds 5] [--tokens 8192] [--out out/slices]
+
+Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, LAPS, and LAPS without slices
+(``slice_ms`` 0). Then LAPS with and without slices on two tensor-parallel ranks, for what their agreement costs at each
+boundary. A slice is one layer here, the least there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from benchmark.rig import model
+from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.rig.rounds import Ratio, interleaved, ratio
+from benchmark.serving import client, devices
+from benchmark.serving.compare import Progress
+from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
+from benchmark.serving.fleet import Fleet, one_line_errors
+from benchmark.serving.job import Job
+from benchmark.serving.metrics import quantile
+from benchmark.serving.prompts import Prompts
+from benchmark.serving.variants import BUILT_IN, LAPS, ON, STOCK, Variant
+
+WHOLE = "laps-whole"
+"""LAPS without slices."""
+NAMES = (STOCK[0], LAPS, WHOLE)
+SHORT_TOKENS = 64
+SHORTS, LONGS, MEETINGS = 24, 3, 12
+"""Requests of a round: short ones alone, long ones alone, short ones that meet a long one."""
+WITHIN = (0.1, 0.8)
+"""When the short request comes, as shares of the long one's lone time."""
+TP = 2
+BAR = 1.03
+
+
+@dataclass
+class Seen:
+    """TTFTs (seconds) of one variant: a list a round."""
+
+    short: list[list[float]] = field(default_factory=list)
+    long: list[list[float]] = field(default_factory=list)
+    met: list[list[float]] = field(default_factory=list)
+    """Of short requests that came in the middle of a long batch."""
+
+
+def one_round(fleet: Fleet, name: str, prompts: Prompts, tokens: int, seed: int, *, meet: bool) -> Seen:
+    """Alone, then together. Raises ConnectionError where a request fails."""
+    target = fleet.target(name)
+    rng = random.Random(seed)
+    short, long = Job(0.0, SHORT_TOKENS), Job(0.0, tokens)
+    shorts = asyncio.run(client.one_by_one(target, prompts.bodies([short] * (SHORTS + 1), seed)))[1:]
+    longs = asyncio.run(client.one_by_one(target, prompts.bodies([long] * LONGS, seed + 1)))
+    met = []
+    for i in range(MEETINGS if meet else 0):
+        at_s = statistics.median(longs) * rng.uniform(*WITHIN)
+        jobs = [long, Job(at_s, SHORT_TOKENS)]
+        answers = asyncio.run(client.replay(target, jobs, prompts.bodies(jobs, seed + 2 + i), 60.0))
+        if any(a.ttft_s is None for a in answers):
+            raise ConnectionError(f"{name}: a request failed")
+        met += [a.ttft_s for a in answers[1:] if a.ttft_s is not None]
+    return Seen([shorts], [longs], [met])
+
+
+def measure(
+    fleet: Fleet, names: Sequence[str], prompts: Prompts, args: argparse.Namespace, say: Progress, *, meet: bool
+) -> dict[str, Seen]:
+    """All rounds, interleaved."""
+    seen = {name: Seen() for name in names}
+    for i, name in interleaved(names, args.rounds):
+        say(f"round {i + 1} of {args.rounds}, {name}")
+        one = one_round(fleet, name, prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
+        mine = seen[name]
+        mine.short, mine.long, mine.met = mine.short + one.short, mine.long + one.long, mine.met + one.met
+    return seen
+
+
+def medians(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """One a round."""
+    return [statistics.median(r) for r in rounds]
+
+
+def flat_ms(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """All of them (ms)."""
+    return [1e3 * t for t in itertools.chain(*rounds)]
+
+
+def over(new: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Ratio:
+    """Medians of the rounds, one over the other."""
+    return ratio(medians(new), medians(base))
+
+
+def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
+    """What slices bring and cost, with bars."""
+    laps, whole, stock = seen[LAPS], seen[WHOLE], seen[STOCK[0]]
+    slice_s = statistics.median(medians(laps.long)) / layers
+    ratios = [
+        quantile(met, 90) / (statistics.median(alone) + 2 * slice_s)
+        for met, alone in zip(laps.met, laps.short, strict=True)
+    ]
+    pooled = quantile(flat_ms(laps.met), 90) / 1e3 / (statistics.median(medians(laps.short)) + 2 * slice_s)
+    met = Figure(
+        f"P90 TTFT of a short request in the middle of {tokens} tokens, over lone TTFT + 2 slices",
+        pooled, "<= 1", pooled <= 1.0, min(ratios), max(ratios), len(ratios),
+    )  # fmt: skip
+    return [
+        met,
+        Figure.of(f"TTFT of {tokens} tokens alone, slices on / off", over(laps.long, whole.long), BAR),
+        Figure.of("TTFT of a short request alone, LAPS / fcfs", over(laps.short, stock.short), BAR),
+    ]
+
+
+def boundary_cost(seen: dict[str, Seen], layers: int) -> Figure:
+    """What two ranks pay at each boundary (ms): the difference over the boundaries of one prompt."""
+    more = [a - b for a, b in zip(medians(seen[LAPS].long), medians(seen[WHOLE].long), strict=True)]
+    per = [1e3 * d / (layers - 1) for d in more]
+    return Figure(f"boundary at TP {TP}: ms each", statistics.median(per), low=min(per), high=max(per), rounds=len(per))
+
+
+def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
+    """One a variant."""
+    return [
+        (
+            name + mark,
+            *(f"{quantile(flat_ms(of), q):.1f}" if flat_ms(of) else "-" for of in (s.short, s.met) for q in (50, 90)),
+            f"{quantile(flat_ms(s.long), 50):.0f}",
+        )
+        for name, s in seen.items()
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="./run bench slices", description=(__doc__ or "").split("\n", 1)[0])
+    p.add_argument("--rounds", type=int, default=5, help="at least 5 for a verdict (5)")
+    p.add_argument("--tokens", type=int, default=8192, help="of the long prompt, in one chunk (8192)")
+    p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
+    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--out", type=Path, default=model.REPO / "out" / "slices")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser()
+    args = p.parse_args(argv)
+    if args.rounds < 1 or args.tokens < 512:
+        p.exit(2, f"{p.prog}: --rounds is positive, --tokens at least 512\n")
+    # Ended by its keeper it still stops its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    uvloop.install()
+    with one_line_errors("bench slices"):
+        piece = run(args, DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)])
+    piece.command = command("benchmark.slices", argv)
+    piece.write(args.out)
+    for table in piece.tables:
+        print(f"\n{table}")
+    for figure in piece.figures:
+        print(figure)
+    print(args.out / "piece.json")
+    return 0
+
+
+def run(args: argparse.Namespace, device: Device) -> Piece:
+    """Both fleets, one after the other."""
+    say = Progress(time.monotonic(), time.monotonic)
+    prompts = Prompts(device.vocabulary, args.seed, args.tokens, reuse=False, prefill_only=True)
+    whole = Variant(WHOLE, (ON, "--laps-config", '{"slice_ms": 0}'))
+    found = [BUILT_IN[STOCK[0]], BUILT_IN[LAPS], whole]
+    with Fleet(device, args.tokens, found, False, args.out, prompts, say) as fleet:
+        seen = measure(fleet, NAMES, prompts, args, say, meet=True)
+    table = rows(seen)
+    told = figures(seen, device.layers, args.tokens)
+    data = {name: vars(s) for name, s in seen.items()}
+    if not args.no_tp and device.name == CPU:
+        two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found[1:]]
+        with Fleet(device, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
+            ranks = measure(fleet, (LAPS, WHOLE), prompts, args, say, meet=False)
+        table += rows(ranks, f", TP {TP}")
+        told.append(boundary_cost(ranks, device.layers))
+        data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}
+    heads = ("variant", "short alone P50", "P90", "short that meets a long one P50", "P90", "long alone P50")
+    note = f"TTFT in ms. Short: {SHORT_TOKENS} tokens, long: {args.tokens} in one chunk of {device.layers} layers."
+    text = (
+        f"A prefill server alone, {device.what}; {args.rounds} rounds, the servers in turns. Two ranks share the cores "
+        "of the one server: their times are not to be compared with those of one rank."
+    )
+    return Piece("slices", "Slices", text, args.seed, [Table("Slices", heads, table, note)], told, data=data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
