@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -13,14 +14,11 @@ if TYPE_CHECKING:
 class Classes(Protocol):
     """Who is told of a request that is not what it was taken for."""
 
-    def laps_outgrown(self, req: Req, extend_tokens: int) -> bool:
+    def outgrown(self, req: Req, extend_tokens: int) -> bool:
         """Whether a request that waited as short has this many tokens to compute, and is long."""
 
-    def laps_make_long(self, req: Req) -> None:
+    def make_long(self, req: Req) -> None:
         """It waits as long from now on."""
-
-    def laps_lacks_memory(self, tokens: int) -> None:
-        """The first long prompt of a batch found too little memory; it needs so many tokens of it."""
 
 
 class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
@@ -28,11 +26,21 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
 
     _may_cut = True
 
-    def __init__(self, classes: Classes, *args: Any, reserve: int, limit: int | None = None, **kwargs: Any) -> None:
-        """`reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is in
+    def __init__(
+        self,
+        classes: Classes,
+        lacks: Callable[[int], None],
+        *args: Any,
+        reserve: int,
+        limit: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`lacks`: told how many tokens of memory the first long prompt of a batch needs, if it finds too little.
+        `reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is in
         the batch; None = what the chunk holds."""
         super().__init__(*args, **kwargs)
         self._classes = classes
+        self._told = lacks
         self._limit = limit
         self.memory_budget.total_offset += reserve
 
@@ -55,7 +63,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return result
 
     def _lacks(self, tokens: int) -> None:
-        self._classes.laps_lacks_memory(tokens)
+        self._told(tokens)
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
         admission = super()._select_prefill_admission(req, **kwargs)
@@ -87,9 +95,9 @@ class ShortPrefillAdder(WholePrefillAdder):
         """Short requests wait for memory as in stock SGLang."""
 
     def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
-        if self._classes.laps_outgrown(req, extend_tokens):
+        if self._classes.outgrown(req, extend_tokens):
             return False
         if cut and not self.can_run_list:
             # Not even an empty batch holds it (a sliding window's cap on chunks, say).
-            self._classes.laps_make_long(req)
+            self._classes.make_long(req)
         return not cut

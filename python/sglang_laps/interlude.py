@@ -17,7 +17,8 @@ from sglang.srt.managers.io_struct import (
 )
 
 if TYPE_CHECKING:
-    from sglang_laps.scheduler import Flight, LapsPrefillMixin
+    from sglang_laps.flights import Flight
+    from sglang_laps.scheduler import LapsPrefillMixin
 
 AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq)
 """What may be dispatched while a batch is paused. Anything else, and all that came after it, waits for its end."""

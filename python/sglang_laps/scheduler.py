@@ -11,26 +11,27 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 from sglang.srt.managers.schedule_policy import PrefillAdder
-from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import __version__, deadlines, graphs, slices
+from sglang_laps import graphs, slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
+from sglang_laps.classes import Classes, Tag, waiting
+from sglang_laps.flights import Books, Flight
 from sglang_laps.interlude import Interlude
 from sglang_laps.pacing import Pacer
-from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
-from sglang_laps.policy.busy import BusyMeter
+from sglang_laps.plan import LOOKAHEAD, LongWaiting, Plan, Running
 from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, unit_of, usable_threshold
-from sglang_laps.policy.queues import DualQueue, Views, changes, split, without
-from sglang_laps.status import Series, Totals
+from sglang_laps.policy.length import LONG, SHORT, LengthClass, unit_of, usable_threshold
+from sglang_laps.policy.queues import Views, changes, without
+from sglang_laps.snapshot import snapshot
+from sglang_laps.status import Series
 from sglang_laps.support import off_reason, refuse, resolved
 
 if TYPE_CHECKING:
@@ -42,54 +43,6 @@ else:
 
 logger = logging.getLogger(__name__)
 
-RELOOK = 4
-"""Waiting long requests matched against the prefix cache again after each batch: what has been computed since may have
-made them short."""
-
-
-@dataclass(slots=True)
-class Tag:
-    """What LAPS remembers of a request, on the request itself. Times are those of ``time.perf_counter``."""
-
-    since: float
-    """When it was first seen waiting."""
-    arrival: float
-    """When it reached the server."""
-    slo_s: float | None
-    new_tokens: int = 0
-    history: int = 0
-    """Cached tokens."""
-    chunk_s: float = 0.0
-    """When its last chunk was built; read of a prompt in progress only."""
-    looked: int = -1
-    """Batch count at its last look into the prefix cache."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """A batch on the device."""
-
-    launch: Launch
-    batch: ScheduleBatch
-    reqs: list[Req]
-    shape: list[tuple[int, int]]
-    """(new, history) tokens of each request."""
-    cut: Req | None
-    """The prompt that goes on after it."""
-    short: Sequence[int] = ()
-    """Which requests of a long batch are short."""
-    layers: int = 0
-    """Of a slice; 0 = in one piece."""
-    within: bool = False
-    """It runs while another is paused."""
-    started: float | None = None
-    """When it went to the device."""
-    done: float | None = None
-    """When its device work was done; None = known only when its result is processed."""
-    paused_s: float = 0.0
-    """Device time that others had meanwhile."""
-    replays: int = 0
-
 
 @dataclass(slots=True)
 class Shown:
@@ -97,12 +50,6 @@ class Shown:
 
     cut: Req | None = None
     """The prompt that goes on after the batch."""
-
-
-def _waiting(req: Req) -> Waiting:
-    tag = req.laps_tag
-    deadline = None if tag.slo_s is None else tag.arrival + tag.slo_s
-    return tag.new_tokens, tag.history, tag.since, deadline, req.rid
 
 
 class LapsPrefillMixin(Stock):  # type: ignore[misc]
@@ -133,12 +80,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return
         config = self.laps_config
         wanted = 256 if config.length_threshold == AUTO else int(config.length_threshold)
-        self._laps_threshold = usable_threshold(wanted, self._laps_chunk_budget(), self.page_size)
-        if self._laps_threshold < wanted:
+        threshold = usable_threshold(wanted, self._laps_chunk_budget(), self.page_size)
+        if threshold < wanted:
             logger.warning(
                 "LAPS: the length threshold is lowered from %d to %d tokens, what one chunk holds.",
                 wanted,
-                self._laps_threshold,
+                threshold,
             )
         runner = self.tp_worker.model_runner
         self._laps_whole = "slice_ms is 0" if config.slice_ms == 0.0 else slices.why_not(self)
@@ -147,7 +94,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         try:
             self._laps_pacer = Pacer(
                 config,
-                threshold=self._laps_threshold,
+                threshold=threshold,
                 chunk_tokens=self._laps_chunk_budget(),
                 unit=self._laps_unit,
                 layers=0 if self._laps_slices is None else self._laps_slices.layers,
@@ -155,8 +102,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         except ConfigError as e:
             refuse(e)
         graphs.use_model(runner, self._laps_pacer.model.predict)
-        self._laps_busy = BusyMeter()
-        self._laps_dual: DualQueue[Req] = DualQueue()
+        self._laps_classes = Classes(config, threshold, self.tree_cache)
         # The builder counts the waiting tokens for its log line, but sees a part: counted after it (_laps_built).
         self.load_inquirer = replace(
             self.load_inquirer, get_waiting_queue=lambda: self.waiting_queue if self._laps_building is None else []
@@ -167,16 +113,14 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         self._laps_under_way: list[Flight] = []
         self._laps_flights: dict[int, Flight] = {}
         self._laps_next: Flight | None = None
-        self._laps_batches = 0
-        self._laps_new_shorts = 0
         self._laps_chunk_unsent = False
-        self._laps_totals = {SHORT: Totals(), LONG: Totals()}
         self._laps_synchronous = torch.device(self.device).type == "cpu"
         self._laps_leader = get_parallel().attn_tp_rank == 0
         self._laps_saves = first_of_all(get_parallel())
-        self._laps_started = self._laps_shown = self._laps_last_end = time.perf_counter()
+        self._laps_started = self._laps_shown = time.perf_counter()
         if self.metrics_reporter.enable_metrics and self._laps_leader:
             self._laps_series = Series(self._laps_labels())
+        self._laps_books = Books(self._laps_pacer, self._laps_series, self._laps_started)
         self._laps_interlude = Interlude(self)
         self.laps_on = True
 
@@ -186,60 +130,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def _laps_chunk_budget(self) -> int | None:
         budgets = [b for b in (self.chunked_prefill_size, self.max_prefill_tokens) if b is not None and b > 0]
         return min(budgets) if self.chunked_prefill_size is not None else None
-
-    # -- classes
-
-    def _laps_class(self, req: Req) -> LengthClass:
-        tag = getattr(req, "laps_tag", None)
-        if tag is None:
-            now = time.perf_counter()
-            tag = req.laps_tag = Tag(now, deadlines.arrival(req, now), deadlines.slo_s(req, self.laps_config))
-            self._laps_look(req, tag)
-            self._laps_new_shorts += tag.new_tokens <= self._laps_threshold
-        return classify(tag.new_tokens, self._laps_threshold)
-
-    def _laps_look(self, req: Req, tag: Tag) -> None:
-        if req.positional_embed_overrides is None:
-            match_kv_cache(req, self.tree_cache)
-            tag.history = min(req.num_matched_prefix_tokens, req.seqlen - 1)
-        tag.new_tokens = new_tokens(req.seqlen, tag.history, self.laps_config.length_basis)
-        tag.looked = self._laps_batches
-
-    def _laps_use_threshold(self, tokens: int) -> None:
-        if tokens and tokens != self._laps_threshold:
-            self._laps_threshold = tokens
-            self._laps_dual.forget()
-
-    def laps_outgrown(self, req: Req, extend_tokens: int) -> bool:
-        """Whether a request that waited as short is long by now (its prefix was evicted); it then waits as long."""
-        if self.laps_config.length_basis == "prompt" or extend_tokens <= self._laps_threshold:
-            return False
-        self.laps_make_long(req)
-        return True
-
-    def laps_make_long(self, req: Req) -> None:
-        """Have a request wait as long, at least until the next batch."""
-        tag: Tag = req.laps_tag
-        tag.new_tokens, tag.looked = max(tag.new_tokens, self._laps_threshold + 1), self._laps_batches
-        self._laps_dual.forget()
-
-    def _laps_views(self) -> Views[Req]:
-        views = self._laps_dual.views(self.waiting_queue, self._laps_class)
-        if self.laps_config.length_basis == "prompt":
-            return views
-        looks, changed = 0, False
-        for req in views.long:
-            tag = req.laps_tag
-            if tag.looked != self._laps_batches:
-                self._laps_look(req, tag)
-                changed |= tag.new_tokens <= self._laps_threshold
-                looks += 1
-                if looks == RELOOK:
-                    break
-        if changed:
-            self._laps_dual.forget()
-            return self._laps_dual.views(self.waiting_queue, self._laps_class)
-        return views
 
     # -- decisions
 
@@ -257,7 +147,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 self._laps_pacer.nothing_waits()
             return Plan(())
         plan = self._laps_decide(views, longs, running) if self._laps_leader else Plan(())
-        self._laps_new_shorts = 0
+        self._laps_classes.new_shorts = 0
         if get_parallel().attn_tp_size == 1:
             return plan
         box = torch.tensor(plan.numbers(), dtype=torch.int64)
@@ -268,10 +158,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def _laps_decide(self, views: Views[Req], longs: Sequence[Req], running: Running | None) -> Plan:
         now = time.perf_counter()
         pacer = self._laps_pacer
-        pacer.arrived(now, self._laps_new_shorts)
+        pacer.arrived(now, self._laps_classes.new_shorts)
         return pacer.plan(
             now,
-            [_waiting(r) for r in views.short[:LOOKAHEAD]],
+            [waiting(r) for r in views.short[:LOOKAHEAD]],
             [self._laps_long(r) for r in longs],
             waiting=len(views.short) + len(longs),
             urgent=self._laps_urgent(views, longs) if views.short and longs else None,
@@ -285,12 +175,11 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def _laps_long(self, req: Req) -> LongWaiting:
         tag: Tag = req.laps_tag
-        deadline = None if tag.slo_s is None else tag.arrival + tag.slo_s
         rank = self.policy.priority_sign * (req.priority or 0) if self.enable_priority_scheduling else 0
         done = max(req.prefix_len, req.extend_end or 0)
         if req is self.chunked_req or req in self._laps_parked:
-            return LongWaiting(req.seqlen - done, done, tag.since, deadline, tag.new_tokens, True, rank)
-        return LongWaiting(tag.new_tokens, tag.history, tag.since, deadline, tag.new_tokens, False, rank)
+            return LongWaiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
+        return LongWaiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
 
     def _laps_urgent(self, views: Views[Req], longs: Sequence[Req]) -> LengthClass | None:
         """The class with the strictly higher priority under --enable-priority-scheduling."""
@@ -313,11 +202,11 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def _laps_build(self, running_batch: ScheduleBatch, running: Running | None) -> NextBatchPlan:
         """Decide and build. `running`: what is paused meanwhile."""
-        views = self._laps_views()
+        views = self._laps_classes.views(self.waiting_queue)
         longs = [*self._laps_in_progress(), *views.long[:LOOKAHEAD]]
         plan = self._laps_plan(views, longs, running)
         self._laps_waiting = plan.waiting
-        self._laps_use_threshold(plan.threshold)
+        self._laps_classes.use_threshold(plan.threshold)
         built = None
         for cls in plan.order:
             if cls is LONG:
@@ -389,7 +278,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             gone, added = changes(queue, self.waiting_queue)
             if gone:
                 waiting = without(waiting, gone)
-                self._laps_dual.took(cls, gone, waiting)
+                self._laps_classes.took(cls, gone, waiting)
             self.waiting_queue = waiting + added if added else waiting
         if whole and shown.cut is not None:
             raise RuntimeError(f"LAPS: {shown.cut.rid} was cut in a batch of whole requests")
@@ -400,14 +289,14 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         others = [r for r in (held, *self._laps_parked) if r is not None and r is not slot]
         reserve = sum(self._laps_needs(r) for r in others)
         if cls is SHORT:
-            return partial(ShortPrefillAdder, self, reserve=reserve)
+            return partial(ShortPrefillAdder, self._laps_classes, self.laps_lacks_memory, reserve=reserve)
         if whole:
-            return partial(WholePrefillAdder, self, reserve=reserve)
+            return partial(WholePrefillAdder, self._laps_classes, self.laps_lacks_memory, reserve=reserve)
         # Only the last of a batch is cut: a prompt in progress gets what those before it leave, if they all run whole.
         page = self.page_size
         left = tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in queue)
         limit = left // self._laps_unit * self._laps_unit if slot is not None and left >= self._laps_unit else None
-        return partial(LapsPrefillAdder, self, reserve=reserve, limit=limit)
+        return partial(LapsPrefillAdder, self._laps_classes, self.laps_lacks_memory, reserve=reserve, limit=limit)
 
     def laps_lacks_memory(self, tokens: int) -> None:
         """The first long prompt found too little memory. One that an empty pool could not hold waits for nothing."""
@@ -503,10 +392,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     # -- batches on the device
 
     def _laps_built(self, cls: LengthClass, batch: ScheduleBatch, plan: Plan, cut: Req | None, *, within: bool) -> None:
-        self._laps_batches += 1
+        self._laps_classes.batches += 1
         count, short = len(batch.reqs), []
         if cls is LONG and plan.mixed:
-            short = [i for i, r in enumerate(batch.reqs) if r is not cut and self._laps_class(r) is SHORT]
+            short = [i for i, r in enumerate(batch.reqs) if r is not cut and self._laps_classes.of(r) is SHORT]
             cls = SHORT if len(short) == count else LONG
         now = time.perf_counter()
         launch = self._laps_pacer.launched(now, cls, count, plan, shorts=len(short), within=within)
@@ -580,39 +469,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if flight is None:
             return
         now = time.perf_counter()
-        end = flight.done or now
-        # With two batches in flight the second starts on the device when the first ends.
-        sent = end if flight.started is None else flight.started
-        begin = sent if flight.within else max(sent, self._laps_last_end)
-        if flight.within:
-            # What was paused for it; a batch below that is paused for both.
-            self._laps_under_way[-1].paused_s += end - begin
-        else:
-            self._laps_last_end = end
-            self._laps_busy.add(begin, end)
-        self._laps_pacer.finished(
-            flight.launch, begin, end, now, flight.shape,
-            stock=flight.replays == 0, paused_s=flight.paused_s, within=flight.within,
-        )  # fmt: skip
-        self._laps_count(flight, now, max(0.0, end - begin - flight.paused_s))
-
-    def _laps_count(self, flight: Flight, now: float, busy_s: float) -> None:
-        """The books of both classes, after a batch that had the device for `busy_s`."""
-        short = range(len(flight.shape)) if flight.launch.cls is SHORT else set(flight.short)
-        of: dict[LengthClass, list[int]] = {SHORT: [], LONG: []}
-        for i, (new, _) in enumerate(flight.shape):
-            cls, req = SHORT if i in short else LONG, flight.reqs[i]
-            of[cls].append(new)
-            if req is not flight.cut:
-                self._laps_pacer.slo.record(now, cls.value, now - req.laps_tag.arrival, req.laps_tag.slo_s)
-        for cls, tokens in of.items():
-            if not tokens:
-                continue
-            mine = cls is flight.launch.cls
-            done = Totals(int(mine), len(tokens), sum(tokens), busy_s if mine else 0.0)
-            self._laps_totals[cls].add(done)
-            if self._laps_series is not None:
-                self._laps_series.count(cls.value, done)
+        self._laps_books.ended(flight, self._laps_under_way[-1] if self._laps_under_way else None, now)
         if self._laps_series is not None:
             self._laps_show(self._laps_series, now)
 
@@ -640,58 +497,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return output
 
     def laps_status(self) -> dict[str, Any]:
-        """What this scheduler is doing, JSON-ready. Times in seconds, lengths in tokens.
-
-        Asking changes nothing: ranks are asked at different moments, or only one is, and must not part by it.
-        """
-        head = {"version": __version__, "config": self.laps_config.as_dict()}
-        if not self.laps_on:
-            return {"enabled": False, "reason": self._laps_off_reason, **head}
-        now = time.perf_counter()
-        tags = [getattr(r, "laps_tag", None) or self._laps_unseen(r, now) for r in self.waiting_queue]
-        views = split(tags, lambda tag: classify(tag.new_tokens, self._laps_threshold))
-        queues = {cls.value: _queue(views.of(cls), now) for cls in LengthClass}
-        every = [*([] if self.chunked_req is None else [self.chunked_req]), *self._laps_parked]
-        remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
-        return {
-            "enabled": True,
-            **head,
-            "queues": queues,
-            "parked": None if not every else _progress(every[0], now),
-            "in_progress": len(every),
-            "slices": {"on": self._laps_slices is not None, "why_not": self._laps_whole},
-            **self._laps_pacer.status(now),
-            "totals": {cls.value: asdict(total) for cls, total in self._laps_totals.items()},
-            "graphs": graphs.status(self.tp_worker.model_runner),
-            "load": {
-                "backlog_tokens": sum(q["waiting_tokens"] for q in queues.values()) + remaining,
-                "slo_deviation": self._laps_pacer.slo.deviation(now),
-                "busy_share": self._laps_busy.share(now),
-            },
-            "uptime_s": now - self._laps_started,
-        }
-
-    def _laps_unseen(self, req: Req, now: float) -> Tag:
-        """For the status: a request that no round has looked at yet (the server may be paused) counts in full."""
-        arrival = deadlines.arrival(req, now)
-        return Tag(arrival, arrival, None, new_tokens=req.seqlen)
-
-
-def _progress(req: Req, now: float) -> dict[str, Any]:
-    return {
-        "rid": req.rid,
-        "done_tokens": req.prefix_len,
-        "total_tokens": req.seqlen,
-        "parked_s": now - req.laps_tag.chunk_s,
-    }
-
-
-def _queue(tags: list[Tag], now: float) -> dict[str, Any]:
-    return {
-        "depth": len(tags),
-        "waiting_tokens": sum(t.new_tokens for t in tags),
-        "oldest_wait_s": max((now - t.since for t in tags), default=0.0),
-    }
+        """What this scheduler is doing."""
+        return snapshot(self)
 
 
 def first_of_all(parallel: Any) -> bool:

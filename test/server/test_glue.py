@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from sglang_laps.pacing import Pacer
 from sglang_laps.plan import Plan
-from sglang_laps.policy.busy import BusyMeter
 from sglang_laps.policy.config import LapsConfig
 from sglang_laps.policy.length import LONG, SHORT
-from sglang_laps.policy.queues import DualQueue, Views
-from sglang_laps.status import Totals
+from sglang_laps.policy.queues import Views
 
 os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
 
@@ -85,13 +83,12 @@ class Fields:
     chunked_prefill_size = 512
     page_size = 1
     _laps_unit = 1
-    _laps_threshold = 256
 
     def __init__(self, queue: list[Request], held: Request | None = None, parked: Sequence[Request] = ()) -> None:
         self.waiting_queue, self.chunked_req, self._laps_parked = queue, held, list(parked)
         self._laps_building = self._laps_adder = None
         self._laps_under_way: list[Any] = []
-        self._laps_dual: DualQueue[Any] = DualQueue()
+        self._laps_classes: Any = SimpleNamespace(took=lambda *_: None)
 
 
 @pytest.fixture
@@ -209,20 +206,15 @@ def test_beside_a_paused_batch_the_builder_is_shown_what_was_picked_and_nothing_
     assert tries(LONG, False) == [([longs[0]], None), ([], parked)]
 
 
-def test_a_short_request_that_outgrew_its_class_waits_as_long(mixin: Any) -> None:
-    from sglang_laps.scheduler import Tag
+def test_a_short_request_that_outgrew_its_class_waits_as_long() -> None:
+    from sglang_laps.classes import Classes, Tag
 
     tag = Tag(0.0, 0.0, None, new_tokens=40, looked=2)
-    req = SimpleNamespace(laps_tag=tag)
-    me = SimpleNamespace(
-        laps_config=SimpleNamespace(length_basis="uncached"),
-        _laps_threshold=256,
-        _laps_batches=7,
-        _laps_dual=DualQueue(),
-    )
-    me.laps_make_long = lambda r: mixin.laps_make_long(me, r)
-    assert not mixin.laps_outgrown(me, req, 256)
-    assert mixin.laps_outgrown(me, req, 900)
+    req: Any = SimpleNamespace(laps_tag=tag)
+    classes = Classes(LapsConfig(), 256, None)
+    classes.batches = 7
+    assert not classes.outgrown(req, 256)
+    assert classes.outgrown(req, 900)
     # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
     assert (tag.new_tokens, tag.looked) == (257, 7)
 
@@ -368,14 +360,14 @@ def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mi
     assert (me.ended, me.chunked_req, me._laps_parked) == ([parked], None, [held])
 
 
-def test_arrivals_are_known_on_a_machine_that_has_just_booted(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrivals_are_known_on_a_machine_that_has_just_booted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_laps.classes import Classes
+
     monkeypatch.setattr("time.perf_counter", lambda: 5.0)
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.75)
-    req = SimpleNamespace(time_stats=times, sampling_params=SimpleNamespace(custom_params={"ttft_slo_ms": 60}))
-    me = SimpleNamespace(
-        laps_config=LapsConfig(), _laps_threshold=256, _laps_new_shorts=0, _laps_look=lambda req, tag: None
-    )
-    assert mixin._laps_class(me, req) is SHORT
+    params = SimpleNamespace(custom_params={"ttft_slo_ms": 60})
+    req: Any = SimpleNamespace(time_stats=times, sampling_params=params, positional_embed_overrides=1, seqlen=40)
+    assert Classes(LapsConfig(), 256, None).of(req) is SHORT
     assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
 
 
@@ -452,7 +444,8 @@ class Untouchable:
 
 
 def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
-    from sglang_laps.scheduler import Tag
+    from sglang_laps.classes import Classes, Tag
+    from sglang_laps.flights import Books
 
     def req(rid: str, tokens: int, tag: Any = None) -> Any:
         more = {} if tag is None else {"laps_tag": tag}
@@ -467,10 +460,10 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
         )
 
     config = LapsConfig(length_threshold="auto")
+    pacer = Pacer(config, threshold=256, chunk_tokens=1024)
     me = SimpleNamespace(
         laps_on=True,
         laps_config=config,
-        tree_cache=Untouchable(),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace()),
         waiting_queue=[
             req("cached", 9000, Tag(1e-9, 1e-9, None, new_tokens=40)),
@@ -482,16 +475,12 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
         _laps_parked=[Request("Q", 700, done=600)],
         _laps_slices=None,
         _laps_whole="slice_ms is 0",
-        _laps_threshold=256,
-        _laps_new_shorts=0,
-        _laps_batches=3,
-        _laps_dual=DualQueue(),
-        _laps_pacer=Pacer(config, threshold=256, chunk_tokens=1024),
-        _laps_busy=BusyMeter(),
-        _laps_totals={SHORT: Totals(), LONG: Totals()},
+        _laps_classes=Classes(config, 256, Untouchable()),
+        _laps_pacer=pacer,
+        _laps_books=Books(pacer, None, 0.0),
         _laps_started=0.0,
     )
-    me._laps_busy.add(0.0, 1e-6)
+    me._laps_books.busy.add(0.0, 1e-6)
     me._laps_pacer.slo.record(1e-9, "short", 2.0, 1.0)
     asked = type("Asked", (mixin,), {})
     before = pickle.dumps(vars(me))

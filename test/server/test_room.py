@@ -12,7 +12,6 @@ import pytest
 from sglang_laps.plan import Plan
 from sglang_laps.policy.config import LapsConfig
 from sglang_laps.policy.length import LONG, SHORT
-from sglang_laps.policy.queues import DualQueue
 
 from benchmark.rig import load
 
@@ -25,7 +24,7 @@ POOL = 4096
 
 
 def request(tokens: int) -> Any:
-    from sglang_laps.scheduler import Tag
+    from sglang_laps.classes import Tag
 
     req = Prompt(tokens)
     req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
@@ -74,9 +73,6 @@ class Rounds:
 
     laps_on = True
     laps_config = LapsConfig(length_basis="prompt")
-    _laps_threshold = 256
-    _laps_batches = 0
-
     batch: list[Any]
     owed = True
 
@@ -106,10 +102,12 @@ class Rounds:
 @pytest.fixture
 def server(adder: Callable[[int, int], Any]) -> Any:
     """Five short batches are under way, and hold more than the long request leaves."""
+    from sglang_laps.classes import Classes
     from sglang_laps.scheduler import LapsPrefillMixin
 
     me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
-    me._laps_flights, me._laps_dual, me._laps_lacking, me._laps_unit = {}, DualQueue(), False, 1
+    me._laps_flights, me._laps_lacking, me._laps_unit = {}, False, 1
+    me._laps_classes = Classes(me.laps_config, 256, me.cache)
     me._laps_parked, me._laps_under_way = [], []
     for _ in range(5):
         assert me.round(ends=False) == [250, 250]
@@ -148,7 +146,7 @@ def test_the_room_is_given_up_with_the_request(server: Any, why: str) -> None:
     else:
         long.laps_tag.new_tokens = 10
         long.full_untruncated_fill_ids = range(10)
-        server._laps_dual.forget()
+        server._laps_classes._dual.forget()
     assert server.round(ends=False)
 
 

@@ -1,0 +1,133 @@
+"""Which of the waiting requests are short: by what the prefix cache leaves to compute, looked up again as it fills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.common import match_kv_cache
+
+from sglang_laps import deadlines
+from sglang_laps.plan import Waiting
+from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.length import LengthClass, classify, new_tokens
+from sglang_laps.policy.queues import DualQueue, Views
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+RELOOK = 4
+"""Waiting long requests matched against the prefix cache again after each batch: what has been computed since may have
+made them short."""
+
+
+@dataclass(slots=True)
+class Tag:
+    """What LAPS remembers of a request, on the request itself. Times are those of ``time.perf_counter``."""
+
+    since: float
+    """When it was first seen waiting."""
+    arrival: float
+    """When it reached the server."""
+    slo_s: float | None
+    new_tokens: int = 0
+    history: int = 0
+    """Cached tokens."""
+    chunk_s: float = 0.0
+    """When its last chunk was built; read of a prompt in progress only."""
+    looked: int = -1
+    """Batch count at its last look into the prefix cache."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When its first token is due."""
+        return None if self.slo_s is None else self.arrival + self.slo_s
+
+
+def waiting(req: Req) -> Waiting:
+    """A short request, as the plan looks at it."""
+    tag: Tag = req.laps_tag
+    return tag.new_tokens, tag.history, tag.since, tag.deadline_s, req.rid
+
+
+class Classes:
+    """The two views over the one list of waiting requests."""
+
+    def __init__(self, config: LapsConfig, threshold: int, tree_cache: Any) -> None:
+        """`threshold`: longest short request to start with (tokens)."""
+        self._config = config
+        self._cache = tree_cache
+        self._dual: DualQueue[Req] = DualQueue()
+        self.threshold = threshold
+        self.batches = 0
+        """Built so far: what a look into the prefix cache was before or after."""
+        self.new_shorts = 0
+        """Short requests seen for the first time since somebody set this to 0."""
+
+    def of(self, req: Req) -> LengthClass:
+        """Its class; a request nobody has seen yet is tagged."""
+        tag: Tag | None = getattr(req, "laps_tag", None)
+        if tag is None:
+            now = time.perf_counter()
+            tag = req.laps_tag = Tag(now, deadlines.arrival(req, now), deadlines.slo_s(req, self._config))
+            self._look(req, tag)
+            self.new_shorts += tag.new_tokens <= self.threshold
+        return classify(tag.new_tokens, self.threshold)
+
+    def _look(self, req: Req, tag: Tag) -> None:
+        if req.positional_embed_overrides is None:
+            match_kv_cache(req, self._cache)
+            tag.history = min(req.num_matched_prefix_tokens, req.seqlen - 1)
+        tag.new_tokens = new_tokens(req.seqlen, tag.history, self._config.length_basis)
+        tag.looked = self.batches
+
+    def views(self, queue: list[Req]) -> Views[Req]:
+        """Of the waiting requests; read only."""
+        views = self._dual.views(queue, self.of)
+        if self._config.length_basis == "prompt":
+            return views
+        looks, changed = 0, False
+        for req in views.long:
+            tag: Tag = req.laps_tag
+            if tag.looked != self.batches:
+                self._look(req, tag)
+                changed |= tag.new_tokens <= self.threshold
+                looks += 1
+                if looks == RELOOK:
+                    break
+        if changed:
+            self._dual.forget()
+            return self._dual.views(queue, self.of)
+        return views
+
+    def use_threshold(self, tokens: int) -> None:
+        """From now on this is the longest short request; 0 = no change."""
+        if tokens and tokens != self.threshold:
+            self.threshold = tokens
+            self._dual.forget()
+
+    def outgrown(self, req: Req, extend_tokens: int) -> bool:
+        """Whether a request that waited as short is long by now (its prefix was evicted); it then waits as long."""
+        if self._config.length_basis == "prompt" or extend_tokens <= self.threshold:
+            return False
+        self.make_long(req)
+        return True
+
+    def make_long(self, req: Req) -> None:
+        """Have a request wait as long, at least until the next batch."""
+        tag: Tag = req.laps_tag
+        tag.new_tokens, tag.looked = max(tag.new_tokens, self.threshold + 1), self.batches
+        self._dual.forget()
+
+    def took(self, cls: LengthClass, gone: set[int], left: Sequence[Req]) -> None:
+        """Requests with these ids were batched; `left` wait on."""
+        self._dual.took(cls, gone, left)
+
+    def tag_of(self, req: Req, now: float) -> Tag:
+        """For the status, which changes nothing: a request that no round has looked at yet (the server may be paused)
+        counts in full."""
+        known: Tag | None = getattr(req, "laps_tag", None)
+        arrival = deadlines.arrival(req, now) if known is None else 0.0
+        return known or Tag(arrival, arrival, None, new_tokens=req.seqlen)

@@ -1,0 +1,36 @@
+"""What the benchmark of slices makes of what it saw."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmark import slices
+from benchmark.slices import LAPS, WHOLE, Seen
+
+
+def seen(short: float, long: float, met: float) -> Seen:
+    return Seen([[short] * 3] * 5, [[long] * 3] * 5, [[met] * 4] * 5)
+
+
+def test_a_short_request_may_wait_for_two_slices() -> None:
+    for met in (0.11, 0.13):
+        of = {"fcfs": seen(0.01, 1.6, 0.9), LAPS: seen(0.0104, 1.6, met), WHOLE: seen(0.01, 1.5, 0.9)}
+        # A slice is a sixteenth of 1.6 s.
+        first, on_off, lone = slices.figures(of, 32, 8192)
+        assert first.value == pytest.approx(met / (0.0104 + 0.1))
+        assert first.met is (met == 0.11)
+        assert (on_off.value, on_off.met) == (pytest.approx(1.6 / 1.5), False)
+        assert (lone.value, lone.met) == (pytest.approx(1.04), False)
+
+
+def test_what_a_boundary_costs_is_the_difference_over_all_of_them() -> None:
+    of = {LAPS: seen(0.0, 1.515, 0.0), WHOLE: seen(0.0, 1.5, 0.0)}
+    assert slices.boundary_cost(of, 16).value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("argv", [["--rounds", "0"], ["--tokens", "100"]])
+def test_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        slices.main(argv)
+    assert stop.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
