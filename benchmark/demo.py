@@ -26,13 +26,13 @@ from benchmark.rig.load import Seen, session, spread, stream
 from benchmark.rig.machine import machine, versions
 from benchmark.serving.pictures import distributions
 
-CHUNK = 2048
+CHUNK = 1024
 SESSIONS = 3
 """Users in a conversation at the same time."""
 PACE_S = (0.4, 1.0)
 """Between a user's turns. They keep this pace whatever the answers take, so both variants are offered the same load;
 only an answer that is not there yet delays the next turn."""
-DOCUMENT_TOKENS = (3500, 4500)
+DOCUMENT_TOKENS = (1800, 2200)
 ANSWER_TOKENS = 4
 VARIANTS: dict[str, tuple[str, ...]] = {"laps": ("--enable-laps-scheduler",), "fcfs": ("--schedule-policy", "fcfs")}
 ORDER = ("laps", "fcfs", "fcfs", "laps") * 2

@@ -40,7 +40,7 @@ from benchmark.serving.prompts import Prompts
 
 BASE = "fcfs"
 THERE = "the server"
-LONG_CHUNKS = 2
+LONG_CHUNKS = 4
 """A usual long prompt, in chunks."""
 
 
@@ -62,8 +62,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
     p.add_argument("--base-url", metavar="URL", help="use the server there; nothing is started")
     p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 2048, cuda 4096)")
-    p.add_argument("--longest", type=int, help="longest prompt, tokens (cpu 8192, cuda 65536)")
+    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
+    p.add_argument("--longest", type=int, help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--out", type=Path, help="folder of the result (out/serve-WORKLOAD)")

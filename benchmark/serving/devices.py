@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmark.rig import model
+from benchmark.rig import model, servers
 from benchmark.rig.fast import VOCAB
 from benchmark.serving.variants import CELLS, DUAL, LAPS, STOCK
 
@@ -54,15 +54,15 @@ DEVICES = {
         name=CPU,
         # The overlap loop would hold an answer back until the next batch has run: on a CPU the step itself blocks.
         args=("--max-total-tokens", "49152", "--disable-overlap-schedule"),
-        chunk=2048,
-        longest=8192,
+        chunk=1024,
+        longest=4096,
         variants=(*STOCK, DUAL, LAPS),
         vocabulary=VOCAB,
         server_gib=2.6,
         layers=CPU_SHAPE.layers,
         checkpoint=lambda: model.make(MODELS, CPU_SHAPE),
         what=f"a {CPU_SHAPE.layers}-layer Qwen2 of hidden size {CPU_SHAPE.hidden} with seeded weights, float32",
-        env={"OMP_NUM_THREADS": "1"},
+        env={"OMP_NUM_THREADS": "1", **servers.KEEP_MEMORY},
     ),
     CUDA: Device(
         name=CUDA,

@@ -2,7 +2,7 @@
 
     python -m benchmark.sim.validate --rounds 5
 
-Stock fcfs and LAPS, chunks of 2,048 tokens, a mixed open Poisson load (90% of 16 to 128 tokens, 10% of 4,096). What the
+Stock fcfs and LAPS, chunks of 1,024 tokens, a mixed open Poisson load (90% of 16 to 128 tokens, 10% of 2,048). What the
 simulator knows is measured before, on other requests: the step model that the LAPS server fits during a training load,
 and the host's time, from requests that have the server to themselves (their TTFT less their device time) and from how
 much longer short requests of the training load took.
@@ -43,13 +43,13 @@ from benchmark.sim.variants import VARIANTS, run
 from benchmark.sim.workload import Row, Trace
 
 OUT = model.REPO / "out"
-CHUNK = 2048
+CHUNK = 1024
 BASE = ("--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--disable-overlap-schedule")
-ENV = {"OMP_NUM_THREADS": "1"}
+ENV = {"OMP_NUM_THREADS": "1", **servers.KEEP_MEMORY}
 SHAPE = model.SLICED
-SHORT, LONG = (16, 128), 4096
+SHORT, LONG = (16, 128), 2048
 LONG_SHARE = 0.1
-LADDER = (16, 32, 64, 96, 128, 256, 512, 1024, 2048, 3072, 4096)
+LADDER = (16, 32, 64, 96, 128, 256, 512, 768, 1024, 1536, 2048)
 REPEATS = 14
 PAUSE_S = 0.03
 """Mean pause between lone requests (seconds)."""
