@@ -42,9 +42,9 @@ a few layers take less time than a request's way through HTTP, which no batch co
 
 SLICED = Shape(hidden=32, layers=8, heads=2, kv_heads=1, intermediate=2560)
 """Most of a step's time in its GEMMs, as in a model of 7B, and layers between which a step can be paused: a chunk of
-1,024 tokens takes over 100 ms on one core, seven times as long as 64 tokens do; so does one of 2,048 on a 7B model on an
-H200, and one of 8,192 takes 33 times as long. Attention is kept small, for SGLang's on CPUs computes each chunk over its
-whole prefix."""
+1,024 tokens takes over 100 ms on one core, seven times as long as 64 tokens do; so does one of 2,048 on a 7B model on
+an H200, and one of 8,192 takes 33 times as long. Attention is kept small, for SGLang's on CPUs computes each chunk over
+its whole prefix."""
 
 
 def corpus() -> list[str]:
