@@ -30,7 +30,6 @@ from benchmark.faults.progress import Progress
 from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
 from benchmark.rig import model
 from benchmark.rig.piece import command
-from benchmark.serving.devices import CPU, DEVICES
 from benchmark.serving.fleet import one_line_errors
 
 SHORT_PROMPTS, LONG_PROMPTS = 120, 30
@@ -57,9 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     evidence = Evidence()
     with one_line_errors("bench faults"):
         say("making the model")
-        folder = DEVICES[CPU].checkpoint()
         try:
-            with Fleet(folder, args.out, evidence, args.seed, say) as fleet:
+            with Fleet(args.out, evidence, args.seed, say) as fleet:
                 found = asyncio.run(_campaign(fleet, args, say))
         except baseline.Unsteady as e:
             print(f"bench faults: {e}", file=sys.stderr)

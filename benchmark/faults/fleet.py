@@ -17,9 +17,11 @@ import psutil
 from benchmark.faults.evidence import Evidence
 from benchmark.faults.proxies import Proxy
 from benchmark.faults.schedule import DECODE, PREFILL
-from benchmark.rig import servers
+from benchmark.rig import model, servers
 from benchmark.serving.devices import CPU, DEVICES, free_gib
 
+SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
+"""Fast, for what is tried are faults; its long batches can be paused."""
 PREFILLS, DECODES = 2, 2
 TOKENS = ("--max-total-tokens", "16384", "--context-length", "8192", "--disable-overlap-schedule")
 PREFILL_ARGS = ("--enable-laps-scheduler", "--chunked-prefill-size", "256", *TOKENS)
@@ -80,9 +82,10 @@ class Member:
 class Fleet:
     """A context manager: on its end every process has been stopped. ``open`` puts proxies and router in front."""
 
-    def __init__(self, model: Path, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
         self.evidence, self._say, self._logs = evidence, say, out / "logs"
         env = {**DEVICES[CPU].env, **SHORT_WAITS}
+        folder = model.make(model.REPO / "out" / "models", SHAPE)
         room = free_gib(DEVICES[CPU])
         decodes = DECODES if room > DEVICES[CPU].server_gib * (PREFILLS + DECODES) else 1
         if decodes < DECODES:
@@ -93,13 +96,13 @@ class Fleet:
                 name = f"{role} {i}"
                 log = self._logs / f"{role}-{i}.log"
                 if role == PREFILL:
-                    server = servers.prefill(model, log, *PREFILL_ARGS, env=env, name=name)
+                    server = servers.prefill(folder, log, *PREFILL_ARGS, env=env, name=name)
                 else:
-                    server = servers.decode(model, log, *TOKENS, name=name)
+                    server = servers.decode(folder, log, *TOKENS, name=name)
                     server.env = env
                 proxy = Proxy(name, servers.free_port(), server.port, evidence, seed * 100 + len(self.members))
                 self.members.append(Member(role, server, proxy))
-        self._tokenizer = model
+        self._tokenizer = folder
         self.router: servers.Server | None = None
         self.router_kin: list[psutil.Process] = []
 

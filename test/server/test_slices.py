@@ -32,7 +32,7 @@ def checkpoint() -> Path:
     return model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")), SHAPE)
 
 
-@pytest.fixture(scope="module", params=["normal-512", "overlap-512", "normal-8192", "overlap-8192"])
+@pytest.fixture(scope="module", params=["normal-8192", "overlap-512"])
 def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
     loop, chunk = request.param.split("-")
     more = ("--disable-overlap-schedule",) if loop == "normal" else ()
