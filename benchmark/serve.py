@@ -22,7 +22,7 @@ import gzip
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m benchmark.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = ", ".join((workloads.CLOSED, *workloads.OPEN))
-    p.add_argument("--workload", default="mixed", help=f"one of {names} (mixed)")
+    p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas, on the same servers (mixed)")
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
     p.add_argument("--variant", action="append", default=[], metavar="NAME='ARGS'", help="one of your own; repeatable")
     p.add_argument("--against", help=f"the variant others are compared with ({BASE}, or the first)")
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--longest", type=int, help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--out", type=Path, help="folder of the result (out/serve-WORKLOAD)")
+    p.add_argument("--out", type=Path, help="folder of the result, or of one for each workload (out/serve-WORKLOAD)")
     p.add_argument("--check-client", action="store_true", help="this client against sglang.bench_serving, then end")
     return p
 
@@ -85,8 +85,10 @@ def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, lis
                 raise ValueError("--base-url is one running server: no --variants, --variant, --pd or --check-client")
             Target.of(args.base_url)
             found = [variants.Variant(THERE, ())]
-        if args.workload != workloads.CLOSED and args.workload not in workloads.OPEN:
-            raise ValueError(f"no workload {args.workload!r}: {', '.join((workloads.CLOSED, *workloads.OPEN))}")
+        args.workload = args.workload.split(",")
+        for name in args.workload:
+            if name != workloads.CLOSED and name not in workloads.OPEN:
+                raise ValueError(f"no workload {name!r}: {', '.join((workloads.CLOSED, *workloads.OPEN))}")
         if args.against and args.against not in {v.name for v in found}:
             raise ValueError(
                 f"--against {args.against!r} is not among the variants: {', '.join(v.name for v in found)}"
@@ -194,17 +196,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Ended by its keeper it still stops its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     uvloop.install()
-    out = args.out or model.REPO / "out" / ("client-check" if args.check_client else f"serve-{args.workload}")
     say = Progress(time.monotonic(), time.monotonic)
     chunk, longest = args.chunk or device.chunk, args.longest or device.longest
     with one_line_errors("serve"):
         if args.check_client:
-            piece = check.run(device, chunk, out, args.seed, args.rounds, args.seconds, say)
+            out = args.out or model.REPO / "out" / "client-check"
+            made = iter([(check.run(device, chunk, out, args.seed, args.rounds, args.seconds, say), out)])
         else:
-            piece = _compare(args, device, found, chunk, longest, out, say)
-    piece.command = command("benchmark.serve", argv)
-    piece.write(out)
-    show(piece, out)
+            made = _compare(args, device, found, chunk, longest, say)
+        for piece, out in made:
+            piece.command = command("benchmark.serve", argv)
+            piece.write(out)
+            show(piece, out)
     return 0
 
 
@@ -214,9 +217,9 @@ def _compare(
     found: list[variants.Variant],
     chunk: int,
     longest: int,
-    out: Path,
     say: Progress,
-) -> Piece:
+) -> Iterator[tuple[Piece, Path]]:
+    """A piece for each workload as it is done, and its folder; all on the same servers."""
     running = Running.at(args.base_url) if args.base_url else None
     prefill_only = running.prefill_only if running else not args.pd
     prompts = Prompts(device.vocabulary, args.seed, longest, reuse=not prefill_only, prefill_only=prefill_only)
@@ -228,32 +231,39 @@ def _compare(
     how = how_served(device, chunk, args.pd, prefill_only)
     if running:
         how = f"The server at {running.url.url}."
-    servers: Any = running or Fleet(device, chunk, found, args.pd, out, prompts, say, together)
+    base_out = args.out or model.REPO / "out"
+    several = len(args.workload) > 1
+    folders = [base_out / w if several and args.out else args.out or base_out / f"serve-{w}" for w in args.workload]
+    servers: Any = running or Fleet(device, chunk, found, args.pd, folders[0], prompts, say, together)
     with servers:
         if running:
             warm_up(running.url, prompts, longest)
-        if args.workload == workloads.CLOSED:
-            workload = workloads.make("lmsys", scale)
-            points = closed.run(
-                servers, names, workload, prompts, args.concurrency, args.rounds, args.seconds, args.seed, say
-            )
-            over, figures, data = closed.report(points, names, base)
-            picture = "closed.svg"
-            pictures.over_clients(points, "Closed loop of LMSYS lengths", out / picture)
-            text = (
-                f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
-            )
-            captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
-            return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
-        workload = workloads.make(args.workload, scale)
-        reference = base_of(names, None)
-        say(f"measuring the machine with {reference}")
-        measured: Measured = compare.measure(servers, reference, workload, prompts, settings)
-        say(f"capacity {measured.capacity_per_s:.1f} requests/s")
-        compared = compare.run(servers, names, workload, measured, prompts, settings, say)
-        if args.goodput:
-            compared.goodput_per_s = compare.goodput(servers, names, workload, measured, prompts, settings, say)
-    return piece_of_open(args.workload, compared, workload, names, base, settings, how, out)
+        for name, out in zip(args.workload, folders, strict=True):
+            workload = workloads.make("lmsys" if name == workloads.CLOSED else name, scale)
+            if name == workloads.CLOSED:
+                points = closed.run(
+                    servers, names, workload, prompts, args.concurrency, args.rounds, args.seconds, args.seed, say
+                )
+                yield _closed(points, names, base, how, args, out), out
+                continue
+            reference = base_of(names, None)
+            say(f"measuring the machine with {reference}")
+            measured: Measured = compare.measure(servers, reference, workload, prompts, settings)
+            say(f"capacity {measured.capacity_per_s:.1f} requests/s")
+            compared = compare.run(servers, names, workload, measured, prompts, settings, say)
+            if args.goodput:
+                compared.goodput_per_s = compare.goodput(servers, names, workload, measured, prompts, settings, say)
+            yield piece_of_open(name, compared, workload, names, base, settings, how, out), out
+
+
+def _closed(points: Any, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
+    over, figures, data = closed.report(points, names, base)
+    picture = "closed.svg"
+    out.mkdir(parents=True, exist_ok=True)
+    pictures.over_clients(points, "Closed loop of LMSYS lengths", out / picture)
+    text = f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
+    captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
+    return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def _serve(workload: str, *more: str) -> Step:
         # Router and decode server take their part of the same cores.
         names = "fcfs,shortest-prefill-first,laps"
         more = (*more, "--utilisation", "0.3")
-    return Step("benchmark.serve", ("--workload", workload, "--variants", names, "--seconds", "15", *more))
+    args = ("--workload", workload, "--variants", names, "--seconds", "10", *more)
+    return Step("benchmark.serve", args, leaves=tuple(workload.split(",")))
 
 
 def _router(mode: str) -> Step:
@@ -51,16 +52,11 @@ def _router(mode: str) -> Step:
 
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.headline", leaves=("headline", "overload")),
-    "bursty": _serve("bursty"),
-    "azure": _serve("azure"),
-    "lmsys": _serve("lmsys"),
-    "whale": _serve("whale"),
-    "code": _serve("code"),
-    "mooncake": _serve("mooncake", "--pd"),
-    "turns": _serve("turns", "--pd"),
+    "serve": _serve("bursty,azure,code,lmsys,whale"),
+    "serve-pd": _serve("mooncake,turns", "--pd"),
     "closed": Step(
         "benchmark.serve",
-        ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "4"),
+        ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3"),
     ),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
     "slices": Step("benchmark.slices"),
