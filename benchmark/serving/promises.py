@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sglang_laps.policy.gap import stretch
+
 from benchmark.serving.client import Answer
 from benchmark.serving.job import LONG, SHORT, THRESHOLD
 
@@ -45,7 +47,7 @@ class Terms:
     def long_s(self, work_s: float) -> float:
         """Longest TTFT of a long prompt with so much long work before and in it."""
         gap, short = self.gap_s, self.short_batch_s
-        return (work_s + 2 * self.long_batch_s) / self.guard * (gap + short) / gap + gap + short
+        return ((work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short)
 
     def short_s(self, tokens: int, batch_s: float) -> float:
         """Longest TTFT of a short request with so many short tokens before and in it; its batches take `batch_s`."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_laps.policy.config import LapsConfig
+from sglang_laps.policy.gap import stretch
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.rig.piece import Figure, Piece, Table, command
@@ -236,9 +237,9 @@ def _poisson(rate: float, span_s: float, rng: random.Random) -> Iterator[float]:
 def promised_wait_s(profile: Profile, rows: Sequence[Row], config: LapsConfig) -> float:
     """Longest time from a long request's arrival to its first token that gap and guard allow (seconds).
 
-    Gap G: of a time T in which short batches of at most S wait always, long work has (T - S) G / (G + S). Guard: of
-    that, a request has its first token after at most (A + 2 B) / share, with B the longest long batch and A the batches
-    of the requests that came before it and were not done, and its own (see policy/gap.py, policy/guard.py).
+    Gap: long work takes ``stretch`` times as long while short batches wait always. Guard: of that, a request has its
+    first token after at most (A + 2 B) / share, with B the longest long batch and A the batches of the requests that
+    came before it and were not done, and its own (see policy/gap.py, policy/guard.py).
     """
     c = profile.coefficients
     host = profile.step_host_s + profile.poll_s
@@ -247,13 +248,13 @@ def promised_wait_s(profile: Profile, rows: Sequence[Row], config: LapsConfig) -
     short = whole + c.per_request * CHUNK / mean_short
     long = whole + c.alpha * CHUNK * CHUNK + c.per_request * CHUNK / 257
     gap = (c.fixed + c.per_request) / config.preempt_overhead
-    stretched = long / config.guard * (gap + short) / gap
+    stretched = long / config.guard * stretch(gap, short)
     free = longest = 0.0
     for row in rows:
         if row.new > 256:
             free = max(free, row.at_s) + -(-row.new // CHUNK) * stretched
             longest = max(longest, free - row.at_s)
-    return longest + 2.0 * stretched + short
+    return longest + 2.0 * stretched + stretch(gap, short) * gap
 
 
 def overload(r: Run) -> None:

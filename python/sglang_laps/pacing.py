@@ -138,11 +138,11 @@ class Pacer:
             return self._alone(now, shorts, threshold)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self._behind(now, longs)
-        opens_s = self.gap.opens_s(self.fixed_s, behind)
         # Without slices short requests share the step of a chunk, which is left half of it.
         alone = running is None and bool(self._layers)
         budget = self._budget if alone else self._preempting_budget()
         plan = self._shorts(now, shorts, budget, threshold)
+        opens_s = self.gap.opens_s(self.fixed_s, behind, full=plan.full)
         due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
         if urgent is not None:
             due = urgent is SHORT
@@ -168,7 +168,8 @@ class Pacer:
         ranks, late_last = self._short_line(now, shorts)
         view = [ShortWaiting(*shorts[i]) for i in ranks]
         said = self.window.leave(now, view, token_budget=budget, predict=self._predict, late_last=late_last)
-        return self._with(plan, said, ranks, shorts)
+        full = sum(shorts[ranks[i]][0] for i in said.picked) > budget - threshold
+        return self._with(plan, said, ranks, shorts)._replace(full=full)
 
     def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float, behind: float) -> bool:
         """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
@@ -356,7 +357,7 @@ class Pacer:
         if cls is LONG:
             self._long_patience.served(not plan.oldest)
         if preempts:
-            self.gap.sent()
+            self.gap.sent(now, self.fixed_s, full=plan.full)
         if within:
             self.preemptions += cls is SHORT
             self.overtakes += cls is LONG

@@ -91,6 +91,8 @@ class Plan(NamedTuple):
     """A short request older than one of those picked stays behind; for the same books."""
     oldest: bool = False
     """The long batch holds the prompt that has waited longest, first in it or whole; for the same books."""
+    full: bool = False
+    """No further short request fits into the batch; for the same books."""
     contended: bool = False
     """Long work waits or is paused; for the same books."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_laps.pacing import Pacer
 from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.gap import WIDEST
+from sglang_laps.policy.gap import WIDEST, stretch
 from sglang_laps.policy.latency import Coefficients
 from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify
 
@@ -247,10 +247,11 @@ def longest(toy: Toy, cls: LengthClass) -> float:
 
 def promised_long_s(toy: Toy, job: Job, older: list[Job], share: float, gap_s: float) -> float:
     """Time to the first token. Guard: (A + B) / share of long time, A the batches of the prompts that came before it
-    and its own; gap: of a time T the long class has (T - S) G / (G + S). B once more for the batch that it meets."""
+    and its own; gap: of a time T the long class has (T - R) G / (G + R), R a run of full short batches and one more.
+    B once more for the batch that it meets."""
     b, s = longest(toy, LONG), longest(toy, SHORT)
     a = sum(-(-j.tokens // CHUNK) for j in [*older, job]) * b
-    return ((a + 2.0 * b) / share) * (gap_s + s) / gap_s + s
+    return ((a + 2.0 * b) / share + gap_s) * stretch(gap_s, s)
 
 
 big = st.lists(st.tuples(st.integers(5000, 30_000), st.floats(0.0, 0.5)), min_size=1, max_size=3)

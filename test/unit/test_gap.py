@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.policy.gap import AIM, START_S, UNKNOWN, WIDEST, Gap
+from sglang_laps.policy.gap import AIM, RUN, START_S, UNKNOWN, WIDEST, Gap, stretch
 
 F = 0.0045
 
@@ -40,6 +40,26 @@ def test_one_that_is_still_on_the_device_keeps_the_next_away() -> None:
     assert gap.opens_s(F) == pytest.approx(0.2 + F / 0.15)
 
 
+def test_full_batches_follow_each_other_for_some_gaps_and_the_rest_with_them() -> None:
+    gap = Gap(0.15)
+    g, took = gap.seconds(F), 0.9 * gap.seconds(F)
+    at = 1.0
+    for _ in range(4):
+        assert gap.opens_s(F, 100.0, full=True) <= at
+        gap.sent(at, F, full=True)
+        gap.ran(at, at + took)
+        at += took
+    assert RUN * g < at - 1.0
+    assert gap.opens_s(F, 100.0, full=True) == pytest.approx(at + g), "a full one waits for no wider gap"
+    assert gap.opens_s(F, 100.0) == pytest.approx(at + WIDEST * g)
+    gap.sent(at + g, F, full=True)
+    gap.ran(at + g, at + g + 0.01)
+    assert gap.opens_s(F, 100.0) == at + g + 0.01, "who is left over need not wait for the next run"
+    gap.sent(at + g + 0.01, F)
+    gap.ran(at + g + 0.01, at + g + 0.02)
+    assert gap.opens_s(F) == pytest.approx(at + g + 0.02 + g)
+
+
 def test_an_unknown_fixed_time_is_taken_from_the_last_batch() -> None:
     gap = Gap(0.15)
     assert gap.seconds(None) == START_S
@@ -55,14 +75,19 @@ def test_it_widens_in_proportion_once_a_long_prompt_is_far_behind() -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(seed=st.integers(0, 1 << 30), overhead=st.floats(0.05, 0.9), behind=st.floats(0.0, 100.0))
-def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead: float, behind: float) -> None:
-    """While short requests always wait, long work has at least (T - S) G / (G + S) of T."""
+@given(
+    seed=st.integers(0, 1 << 30), overhead=st.floats(0.05, 0.9), behind=st.floats(0.0, 100.0), fulls=st.floats(0.0, 1.0)
+)
+def test_the_long_class_has_its_part_of_any_stretch_of_time(
+    seed: int, overhead: float, behind: float, fulls: float
+) -> None:
+    """While short requests always wait, long work has at least (T - R) G / (G + R) of T, R = RUN G + S."""
     rng, gap, now, log = random.Random(seed), Gap(overhead), 0.0, []
     for _ in range(200):
-        if now >= gap.opens_s(F, behind):
+        full = rng.random() < fulls
+        if now >= gap.opens_s(F, behind, full=full):
             took = rng.uniform(0.001, 0.05)
-            gap.sent()
+            gap.sent(now, F, full=full)
             gap.ran(now, now + took)
             log.append(("short", now, now + took))
         else:
@@ -70,9 +95,11 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead:
             log.append(("long", now, now + took))
         now += took
     widest = max(end - begin for kind, begin, end in log if kind == "short")
-    g = gap.seconds(F, behind)
+    g = gap.seconds(F)
+    most = RUN * g + widest
+    assert g / (g + most) == pytest.approx(1.0 / stretch(g, widest))
     for i in range(0, len(log), 17):
         for j in range(i + 1, len(log), 13):
             total = log[j][2] - log[i][1]
             long = sum(end - begin for kind, begin, end in log[i : j + 1] if kind == "long")
-            assert long >= (total - widest) * g / (g + widest) - widest - 1e-9
+            assert long >= (total - most) * g / (g + most) - widest - 1e-9

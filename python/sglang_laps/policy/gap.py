@@ -8,6 +8,8 @@ AIM = 4.0
 """A long prompt is far behind once it has waited this many times its own lone time."""
 WIDEST = 8.0
 """The gap is widened to this many times itself at most."""
+RUN = 3.0
+"""Full short batches may follow each other for this many gaps, before long work has its next one."""
 UNKNOWN = 2.0
 """While a step's fixed time is not known, the gap is this many times the last short batch."""
 START_S = 0.03
@@ -22,10 +24,11 @@ class Gap:
     the device never idles for the sake of a fuller batch.
 
     The gap widens in proportion once the long prompt furthest behind has waited more than AIM times its lone time, to
-    WIDEST times itself: under overload both classes pay.
+    WIDEST times itself: under overload both classes pay. A full batch gains nothing by that, and waits for the gap as
+    it is. In a burst full batches follow each other, for RUN gaps: most of such a batch is not fixed time.
 
-    Bound: while long work waits, of any time T the long class has at least (T - S) G / (G + S), with G the gap and S
-    the longest short batch.
+    Bound: while long work waits, of any time T the long class has at least (T - R) G / (G + R), with G the gap,
+    R = RUN G + S, and S the longest short batch: a quarter to a fifth while S is shorter than G.
     """
 
     def __init__(self, overhead: float) -> None:
@@ -34,6 +37,9 @@ class Gap:
         self._ended_s = -math.inf
         self._sent = 0
         self._last_s: float | None = None
+        self._full = False
+        self._begun_s = -math.inf
+        self._follows = False
 
     def seconds(self, fixed_s: float | None, behind: float = 0.0) -> float:
         """The gap (seconds). `fixed_s`: F, None = not known. `behind`: wait over lone time of the worst long prompt."""
@@ -43,15 +49,28 @@ class Gap:
             narrow = START_S if self._last_s is None else UNKNOWN * self._last_s
         return narrow * min(WIDEST, max(1.0, behind / AIM))
 
-    def opens_s(self, fixed_s: float | None, behind: float = 0.0) -> float:
-        """From when on a batch may preempt: at once at first, not before the last one has ended."""
-        return math.inf if self._sent else self._ended_s + self.seconds(fixed_s, behind)
+    def opens_s(self, fixed_s: float | None, behind: float = 0.0, *, full: bool = False) -> float:
+        """From when on a batch may preempt: at once at first, not before the last one has ended. `full`: it is."""
+        if self._sent:
+            return math.inf
+        if self._full and self._ended_s - self._begun_s < RUN * self.seconds(fixed_s):
+            return self._ended_s
+        return self._ended_s + self.seconds(fixed_s, 0.0 if full else behind)
 
-    def sent(self) -> None:
+    def sent(self, now: float = math.inf, fixed_s: float | None = None, *, full: bool = False) -> None:
         """A batch that preempts goes to the device."""
+        self._follows = now < self._ended_s + self.seconds(fixed_s)
         self._sent += 1
+        self._full = full
 
     def ran(self, begin: float, end: float) -> None:
         """It had the device from `begin` to `end`."""
         self._sent -= 1
+        if not self._follows:
+            self._begun_s = begin
         self._ended_s, self._last_s = end, end - begin
+
+
+def stretch(gap_s: float, short_s: float) -> float:
+    """How many times as long as alone the long class may take, with short batches of at most `short_s` seconds."""
+    return 1.0 + RUN + short_s / gap_s
