@@ -18,6 +18,8 @@ SGLang name                                                    what LAPS does wi
 ``entrypoints.warmup.warmup``                                  one more warm-up, ``profile.py`` (enabled only)
 ``model_executor.model_runner.ModelRunner``                    hooked (prefill graph cells enabled only):
   ``init_cuda_graphs``, ``forward``                            see ``graphs/`` and what it lists in ``USES``
+``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``: see ``transfers.py`` (enabled
+                                                               only)
 ``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)
 ``disaggregation.mooncake.conn.MooncakeKVSender``              one attribute set (no GPU only)
 =============================================================  ====================================================
@@ -36,7 +38,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_laps import graphs, options
+from sglang_laps import graphs, options, transfers
 from sglang_laps.policy.config import FLAGS, ConfigError
 from sglang_laps.policy.latency import LatencyModel
 from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
@@ -72,6 +74,7 @@ def load() -> None:
 
     stock = sys.modules[SCHEDULER].Scheduler
     HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
+    HookRegistry.register(transfers.CHECK_STATUS, transfers.check_status, HookType.AROUND)
     graphs.install(config)
 
 

@@ -165,6 +165,35 @@ def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
     assert "LapsScheduler" in done.stdout, done.stderr[-2000:]
 
 
+TRANSFER_THREAD = """
+import sglang.srt.managers.scheduler
+from concurrent.futures import ThreadPoolExecutor
+from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager as Manager
+from sglang.srt.plugins import load_plugins
+load_plugins()
+manager = Manager.__new__(Manager)
+manager.request_status = {7: "there"}
+with ThreadPoolExecutor(1) as thread:
+    for room in 7, 8:
+        try:
+            print("thread", room, thread.submit(manager.check_status, room).result())
+        except KeyError:
+            print("thread", room, "ended")
+try:
+    manager.check_status(8)
+except KeyError:
+    print("scheduler told")
+"""
+
+
+def test_a_transfer_thread_outlives_a_transfer_that_is_taken_off_the_books_while_it_looks() -> None:
+    on, off = (run("-c", TRANSFER_THREAD, SGLANG_LAPS_SCHEDULER=text).stdout for text in ("1", ""))
+    assert "thread 7 there" in on
+    assert "thread 8 0" in on, on  # KVPoll.Failed
+    assert "scheduler told" in on
+    assert "thread 8 ended" in off
+
+
 def test_another_release_of_sglang_is_refused() -> None:
     code = (
         "import importlib.metadata as m\n"
