@@ -106,6 +106,7 @@ class Piece:
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:
-    """How this run was started, for the report; paths from the repository's root."""
-    said = sys.argv[1:] if argv is None else argv
-    return " ".join(["python", "-m", module, *(word.removeprefix(f"{REPO}/") for word in said)])
+    """How this run was started, for the report; paths from the repository's root, and none outside of it."""
+    said = [word.removeprefix(f"{REPO}/") for word in (sys.argv[1:] if argv is None else argv)]
+    kept = [w for i, w in enumerate(said) if not (w.startswith("/") or (w == "--out" and said[i + 1][:1] == "/"))]
+    return " ".join(["python", "-m", module, *kept])

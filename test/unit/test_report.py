@@ -11,7 +11,8 @@ import pytest
 from benchmark import report
 from benchmark.reporting import adapters, page, steps
 from benchmark.rig import machine
-from benchmark.rig.piece import Figure, Piece, Table
+from benchmark.rig.model import REPO
+from benchmark.rig.piece import Figure, Piece, Table, command
 from benchmark.rig.rounds import ratio
 
 README = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
@@ -198,3 +199,9 @@ def test_a_window_result_becomes_a_piece(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [f.met for f in found.figures if f.bar] == [False, True, True, False, True, False]
     assert adapters.window(tmp_path / "nowhere") is None
+
+
+def test_no_path_outside_the_repository_is_reported() -> None:
+    out = str(REPO / "out" / "x")
+    assert command("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
+    assert command("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
