@@ -416,6 +416,33 @@ def test_a_transfer_that_failed_is_tried_again() -> None:
     asyncio.run(run())
 
 
+def test_a_way_between_two_servers_that_is_cut_is_left_by_either_of_them() -> None:
+    """One prefill server only: another decode server makes another pair."""
+
+    async def run() -> None:
+        async with stack(2, 2, config={"spill": "off"}, make_prefill=Unjoined) as s:
+            for p in s.prefills:
+                p.gate.set()
+            status, _ = await s.post(text=SHORT)
+            assert status == 500
+            sent = [len(d.bodies) for d in s.decodes]
+            assert min(sent) >= 1, "both decode servers were tried"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("rid", ["\ud800", 10**30, ["\ud800", "a"]])
+def test_an_id_that_cannot_be_written_goes_as_it_came(rid: Any) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            raw = json.dumps({"text": ["a", "b"] if isinstance(rid, list) else "a", "rid": rid})
+            async with s.client.post(f"{s.url}/generate", data=raw, headers={"content-type": "application/json"}) as r:
+                assert r.status != 500, await r.read()
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
 class Busy(FakeDecode):
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "17"})

@@ -183,6 +183,10 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         """Whether there are servers of both roles that are not in ``avoid``."""
         return all(any(i.usable and i not in avoid for i in role) for role in (self.pools.instances, self.decoders))
 
+    def another(self, avoid: Collection[Instance]) -> bool:
+        """Whether there is a server of either role that is not in ``avoid``: with it the pair is another one."""
+        return any(i.usable and i not in avoid for i in (*self.pools.instances, *self.decoders))
+
     def any_prefill(self) -> bool:
         """Whether any prefill server is healthy."""
         return any(i.healthy for i in self.pools.instances)

@@ -57,9 +57,14 @@ class Refused(Exception):
         """What else of the server's headers is for the client."""
 
     @property
+    def unjoined(self) -> bool:
+        """Whether it was not this server that failed, but the way between the two."""
+        return self.status >= 500 and TRANSFER_FAILED in self.body
+
+    @property
     def elsewhere(self) -> bool:
         """Whether another server may answer better: this one is busy, or the pair of servers could not be joined."""
-        return self.status == 503 or (self.status >= 500 and TRANSFER_FAILED in self.body)
+        return self.status == 503 or self.unjoined
 
 
 Prefilled = tuple[int, bytes, bytes, list[tuple[bytes, bytes]]]
@@ -164,7 +169,11 @@ class Passage:
                 again = not e.exhausted
             except Refused as e:
                 ended = e
-                again = e.elsewhere and lb.elsewhere([*avoid, e.instance]) and lb.budget.spend()
+                if e.unjoined:
+                    # Either of the two may be the one to leave.
+                    avoid += [choice.instance, decode]
+                there = lb.another(avoid) if e.unjoined else lb.elsewhere([*avoid, e.instance])
+                again = e.elsewhere and there and lb.budget.spend()
             except TimeoutError:
                 logger.warning("%s timed out after %.0f s", self.name, time.monotonic() - self.arrived)
                 await self._fail(504, "timeout", f"request {self.name}: timed out")
@@ -287,9 +296,15 @@ class Passage:
             # has it once more, seconds later.
             self.sent_rid, self.renamed = aborts.renamed(self.rid)
         theirs = aborts.at_prefill(self.sent_rid)
-        at_prefill = bodies.splice(self.raw, self.body, {**extra, "rid": theirs})
-        if self.sent_rid != self.rid or not self.rid_given:
+        try:
+            at_prefill = bodies.splice(self.raw, self.body, {**extra, "rid": theirs})
+        except TypeError:
+            # An id that cannot be written goes as it came: the servers say what they make of it.
+            theirs, at_prefill = self.sent_rid, bodies.splice(self.raw, self.body, extra)
+        if isinstance(self.sent_rid, str) and (self.sent_rid != self.rid or not self.rid_given):
             extra["rid"] = self.sent_rid
+        elif self.renamed:
+            extra["rid"] = [r if isinstance(r, str) else None for r in self.sent_rid]
         return (at_prefill, theirs), (bodies.splice(self.raw, self.body, extra), self.sent_rid)
 
     async def _prefill(self, instance: PrefillInstance, wire: bytes, share: Lease) -> Prefilled:
