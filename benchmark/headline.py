@@ -1,6 +1,6 @@
 """The headline: short prompts among long ones at 60% of capacity, LAPS against stock policies; then an overload.
 
-    python -m benchmark.headline [--rounds 5] [--seconds 8] [--out out]
+    python -m benchmark.headline [--rounds 5] [--seconds 12] [--out out]
 
 Two results: ``headline`` with its bars, and ``overload`` (120%, more short prompts than the machine can do), where no
 request of either class waits longer than LAPS promises. Under ten minutes on two cores.

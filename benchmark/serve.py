@@ -38,7 +38,7 @@ from benchmark.serving.fleet import Fleet, Running, one_line_errors, warm_up
 from benchmark.serving.metrics import KINDS, curve
 from benchmark.serving.prompts import Prompts
 
-BASE = "fcfs"
+BASE = variants.FCFS
 THERE = "the server"
 LONG_CHUNKS = 4
 """A usual long prompt, in chunks."""

@@ -33,11 +33,11 @@ from benchmark.serving.fleet import Fleet, one_line_errors
 from benchmark.serving.job import Job
 from benchmark.serving.metrics import quantile
 from benchmark.serving.prompts import Prompts
-from benchmark.serving.variants import BUILT_IN, LAPS, ON, STOCK, Variant
+from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, ON, Variant
 
 WHOLE = "laps-whole"
 """LAPS without slices."""
-NAMES = (STOCK[0], LAPS, WHOLE)
+NAMES = (FCFS, LAPS, WHOLE)
 SHORT_TOKENS = 64
 SHORTS, LONGS, MEETINGS = 24, 3, 12
 """Requests of a round: short ones alone, long ones alone, short ones that meet a long one."""
@@ -105,7 +105,7 @@ def over(new: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Rat
 
 def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
     """What slices bring and cost, with bars."""
-    laps, whole, stock = seen[LAPS], seen[WHOLE], seen[STOCK[0]]
+    laps, whole, stock = seen[LAPS], seen[WHOLE], seen[FCFS]
     slice_s = statistics.median(medians(laps.long)) / layers
     ratios = [
         quantile(met, 90) / (statistics.median(alone) + 2 * slice_s)
@@ -178,7 +178,7 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
     say = Progress(time.monotonic(), time.monotonic)
     prompts = Prompts(device.vocabulary, args.seed, args.tokens, reuse=False, prefill_only=True)
     whole = Variant(WHOLE, (ON, "--laps-config", '{"slice_ms": 0}'))
-    found = [BUILT_IN[STOCK[0]], BUILT_IN[LAPS], whole]
+    found = [BUILT_IN[FCFS], BUILT_IN[LAPS], whole]
     with Fleet(device, args.tokens, found, False, args.out, prompts, say) as fleet:
         seen = measure(fleet, NAMES, prompts, args, say, meet=True)
     table = rows(seen)

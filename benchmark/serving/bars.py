@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from benchmark.rig.piece import Figure
 from benchmark.serving.compare import Compared
-from benchmark.serving.variants import LAPS, STOCK
-
-FCFS = STOCK[0]
+from benchmark.serving.variants import FCFS, LAPS, STOCK
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from benchmark.serving import client
 from benchmark.serving.compare import Servers
 from benchmark.serving.metrics import quantile
 from benchmark.serving.prompts import Prompts
-from benchmark.serving.variants import LAPS, STOCK
+from benchmark.serving.variants import FCFS, LAPS
 from benchmark.serving.workloads import Workload
 
-FCFS = STOCK[0]
 WORST, BEST = 0.98, 1.05
 """Least requests/s of LAPS over those of fcfs: at every number of clients, and at its best one."""
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)

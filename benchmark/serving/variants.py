@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STOCK = ("fcfs", "hrrn", "shortest-prefill-first")
+FCFS = "fcfs"
+STOCK = (FCFS, "hrrn", "shortest-prefill-first")
 DUAL, LAPS, CELLS = "laps-dual", "laps", "laps-cells"
 ON = "--enable-laps-scheduler"
 

@@ -129,5 +129,7 @@ class Classes:
         """For the status, which changes nothing: a request that no round has looked at yet (the server may be paused)
         counts in full."""
         known: Tag | None = getattr(req, "laps_tag", None)
-        arrival = deadlines.arrival(req, now) if known is None else 0.0
-        return known or Tag(arrival, arrival, None, new_tokens=req.seqlen)
+        if known is not None:
+            return known
+        arrival = deadlines.arrival(req, now)
+        return Tag(arrival, arrival, None, new_tokens=req.seqlen)

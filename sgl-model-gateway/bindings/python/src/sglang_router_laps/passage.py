@@ -324,8 +324,6 @@ class Passage:
         found = fault(reply) if status < 400 else None
         if found is not None:
             (status, reply), content_type = found, JSON
-        if status >= 400:
-            reply = reply.replace(aborts.PREFILL.encode(), b"")
         if status < 400:
             instance.breaker.succeeded()
             if not self.stream:
@@ -334,8 +332,11 @@ class Passage:
             if tokens is not None and not self.batch and self.prompt is not None:
                 self.lb.counter.learn(self.prompt, tokens)
             self.prompt = None
-        elif status >= 500:
-            instance.breaker.failed()
+        else:
+            # An error may name the request.
+            reply = reply.replace(aborts.PREFILL.encode(), b"")
+            if status >= 500:
+                instance.breaker.failed()
         return status, content_type, reply, headers
 
     async def _decode(self, instance: Instance, wire: bytes) -> Decoding:
