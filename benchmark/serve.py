@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             out = args.out or model.REPO / "out" / "client-check"
             made = iter([(check.run(device, chunk, out, args.seed, args.rounds, args.seconds, say), out)])
         else:
-            made = _compare(args, device, found, chunk, longest, say)
+            made = compared(args, device, found, chunk, longest, say)
         for piece, out in made:
             piece.command = command("benchmark.serve", argv)
             piece.write(out)
@@ -211,15 +212,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _compare(
+def compared(
     args: argparse.Namespace,
     device: Device,
     found: list[variants.Variant],
     chunk: int,
     longest: int,
     say: Progress,
+    up: Fleet | None = None,
 ) -> Iterator[tuple[Piece, Path]]:
-    """A piece for each workload as it is done, and its folder; all on the same servers."""
+    """A piece for each workload as it is done, and its folder; all on the same servers, `up` if they run already."""
     running = Running.at(args.base_url) if args.base_url else None
     prefill_only = running.prefill_only if running else not args.pd
     prompts = Prompts(device.vocabulary, args.seed, longest, reuse=not prefill_only, prefill_only=prefill_only)
@@ -234,8 +236,8 @@ def _compare(
     base_out = args.out or model.REPO / "out"
     several = len(args.workload) > 1
     folders = [base_out / w if several and args.out else args.out or base_out / f"serve-{w}" for w in args.workload]
-    servers: Any = running or Fleet(device, chunk, found, args.pd, folders[0], prompts, say, together)
-    with servers:
+    servers: Any = up or running or Fleet(device, chunk, found, args.pd, folders[0], prompts, say, together)
+    with nullcontext() if up else servers:
         if running:
             warm_up(running.url, prompts, longest)
         for name, out in zip(args.workload, folders, strict=True):
@@ -250,10 +252,10 @@ def _compare(
             say(f"measuring the machine with {reference}")
             measured: Measured = compare.measure(servers, reference, workload, prompts, settings)
             say(f"capacity {measured.capacity_per_s:.1f} requests/s")
-            compared = compare.run(servers, names, workload, measured, prompts, settings, say)
+            seen = compare.run(servers, names, workload, measured, prompts, settings, say)
             if args.goodput:
-                compared.goodput_per_s = compare.goodput(servers, names, workload, measured, prompts, settings, say)
-            yield piece_of_open(name, compared, workload, names, base, settings, how, out), out
+                seen.goodput_per_s = compare.goodput(servers, names, workload, measured, prompts, settings, say)
+            yield piece_of_open(name, seen, workload, names, base, settings, how, out), out
 
 
 def _closed(points: Any, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:

@@ -38,6 +38,7 @@ from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, ON, Variant
 WHOLE = "laps-whole"
 """LAPS without slices."""
 NAMES = (FCFS, LAPS, WHOLE)
+UNSLICED = Variant(WHOLE, (ON, "--laps-config", '{"slice_ms": 0}'))
 SHORT_TOKENS = 64
 SHORTS, LONGS, MEETINGS = 24, 3, 12
 """Requests of a round: short ones alone, long ones alone, short ones that meet a long one."""
@@ -177,27 +178,28 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
     """Both fleets, one after the other."""
     say = Progress(time.monotonic(), time.monotonic)
     prompts = Prompts(device.vocabulary, args.seed, args.tokens, reuse=False, prefill_only=True)
-    whole = Variant(WHOLE, (ON, "--laps-config", '{"slice_ms": 0}'))
-    found = [BUILT_IN[FCFS], BUILT_IN[LAPS], whole]
+    found = [BUILT_IN[FCFS], BUILT_IN[LAPS], UNSLICED]
     with Fleet(device, args.tokens, found, False, args.out, prompts, say) as fleet:
         seen = measure(fleet, NAMES, prompts, args, say, meet=True)
-    table = rows(seen)
-    told = figures(seen, device.layers, args.tokens)
-    data = {name: vars(s) for name, s in seen.items()}
+    piece = piece_of(seen, device, args)
     if not args.no_tp and device.name == CPU:
         two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found[1:]]
         with Fleet(device, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
             ranks = measure(fleet, (LAPS, WHOLE), prompts, args, say, meet=False)
-        table += rows(ranks, f", TP {TP}")
-        told.append(boundary_cost(ranks, device.layers))
-        data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}
+        piece.tables[0].rows += rows(ranks, f", TP {TP}")
+        piece.figures.append(boundary_cost(ranks, device.layers))
+        piece.data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}
+        piece.text += " Two ranks share the cores of the one server: their times are not to be compared with its."
+    return piece
+
+
+def piece_of(seen: dict[str, Seen], device: Device, args: argparse.Namespace) -> Piece:
+    """What was measured on one rank."""
     heads = ("variant", "short alone P50", "P90", "short that meets a long one P50", "P90", "long alone P50")
     note = f"TTFT in ms. Short: {SHORT_TOKENS} tokens, long: {args.tokens} in one chunk of {device.layers} layers."
-    text = (
-        f"A prefill server alone, {device.what}; {args.rounds} rounds, the servers in turns. Two ranks share the cores "
-        "of the one server: their times are not to be compared with those of one rank."
-    )
-    return Piece("slices", "Slices", text, args.seed, [Table("Slices", heads, table, note)], told, data=data)
+    text = f"A prefill server alone, {device.what}; {args.rounds} rounds, the servers in turns."
+    told, data = figures(seen, device.layers, args.tokens), {name: vars(s) for name, s in seen.items()}
+    return Piece("slices", "Slices", text, args.seed, [Table("Slices", heads, rows(seen), note)], told, data=data)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmark.rig.model import REPO
 
-PACKAGES = ("sglang", "sglang-router", "sglang-laps", "torch", "transformers", "mooncake-transfer-engine-non-cuda")
+PACKAGES = (
+    "sglang", "sglang-kernel", "sglang-router", "sglang-laps", "torch", "triton", "transformers",
+    "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-cuda13",
+)  # fmt: skip
 
 
 def machine() -> dict[str, str | int | float]:
-    """Processor, cores, memory (GiB) and system."""
+    """Processor, cores, memory (GiB), system, and the GPUs with their driver where there are any."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as f:
@@ -22,13 +26,23 @@ def machine() -> dict[str, str | int | float]:
     except OSError:
         pass
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = _gpus()
     return {
+        **({"gpus": gpus} if gpus else {}),
         "cpu": name,
         "cores": os.cpu_count() or 0,
         "memory_gib": round(pages / 2**30, 1),
         "system": platform.system(),
         "python": platform.python_version(),
     }
+
+
+def _gpus() -> str:
+    ask = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if not shutil.which(ask[0]):
+        return ""
+    done = subprocess.run(ask, capture_output=True, text=True, check=False)
+    return "; ".join(done.stdout.split("\n")).strip("; ") if done.returncode == 0 else ""
 
 
 def versions() -> dict[str, str]:

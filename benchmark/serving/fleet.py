@@ -57,8 +57,12 @@ class Fleet:
                 if not self.together:
                     self.say("memory does not hold all servers: one at a time")
             if self.together:
+                launched = {}
                 for variant in self.variants:
-                    self._start(variant)
+                    if self.device.at_once:
+                        launched[variant.name] = self._launch(variant)
+                for variant in self.variants:
+                    self._start(variant, launched.get(variant.name))
             self._outer = stack.pop_all()
         return self
 
@@ -86,13 +90,17 @@ class Fleet:
         self._up.clear()
         self._stack.close()
 
-    def _start(self, variant: Variant) -> None:
+    def _launch(self, variant: Variant) -> servers.Server:
         assert self._model
         self.say(f"starting {variant.name}")
         args = (*self._args(), *variant.args)
         log = self._log(variant.name)
         prefill = servers.prefill(self._model, log, *args, env=self.device.env, name=variant.name)
-        self._stack.enter_context(prefill).ready(self.device.start_s)
+        return self._stack.enter_context(prefill)
+
+    def _start(self, variant: Variant, launched: servers.Server | None = None) -> None:
+        prefill = launched or self._launch(variant)
+        prefill.ready(self.device.start_s)
         front = prefill
         if self._decode:
             front = servers.minilb([prefill], [self._decode], self._log(f"router-{variant.name}"))

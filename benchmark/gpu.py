@@ -1,0 +1,120 @@
+"""What a GPU shows in one go: real prefill servers of all variants, loaded in turns, within a few minutes.
+
+    python -m benchmark.gpu [--minutes 9] [--workload mixed,code] [--out out/gpu]
+
+First whether every server answers, and what the LAPS ones say of themselves. Then ``benchmark.slices``, then
+``benchmark.serve``, on the same servers; a piece is written as soon as it is done. Rounds of a piece that would not be
+done in time are not begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmark import serve, slices
+from benchmark.rig import model
+from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.serving import devices
+from benchmark.serving.compare import Progress
+from benchmark.serving.devices import CPU, CUDA, DEVICES
+from benchmark.serving.fleet import Fleet, get_json, one_line_errors
+from benchmark.serving.prompts import Prompts
+from benchmark.serving.variants import BUILT_IN, FCFS, LAPS
+
+SPF = "shortest-prefill-first"
+NAMES = (FCFS, SPF, LAPS)
+SERVE_S = 240.0
+"""One workload takes about so long, its calibration included."""
+
+
+def loads(fleet: Fleet, started_s: float, args: argparse.Namespace) -> Piece:
+    """What the servers say once they are up."""
+    rows: list[Sequence[str]] = []
+    told: dict[str, Any] = {}
+    for variant in fleet.variants:
+        target = fleet.prefill(variant.name)
+        status = get_json(target, "/laps_status") or {}
+        info = get_json(target, "/server_info") or {}
+        overlap = not info.get("disable_overlap_schedule", True)
+        told[variant.name] = {"laps_status": status, "overlap": overlap}
+        on = bool(status.get("enabled"))
+        cut = status.get("slices", {})
+        why = cut.get("why_not") or ("" if on else "stock")
+        rows.append((variant.name, "on" if overlap else "off", "on" if on else "-", "on" if cut.get("on") else why))
+    laps = told[LAPS]
+    loaded = bool(laps["laps_status"].get("enabled")) and laps["overlap"]
+    figures = [
+        Figure("LAPS serves with the overlap loop (1 = yes)", float(loaded), ">= 1", loaded),
+        Figure("all servers up (s)", started_s),
+    ]
+    table = Table("Servers", ("variant", "overlap loop", "LAPS", "slices"), rows)
+    text = f"{fleet.device.what}, chunks of {fleet.chunk} tokens, one device for all servers."
+    return Piece("gpu-loads", "The plugin on this device", text, args.seed, [table], figures, data=told)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m benchmark.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--minutes", type=float, default=9.0, help="in all, the servers' start included (9)")
+    p.add_argument("--workload", default="mixed,code", help="of benchmark.serve, with commas (mixed,code)")
+    p.add_argument("--skip-slices", action="store_true")
+    p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
+    p.add_argument("--longest", type=int, default=16384, help="longest prompt, tokens (16384)")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--seconds", type=float, default=8.0, help="of arrivals in a round (8)")
+    p.add_argument("--utilisation", type=float, default=0.6)
+    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--out", type=Path, default=model.REPO / "out" / "gpu")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    args.tokens, begin = args.chunk, time.monotonic()
+    # Ended by its keeper it still stops its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    uvloop.install()
+    say = Progress(begin, time.monotonic)
+    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    prompts = Prompts(device.vocabulary, args.seed, args.longest, reuse=False, prefill_only=True)
+    found = [*(BUILT_IN[n] for n in NAMES), slices.UNSLICED]
+    how = command("benchmark.gpu", argv)
+
+    def done(piece: Piece) -> None:
+        piece.command = how
+        out = args.out / piece.name
+        piece.write(out)
+        serve.show(piece, out)
+
+    with one_line_errors("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
+        done(loads(fleet, time.monotonic() - begin, args))
+        if not args.skip_slices:
+            done(slices.piece_of(slices.measure(fleet, slices.NAMES, prompts, args, say, meet=True), device, args))
+        for name in args.workload.split(","):
+            if time.monotonic() - begin + SERVE_S > 60.0 * args.minutes:
+                say(f"no time is left for {name}")
+                continue
+            words = ["--workload", name, "--variants", ",".join(NAMES), "--rounds", str(args.rounds)]
+            words += ["--seconds", str(args.seconds), "--utilisation", str(args.utilisation), "--device", device.name]
+            words += ["--seed", str(args.seed), "--out", str(args.out / name)]
+            wanted, _, some = serve.checked(words)
+            for piece, _ in serve.compared(wanted, device, some, args.chunk, args.longest, say, fleet):
+                done(piece)
+        last = {n: get_json(fleet.prefill(n), "/laps_status") for n in (LAPS, slices.WHOLE)}
+        (args.out / "laps_status.json").write_text(json.dumps(last, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

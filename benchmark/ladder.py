@@ -1,0 +1,227 @@
+"""One prefill batch per row count, through each of SGLang's own paths; and whether slices change what it computes.
+
+    python -m benchmark.ladder                 on a GPU: Qwen2.5 shapes with dummy weights
+    python -m benchmark.ladder --emulate       anywhere: a tiny model, eager only; no measure of gains
+
+Paths: eager, the breakable graphs (SGLang's default), the full graphs with a ladder of row counts and 64 request slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig import model
+from benchmark.rig.piece import Figure, Piece, Table, command
+
+ROWS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+REQUESTS = (1, 4, 16, 64)
+SLOTS = 64
+REPEATS = 15
+EAGER, BREAKABLE, FULL = "eager", "breakable", "full"
+SLICED_TOKENS = 3000
+SEEDED = ("tiny", "0.5B")
+"""Shapes that are given seeded noise for weights: others take minutes to fill."""
+MARK = "LADDER "
+
+
+def flags(shape: str, backend: str, attention: str) -> list[str]:
+    """Server arguments."""
+    if shape == "tiny":
+        return ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size", "4096"]
+    graph: dict[str, Any] = {"backend": backend, "bs": list(ROWS), "max_bs": ROWS[-1]}
+    if backend == FULL:
+        graph["full_prefill_max_req"] = SLOTS
+    return [
+        "--dtype", "bfloat16", "--attention-backend", attention, "--mem-fraction-static", "0.7", "--max-total-tokens",
+        "65536", "--max-running-requests", "128", "--chunked-prefill-size", "8192",
+        "--cuda-graph-config", json.dumps({"prefill": graph, "decode": {"backend": "disabled"}}),
+    ]  # fmt: skip
+
+
+def one(shape: str, backend: str, attention: str) -> None:
+    """Time every batch on this path, and eager with the breakable graphs; print one line. Ends the process."""
+    from sglang_laps.graphs import rig
+
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        written = rig.write_shape(shape, Path(folder), context=32768)
+        runner = rig.boot(written, *flags(shape, backend, attention), seed=1 if shape in SEEDED else None)
+        booted_s = time.perf_counter() - begin
+    rng = random.Random(0)
+    stock = runner.prefill_cuda_graph_runner
+    paths = {backend: stock} if backend == FULL else {BREAKABLE: stock, EAGER: runner.eager_runner}
+    times = []
+    for rows in ROWS:
+        for count in (c for c in REQUESTS if c <= rows):
+            lens = [rows // count + (i < rows % count) for i in range(count)]
+            seen: dict[str, list[float]] = {path: [] for path in paths}
+            replayed = {}
+            for _ in range(REPEATS):
+                for path, front in paths.items():
+                    runner.prefill_cuda_graph_runner = front
+                    ms, replayed[path] = timed(runner, lens, rng, rig.SHAPES[shape][-1])
+                    seen[path].append(ms)
+            row: dict[str, Any] = {"rows": rows, "requests": count}
+            ran = {p: t[2:] for p, t in seen.items() if replayed[p] or p == EAGER}
+            times.append(row | {path: round(statistics.median(t), 4) for path, t in ran.items()})
+    found: dict[str, Any] = {"booted_s": round(booted_s, 1), "times": times}
+    if backend == BREAKABLE:
+        runner.prefill_cuda_graph_runner = runner.eager_runner
+        found["sliced"] = sliced(runner, rig.SHAPES[shape][-1])
+    print(MARK + json.dumps(found), flush=True)
+    os._exit(0)  # the distributed group of a lone process has no one to say goodbye to
+
+
+def timed(runner: Any, lens: Sequence[int], rng: random.Random, vocabulary: int) -> tuple[float, bool]:
+    """One forward pass: ms, and whether a graph ran it."""
+    import torch
+    from sglang_laps.graphs import rig
+
+    rig.clear(runner)
+    reqs = [rig.request(str(i), [rng.randrange(10, vocabulary) for _ in range(n)]) for i, n in enumerate(lens)]
+    batch = rig.forward_batch(runner, reqs)
+    rig.synchronize(runner)
+    begin = time.perf_counter()
+    with torch.no_grad():
+        output = runner.forward(batch)
+    rig.synchronize(runner)
+    return (time.perf_counter() - begin) * 1e3, bool(output.can_run_graph)
+
+
+def sliced(runner: Any, vocabulary: int) -> list[dict[str, Any]]:
+    """A long batch, whole and cut after every k layers with a short batch in each pause: how far its logits part."""
+    import torch
+    from sglang_laps.graphs import rig
+    from sglang_laps.slices import Slices
+
+    rng = random.Random(1)
+    ids = [rng.randrange(10, vocabulary) for _ in range(SLICED_TOKENS)]
+    short = [rng.randrange(10, vocabulary) for _ in range(64)]
+    rig.clear(runner)
+    whole = rig.prefill(runner, [rig.request("long", ids)])
+    rig.clear(runner)
+    alone = rig.prefill(runner, [rig.request("short", short)])
+    cutter = Slices(runner)
+    found = []
+    for layers in (1, 3, 7):
+        rig.clear(runner)
+        met: list[Any] = []
+
+        def pause(left: int, met: list[Any] = met) -> bool:
+            met.append(rig.prefill(runner, [rig.request(f"short {left}", short)]))
+            return True
+
+        begin = time.perf_counter()
+        with torch.no_grad(), cutter.cut(layers, pause):
+            turn = rig.prefill(runner, [rig.request("long", ids)])
+        rig.synchronize(runner)
+        took_ms = (time.perf_counter() - begin) * 1e3
+        found.append({
+            "layers": layers, "pauses": len(met), "ms": round(took_ms, 2),
+            "long_error": apart(turn.logits, whole.logits), "same_token": turn.tokens == whole.tokens,
+            "short_error": max((apart(m.logits, alone.logits) for m in met), default=0.0),
+            "same_short_tokens": all(m.tokens == alone.tokens for m in met),
+        })  # fmt: skip
+    return found
+
+
+def apart(a: Any, b: Any) -> float:
+    """Relative distance of two results; not a number where either has one that is none."""
+    return float((a - b).norm() / b.norm())
+
+
+def child(shape: str, backend: str, attention: str) -> dict[str, Any]:
+    """`one` in a process of its own; {} where it failed, and why is printed."""
+    words = [sys.executable, "-m", "benchmark.ladder", "--one", shape, backend, "--attention", attention]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    lines = [x for x in done.stdout.splitlines() if x.startswith(MARK)]
+    if not lines:
+        print(f"  {shape} {backend} ended with code {done.returncode}:\n" + done.stdout[-3000:], flush=True)
+        return {}
+    found: dict[str, Any] = json.loads(lines[-1][len(MARK) :])
+    return found
+
+
+def tables(data: dict[str, dict[str, Any]]) -> list[Table]:
+    """A table of times and one of slices for each shape."""
+    made = []
+    for shape, found in data.items():
+        at: dict[tuple[int, int], dict[str, Any]] = {}
+        for backend in found.values():
+            for row in backend.get("times", ()):
+                at.setdefault((row["rows"], row["requests"]), {}).update(row)
+        paths = (EAGER, BREAKABLE, FULL)
+        rows: list[Sequence[str]] = [
+            (
+                str(r), str(n), *(f"{row[p]:.2f}" if p in row else "-" for p in paths),
+                f"{row[BREAKABLE] / row[FULL]:.2f}" if row.keys() >= {BREAKABLE, FULL} else "-",
+            )
+            for (r, n), row in sorted(at.items())
+        ]  # fmt: skip
+        heads = ("rows", "requests", *paths, "breakable / full")
+        made.append(Table(f"{shape}: ms a forward pass", heads, rows, "Host and device, from call to synchronised."))
+        cuts = found.get(BREAKABLE, {}).get("sliced", ())
+        heads = ("layers a slice", "pauses", "long: relative error", "same token", "shorts: largest error", "same")
+        lines: list[Sequence[str]] = [
+            (
+                str(c["layers"]), str(c["pauses"]), f"{c['long_error']:.2g}", str(c["same_token"]),
+                f"{c['short_error']:.2g}", str(c["same_short_tokens"]),
+            )
+            for c in cuts
+        ]  # fmt: skip
+        note = f"Logits of {SLICED_TOKENS} tokens in slices, 64 other tokens in each pause, against the whole pass."
+        made.append(Table(f"{shape}: slices", heads, lines, note))
+    return made
+
+
+def figures(data: dict[str, dict[str, Any]]) -> list[Figure]:
+    """Whether slices left the results alone."""
+    cuts = [c for found in data.values() for c in found.get(BREAKABLE, {}).get("sliced", ())]
+    if not cuts:
+        return []
+    worst = max(max(c["long_error"], c["short_error"]) for c in cuts)
+    return [Figure("logits in slices against whole, largest relative error", worst, "<= 0.01", worst <= 0.01)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--emulate", action="store_true", help="tiny model on the CPU")
+    p.add_argument("--shapes", nargs="+", default=["0.5B", "7B"], choices=["0.5B", "7B", "14B", "32B"])
+    p.add_argument("--attention", default="fa3", help="attention backend (on a GPU)")
+    p.add_argument("--out", type=Path, default=model.REPO / "out" / "ladder")
+    p.add_argument("--one", nargs=2, metavar=("SHAPE", "BACKEND"), help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
+    if args.one:
+        one(*args.one, args.attention)
+    shapes, backends = (["tiny"], [BREAKABLE]) if args.emulate else (args.shapes, [BREAKABLE, FULL])
+    data: dict[str, dict[str, Any]] = {}
+    for shape in shapes:
+        for backend in backends:
+            print(f"{shape} {backend}", flush=True)
+            data.setdefault(shape, {})[backend] = child(shape, backend, args.attention)
+        # After each shape: a run that is cut off keeps what it has.
+        text = "One prefill batch at a time, new tokens only, requests of equal lengths; weights are dummies."
+        piece = Piece("ladder", "Row counts", text, 0, tables(data), figures(data), data=data)
+        piece.command = command("benchmark.ladder", argv)
+        piece.write(args.out)
+    for table in piece.tables:
+        print(f"\n{table}")
+    for figure in piece.figures:
+        print(figure)
+    print(args.out / "piece.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
