@@ -10,6 +10,7 @@ done in time are not begun.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import signal
 import sys
@@ -23,16 +24,20 @@ import uvloop
 from benchmark import serve, slices
 from benchmark.rig import model
 from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.serving import devices
+from benchmark.rig.rounds import interleaved
+from benchmark.serving import client, devices
 from benchmark.serving.compare import Progress
 from benchmark.serving.devices import CPU, CUDA, DEVICES
 from benchmark.serving.fleet import Fleet, get_json, one_line_errors
+from benchmark.serving.job import Job
+from benchmark.serving.metrics import quantile
 from benchmark.serving.prompts import Prompts
 from benchmark.serving.variants import BUILT_IN, FCFS, LAPS
 
 SPF = "shortest-prefill-first"
 NAMES = (FCFS, SPF, LAPS)
-SERVE_S = 240.0
+LONE, LONE_ROUNDS = 20, 21
+SERVE_S = 170.0
 """One workload takes about so long, its calibration included."""
 
 
@@ -59,6 +64,26 @@ def loads(fleet: Fleet, started_s: float, args: argparse.Namespace) -> Piece:
     table = Table("Servers", ("variant", "overlap loop", "LAPS", "slices"), rows)
     text = f"{fleet.device.what}, chunks of {fleet.chunk} tokens, one device for all servers."
     return Piece("gpu-loads", "The plugin on this device", text, args.seed, [table], figures, data=told)
+
+
+def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequence[str]) -> Piece:
+    """A short request alone, the servers in turns of a few requests: what LAPS adds where there is nothing to gain."""
+    seen: dict[str, list[list[float]]] = {name: [] for name in names}
+    for i, name in interleaved(names, LONE_ROUNDS):
+        bodies = prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (LONE + 1), args.seed * 7000 + i)
+        seen[name].append(asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:])
+    figures = [
+        Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), slices.BAR)
+        for name in names
+        if name != FCFS
+    ]
+    rows: list[Sequence[str]] = [
+        (name, *(f"{quantile(slices.flat_ms(of), q):.2f}" for q in (10, 50, 90))) for name, of in seen.items()
+    ]
+    heads, note = ("variant", "P10", "P50", "P90"), f"TTFT in ms; {slices.SHORT_TOKENS} tokens, one request at a time."
+    text = f"{fleet.device.what}; {LONE_ROUNDS} rounds of {LONE} requests, the servers in turns."
+    tables = [Table("Alone", heads, rows, note)]
+    return Piece("gpu-lone", "A short request alone", text, args.seed, tables, figures, data={"ttft_s": seen})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with one_line_errors("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
         done(loads(fleet, time.monotonic() - begin, args))
+        done(lone(fleet, prompts, args, NAMES))
         if not args.skip_slices:
             done(slices.piece_of(slices.measure(fleet, slices.NAMES, prompts, args, say, meet=True), device, args))
         for name in args.workload.split(","):

@@ -125,6 +125,7 @@ def enable(args: argparse.Namespace) -> None:
     if config.profile_path:
         LatencyModel.load(config.profile_path)  # a bad file is refused here, before any model loads
     options.to_env(config)
+    transfers.be_patient()
     HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
     HookRegistry.apply_hooks()
     if config.profile:

@@ -13,7 +13,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -427,6 +427,55 @@ def test_a_way_between_two_servers_that_is_cut_is_left_by_either_of_them() -> No
             assert status == 500
             sent = [len(d.bodies) for d in s.decodes]
             assert min(sent) >= 1, "both decode servers were tried"
+
+    asyncio.run(run())
+
+
+class Unfed(FakeDecode):
+    """The KV of the first request does not come, which it finds out when its status line is sent."""
+
+    says: ClassVar[dict[str, Any]] = {}
+    asked: ClassVar[list[Body]] = []
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        self.asked.append(body)
+        if len(self.asked) > 1:
+            return await super().serve(request, body)
+        if not body.get("stream"):
+            return web.json_response(self.says)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: " + json.dumps(self.says).encode() + b"\n\ndata: [DONE]\n\n")
+        return response
+
+
+TRANSFER = {"message": "Decode transfer failed for request rank=0 with exception KVTransferError(1): dead"}
+ABORTED = {"text": "", "meta_info": {"finish_reason": {"type": "abort", "message": TRANSFER["message"]}}}
+
+
+@pytest.mark.parametrize("says", [{"error": TRANSFER}, ABORTED])
+@pytest.mark.parametrize("stream", [False, True])
+def test_kv_that_never_came_is_tried_again_though_the_reply_had_begun(says: dict[str, Any], stream: bool) -> None:
+    async def run() -> None:
+        async with stack(2, 2, make_decode=type("Now", (Unfed,), {"says": says, "asked": []})) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": stream}) as r:
+                assert r.status == 200
+                text = await r.text()
+            assert "KVTransferError" not in text
+            assert '"text": "t' in text
+            assert (await s.status())["counts"]["retried"] >= 1
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_an_abort_that_a_client_asked_for_is_passed_on() -> None:
+    said = {"text": "", "meta_info": {"finish_reason": {"type": "abort", "message": "Abort by a client"}}}
+
+    async def run() -> None:
+        async with stack(2, 2, make_decode=type("Now", (Unfed,), {"says": said, "asked": []})) as s:
+            status, answer = await s.post(text=SHORT)
+            assert (status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")
 
     asyncio.run(run())
 

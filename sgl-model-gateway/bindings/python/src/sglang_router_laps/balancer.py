@@ -184,8 +184,11 @@ class LapsMiniLoadBalancer(mini_lb.MiniLoadBalancer):  # type: ignore[misc]
         return all(any(i.usable and i not in avoid for i in role) for role in (self.pools.instances, self.decoders))
 
     def another(self, avoid: Collection[Instance]) -> bool:
-        """Whether there is a server of either role that is not in ``avoid``: with it the pair is another one."""
-        return any(i.usable and i not in avoid for i in (*self.pools.instances, *self.decoders))
+        """Whether there is a server of either role that is not in ``avoid``: with it the pair is another one.
+
+        One that is on trial has no room now, but soon.
+        """
+        return any(i.healthy and i not in avoid for i in (*self.pools.instances, *self.decoders))
 
     def any_prefill(self) -> bool:
         """Whether any prefill server is healthy."""

@@ -18,7 +18,7 @@ from . import aborts, logprobs
 from . import body as bodies
 from .ask import Ask, measure
 from .events import Events
-from .faults import fault
+from .faults import UNKNOWN, fault
 from .instances import Instance, Lease, PrefillInstance
 from .pools import Choice
 from .prompt import Prompt, batch_size, read_prompt
@@ -250,6 +250,8 @@ class Passage:
                     if response.status >= 500:
                         decoder.breaker.failed()
                     raise Refused(decoder, response.status, _content_type(response), first, _for_client(response))
+                if (never_came := await self._never_came(first, prefill, prefiller, decoder, held)) is not None:
+                    raise never_came
                 self._note_ttft(prefiller)
                 await self._answer(decoder, response, first, prefill, prefiller)
                 served = True
@@ -383,6 +385,30 @@ class Passage:
                 # The one follows from the other.
                 raise refused
         return response, first
+
+    async def _never_came(
+        self,
+        first: bytes,
+        prefill: asyncio.Task[Prefilled],
+        prefiller: PrefillInstance,
+        decoder: Instance,
+        held: aborts.Held,
+    ) -> Refused | None:
+        """The error of a reply that began as a success and says that the KV was not handed over.
+
+        A stream says so in its first event, for its status line was sent before. Without a reason, where nobody has
+        aborted the request, the reason is the prefill server's.
+        """
+        found = None if held.asked else fault(first)
+        if found is None:
+            return None
+        status, error = found
+        if TRANSFER_FAILED in error:
+            return Refused(decoder, max(status, UNKNOWN), JSON, error, [])
+        if not prefill.done():
+            await asyncio.wait((prefill,), timeout=DRAIN_S)
+        refused = _refusal(prefill, prefiller) if _has_result(prefill) else None
+        return refused if refused is not None and refused.unjoined else None
 
     def _note_ttft(self, instance: PrefillInstance) -> None:
         if self.first_token_seen:
