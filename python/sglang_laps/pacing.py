@@ -67,6 +67,8 @@ class Pacer:
         self._unit = unit
         self._layers = layers
         self._slice_s = config.slice_ms / 1e3
+        self.launch_s = 0.0
+        """Host time (seconds) to launch a whole pass in slices; 0 = not known, or nothing is launched."""
         self.model = LatencyModel.load(config.profile_path) if config.profile_path else LatencyModel()
         self._auto = AutoThreshold(config, threshold) if config.length_threshold == AUTO else None
         self._threshold = threshold
@@ -288,7 +290,10 @@ class Pacer:
         return -(-tokens // self._unit) * self._unit
 
     def _slice_layers(self, longs: Sequence[LongWaiting], tokens: int) -> int:
-        """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause."""
+        """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause.
+
+        Or the device would wait for the host: layer by layer a pass is launched without SGLang's prefill graphs.
+        """
         if not self._layers or not longs:
             return 0
         shape, room = [], tokens
@@ -298,7 +303,7 @@ class Pacer:
         took = self._predict(shape)
         if took is None:
             return 1
-        if took <= 2.0 * self._slice_s:
+        if took <= 2.0 * max(self._slice_s, self.launch_s):
             return 0
         return max(1, min(self._layers, int(self._slice_s * self._layers / took)))
 

@@ -440,6 +440,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 yield
         finally:
             self._laps_under_way.remove(flight)
+            self._laps_pacer.launch_s = self._laps_slices.launch_s
 
     def laps_preempt(self, flight: Flight, layers_left: int) -> NextBatchPlan | None:
         """Between two slices of `flight`: what preempts it, built; None = it goes on."""

@@ -7,6 +7,8 @@ pass that takes long; what happens in the pauses is the caller's.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,8 +62,14 @@ class Slices:
         self.layers: int = runner.model_config.num_hidden_layers
         self._whole = runner.forward
         self._armed: tuple[int, Pause] | None = None
+        self._launch_s = math.inf
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
         runner.forward = self._forward
+
+    @property
+    def launch_s(self) -> float:
+        """Host time (seconds) to launch a whole pass in slices, at its fastest; 0 = not known, or not apart."""
+        return 0.0 if self._events is None or math.isinf(self._launch_s) else self._launch_s
 
     @contextmanager
     def cut(self, layers: int, pause: Pause) -> Iterator[None]:
@@ -85,7 +93,10 @@ class Slices:
             while True:
                 # Attention metadata is one per backend: a batch that ran in the pause has left its own.
                 kwargs.update(reinit_attn_backend=stale, split_forward_count=layers)
+                begin, done = time.perf_counter(), forward_batch.split_index
                 output = self._whole(forward_batch, *args, **kwargs)
+                each_s = (time.perf_counter() - begin) / (forward_batch.split_index - done)
+                self._launch_s = min(self._launch_s, each_s * self.layers)
                 left = self.layers - forward_batch.split_index
                 if left <= 0:
                     return output

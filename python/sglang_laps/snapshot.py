@@ -36,7 +36,11 @@ def snapshot(me: LapsPrefillMixin) -> dict[str, Any]:
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
         "in_progress": len(every),
-        "slices": {"on": me._laps_slices is not None, "why_not": me._laps_whole},
+        "slices": {
+            "on": me._laps_slices is not None,
+            "why_not": me._laps_whole,
+            "launch_ms": 1e3 * me._laps_pacer.launch_s,
+        },
         **me._laps_pacer.status(now),
         "totals": {cls.value: asdict(total) for cls, total in books.totals.items()},
         "graphs": graphs.status(me.tp_worker.model_runner),

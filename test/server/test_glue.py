@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import pickle
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -497,7 +498,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             "done_tokens": 2048,
             "total_tokens": 5000,
         }
-        assert status["slices"] == {"on": False, "why_not": "slice_ms is 0"}
+        assert status["slices"] == {"on": False, "why_not": "slice_ms is 0", "launch_ms": 0.0}
 
 
 def _status_of(cls: Any, me: Any) -> Any:
@@ -527,3 +528,27 @@ def test_the_profile_reads_the_chunk_that_sglang_chose() -> None:
     )
     asyncio.run(profile.run("prefill", manager))
     assert max(lengths) == profile.CHUNKS * 2048
+
+
+def test_launches_are_timed_where_there_are_any() -> None:
+    """A device that runs on its own: what the call takes is the host's."""
+    from sglang_laps import slices
+
+    calls: list[dict[str, Any]] = []
+
+    def forward(batch: Any, **kwargs: Any) -> str:
+        calls.append(kwargs)
+        time.sleep(0.05 if len(calls) == 1 else 0.004)
+        batch.split_index += kwargs["split_forward_count"]
+        return "logits"
+
+    runner = SimpleNamespace(model_config=SimpleNamespace(num_hidden_layers=8), device="cpu", forward=forward)
+    cutter = slices.Slices(runner)
+    waits: list[int] = []
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: waits.append(len(calls)))
+    cutter._events = SimpleNamespace(Event=lambda: event)
+    assert cutter.launch_s == 0.0
+    with cutter.cut(2, lambda _: False):
+        assert runner.forward(SimpleNamespace(forward_mode=None, split_index=0)) == "logits"
+    assert 4 * 0.004 <= cutter.launch_s < 4 * 0.02, "the fastest of them, for all layers"
+    assert waits == [2, 3], "one slice ahead"

@@ -168,6 +168,16 @@ def test_a_lone_long_prompt_goes_chunk_after_chunk() -> None:
     assert done == 5000
 
 
+def test_a_batch_that_the_host_could_not_keep_up_with_runs_whole() -> None:
+    me = pacer()
+    tokens = 2000
+    took = F + tokens * TOKEN
+    assert me.plan(0.0, [], [long(tokens)]).layers > 0
+    me.launch_s = 0.51 * took
+    assert me.plan(0.0, [], [long(tokens)]).layers == 0
+    assert me.plan(0.0, [], [long(2 * tokens)]).layers > 0
+
+
 def test_slices_take_their_time_from_the_model() -> None:
     me = pacer()
     took = F + CHUNK * TOKEN
