@@ -1,6 +1,6 @@
 """What a GPU shows in one go: real prefill servers of all variants, loaded in turns, within a few minutes.
 
-    python -m benchmark.gpu [--minutes 9] [--workload mixed,code] [--out out/gpu]
+    python -m benchmark.gpu [--minutes 15] [--workload mixed,code,azure] [--out out/gpu]
 
 First whether every server answers, and what the LAPS ones say of themselves. Then ``benchmark.slices``, then
 ``benchmark.serve``, on the same servers; a piece is written as soon as it is done. Rounds of a piece that would not be
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import signal
 import sys
 import time
@@ -90,8 +91,8 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m benchmark.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--minutes", type=float, default=9.0, help="in all, the servers' start included (9)")
-    p.add_argument("--workload", default="mixed,code", help="of benchmark.serve, with commas (mixed,code)")
+    p.add_argument("--minutes", type=float, default=15.0, help="in all, the servers' start included (15)")
+    p.add_argument("--workload", default="mixed,code,azure", help="of benchmark.serve, with commas (mixed,code,azure)")
     p.add_argument("--skip-slices", action="store_true")
     p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
     p.add_argument("--longest", type=int, default=16384, help="longest prompt, tokens (16384)")
@@ -116,10 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [*(BUILT_IN[n] for n in NAMES), slices.UNSLICED]
     how = command("benchmark.gpu", argv)
 
-    def done(piece: Piece) -> None:
+    def done(piece: Piece, left: Path | None = None) -> None:
+        """`left`: the folder where its pictures are."""
+        if not piece.name.startswith("gpu-"):
+            piece.name, piece.title = f"gpu-{piece.name}", f"{piece.title}, on a GPU"
         piece.command = how
         out = args.out / piece.name
         piece.write(out)
+        for picture in piece.pictures:
+            shutil.copy((left or out) / picture, out)
         serve.show(piece, out)
 
     with one_line_errors("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
@@ -133,10 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             words = ["--workload", name, "--variants", ",".join(NAMES), "--rounds", str(args.rounds)]
             words += ["--seconds", str(args.seconds), "--utilisation", str(args.utilisation), "--device", device.name]
-            words += ["--seed", str(args.seed), "--out", str(args.out / name)]
+            words += ["--seed", str(args.seed), "--out", str(args.out / "serve" / name)]
             wanted, _, some = serve.checked(words)
-            for piece, _ in serve.compared(wanted, device, some, args.chunk, args.longest, say, fleet):
-                done(piece)
+            for piece, left in serve.compared(wanted, device, some, args.chunk, args.longest, say, fleet):
+                done(piece, left)
         last = {n: get_json(fleet.prefill(n), "/laps_status") for n in (LAPS, slices.WHOLE)}
         (args.out / "laps_status.json").write_text(json.dumps(last, indent=1) + "\n")
     return 0

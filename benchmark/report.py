@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmark.reporting import page, steps
 from benchmark.rig.model import REPO
+from benchmark.serving import devices
 from benchmark.serving.compare import Progress
 
 PAGE = REPO / "benchmark" / "report"
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed: dict[str, str] = {}
     if not args.source:
         for name in wanted:
+            if steps.STEPS[name].gpu and not devices.has_cuda():
+                say(f"{name}: needs a GPU, not run")
+                continue
             wrong = steps.run(name, steps.STEPS[name], args.work, say)
             if wrong:
                 failed[name] = wrong

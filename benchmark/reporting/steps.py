@@ -33,6 +33,8 @@ class Step:
     """The file it leaves, where it takes no --out."""
     adapt: Callable[[Path], Piece | None] | None = None
     """Makes a piece of a result that is not one yet: given the step's folder, None where there is no result."""
+    gpu: bool = False
+    """Runs on a machine with a GPU only; elsewhere what one has left is taken."""
 
 
 def _serve(workload: str, *more: str) -> Step:
@@ -49,6 +51,8 @@ def _router(mode: str) -> Step:
     left = REPO / "out" / f"router-{mode}.json"
     return Step("benchmark.router", (f"--{mode}",), elsewhere=left, adapt=adapters.router(mode))
 
+
+GPU = ("loads", "lone", "slices", "mixed", "code", "azure")
 
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.headline", leaves=("headline", "overload")),
@@ -68,6 +72,8 @@ STEPS: dict[str, Step] = {
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),
     "rounds-cost": Step("benchmark.rounds_cost"),
+    "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
+    "ladder": Step("benchmark.ladder", gpu=True),
     "faults": Step("benchmark.faults", ("--requests", "10000")),
 }
 
