@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import orjson
 from sglang_laps.policy.pressure import Pool
 
 from . import aborts, logprobs
@@ -200,6 +201,10 @@ class Passage:
         if isinstance(ended, Refused):
             if self.started:
                 await self._break_off(ended.body)
+            elif ended.unjoined:
+                # Nobody refused it, and the next pair of servers may serve it.
+                lb.counts.failed += 1
+                await send_error(self.send, 503, "transfer_failed", f"request {self.name}: {_told(ended.body)}")
             else:
                 self.finished = True
                 await send_bytes(self.send, ended.status, self._as_asked(ended.body), ended.content_type, ended.headers)
@@ -490,6 +495,14 @@ class Passage:
         """Ask ``instance`` to drop the request, without waiting for it."""
         if instance.healthy and held.ids[instance]:
             self.lb.spawn(self.lb.aborter.drop(instance, held.ids[instance], self.headers.get("authorization")))
+
+
+def _told(body: bytes) -> str:
+    """What an error says."""
+    found = fault(body)
+    error = orjson.loads(found[1])["error"] if found else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message or body.decode(errors="replace"))
 
 
 def _content_type(response: aiohttp.ClientResponse) -> bytes:
