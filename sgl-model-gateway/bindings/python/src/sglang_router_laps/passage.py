@@ -204,7 +204,8 @@ class Passage:
             elif ended.unjoined:
                 # Nobody refused it, and the next pair of servers may serve it.
                 lb.counts.failed += 1
-                await send_error(self.send, 503, "transfer_failed", f"request {self.name}: {_told(ended.body)}")
+                told = _told(self._as_asked(ended.body))
+                await send_error(self.send, 503, "transfer_failed", f"request {self.name}: {told}")
             else:
                 self.finished = True
                 await send_bytes(self.send, ended.status, self._as_asked(ended.body), ended.content_type, ended.headers)
