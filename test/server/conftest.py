@@ -86,7 +86,12 @@ def start_prefill(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
             self.server = servers.prefill(checkpoint, log, *PREFILL, *args, env={**ENV, **(env or {})})
 
         def __enter__(self) -> Prefill:
-            self.server.start().ready()
+            try:
+                self.server.start().ready()
+            except BaseException:
+                # Whoever could not enter is not left.
+                self.server.stop()
+                raise
             return Prefill(self.server)
 
         def __exit__(self, *_: object) -> None:
