@@ -251,13 +251,18 @@ class Pacer:
         )
 
     def _timely_chunk(self, first: LongWaiting, joining: int) -> int:
-        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M]."""
+        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M].
+
+        What a chunk costs however small it is, a step's fixed time and its long history read once more, does not
+        count, and is never more than half of it.
+        """
         full = max(1, (self._budget - joining) // self._unit)
-        limit_s = self.gap.seconds(self.fixed_s)
+        least_s = self.model.predict([(0, first.history)]) or 0.0
+        limit_s = max(self.gap.seconds(self.fixed_s), least_s)
 
         def too_long(units: int) -> bool:
             took = self.model.predict([(units * self._unit, first.history)])
-            return took is not None and took - (self.fixed_s or 0.0) > limit_s
+            return took is not None and took - least_s > limit_s
 
         return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self._unit
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -379,6 +380,15 @@ def test_without_slices_a_chunk_takes_no_longer_than_the_gap() -> None:
     slow.model.predict = lambda requests: F + sum(TOKEN * n + 1e-9 * n * (n + 2 * h) for n, h in requests)  # type: ignore[method-assign]
     tokens = slow.plan(0.0, [], [long(200_000, done=100_000)]).tokens
     assert slow.model.predict([(tokens, 100_000)]) - F <= GAP < slow.model.predict([(tokens + 1, 100_000)]) - F  # type: ignore[operator]
+
+
+def test_a_long_history_does_not_make_for_tiny_chunks() -> None:
+    """Read once more it takes longer than the gap: then a chunk is as long as that, not one token."""
+    me, history = pacer(layers=0), 100_000
+    me.model = replace(KNOWN, coefficients=Coefficients(0.0, TOKEN, 1e-6, 0.0, F)).model()
+    least_s = F + 1e-6 * history
+    assert least_s > GAP
+    assert me.plan(0.0, [], [long(200_000, done=history)]).tokens == pytest.approx(least_s / TOKEN, abs=1)
 
 
 def test_without_slices_short_requests_share_the_step() -> None:
