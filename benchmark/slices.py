@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvloop
@@ -183,8 +183,12 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
         seen = measure(fleet, NAMES, prompts, args, say, meet=True)
     piece = piece_of(seen, device, args)
     if not args.no_tp and device.name == CPU:
+        # What is there is kept, whatever becomes of the rest.
+        piece.write(args.out)
         two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found[1:]]
-        with Fleet(device, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
+        cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(TP)))}
+        pair = replace(device, env={**device.env, **cores})
+        with Fleet(pair, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
             ranks = measure(fleet, (LAPS, WHOLE), prompts, args, say, meet=False)
         piece.tables[0].rows += rows(ranks, f", TP {TP}")
         piece.figures.append(boundary_cost(ranks, device.layers))
