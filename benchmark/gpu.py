@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         piece.write(out)
         for picture in piece.pictures:
             shutil.copy((left or out) / picture, out)
-        serve.show(piece, out)
+        piece.tell(out)
 
     with one_line_errors("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
         done(loads(fleet, time.monotonic() - begin, args))

@@ -22,7 +22,7 @@ from sglang_laps.policy.gap import WIDEST
 
 from benchmark.rig import model
 from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open, show
+from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
 from benchmark.serving import calibrate, compare, devices, workloads
 from benchmark.serving.compare import Compared, Progress, Settings
 from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for piece in pieces:
         piece.command = command("benchmark.headline", argv)
         piece.write(args.out / piece.name)
-        show(piece, args.out / piece.name)
+        piece.tell(args.out / piece.name)
     say("done")
     return 0
 

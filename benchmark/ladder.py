@@ -215,11 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         piece = Piece("ladder", "Row counts", text, 0, tables(data), figures(data), data=data)
         piece.command = command("benchmark.ladder", argv)
         piece.write(args.out)
-    for table in piece.tables:
-        print(f"\n{table}")
-    for figure in piece.figures:
-        print(figure)
-    print(args.out / "piece.json")
+    piece.tell(args.out, every=True)
     return 0
 
 

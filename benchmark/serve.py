@@ -173,18 +173,6 @@ def piece_of_open(
     )
 
 
-def show(piece: Piece, out: Path, *, ratios: bool = True) -> None:
-    """Print tables and bars; say where everything is."""
-    for table in piece.tables:
-        print(f"\n{table}")
-    judged = [f for f in piece.figures if f.bar]
-    if judged:
-        print()
-    for figure in judged:
-        print(figure)
-    print(f"\n{out / 'piece.json'}")
-
-
 def how_served(device: Device, chunk: int, pd: bool, prefill_only: bool) -> str:
     """In words, for the report."""
     path = "Router, prefill and decode server, end to end" if pd or not prefill_only else "A prefill server alone"
@@ -208,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for piece, out in made:
             piece.command = command("benchmark.serve", argv)
             piece.write(out)
-            show(piece, out)
+            piece.tell(out)
     return 0
 
 

@@ -166,11 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         piece = run(args, DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)])
     piece.command = command("benchmark.slices", argv)
     piece.write(args.out)
-    for table in piece.tables:
-        print(f"\n{table}")
-    for figure in piece.figures:
-        print(figure)
-    print(args.out / "piece.json")
+    piece.tell(args.out, every=True)
     return 0
 
 

@@ -96,6 +96,14 @@ class Piece:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
         return path
 
+    def tell(self, out: Path, *, every: bool = False) -> None:
+        """Print tables and the figures that have a bar, or ``every`` one; say where all of it is."""
+        for one in self.tables:
+            print(f"\n{one}")
+        told = [f for f in self.figures if f.bar or every]
+        print(*(["", *told] if told else []), sep="\n")
+        print(out / NAME)
+
     @classmethod
     def read(cls, out: Path) -> Piece:
         """Undo ``write``. Raises OSError, ValueError or TypeError."""
