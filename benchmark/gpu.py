@@ -33,9 +33,8 @@ from benchmark.serving.fleet import Fleet, get_json, one_line_errors
 from benchmark.serving.job import Job
 from benchmark.serving.metrics import quantile
 from benchmark.serving.prompts import Prompts
-from benchmark.serving.variants import BUILT_IN, FCFS, LAPS
+from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, SPF
 
-SPF = "shortest-prefill-first"
 NAMES = (FCFS, SPF, LAPS)
 LONE, LONE_ROUNDS = 20, 21
 SERVE_S = 170.0

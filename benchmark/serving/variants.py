@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FCFS = "fcfs"
-STOCK = (FCFS, "hrrn", "shortest-prefill-first")
+FCFS, SPF = "fcfs", "shortest-prefill-first"
+STOCK = (FCFS, "hrrn", SPF)
 DUAL, LAPS, CELLS = "laps-dual", "laps", "laps-cells"
 ON = "--enable-laps-scheduler"
 

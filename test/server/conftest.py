@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +81,14 @@ class Prefill:
 def start_prefill(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """start_prefill(*args, env=...) as a context manager."""
 
-    class Running:
-        def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
-            log = tmp_path_factory.mktemp("prefill") / "server.log"
-            self.server = servers.prefill(checkpoint, log, *PREFILL, *args, env={**ENV, **(env or {})})
+    @contextmanager
+    def running(*args: str, env: dict[str, str] | None = None) -> Iterator[Prefill]:
+        log = tmp_path_factory.mktemp("prefill") / "server.log"
+        server = servers.prefill(checkpoint, log, *PREFILL, *args, env={**ENV, **(env or {})})
+        with servers.running(server):
+            yield Prefill(server)
 
-        def __enter__(self) -> Prefill:
-            try:
-                self.server.start().ready()
-            except BaseException:
-                # Whoever could not enter is not left.
-                self.server.stop()
-                raise
-            return Prefill(self.server)
-
-        def __exit__(self, *_: object) -> None:
-            self.server.stop()
-
-    return Running
+    return running
 
 
 @pytest.fixture
