@@ -125,8 +125,11 @@ def with_value(base: Mapping[str, Any], path: str, text: str) -> bytes:
     return json.dumps(body, ensure_ascii=False).replace(_HOLE, text, 1).encode()
 
 
-DEADLY = frozenset(("generate: text = empty string",))
-"""SGLang 0.5.23 runs a prefill batch of no tokens for it, and its scheduler ends."""
+EMPTY = "generate: text = empty string"
+SAMPLES = tuple(f"{name}{stream}: n = 2" for name in SHORT_NAMES.values() for stream in ("", ", stream"))
+DEADLY = frozenset((EMPTY, *SAMPLES))
+"""They end the scheduler of a stock SGLang 0.5.23: it runs a prefill batch of no tokens for an empty text, and gives
+all samples of a prompt one room, where the second may find the first still leaving."""
 
 
 def _fields() -> Iterator[Case]:
@@ -186,7 +189,8 @@ def _choices() -> Iterator[Case]:
             body = copy.deepcopy({**base, "stream": stream})
             (body["sampling_params"] if route == GENERATE else body)["n"] = 2
             raw = _post(route, json.dumps(body).encode())
-            yield Case(f"{SHORT_NAMES[route]}{', stream' if stream else ''}: n = 2", raw, stream, quick=False)
+            name = f"{SHORT_NAMES[route]}{', stream' if stream else ''}: n = 2"
+            yield Case(name, raw, stream, promise=REFUSAL, deadly=True)
 
 
 SLO = "x-sgl-ttft-slo-ms"

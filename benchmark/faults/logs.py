@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BEGIN = "Traceback (most recent call last)"
+CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 ALARMS = ("memory leak detected", "Scheduler hit an exception", "Fatal Python error", "was never retrieved")
 OWN: dict[str, str] = {
     r"RequestValidationError: <exception str\(\) failed>|fastapi/exceptions\.py\", line \d+, in __str__": (
@@ -22,6 +23,9 @@ OWN: dict[str, str] = {
         "an rid that is no string; the client is told"
     ),
     r"io_struct\.py\", line \d+, in _handle_parallel_sampling": "an n that is no number; the client is told",
+    r"common/conn\.py\", line \d+, in _run_prefill_recompute": (
+        "a decode server that was told to retract asks a prefill server that is gone; the request is tried elsewhere"
+    ),
     r"in send_pyobj\n.*RecursionError: .* pickling": (
         "SGLang's HTTP process cannot send its scheduler a value that is nested 1,000 deep; the client is told"
     ),
@@ -64,20 +68,33 @@ def scan(logs: Iterable[Path]) -> Found:
 
 
 def _tracebacks(lines: list[str]) -> Iterator[str]:
-    """Each with the line before it and all that is indented below it, and the line that ends it."""
+    """Each with the line before it, all that is indented below it, the line that ends it, and those it led to."""
     i = 0
     while i < len(lines):
         if BEGIN in lines[i]:
-            j = i + 1
-            while (
-                j < len(lines)
-                and (not lines[j] or lines[j][0] in " \t|+^" or not _LAST.match(lines[j]))
-                and j - i < 300
-            ):
-                j += 1
-            yield "\n".join(lines[max(0, i - 1) : j + 1])
-            i = j
+            begin, i = i, _end(lines, i)
+            while (further := _next_in_chain(lines, i)) is not None:
+                i = _end(lines, further)
+            yield "\n".join(lines[max(0, begin - 1) : i + 1])
         i += 1
+
+
+def _end(lines: list[str], begin: int) -> int:
+    """The line that says what was raised."""
+    i = begin + 1
+    while i < len(lines) and i - begin < 300:
+        if lines[i] and lines[i][0] not in " \t|+^" and _LAST.match(lines[i]):
+            break
+        i += 1
+    return i
+
+
+def _next_in_chain(lines: list[str], end: int) -> int | None:
+    """Where the traceback begins that came of the one before, if one did."""
+    said = next((i for i in range(end + 1, min(end + 3, len(lines))) if lines[i].startswith(CHAIN)), None)
+    if said is None:
+        return None
+    return next((i for i in range(said + 1, min(said + 3, len(lines))) if BEGIN in lines[i]), None)
 
 
 def _last(text: str) -> str:

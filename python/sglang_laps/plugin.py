@@ -13,8 +13,8 @@ SGLang name                                                    what LAPS does wi
 ``managers.schedule_policy.PrefillAdder``                      subclassed, see ``scheduler.py`` (enabled only)
 ``entrypoints.http_server.app``                                a route added, ``GET /laps_status`` (enabled only)
 ``sampling.sampling_params.SamplingParams.verify``             hooked: a bad deadline is answered 400 (enabled only)
-``managers.tokenizer_manager.TokenizerManager``                hooked, ``_validate_one_request``: an empty prompt is
-                                                               answered 400 (enabled only)
+``managers.tokenizer_manager.TokenizerManager``                hooked, ``_validate_one_request``: an empty prompt and
+                                                               n > 1 are answered 400 (enabled only)
 ``entrypoints.warmup.warmup``                                  one more warm-up, ``profile.py`` (enabled only)
 ``model_executor.model_runner.ModelRunner``                    hooked (prefill graph cells enabled only):
   ``init_cuda_graphs``, ``forward``                            see ``graphs/`` and what it lists in ``USES``

@@ -58,3 +58,11 @@ def test_an_empty_prompt_is_refused_and_ends_nothing(prefill: Prefill, prompt: d
     status, answer = prefill.post("/generate", {**ask(1, [5]), "input_ids": None, **prompt, "bootstrap_room": None})
     assert status == 400, answer
     assert prefill.post("/generate", ask(77, [5, 6, 7]))[0] == 200
+
+
+def test_several_samples_of_a_prompt_are_refused(prefill: Prefill) -> None:
+    body = ask(78, [5, 6, 7])
+    status, answer = prefill.post("/generate", {**body, "sampling_params": {**body["sampling_params"], "n": 2}})
+    assert status == 400, answer
+    assert "one sample" in str(answer)
+    assert prefill.post("/generate", ask(79, [5, 6, 7]))[0] == 200

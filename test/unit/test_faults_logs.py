@@ -43,7 +43,33 @@ def test_what_is_found(tmp_path: Path) -> None:
         "a.log: [2026-01-01 10:00:00] Scheduler hit an exception: Traceback (most recent call last):",
         "b.log: Task exception was never retrieved",
     ]
-    assert sum(found.own.values()) == 2
+    assert sum(found.own.values()) == 1, "one exception led to the other"
+
+
+CHAINED = """\
+[2026-01-01 10:00:00] PD rebootstrap prefill request failed for rid=1
+Traceback (most recent call last):
+  File "urllib3/util/connection.py", line 73, in create_connection
+    sock.connect(sa)
+ConnectionRefusedError: [Errno 111] Connection refused
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "sglang/srt/disaggregation/common/conn.py", line 1269, in _run_prefill_recompute
+    response = self._get_prefill_recompute_session().post(
+requests.exceptions.ConnectionError: Max retries exceeded
+Traceback (most recent call last):
+  File "a.py", line 1, in b
+ValueError: another
+"""
+
+
+def test_a_chain_of_exceptions_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(CHAINED)
+    found = logs.scan([tmp_path / "a.log"])
+    assert found.wrong == ['a.log: ValueError: another (File "a.py", line 1, in b)']
+    assert sum(found.own.values()) == 1
 
 
 STOCK = """\
