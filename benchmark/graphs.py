@@ -257,9 +257,9 @@ def micro(args: argparse.Namespace, shape: str) -> list[dict[str, Any]]:
 
 def micro_one(args: argparse.Namespace, shape: str) -> None:
     """Time every captured cell (at most 24 of them) and print the result as one line."""
+    from laps_core.config import LapsConfig
     from sglang_laps.graphs import attach, rig
     from sglang_laps.graphs.runner import full_batch
-    from sglang_laps.policy.config import LapsConfig
 
     flags = ["--max-total-tokens", "65536", "--max-running-requests", "128", "--chunked-prefill-size", "2048"]
     flags += (

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import uvloop
-from sglang_laps.policy.gap import WIDEST
+from laps_core.scheduling.gap import WIDEST
 
 from benchmark.rig import model
 from benchmark.rig.piece import Figure, Piece, Table, command

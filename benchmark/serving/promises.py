@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_laps.policy.gap import stretch
+from laps_core.scheduling.gap import stretch
 
 from benchmark.serving.client import Answer
 from benchmark.serving.job import LONG, SHORT, THRESHOLD

@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--slo-ms", type=float, help="TTFT that counts as met")
     parser.add_argument("--deadlines", action="store_true", help="tell the servers the SLO as a deadline")
-    parser.add_argument("--knobs", type=json.loads, default={}, help="LAPS knobs as JSON, see policy/config.py")
+    parser.add_argument("--knobs", type=json.loads, default={}, help="LAPS knobs as JSON, see laps_core/config.py")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(argv)

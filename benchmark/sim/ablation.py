@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.gap import stretch
+from laps_core.config import LapsConfig
+from laps_core.scheduling.gap import stretch
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.rig.piece import Figure, Piece, Table, command
@@ -239,7 +239,7 @@ def promised_wait_s(profile: Profile, rows: Sequence[Row], config: LapsConfig) -
 
     Gap: long work takes ``stretch`` times as long while short batches wait always. Guard: of that, a request has its
     first token after at most (A + 2 B) / share, with B the longest long batch and A the batches of the requests that
-    came before it and were not done, and its own (see policy/gap.py, policy/guard.py).
+    came before it and were not done, and its own (see laps_core/scheduling/gap.py, guard.py).
     """
     c = profile.coefficients
     host = profile.step_host_s + profile.poll_s

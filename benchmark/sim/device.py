@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from laps_core.buckets import Batch as Shape
+from laps_core.buckets import Buckets, Cell
+from laps_core.config import LapsConfig
 from sglang_laps.graphs.plan import Limits, make_plan
-from sglang_laps.policy.buckets import Batch as Shape
-from sglang_laps.policy.buckets import Buckets, Cell
-from sglang_laps.policy.config import LapsConfig
 
 from benchmark.sim.profile import Profile
 from benchmark.sim.request import Batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_laps.policy.pressure import InstanceSignals, PoolController
+from laps_core.pools.pressure import InstanceSignals, PoolController
 from sglang_router_laps.ask import Ask
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools import Pools

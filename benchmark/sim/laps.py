@@ -1,6 +1,6 @@
 """The LAPS scheduler: what ``sglang_laps.scheduler`` is to the server, this is to the simulator.
 
-The decisions are those of ``sglang_laps.pacing.Pacer`` and the policies below it, unchanged.
+The decisions are those of ``laps_core.scheduling.pacer.Pacer`` and the policies below it, unchanged.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from sglang_laps.pacing import Pacer
-from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running
-from sglang_laps.policy.config import AUTO, LapsConfig
-from sglang_laps.policy.latency import LatencyModel
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, new_tokens, usable_threshold
+from laps_core.config import AUTO, LapsConfig
+from laps_core.latency.model import LatencyModel
+from laps_core.length import LONG, SHORT, LengthClass, new_tokens, usable_threshold
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running
 
 from benchmark.sim.device import Device
 from benchmark.sim.request import Batch, Request

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sglang_laps.policy.latency import VERSION, Coefficients, LatencyModel
+from laps_core.latency.model import VERSION, Coefficients, LatencyModel
 
 FOLDER = Path(__file__).parent / "profiles"
 ANALYTIC = "analytic roofline, not measured"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_laps.plan import Launch
+from laps_core.scheduling.plan import Launch
 
 
 class Request:

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_laps.policy.boundary import knee
-from sglang_laps.policy.latency import Coefficients
+from laps_core.latency.boundary import knee
+from laps_core.latency.model import Coefficients
 
 from benchmark.sim.profile import ANALYTIC, FOLDER, Profile
 

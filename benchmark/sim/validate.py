@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from sglang_laps.policy.latency import Coefficients
-from sglang_laps.policy.nnls import nnls
+from laps_core.latency.model import Coefficients
+from laps_core.latency.nnls import nnls
 
 from benchmark.rig import fast, model, servers, stats
 from benchmark.rig.piece import Figure, Piece, Table, command

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_laps.policy.config import LapsConfig
+from laps_core.config import LapsConfig
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.sim.device import Device

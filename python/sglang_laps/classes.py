@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from laps_core.config import LapsConfig
+from laps_core.length import LengthClass, classify, new_tokens
+from laps_core.scheduling.plan import Waiting
+from laps_core.scheduling.queues import DualQueue, Views
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_laps import deadlines
-from sglang_laps.plan import Waiting
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.length import LengthClass, classify, new_tokens
-from sglang_laps.policy.queues import DualQueue, Views
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

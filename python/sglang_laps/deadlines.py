@@ -5,14 +5,13 @@ from __future__ import annotations
 import reprlib
 from typing import TYPE_CHECKING, Any
 
-from sglang_laps.policy import deadline
+from laps_core import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from laps_core.config import LapsConfig
     from sglang.srt.managers.schedule_batch import Req
-
-    from sglang_laps.policy.config import LapsConfig
 
 FIELD = "ttft_slo_ms"
 """Key in ``sampling_params.custom_params``: milliseconds from arrival to the first token."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_laps.pacing import Pacer
-from sglang_laps.plan import Launch
-from sglang_laps.policy.busy import BusyMeter
-from sglang_laps.policy.length import LONG, SHORT, LengthClass
+from laps_core.busy import BusyMeter
+from laps_core.length import LONG, SHORT, LengthClass
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import Launch
+
 from sglang_laps.status import Series, Totals
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
+from laps_core.config import AUTO, ConfigError, LapsConfig
 
 ENV = "SGLANG_LAPS_SCHEDULER"
 """Set by the launcher from the flags, read in every scheduler process; ``sgl.Engine`` users set it themselves.

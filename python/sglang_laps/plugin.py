@@ -38,9 +38,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from laps_core.config import FLAGS, ConfigError
+from laps_core.latency.model import LatencyModel
+
 from sglang_laps import graphs, options, transfers
-from sglang_laps.policy.config import FLAGS, ConfigError
-from sglang_laps.policy.latency import LatencyModel
 from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
 
 logger = logging.getLogger(__name__)

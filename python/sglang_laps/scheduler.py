@@ -1,4 +1,4 @@
-"""The glue between ``policy/`` and SGLang's prefill scheduler.
+"""The glue between ``laps_core`` and SGLang's prefill scheduler.
 
 ``Scheduler.waiting_queue`` stays the only list of waiting requests. ``Scheduler.chunked_req`` holds the prompt whose
 chunk ran last; others in progress are parked beside it. Around each call of the stock batch builder the mixin shows it
@@ -16,6 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from laps_core.config import AUTO, ConfigError, LapsConfig
+from laps_core.length import LONG, SHORT, LengthClass, unit_of, usable_threshold
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import LOOKAHEAD, LongWaiting, Plan, Running
+from laps_core.scheduling.queues import Views, changes, without
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.runtime_context import get_parallel, get_serving
@@ -25,11 +30,6 @@ from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillA
 from sglang_laps.classes import Classes, Tag, waiting
 from sglang_laps.flights import Books, Flight
 from sglang_laps.interlude import Interlude
-from sglang_laps.pacing import Pacer
-from sglang_laps.plan import LOOKAHEAD, LongWaiting, Plan, Running
-from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, unit_of, usable_threshold
-from sglang_laps.policy.queues import Views, changes, without
 from sglang_laps.snapshot import snapshot
 from sglang_laps.status import Series
 from sglang_laps.support import off_reason, refuse, resolved

@@ -7,10 +7,11 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from laps_core.length import LengthClass, classify
+from laps_core.scheduling.queues import split
+
 from sglang_laps import __version__, graphs
 from sglang_laps.classes import Tag
-from sglang_laps.policy.length import LengthClass, classify
-from sglang_laps.policy.queues import split
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

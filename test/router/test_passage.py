@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from sglang_laps.policy.pressure import POOLS
+from laps_core.pools.pressure import POOLS
 
 from .fakes import FakeDecode, FakePrefill, Stack, World, stack
 

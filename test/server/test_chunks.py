@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sglang_laps.pacing import Pacer
-from sglang_laps.plan import LongWaiting
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.latency import VERSION, LatencyModel
-from sglang_laps.policy.length import LONG, unit_of
+from laps_core.config import LapsConfig
+from laps_core.latency.model import VERSION, LatencyModel
+from laps_core.length import LONG, unit_of
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import LongWaiting
 
 from .adders import Prompt, adder
 from .conftest import LAPS, Reference

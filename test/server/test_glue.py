@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang_laps.pacing import Pacer
-from sglang_laps.plan import Plan
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.length import LONG, SHORT
-from sglang_laps.policy.queues import Views
+from laps_core.config import LapsConfig
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import Plan
+from laps_core.scheduling.queues import Views
 
 os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from laps_core.buckets import Batch, Buckets
+from laps_core.config import LapsConfig
 from sglang_laps.graphs.plan import Limits, make_plan
-from sglang_laps.policy.buckets import Batch, Buckets
-from sglang_laps.policy.config import LapsConfig
 
 HERE = Path(__file__).parent
 LIMITS = Limits(tokens=8192, length=32768, slots=4096, granule=1)

@@ -48,7 +48,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory, cuda: bool) -> Any:
 
 
 def config(**knobs: Any) -> Any:
-    from sglang_laps.policy.config import LapsConfig
+    from laps_core.config import LapsConfig
 
     given = {"graph_lengths": LENGTHS, "graph_batches": SLOTS, "graph_budget": 24, **knobs}
     return LapsConfig(graphs=True, **given)

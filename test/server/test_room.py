@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang_laps.plan import Plan
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.length import LONG, SHORT
+from laps_core.config import LapsConfig
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.plan import Plan
 
 from benchmark.rig import load
 

@@ -51,6 +51,6 @@ def test_the_latency_model_is_saved_when_idle(prefill: Prefill) -> None:
         if path.exists():
             break
         asyncio.run(asyncio.sleep(0.2))
-    from sglang_laps.policy.latency import LatencyModel
+    from laps_core.latency.model import LatencyModel
 
     assert LatencyModel.load(str(path)).fitted

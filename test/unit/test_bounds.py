@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.pacing import Pacer
-from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.gap import WIDEST, stretch
-from sglang_laps.policy.latency import Coefficients
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify
+from laps_core.config import LapsConfig
+from laps_core.latency.model import Coefficients
+from laps_core.length import LONG, SHORT, LengthClass, classify
+from laps_core.scheduling.gap import WIDEST, stretch
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
 
 from benchmark.sim.profile import Profile
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.policy.buckets import (
+from laps_core.buckets import (
     STRATEGIES,
     Batch,
     Buckets,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.window import Dispatch, ShortWaiting, Window
+from laps_core.config import LapsConfig
+from laps_core.scheduling.window import Dispatch, ShortWaiting, Window
 
 OFF = LapsConfig(wait_window_ms=0.0)
 AWD = LapsConfig()

@@ -4,8 +4,8 @@ import argparse
 import os
 
 import pytest
+from laps_core.config import ConfigError, LapsConfig
 from sglang_laps import options
-from sglang_laps.policy.config import ConfigError, LapsConfig
 
 
 def parsed(*argv: str) -> LapsConfig:

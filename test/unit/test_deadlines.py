@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from laps_core import deadline
+from laps_core.config import LapsConfig
 from sglang_laps import deadlines
-from sglang_laps.policy import deadline
-from sglang_laps.policy.config import LapsConfig
 
 HOSTILE = [5e-324, 1e-310, 1e-9, 0.099, 0, 0.0, -5, 1e9 + 1, 1e300, math.inf, math.nan, 10**30, 10**400, -(10**400)]
 HOSTILE += [True, False, "60", [60], {}]

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
+from laps_core.config import FLAGS, LapsConfig
 from sglang_laps import options
-from sglang_laps.policy.config import FLAGS, LapsConfig
 
 BOOK = (Path(__file__).parents[2] / "docs" / "LAPS.md").read_text()
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.policy.gap import AIM, RUN, START_S, UNKNOWN, WIDEST, Gap, stretch
+from laps_core.scheduling.gap import AIM, RUN, START_S, UNKNOWN, WIDEST, Gap, stretch
 
 F = 0.0045
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.policy.boundary import AutoThreshold, Boundary, closed_form, knee
-from sglang_laps.policy.config import ConfigError, LapsConfig
-from sglang_laps.policy.latency import Coefficients, LatencyModel, PartSample, StepSample, StepShape
-from sglang_laps.policy.nnls import nnls
+from laps_core.config import ConfigError, LapsConfig
+from laps_core.latency.boundary import AutoThreshold, Boundary, closed_form, knee
+from laps_core.latency.model import Coefficients, LatencyModel, PartSample, StepSample, StepShape
+from laps_core.latency.nnls import nnls
 
 TRUE = Coefficients(alpha=2e-8, linear=4e-5, gamma_r=4e-6, per_request=2e-3, fixed=6e-3)
 Reqs = list[tuple[int, int]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_laps.policy.config import ConfigError
-from sglang_laps.policy.order import ORDERS, Job, order_named, slack_s, sorted_by
+from laps_core.config import ConfigError
+from laps_core.scheduling.order import ORDERS, Job, order_named, slack_s, sorted_by
 
 NOW = 100.0
 JOBS = st.lists(

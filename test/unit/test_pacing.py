@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sglang_laps.pacing import OVERTAKE_DEPTH, Pacer
-from sglang_laps.plan import Launch, LongWaiting, Plan, Running, Waiting
-from sglang_laps.policy.config import ConfigError, LapsConfig
-from sglang_laps.policy.latency import Coefficients
-from sglang_laps.policy.length import LONG, SHORT
-from sglang_laps.policy.order import OLDEST_EVERY
-from sglang_laps.policy.room import ROOM_S
+from laps_core.config import ConfigError, LapsConfig
+from laps_core.latency.model import Coefficients
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.order import OLDEST_EVERY
+from laps_core.scheduling.pacer import OVERTAKE_DEPTH, Pacer
+from laps_core.scheduling.plan import Launch, LongWaiting, Plan, Running, Waiting
+from laps_core.scheduling.room import ROOM_S
 
 from benchmark.sim.profile import Profile
 
@@ -446,7 +446,7 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
     """The same arrivals through the pacer and through a window of its own, to the last number."""
-    from sglang_laps.policy.window import Dispatch, ShortWaiting, Window
+    from laps_core.scheduling.window import Dispatch, ShortWaiting, Window
 
     config = LapsConfig()
     me = Pacer(config, threshold=256, chunk_tokens=CHUNK, layers=LAYERS)

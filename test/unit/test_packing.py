@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_laps.policy.packing import AHEAD, Item, Pack, overtake, pack
+from laps_core.scheduling.packing import AHEAD, Item, Pack, overtake, pack
 
 F = 0.005
 

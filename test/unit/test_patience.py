@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.pacing import Pacer
-from sglang_laps.plan import LongWaiting, Waiting
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.length import LONG, SHORT
-from sglang_laps.policy.order import OLDEST_EVERY
+from laps_core.config import LapsConfig
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.order import OLDEST_EVERY
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import LongWaiting, Waiting
 
 BUDGET = 1024
 ORDERS = ["fcfs", "edf", "lars", "s-edf"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_laps.plan import LOOKAHEAD, PLAN_NUMBERS, Plan
-from sglang_laps.policy.length import LONG, SHORT
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.plan import LOOKAHEAD, PLAN_NUMBERS, Plan
 
 views = st.lists(st.integers(0, LOOKAHEAD - 1), unique=True, max_size=LOOKAHEAD).map(tuple)
 tokens = st.integers(0, 1 << 40)

@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.policy.config import ConfigError
-from sglang_laps.policy.pressure import (
+from laps_core.config import ConfigError
+from laps_core.pools.pressure import (
     InstanceSignals,
     Move,
     PoolController,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
-from sglang_laps.policy.queues import DualQueue, changes, split, without
+from laps_core.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
+from laps_core.scheduling.queues import DualQueue, changes, split, without
 
 
 @given(st.lists(st.integers(1, 1000)))

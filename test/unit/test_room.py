@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_laps.policy.room import ROOM_S, Room
+from laps_core.scheduling.room import ROOM_S, Room
 
 
 @given(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=300))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from sglang_laps.policy.pressure import Move
+from laps_core.pools.pressure import Move
 from sglang_router_laps.ask import Ask, measure
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.instances import PrefillInstance

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.latency import Coefficients
-from sglang_laps.policy.length import LONG, SHORT
+from laps_core.config import LapsConfig
+from laps_core.latency.model import Coefficients
+from laps_core.length import LONG, SHORT
 
 from benchmark.sim.device import Device
 from benchmark.sim.engine import Events, Server, simulate

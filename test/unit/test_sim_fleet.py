@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sglang_laps.policy.latency import Coefficients
+from laps_core.latency.model import Coefficients
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.sim.profile import Profile

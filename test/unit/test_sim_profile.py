@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.latency import Coefficients
+from laps_core.config import LapsConfig
+from laps_core.latency.model import Coefficients
 
 from benchmark.sim.ablation import promised_wait_s
 from benchmark.sim.device import Device

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from sglang_laps.policy.pressure import PressureConfig
-from sglang_laps.policy.slo import OVERSHOOT_MAX, SloLedger
+from laps_core.pools.pressure import PressureConfig
+from laps_core.slo import OVERSHOOT_MAX, SloLedger
 
 
 def test_counts_by_class_and_over_all() -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_laps.policy.config import LapsConfig
-from sglang_laps.policy.window import REASONS, Decision, Dispatch, ShortWaiting, Wait, Window
+from laps_core.config import LapsConfig
+from laps_core.scheduling.window import REASONS, Decision, Dispatch, ShortWaiting, Wait, Window
 
 MS = 1e-3
 FIXED_S, TOKEN_S = 8 * MS, 10e-6

@@ -1,6 +1,6 @@
 """(L, B) CUDA-graph cells for batched short prefills, beside SGLang's own prefill graphs [L s3.1].
 
-Requests are packed end to end; a cell pads only the rows at the end and the request slots. ``policy/buckets.py`` says
+Requests are packed end to end; a cell pads only rows at the end and request slots. ``laps_core/buckets.py`` says
 which cells exist and which one pays; here they are captured through SGLang's full-graph runner and replayed.
 
 ``install`` hooks two methods of ``ModelRunner`` (``HOOKS``). What else of SGLang is used: ``USES``.
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from sglang_laps.support import off_reason, resolved
 
 if TYPE_CHECKING:
+    from laps_core.buckets import Predict
+    from laps_core.config import LapsConfig
+
     from sglang_laps.graphs.front import PrefillFront
-    from sglang_laps.policy.buckets import Predict
-    from sglang_laps.policy.config import LapsConfig
 
 logger = logging.getLogger(__name__)
 

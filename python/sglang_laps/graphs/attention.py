@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-
-from sglang_laps.policy.buckets import Cell
+from laps_core.buckets import Cell
 
 
 class Seam(Protocol):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from laps_core.buckets import Batch, Buckets, Cell, Choice, Demand, Gains
+from laps_core.config import LapsConfig
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
 from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_schedule
@@ -18,8 +20,6 @@ from sglang_laps.graphs.backend import emulation
 from sglang_laps.graphs.clock import clock_for
 from sglang_laps.graphs.plan import Limits, make_plan
 from sglang_laps.graphs.runner import CellGraphRunner, full_graph_config, ranks_of_this_server
-from sglang_laps.policy.buckets import Batch, Buckets, Cell, Choice, Demand, Gains
-from sglang_laps.policy.config import LapsConfig
 
 logger = logging.getLogger(__name__)
 

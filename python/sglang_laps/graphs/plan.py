@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sglang_laps.policy.buckets import Budget, Cell, expected_batches, grid, rank
-from sglang_laps.policy.config import LapsConfig
+from laps_core.buckets import Budget, Cell, expected_batches, grid, rank
+from laps_core.config import LapsConfig
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import tqdm
+from laps_core.buckets import Batch, Cell
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
@@ -22,7 +23,6 @@ from sglang_laps.graphs.attention import Seam
 from sglang_laps.graphs.backend import EmulatedGraphBackend, drop
 from sglang_laps.graphs.plan import Plan
 from sglang_laps.graphs.ranks import Ranks
-from sglang_laps.policy.buckets import Batch, Cell
 
 logger = logging.getLogger(__name__)
 

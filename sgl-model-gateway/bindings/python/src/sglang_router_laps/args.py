@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any, NoReturn
 
-from sglang_laps.policy.config import ConfigError
+from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
 
 from .config import AllocConfig

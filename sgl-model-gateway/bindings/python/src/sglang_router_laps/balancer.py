@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from sglang_laps.policy.config import ConfigError
-from sglang_laps.policy.pressure import Pool
+from laps_core.config import ConfigError
+from laps_core.pools.pressure import Pool
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from starlette.middleware.cors import CORSMiddleware

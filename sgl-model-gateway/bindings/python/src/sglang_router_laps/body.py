@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from sglang_laps.policy import deadline
+from laps_core import deadline
 
 from .prompt import GENERATE
 

@@ -10,8 +10,8 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from sglang_laps.policy.config import ConfigError, read_knobs
-from sglang_laps.policy.pressure import PressureConfig
+from laps_core.config import ConfigError, read_knobs
+from laps_core.pools.pressure import PressureConfig
 
 SPILLS = ("auto", "off", "short", "both")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_laps.policy.pressure import POOLS, Move, PoolController
+from laps_core.pools.pressure import POOLS, Move, PoolController
 
 from .config import AllocConfig
 from .counts import Counts

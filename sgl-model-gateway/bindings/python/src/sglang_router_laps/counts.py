@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sglang_laps.policy.pressure import Pool
+from laps_core.pools.pressure import Pool
 
 
 def _by_class() -> dict[Pool, int]:

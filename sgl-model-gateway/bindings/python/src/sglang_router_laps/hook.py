@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from sglang_laps.policy.config import ConfigError
+from laps_core.config import ConfigError
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from sglang_laps.policy.pressure import Pool
-from sglang_laps.policy.slo import overshoot
+from laps_core.pools.pressure import Pool
+from laps_core.slo import overshoot
 from yarl import URL
 
 from .breaker import Breaker

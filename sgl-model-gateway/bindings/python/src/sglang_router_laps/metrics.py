@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from laps_core.pools.pressure import POOLS, Pool, pressure
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from sglang_laps.policy.pressure import POOLS, Pool, pressure
 
 if TYPE_CHECKING:
     from .balancer import LapsMiniLoadBalancer

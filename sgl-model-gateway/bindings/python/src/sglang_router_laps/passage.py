@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
-from sglang_laps.policy.pressure import Pool
+from laps_core.pools.pressure import Pool
 
 from . import aborts, logprobs
 from . import body as bodies

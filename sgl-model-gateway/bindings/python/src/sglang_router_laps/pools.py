@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sglang_laps.policy.pressure import POOLS, Move, Pool
+from laps_core.pools.pressure import POOLS, Move, Pool
 
 from .ask import Ask
 from .config import AllocConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import orjson
-from sglang_laps.policy.pressure import InstanceSignals
+from laps_core.pools.pressure import InstanceSignals
 
 from .instances import Clock, PrefillInstance
 from .upstream import Sessions

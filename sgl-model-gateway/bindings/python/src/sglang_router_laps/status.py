@@ -6,8 +6,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from laps_core.pools.pressure import POOLS, pressure
 from sglang_laps import __version__
-from sglang_laps.policy.pressure import POOLS, pressure
 
 from .instances import Instance
 from .signals import SignalReader

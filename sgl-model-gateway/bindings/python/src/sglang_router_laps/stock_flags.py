@@ -7,7 +7,7 @@ import logging
 from dataclasses import fields
 from functools import cache
 
-from sglang_laps.policy.config import ConfigError
+from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
 
 logger = logging.getLogger(__name__)

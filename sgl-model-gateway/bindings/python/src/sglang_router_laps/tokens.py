@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Protocol
 
-from sglang_laps.policy.config import ConfigError
+from laps_core.config import ConfigError
 
 from .prompt import Prompt, utf8_len
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from sglang_laps.policy.pressure import POOLS, Pool, quantile
+from laps_core.pools.pressure import POOLS, Pool, quantile
 
 SAMPLES = 4096
 """Samples kept per class, however long the window is."""

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .boundary import Boundary, closed_form, knee
-from .config import ConfigError
-from .nnls import Array, robust_nnls
+from laps_core.config import ConfigError
+from laps_core.latency.boundary import Boundary, closed_form, knee
+from laps_core.latency.nnls import Array, robust_nnls
 
 VERSION = 1
 _KIND = "laps-latency"

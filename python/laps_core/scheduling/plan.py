@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_laps.policy.length import LONG, SHORT, LengthClass
+from laps_core.length import LONG, SHORT, LengthClass
 
 LOOKAHEAD = 512
 """Waiting requests of a class that are looked at; no batch of them is longer than this."""

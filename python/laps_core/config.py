@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from . import deadline
+from laps_core import deadline
 
 AUTO = "auto"
 """``length_threshold``: take the boundary from the fitted latency model."""
@@ -129,7 +129,7 @@ class LapsConfig:
     length_basis: str = knob("uncached", _one_of("uncached", "prompt"))
     """Which tokens count: those not found in the prefix cache, or the whole prompt."""
     order: str = knob("least-work", _one_of("least-work", "fcfs", "edf", "lars", "s-edf"))
-    """Order of long prompts, see policy/order.py; all but least-work order short requests too."""
+    """Order of long prompts, see scheduling/order.py; all but least-work order short requests too."""
     guard: float = knob(0.25, _real(0.0, 1.0, ""))
     """Under least-work: share of long time for the prompt that has waited longest (0..1)."""
     preempt_overhead: float = knob(0.15, _real(0.01, 1.0, ""))
@@ -173,7 +173,7 @@ class LapsConfig:
     threshold_period_s: float = knob(10.0, _S)
     """The automatic threshold moves no more often than this (seconds)."""
 
-    # -- prefill CUDA graphs for short batches (see policy/buckets.py)
+    # -- prefill CUDA graphs for short batches (see buckets.py)
     graphs: bool = knob(False, _switch)
     """Replay short batches from captured (L, B) cells where that is faster."""
     graph_lengths: Sequence[int] = knob((8, 16, 32, 64, 128, 256), _sizes("tokens"))

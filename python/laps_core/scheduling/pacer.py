@@ -12,18 +12,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_laps.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
-from sglang_laps.policy.boundary import AutoThreshold
-from sglang_laps.policy.config import AUTO, ConfigError, LapsConfig
-from sglang_laps.policy.gap import AIM, Gap
-from sglang_laps.policy.guard import Guard
-from sglang_laps.policy.latency import LatencyModel, StepSample
-from sglang_laps.policy.length import LONG, SHORT, LengthClass, usable_threshold
-from sglang_laps.policy.order import LEAST_WORK, Job, Patience, order_named, sorted_by
-from sglang_laps.policy.packing import Item, overtake, pack
-from sglang_laps.policy.room import Room
-from sglang_laps.policy.slo import SloLedger
-from sglang_laps.policy.window import Dispatch, ShortWaiting, Wait, Window
+from laps_core.config import AUTO, ConfigError, LapsConfig
+from laps_core.latency.boundary import AutoThreshold
+from laps_core.latency.model import LatencyModel, StepSample
+from laps_core.length import LONG, SHORT, LengthClass, usable_threshold
+from laps_core.scheduling.gap import AIM, Gap
+from laps_core.scheduling.guard import Guard
+from laps_core.scheduling.order import LEAST_WORK, Job, Patience, order_named, sorted_by
+from laps_core.scheduling.packing import Item, overtake, pack
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
+from laps_core.scheduling.room import Room
+from laps_core.scheduling.window import Dispatch, ShortWaiting, Wait, Window
+from laps_core.slo import SloLedger
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from sglang_laps.policy.length import LONG, SHORT, LengthClass
+from laps_core.length import LONG, SHORT, LengthClass
 
 T = TypeVar("T")
 

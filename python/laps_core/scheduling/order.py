@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .config import ConfigError
+from laps_core.config import ConfigError
 
 
 class Job(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from .config import LapsConfig
+from laps_core.config import LapsConfig
 
 _HYSTERESIS = 0.15
 """The boundary must leave the threshold in force by this share before the threshold follows."""

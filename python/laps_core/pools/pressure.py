@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from .config import ConfigError
-from .slo import OVERSHOOT_MAX
+from laps_core.config import ConfigError
+from laps_core.slo import OVERSHOOT_MAX
 
 Pool = Literal["short", "long"]
 POOLS: tuple[Pool, Pool] = ("short", "long")

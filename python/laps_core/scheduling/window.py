@@ -22,8 +22,8 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from .arrivals import Arrivals
-from .config import LapsConfig
+from laps_core.config import LapsConfig
+from laps_core.scheduling.arrivals import Arrivals
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 """(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""

@@ -1,0 +1,1 @@
+"""Which prefill server serves which class: pressures of the two pools, and when one moves."""

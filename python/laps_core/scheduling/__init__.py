@@ -1,0 +1,1 @@
+"""Which batch runs next: the pacer, and the rules it asks."""

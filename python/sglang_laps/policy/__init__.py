@@ -1,1 +1,0 @@
-"""The scheduling policy: pure functions and state machines. No torch, no sglang, no I/O, no clock."""
