@@ -13,7 +13,8 @@ from laps_core.config import AUTO, LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import LONG, SHORT, LengthClass, new_tokens, usable_threshold
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, Plan, Running
+from laps_core.scheduling.waiting import Waiting
 
 from benchmark.sim.device import Device
 from benchmark.sim.request import Batch, Request
@@ -80,7 +81,7 @@ class Laps:
         if request.slo_s is None:
             request.slo_s = self._slo_s
         deadline = None if request.slo_s is None else request.ready + request.slo_s
-        request.view = (tokens, request.history, now, deadline, request.number)
+        request.view = Waiting(tokens, request.history, now, deadline)
         self.waiting_tokens += request.left
         if tokens <= self._threshold:
             self._short.append(request)
@@ -237,6 +238,6 @@ class Laps:
             (self._short if r.started < 0.0 and r.class_tokens <= threshold else self._long).append(r)
 
 
-def _long(r: Request) -> LongWaiting:
-    tokens, _, since, deadline, _ = r.view
-    return LongWaiting(r.left, r.history, since, deadline, tokens, r.started >= 0.0)
+def _long(r: Request) -> Waiting:
+    seen: Waiting = r.view
+    return Waiting(r.left, r.history, seen.since_s, seen.deadline_s, seen.tokens, r.started >= 0.0)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
 from laps_core.length import LengthClass, classify, new_tokens
-from laps_core.scheduling.plan import Waiting
 from laps_core.scheduling.queues import DualQueue, Views
+from laps_core.scheduling.waiting import Waiting
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_laps import deadlines
@@ -49,7 +49,7 @@ class Tag:
 def waiting(req: Req) -> Waiting:
     """A short request, as the plan looks at it."""
     tag: Tag = req.laps_tag
-    return tag.new_tokens, tag.history, tag.since, tag.deadline_s, req.rid
+    return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s)
 
 
 class Classes:

@@ -19,8 +19,9 @@ import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
 from laps_core.length import LONG, SHORT, LengthClass, unit_of, usable_threshold
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, LongWaiting, Plan, Running
+from laps_core.scheduling.plan import LOOKAHEAD, Plan, Running
 from laps_core.scheduling.queues import Views, changes, without
+from laps_core.scheduling.waiting import Waiting
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.runtime_context import get_parallel, get_serving
@@ -173,13 +174,13 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Whether work is under way that will give memory back."""
         return bool(self._laps_flights or self._laps_under_way or self.disagg_prefill_inflight_queue)
 
-    def _laps_long(self, req: Req) -> LongWaiting:
+    def _laps_long(self, req: Req) -> Waiting:
         tag: Tag = req.laps_tag
         rank = self.policy.priority_sign * (req.priority or 0) if self.enable_priority_scheduling else 0
         done = max(req.prefix_len, req.extend_end or 0)
         if req is self.chunked_req or req in self._laps_parked:
-            return LongWaiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
-        return LongWaiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
+            return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
+        return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
 
     def _laps_urgent(self, views: Views[Req], longs: Sequence[Req]) -> LengthClass | None:
         """The class with the strictly higher priority under --enable-priority-scheduling."""

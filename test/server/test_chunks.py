@@ -13,7 +13,7 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import VERSION, LatencyModel
 from laps_core.length import LONG, unit_of
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LongWaiting
+from laps_core.scheduling.waiting import Waiting
 
 from .adders import Prompt, adder
 from .conftest import LAPS, Reference
@@ -40,7 +40,7 @@ def test_every_long_prompt_runs_to_its_end_in_whole_units(
     cuts = []
     while prompt.extend_end < 30_000:
         done = prompt.extend_end
-        plan = me.plan(0.0, [], [LongWaiting(30_000 - done, done, 0.0, None, 30_000, done > 0)])
+        plan = me.plan(0.0, [], [Waiting(30_000 - done, done, 0.0, None, 30_000, done > 0)])
         assert plan.order == (LONG,)
         builder = adder(page, min(plan.tokens, server_chunk))
         prompt.prefix_len = done

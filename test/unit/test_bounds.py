@@ -14,7 +14,8 @@ from laps_core.latency.model import Coefficients
 from laps_core.length import LONG, SHORT, LengthClass, classify
 from laps_core.scheduling.gap import WIDEST, stretch
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, Plan, Running
+from laps_core.scheduling.waiting import Waiting
 
 from benchmark.sim.profile import Profile
 
@@ -100,8 +101,8 @@ class Toy:
         if self.paused:
             top = self.paused[-1]
             running = Running(top.each_s * top.slices, sum(len(b.parts) for b in self.paused), len(self.paused))
-        views: list[Waiting] = [(j.tokens, 0, j.arrival, None, id(j)) for j in self.shorts[:LOOKAHEAD]]
-        seen = [LongWaiting(j.tokens - j.done, j.done, j.arrival, None, j.tokens, j.done > 0) for j in longs]
+        views = [Waiting(j.tokens, 0, j.arrival) for j in self.shorts[:LOOKAHEAD]]
+        seen = [Waiting(j.tokens - j.done, j.done, j.arrival, None, j.tokens, j.done > 0) for j in longs]
         plan = self.pacer.plan(self.now, views, seen, waiting=len(self.shorts) + len(self.longs), running=running)
         if plan.order:
             self._launch(plan, longs)

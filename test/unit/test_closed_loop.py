@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.scheduling.window import Dispatch, ShortWaiting, Window
+from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.window import Dispatch, Window
 
 OFF = LapsConfig(wait_window_ms=0.0)
 AWD = LapsConfig()
@@ -61,7 +62,8 @@ def closed_loop(
 
     pending = [(think(clients[i]), i) for i in range(users)]
     heapq.heapify(pending)
-    waiting: list[ShortWaiting] = []
+    waiting: list[Waiting] = []
+    whose: list[int] = []
     now = 0.0
     blind: float | None = None
     for _ in range(batches):
@@ -70,7 +72,8 @@ def closed_loop(
             now = max(now, wake)
             while pending and pending[0][0] <= now:
                 at, i = heapq.heappop(pending)
-                waiting.append(ShortWaiting(tokens, 0, at, None, i))
+                waiting.append(Waiting(tokens, 0, at))
+                whose.append(i)
                 if poll:
                     window.arrived(now, 1, blind)
                 else:
@@ -80,17 +83,17 @@ def closed_loop(
             if isinstance(said, Dispatch):
                 break
             wake = min([said.until_s, *(p[0] for p in pending[:1])])
-        batch = [waiting[i] for i in said.picked]
-        waiting = [s for i, s in enumerate(waiting) if i not in set(said.picked)]
+        batch = [(waiting[i], whose[i]) for i in said.picked]
+        left = [i for i in range(len(waiting)) if i not in set(said.picked)]
+        waiting, whose = [waiting[i] for i in left], [whose[i] for i in left]
         window.dispatched(now, len(batch), said.waited_s, said.reason)
         run.waits.append(said.waited_s)
         run.depths.append(len(batch))
         blind = now
-        now += predict([(s.tokens, s.history) for s in batch]) * rng.lognormvariate(0.0, noise)
+        now += predict([(s.tokens, s.history) for s, _ in batch]) * rng.lognormvariate(0.0, noise)
         window.completed(now, len(batch))
-        for s in batch:
-            run.ttfts.append(now - s.arrival_s)
-            i = int(str(s.key))
+        for s, i in batch:
+            run.ttfts.append(now - s.since_s)
             heapq.heappush(pending, (now + think(clients[i]), i))
         now += 0.3e-3
     run.seconds = now

@@ -13,8 +13,9 @@ from laps_core.latency.model import Coefficients
 from laps_core.length import LONG, SHORT
 from laps_core.scheduling.order import OLDEST_EVERY
 from laps_core.scheduling.pacer import OVERTAKE_DEPTH, Pacer
-from laps_core.scheduling.plan import Launch, LongWaiting, Plan, Running, Waiting
+from laps_core.scheduling.plan import Launch, Plan, Running
 from laps_core.scheduling.room import ROOM_S
+from laps_core.scheduling.waiting import Waiting
 
 from benchmark.sim.profile import Profile
 
@@ -36,13 +37,12 @@ def pacer(
 
 
 def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float | None = None) -> Waiting:
-    return tokens, 0, arrival, deadline, key  # type: ignore[return-value]
+    """`key`: for whoever reads."""
+    return Waiting(tokens, 0, arrival, deadline)
 
 
-def long(
-    tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, rank: int = 0
-) -> LongWaiting:
-    return LongWaiting(tokens - done, done, since, deadline, tokens, done > 0, rank)
+def long(tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, rank: int = 0) -> Waiting:
+    return Waiting(tokens - done, done, since, deadline, tokens, done > 0, rank)
 
 
 def running(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Running:
@@ -63,7 +63,7 @@ def run(
     )
 
 
-def order_of(me: Pacer, now: float, longs: list[LongWaiting]) -> list[int]:
+def order_of(me: Pacer, now: float, longs: list[Waiting]) -> list[int]:
     """The order in which these would be served, were each a batch of its own."""
     left, found = list(range(len(longs))), []
     while left:
@@ -200,7 +200,7 @@ def test_slices_take_their_time_from_the_model() -> None:
 def test_the_least_work_goes_first() -> None:
     me = pacer()
     assert order_of(me, 1.0, [long(3000), long(900), long(20_000, done=19_500), long(900, -1.0)]) == [2, 3, 1, 0]
-    cached = LongWaiting(300, 100_000, 0.0, None, 300)
+    cached = Waiting(300, 100_000, 0.0, None, 300)
     assert order_of(pacer(), 1.0, [long(400), cached]) == [1, 0]
 
 
@@ -446,7 +446,7 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
     """The same arrivals through the pacer and through a window of its own, to the last number."""
-    from laps_core.scheduling.window import Dispatch, ShortWaiting, Window
+    from laps_core.scheduling.window import Dispatch, Window
 
     config = LapsConfig()
     me = Pacer(config, threshold=256, chunk_tokens=CHUNK, layers=LAYERS)
@@ -461,7 +461,7 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         if arrived:
             window.arrived(now, len(arrived), me._seen_s if me._blind else None)
         me.arrived(now, len(arrived))
-        said = window.decide(now, [ShortWaiting(*w) for w in waiting], token_budget=CHUNK, predict=me.model.predict)
+        said = window.decide(now, waiting, token_budget=CHUNK, predict=me.model.predict)
         plan = me.plan(now, waiting, [])
         if not isinstance(said, Dispatch):
             assert (plan.order, plan.waiting, plan.until_s) == ((), True, said.until_s)

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.scheduling.packing import AHEAD, Item, Pack, overtake, pack
+from laps_core.scheduling.packing import AHEAD, Pack, overtake, pack
+from laps_core.scheduling.waiting import Waiting
 
 F = 0.005
 
 
-def item(tokens: int, started: bool = False) -> Item:
-    return Item(tokens, tokens * 25e-6, started)
+def item(tokens: int, started: bool = False) -> Waiting:
+    return Waiting(tokens, 0, 0.0, started=started)
+
+
+def beside_s(w: Waiting) -> float:
+    return w.tokens * 25e-6
 
 
 def test_a_lone_prompt_fills_the_batch_and_is_cut() -> None:
-    assert pack([item(20_000)], budget=8192, fixed_s=F, waiting=1) == Pack((0,), 8192, cut=True)
+    assert pack([item(20_000)], beside_s, budget=8192, fixed_s=F, waiting=1) == Pack((0,), 8192, cut=True)
 
 
 def test_where_few_wait_the_next_one_would_only_delay_the_first() -> None:
-    assert pack([item(1000), item(2000)], budget=8192, fixed_s=F, waiting=2) == Pack((0,), 1000)
+    assert pack([item(1000), item(2000)], beside_s, budget=8192, fixed_s=F, waiting=2) == Pack((0,), 1000)
 
 
 def test_where_many_wait_a_saved_step_is_worth_more() -> None:
     crowd = [item(300 + i) for i in range(12)]
-    packed = pack(crowd, budget=8192, fixed_s=F, waiting=40)
+    packed = pack(crowd, beside_s, budget=8192, fixed_s=F, waiting=40)
     assert len(packed.picked) > 4
     assert packed.tokens == sum(crowd[i].tokens for i in packed.picked)
 
 
 def test_what_does_not_pay_is_not_cut_in_either() -> None:
-    assert pack([item(1000), item(50_000)], budget=8192, fixed_s=F, waiting=2).picked == (0,)
+    assert pack([item(1000), item(50_000)], beside_s, budget=8192, fixed_s=F, waiting=2).picked == (0,)
 
 
 def test_one_prompt_in_progress_at_most() -> None:
-    packed = pack([item(300, True), item(400, True), item(500)], budget=8192, fixed_s=1.0, waiting=9)
+    packed = pack([item(300, True), item(400, True), item(500)], beside_s, budget=8192, fixed_s=1.0, waiting=9)
     assert packed.picked == (0, 2)
 
 
@@ -44,7 +49,7 @@ def test_one_prompt_in_progress_at_most() -> None:
 )
 def test_a_pack_keeps_the_rules(sizes: list[tuple[int, bool]], budget: int, waiting: int) -> None:
     items = [item(*s) for s in sizes]
-    packed = pack(items, budget=budget, fixed_s=F, waiting=waiting)
+    packed = pack(items, beside_s, budget=budget, fixed_s=F, waiting=waiting)
     assert packed.picked[0] == 0
     assert list(packed.picked) == sorted(set(packed.picked))
     assert sum(items[i].started for i in packed.picked) <= 1
@@ -54,24 +59,25 @@ def test_a_pack_keeps_the_rules(sizes: list[tuple[int, bool]], budget: int, wait
 
 
 def test_small_ones_overtake_what_runs_for_long() -> None:
-    picked = overtake([item(400), item(500)], budget=8192, left_s=0.15, running=1, fixed_s=F, waiting=3).picked
+    items = [item(400), item(500)]
+    picked = overtake(items, beside_s, budget=8192, left_s=0.15, running=1, fixed_s=F, waiting=3).picked
     assert picked == (0, 1)
 
 
 def test_nobody_overtakes_what_is_nearly_done() -> None:
-    assert not overtake([item(400)], budget=8192, left_s=0.01, running=1, fixed_s=F, waiting=3).picked
+    assert not overtake([item(400)], beside_s, budget=8192, left_s=0.01, running=1, fixed_s=F, waiting=3).picked
 
 
 def test_near_saturation_the_fixed_cost_of_all_who_wait_decides() -> None:
     one = [item(600)]
     many = int(0.1 / (F * AHEAD)) + 10
-    assert overtake(one, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=2).picked
-    assert not overtake(one, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=many).picked
+    assert overtake(one, beside_s, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=2).picked
+    assert not overtake(one, beside_s, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=many).picked
 
 
 def test_whoever_overtakes_runs_whole() -> None:
-    assert not overtake([item(9000)], budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1).picked
-    assert not overtake([item(400, True)], budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1).picked
+    assert not overtake([item(9000)], beside_s, budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1).picked
+    assert not overtake([item(400, True)], beside_s, budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1).picked
 
 
 @given(
@@ -82,11 +88,11 @@ def test_whoever_overtakes_runs_whole() -> None:
 )
 def test_an_overtaking_batch_is_worth_it(sizes: list[int], left_s: float, running: int, waiting: int) -> None:
     items = [item(n) for n in sorted(sizes)]
-    packed = overtake(items, budget=8192, left_s=left_s, running=running, fixed_s=F, waiting=waiting)
+    packed = overtake(items, beside_s, budget=8192, left_s=left_s, running=running, fixed_s=F, waiting=waiting)
     n = len(packed.picked)
     if not n:
         return
-    seconds = F + sum(items[i].seconds for i in packed.picked)
+    seconds = F + sum(beside_s(items[i]) for i in packed.picked)
     assert packed.tokens <= 8192
     assert seconds <= left_s
     assert n * left_s > running * seconds, "those who gain outweigh those who lose"

@@ -8,7 +8,7 @@ from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.scheduling.order import OLDEST_EVERY
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LongWaiting, Waiting
+from laps_core.scheduling.waiting import Waiting
 
 BUDGET = 1024
 ORDERS = ["fcfs", "edf", "lars", "s-edf"]
@@ -24,9 +24,9 @@ def pacer(order: str) -> Pacer:
     return Pacer(config, threshold=256, chunk_tokens=BUDGET)
 
 
-def coming(now: float, i: int, batch: list[tuple[int, float | None]], longer: int = 0) -> list[Waiting]:
+def coming(now: float, batch: list[tuple[int, float | None]], longer: int = 0) -> list[Waiting]:
     return [
-        (tokens + longer, 0, now + 1e-6 * n, None if left is None else now + left, (i, n))
+        Waiting(tokens + longer, 0, now + 1e-6 * n, None if left is None else now + left)
         for n, (tokens, left) in enumerate(batch)
     ]
 
@@ -41,15 +41,15 @@ def test_the_oldest_short_request_is_served_within_its_turns(
         me = Pacer(LapsConfig(order=order), threshold=256, chunk_tokens=BUDGET)
     waiting: list[Waiting] = []
     oldest, turns, now = None, 0, 0.0
-    for i, batch in enumerate(arrivals):
+    for batch in arrivals:
         now += 0.05
-        waiting += coming(now, i, batch)
+        waiting += coming(now, batch)
         if not waiting:
             continue
         plan = me.plan(now, waiting, [])
         if plan.waiting:
             continue
-        head = min(waiting, key=lambda w: w[2])[4]
+        head = min(w.since_s for w in waiting)
         turns = turns + 1 if head == oldest else 1
         oldest = head
         me.finished(
@@ -60,10 +60,10 @@ def test_the_oldest_short_request_is_served_within_its_turns(
             [],
             stock=False,
         )
-        served = {waiting[p][4] for p in plan.picked}
+        served = {waiting[p].since_s for p in plan.picked}
         assert served
         assert head in served or turns < OLDEST_EVERY
-        waiting = [w for w in waiting if w[4] not in served]
+        waiting = [w for w in waiting if w.since_s not in served]
 
 
 @given(arriving, st.sampled_from(ORDERS))
@@ -74,33 +74,32 @@ def test_the_oldest_long_request_is_served_within_its_turns(
     me = pacer(order)
     waiting: list[Waiting] = []
     oldest, turns, now = None, 0, 0.0
-    for i, batch in enumerate(arrivals):
+    for batch in arrivals:
         now += 0.05
-        waiting += coming(now, i, batch, longer=300)
+        waiting += coming(now, batch, longer=300)
         if not waiting:
             continue
-        longs = [LongWaiting(tokens, old, since, due, tokens) for tokens, old, since, due, _ in waiting]
-        plan = me.plan(now, [], longs, waiting=1)
-        head = min(waiting, key=lambda w: w[2])[4]
+        plan = me.plan(now, [], waiting, waiting=1)
+        head = min(w.since_s for w in waiting)
         turns = turns + 1 if head == oldest else 1
         oldest = head
         me.launched(now, LONG, len(plan.longs), plan)
-        served = {waiting[i][4] for i in plan.longs}
+        served = {waiting[i].since_s for i in plan.longs}
         assert head in served or turns < OLDEST_EVERY
-        waiting = [w for w in waiting if w[4] not in served]
+        waiting = [w for w in waiting if w.since_s not in served]
 
 
 def test_a_late_request_does_not_wait_for_ever_while_others_can_make_it() -> None:
     me = pacer("fcfs")
-    waiting: list[Waiting] = [(200, 0, 0.0, 0.1, "late")]
+    waiting: list[Waiting] = [Waiting(200, 0, 0.0, 0.1)]
     for turn in range(1, 100):
         now = float(turn)
-        waiting += [(200, 0, now, now + 5.0, (turn, n)) for n in range(6)]  # more than a batch holds
+        waiting += [Waiting(200, 0, now + 1e-6 * n, now + 5.0) for n in range(6)]  # more than a batch holds
         plan = me.plan(now, waiting, [])
         me.launched(now, SHORT, len(plan.picked), plan)
-        served = {waiting[p][4] for p in plan.picked}
-        waiting = [w for w in waiting if w[4] not in served]
-        if "late" in served:
+        served = {waiting[p].since_s for p in plan.picked}
+        waiting = [w for w in waiting if w.since_s not in served]
+        if 0.0 in served:
             break
     assert turn == OLDEST_EVERY
 
@@ -108,17 +107,17 @@ def test_a_late_request_does_not_wait_for_ever_while_others_can_make_it() -> Non
 def test_the_short_batch_after_a_failed_long_one_keeps_its_order() -> None:
     me = pacer("edf")
     shorts = [
-        (50, 0, 0.0, 0.5, "late"),
-        (50, 0, 0.1, None, "none"),
-        (50, 0, 0.2, 9.0, "second"),
-        (50, 0, 0.3, 5.0, "first"),
+        Waiting(50, 0, 0.0, 0.5),
+        Waiting(50, 0, 0.1, None),
+        Waiting(50, 0, 0.2, 9.0),
+        Waiting(50, 0, 0.3, 5.0),
     ]
-    work = [LongWaiting(5000, 0, 0.0, None, 5000)]
+    work = [Waiting(5000, 0, 0.0)]
     plan = me.plan(1.0, shorts, work, urgent=LONG)
     assert plan.order == (LONG, SHORT)
     assert plan.picked == (3, 2, 1, 0)
     assert plan.late == 1
-    many = [(200, 0, 0.0, 0.5, "late"), *((200, 0, 0.5, 9.0, n) for n in range(9))]
+    many = [Waiting(200, 0, 0.0, 0.5), *(Waiting(200, 0, 0.5, 9.0) for _ in range(9))]
     assert pacer("fcfs").plan(1.0, many, work, urgent=LONG).picked == (1, 2)
 
 
@@ -127,13 +126,13 @@ def test_a_hold_ends_with_the_requests_that_were_held() -> None:
     me = Pacer(config, threshold=256, chunk_tokens=BUDGET)
     for forget in (
         lambda now: me.nothing_waits(),
-        lambda now: me.plan(now, [], [LongWaiting(5000, 0, 0.0, None, 5000)]),
+        lambda now: me.plan(now, [], [Waiting(5000, 0, 0.0)]),
     ):
         me.arrived(1.0, 1)
-        assert me.plan(1.0, [(50, 0, 1.0, None, "aborted")], []).waiting
+        assert me.plan(1.0, [Waiting(50, 0, 1.0, None)], []).waiting
         forget(1.001)
         me.arrived(600.0, 1)
-        later: list[Waiting] = [(50, 0, 600.0, None, "later")]
+        later: list[Waiting] = [Waiting(50, 0, 600.0, None)]
         assert me.plan(600.0, later, []).waiting
         plan = me.plan(600.006, later, [])
         assert (plan.order, plan.reason) == ((SHORT,), "window")

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.scheduling.window import REASONS, Decision, Dispatch, ShortWaiting, Wait, Window
+from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.window import REASONS, Decision, Dispatch, Wait, Window
 
 MS = 1e-3
 FIXED_S, TOKEN_S = 8 * MS, 10e-6
@@ -21,11 +22,11 @@ def predict(requests: Sequence[tuple[int, int]]) -> float:
     return FIXED_S + TOKEN_S * sum(new for new, _ in requests)
 
 
-def short(at: float = 0.0, tokens: int = 100, deadline: float | None = None, key: int = 0) -> ShortWaiting:
-    return ShortWaiting(tokens, 0, at, deadline, key)
+def short(at: float = 0.0, tokens: int = 100, deadline: float | None = None) -> Waiting:
+    return Waiting(tokens, 0, at, deadline)
 
 
-def service_s(waiting: list[ShortWaiting], budget: int) -> float:
+def service_s(waiting: list[Waiting], budget: int) -> float:
     """Predicted time of one batch of the first of them."""
     batch, left = [waiting[0]], budget - waiting[0].tokens
     for s in waiting[1:]:
@@ -65,9 +66,7 @@ class Reference:
                 self.d = max(1, depth)
             self.w = self.clip(self.w + (self.config.wait_window_ms * MS - self.w) / 8)
 
-    def forced(
-        self, now: float, waiting: list[ShortWaiting], picked: int, budget: int, held: float | None
-    ) -> str | None:
+    def forced(self, now: float, waiting: list[Waiting], picked: int, budget: int, held: float | None) -> str | None:
         c = self.config
         if c.wait_window_ms == 0:
             return "idle"
@@ -147,15 +146,14 @@ def test_follows_the_reference_and_never_waits_wrongly(
     levels = sorted({d for d in (depths or powers) if d <= config.wait_max_batch} | {config.wait_max_batch})
     window, twin, model = Window(config, depths), Window(config, depths), Reference(config, levels)
     w_max = config.wait_window_ms * MS
-    waiting: list[ShortWaiting] = []
-    now, done_at, running, completed, made = 0.0, 0.0, 0, -math.inf, 0
+    waiting: list[Waiting] = []
+    now, done_at, running, completed = 0.0, 0.0, 0, -math.inf
     held: float | None = None
     for step in steps:
         now += step.passed_ms * MS
         for tokens in step.tokens:
             deadline = None if step.slo_ms is None else now + step.slo_ms * MS
-            waiting.append(short(now, tokens, deadline, made))
-            made += 1
+            waiting.append(short(now, tokens, deadline))
         for each in (window, twin):
             each.arrived(now, len(step.tokens))
         if running and now >= done_at:
@@ -218,7 +216,7 @@ def test_follows_the_reference_and_never_waits_wrongly(
 # -- rule by rule
 
 
-def ask(window: Window, now: float, shorts: list[ShortWaiting], **more: object) -> Decision:
+def ask(window: Window, now: float, shorts: list[Waiting], **more: object) -> Decision:
     given: dict[str, object] = {"token_budget": 8192, "predict": predict} | more
     return window.decide(now, shorts, **given)  # type: ignore[arg-type]
 
@@ -226,7 +224,7 @@ def ask(window: Window, now: float, shorts: list[ShortWaiting], **more: object) 
 def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[int]]:
     """Play requests that arrive at ``times`` from ``at`` on, polled as they come; returns the end and the depths."""
     pending = sorted(at + t for t in times)
-    waiting: list[ShortWaiting] = []
+    waiting: list[Waiting] = []
     now, depths = at, []
     while pending or waiting:
         now = max(now, pending[0]) if not waiting else now
@@ -418,7 +416,7 @@ def test_behind_a_backlog_the_first_requests_are_not_late() -> None:
     window = Window(LapsConfig())
     batch_s = predict([(100, 0)] * 10)
     # Ten fit one batch and can make it; all two hundred in one step could not.
-    shorts = [short(deadline=batch_s + 5 * MS, key=i) for i in range(200)]
+    shorts = [short(deadline=batch_s + 5 * MS) for _ in range(200)]
     answer = window.decide(0.0, shorts, token_budget=1000, predict=predict)
     assert isinstance(answer, Dispatch)
     assert answer.picked == tuple(range(10))

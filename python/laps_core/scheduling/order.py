@@ -7,69 +7,68 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from laps_core.config import ConfigError
-
-
-class Job(NamedTuple):
-    """What an order may look at. Times are seconds of one clock, work is predicted seconds."""
-
-    arrival_s: float
-    deadline_s: float | None
-    remaining_s: float
-    """Work left."""
-    total_s: float
-    """Work of the whole request."""
-
+from laps_core.scheduling.waiting import Waiting
 
 Key = tuple[float, ...]
-Order = Callable[[Job, float], Key]
-"""(job, now in seconds) -> sort key."""
+Order = Callable[[Waiting, "Work", float], Key]
+"""(request, its work, now in seconds) -> sort key."""
+
+
+class Work(NamedTuple):
+    """Predicted seconds."""
+
+    left_s: float
+    """Of what is left."""
+    whole_s: float
+    """Of the request from its beginning."""
+
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
 
-def slack_s(job: Job, now: float) -> float:
+def slack_s(w: Waiting, work: Work, now: float) -> float:
     """Deadline - now - remaining work (seconds); infinite without a deadline."""
-    return math.inf if job.deadline_s is None else job.deadline_s - now - job.remaining_s
+    return math.inf if w.deadline_s is None else w.deadline_s - now - work.left_s
 
 
-def fcfs(job: Job, now: float) -> Key:
+def fcfs(w: Waiting, work: Work, now: float) -> Key:
     """First come, first served."""
-    return (job.arrival_s,)
+    return (w.since_s,)
 
 
-def edf(job: Job, now: float) -> Key:
+def edf(w: Waiting, work: Work, now: float) -> Key:
     """Earliest deadline first among those that can still make it.
 
     Then those without a deadline, then those too late, each by arrival: a lost deadline must not cost another one.
     """
-    if job.deadline_s is None:
-        return _NO_DEADLINE, job.arrival_s, 0.0
-    if slack_s(job, now) < 0.0:
-        return _LATE, job.arrival_s, 0.0
-    return _IN_TIME, job.deadline_s, job.arrival_s
+    if w.deadline_s is None:
+        return _NO_DEADLINE, w.since_s, 0.0
+    if slack_s(w, work, now) < 0.0:
+        return _LATE, w.since_s, 0.0
+    return _IN_TIME, w.deadline_s, w.since_s
 
 
-def lars(job: Job, now: float) -> Key:
+def lars(w: Waiting, work: Work, now: float) -> Key:
     """Smallest slack relative to total work first [M].
 
     A late request keeps its place at the front and goes on gaining, so nothing starves; ``edf`` puts it behind.
     Without a deadline: after all others, by arrival.
     """
-    return slack_s(job, now) / max(job.total_s, 1e-9), job.arrival_s
+    return slack_s(w, work, now) / max(work.whole_s, 1e-9), w.since_s
 
 
-def s_edf(job: Job, now: float) -> Key:
+def s_edf(w: Waiting, work: Work, now: float) -> Key:
     """Largest sgn(slack) / deadline first [F].
 
     In time: earliest deadline first. Too late: after those, latest deadline first (it is the least late). No slack
     at all, or no deadline (the limit of the formula): in between, by arrival.
     """
-    slack = slack_s(job, now)
-    if job.deadline_s is None or slack == 0.0:
-        return _NO_DEADLINE, job.arrival_s, 0.0
+    slack = slack_s(w, work, now)
+    if w.deadline_s is None or slack == 0.0:
+        return _NO_DEADLINE, w.since_s, 0.0
     if slack < 0.0:
-        return _LATE, -job.deadline_s, job.arrival_s
-    return _IN_TIME, job.deadline_s, job.arrival_s
+        return _LATE, -w.deadline_s, w.since_s
+    return _IN_TIME, w.deadline_s, w.since_s
 
 
 LEAST_WORK = "least-work"
@@ -85,9 +84,9 @@ def order_named(name: str) -> Order:
         raise ConfigError(f"unknown order {name!r}; known: {', '.join(ORDERS)}") from None
 
 
-def sorted_by(order: Order, jobs: Sequence[Job], now: float) -> list[int]:
-    """Indices of ``jobs`` in the order they should be served at ``now`` (seconds)."""
-    return sorted(range(len(jobs)), key=lambda i: order(jobs[i], now))
+def sorted_by(order: Order, waiting: Sequence[Waiting], works: Sequence[Work], now: float) -> list[int]:
+    """Indices of ``waiting``, with the work of each, in the order they should be served at ``now`` (seconds)."""
+    return sorted(range(len(waiting)), key=lambda i: order(waiting[i], works[i], now))
 
 
 OLDEST_EVERY = 8

@@ -18,11 +18,12 @@ from laps_core.latency.model import LatencyModel, StepSample
 from laps_core.length import LONG, SHORT, LengthClass, usable_threshold
 from laps_core.scheduling.gap import AIM, Gap
 from laps_core.scheduling.guard import Guard
-from laps_core.scheduling.order import LEAST_WORK, Job, Patience, order_named, sorted_by
-from laps_core.scheduling.packing import Item, overtake, pack
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, LongWaiting, Plan, Running, Waiting
+from laps_core.scheduling.order import LEAST_WORK, Patience, Work, order_named, sorted_by
+from laps_core.scheduling.packing import overtake, pack
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, Plan, Running
 from laps_core.scheduling.room import Room
-from laps_core.scheduling.window import Dispatch, ShortWaiting, Wait, Window
+from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.window import Dispatch, Wait, Window
 from laps_core.slo import SloLedger
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ def _passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
     """Whether somebody older than one of the `picked` is not among them."""
     if not picked or len(picked) == len(waiting):
         return False
-    youngest_s, taken = max(waiting[i][2] for i in picked), set(picked)
-    return any(w[2] < youngest_s and i not in taken for i, w in enumerate(waiting))
+    youngest_s, taken = max(waiting[i].since_s for i in picked), set(picked)
+    return any(w.since_s < youngest_s and i not in taken for i, w in enumerate(waiting))
 
 
 class Pacer:
@@ -120,7 +121,7 @@ class Pacer:
         self,
         now: float,
         shorts: Sequence[Waiting],
-        longs: Sequence[LongWaiting],
+        longs: Sequence[Waiting],
         *,
         waiting: int | None = None,
         urgent: LengthClass | None = None,
@@ -153,7 +154,7 @@ class Pacer:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if running is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
         if running is None:
-            joining = sum(self._whole_units(shorts[i][0]) for i in plan.picked)
+            joining = sum(self._whole_units(shorts[i].tokens) for i in plan.picked)
             plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed else order)
@@ -168,25 +169,25 @@ class Pacer:
         if not shorts:
             return plan
         ranks, late_last = self._short_line(now, shorts)
-        view = [ShortWaiting(*shorts[i]) for i in ranks]
+        view = [shorts[i] for i in ranks]
         said = self.window.leave(now, view, token_budget=budget, predict=self._predict, late_last=late_last)
-        full = sum(shorts[ranks[i]][0] for i in said.picked) > budget - threshold
+        full = sum(shorts[ranks[i]].tokens for i in said.picked) > budget - threshold
         return self._with(plan, said, ranks, shorts)._replace(full=full)
 
     def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float, behind: float) -> bool:
         """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
         left between two preemptions even then."""
-        deadlines = [w[3] for w in picked if w[3] is not None]
+        deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
         if not deadlines or opens_s == math.inf:
             return False
-        done_s = now + (self._predict([(w[0], w[1]) for w in picked]) or 0.0)
+        done_s = now + (self._predict([(w.tokens, w.history) for w in picked]) or 0.0)
         earliest_s = opens_s - self.gap.seconds(self.fixed_s, behind) + (self.fixed_s or 0.0)
         return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
 
     def _short_line(self, now: float, shorts: Sequence[Waiting]) -> tuple[Sequence[int], bool]:
         """(Indices of short requests in the order to serve them, whether the late ones go last.)"""
         if self._short_patience.due:
-            return sorted(range(len(shorts)), key=lambda i: shorts[i][2]), False
+            return sorted(range(len(shorts)), key=lambda i: shorts[i].since_s), False
         return self._ranked(now, shorts), True
 
     def _with(self, plan: Plan, said: Dispatch, ranks: Sequence[int], shorts: Sequence[Waiting]) -> Plan:
@@ -207,7 +208,7 @@ class Pacer:
     def _alone(self, now: float, shorts: Sequence[Waiting], threshold: int) -> Plan:
         """No long work: AWD decides when the short batch leaves [L s3.1, Alg. 1]."""
         ranks, late_last = self._short_line(now, shorts)
-        view = [ShortWaiting(*shorts[i]) for i in ranks]
+        view = [shorts[i] for i in ranks]
         said = self.window.decide(now, view, token_budget=self._budget, predict=self._predict, late_last=late_last)
         if isinstance(said, Wait):
             return Plan((), threshold=threshold, waiting=bool(shorts), until_s=said.until_s)
@@ -216,7 +217,7 @@ class Pacer:
     def _long_batch(
         self,
         now: float,
-        longs: Sequence[LongWaiting],
+        longs: Sequence[Waiting],
         waiting: int,
         plan: Plan,
         *,
@@ -238,7 +239,7 @@ class Pacer:
         budget, mixed = self._budget // self._unit * self._unit, False
         if not self._layers and self._chunk is not None:
             budget, mixed = self._timely_chunk(longs[line[0]], joining), joining > 0
-        packed = pack([self._item(longs[i]) for i in line], budget=budget, fixed_s=fixed_s, waiting=waiting)
+        packed = pack([longs[i] for i in line], self._beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
         picked = tuple(line[i] for i in packed.picked[:LOOKAHEAD])
         tokens = self._whole_units(packed.tokens) + (joining if mixed else 0)
         return plan._replace(
@@ -250,7 +251,7 @@ class Pacer:
             mixed=mixed,
         )
 
-    def _timely_chunk(self, first: LongWaiting, joining: int) -> int:
+    def _timely_chunk(self, first: Waiting, joining: int) -> int:
         """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M].
 
         What a chunk costs however small it is, a step's fixed time and its long history read once more, does not
@@ -266,15 +267,14 @@ class Pacer:
 
         return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self._unit
 
-    def _overtaking(
-        self, longs: Sequence[LongWaiting], waiting: int, running: Running, budget: int, plan: Plan
-    ) -> Plan:
+    def _overtaking(self, longs: Sequence[Waiting], waiting: int, running: Running, budget: int, plan: Plan) -> Plan:
         """Never the oldest's turn: it is one that is paused, or will come when that is done."""
         if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH or self.guard.due():
             return plan
         new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
         packed = overtake(
-            [self._item(longs[i]) for i in new],
+            [longs[i] for i in new],
+            self._beside_s,
             budget=budget,
             left_s=running.left_s,
             running=running.requests,
@@ -294,7 +294,7 @@ class Pacer:
     def _whole_units(self, tokens: int) -> int:
         return -(-tokens // self._unit) * self._unit
 
-    def _slice_layers(self, longs: Sequence[LongWaiting], tokens: int) -> int:
+    def _slice_layers(self, longs: Sequence[Waiting], tokens: int) -> int:
         """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause.
 
         Or the device would wait for the host: layer by layer a pass is launched without SGLang's prefill graphs.
@@ -322,36 +322,33 @@ class Pacer:
     def _predict(self) -> Callable[[Sequence[tuple[int, int]]], float | None]:
         return self.model.predict
 
-    def _work_s(self, w: LongWaiting) -> float:
+    def _work_s(self, w: Waiting) -> float:
         """Predicted time of what is left, in a batch of its own (seconds)."""
         return self.model.predict([(w.tokens, w.history)]) or w.tokens * TOKEN_S
 
-    def _lone_s(self, w: LongWaiting) -> float:
-        done = w.new_tokens - w.tokens
-        return self.model.predict([(w.new_tokens, max(0, w.history - done))]) or max(1, w.new_tokens) * TOKEN_S
+    def _lone_s(self, w: Waiting) -> float:
+        whole = w.new_tokens or w.tokens
+        return self.model.predict([(whole, max(0, w.history - whole + w.tokens))]) or whole * TOKEN_S
 
-    def _item(self, w: LongWaiting) -> Item:
-        return Item(w.tokens, max(0.0, self._work_s(w) - (self.fixed_s or 0.0)), w.started)
+    def _beside_s(self, w: Waiting) -> float:
+        return max(0.0, self._work_s(w) - (self.fixed_s or 0.0))
 
-    def _behind(self, now: float, longs: Sequence[LongWaiting]) -> float:
+    def _behind(self, now: float, longs: Sequence[Waiting]) -> float:
         return max(((now - w.since_s) / self._lone_s(w) for w in longs), default=0.0)
 
-    def _line(self, now: float, longs: Sequence[LongWaiting]) -> list[int]:
+    def _line(self, now: float, longs: Sequence[Waiting]) -> list[int]:
         """Indices of `longs` in the order to serve them."""
         if self._order is None:
             return sorted(range(len(longs)), key=lambda i: (longs[i].rank, self._work_s(longs[i]), longs[i].since_s))
-        jobs = [Job(w.since_s, w.deadline_s, self._work_s(w), self._lone_s(w)) for w in longs]
-        return sorted(sorted_by(self._order, jobs, now), key=lambda i: longs[i].rank)
+        works = [Work(self._work_s(w), self._lone_s(w)) for w in longs]
+        return sorted(sorted_by(self._order, longs, works, now), key=lambda i: longs[i].rank)
 
     def _ranked(self, now: float, waiting: Sequence[Waiting]) -> Sequence[int]:
         """Indices of short requests in the configured order; least work leaves them in theirs."""
         if self._order is None:
             return range(len(waiting))
-        jobs = []
-        for tokens, history, since_s, deadline_s, _ in waiting:
-            work_s = self.model.predict([(tokens, history)]) or tokens * TOKEN_S
-            jobs.append(Job(since_s, deadline_s, work_s, work_s))
-        return sorted_by(self._order, jobs, now)
+        works = [Work(work_s, work_s) for work_s in map(self._work_s, waiting)]
+        return sorted_by(self._order, waiting, works, now)
 
     # -- batches
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from laps_core.scheduling.waiting import Waiting
+
+Beside = Callable[[Waiting], float]
+"""A prompt -> predicted time of what is left, beside others in a batch: without the fixed time of a step (seconds)."""
 
 AHEAD = 2.0
 """Each request that waits stands for this many that a saved step serves sooner: those behind it are still to come."""
-
-
-class Item(NamedTuple):
-    """A long prompt, as packing sees it."""
-
-    tokens: int
-    """New tokens left."""
-    seconds: float
-    """Predicted time of all of them beside others in a batch: without the step's fixed time."""
-    started: bool = False
-    """In progress: parked between two chunks."""
 
 
 class Pack(NamedTuple):
@@ -31,7 +25,7 @@ class Pack(NamedTuple):
     """There is one, and it goes on after the batch."""
 
 
-def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) -> Pack:
+def pack(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: float, waiting: int) -> Pack:
     """The first of `items`, and those behind it that it pays to take along.
 
     A prompt taken along saves the step it would have had (`fixed_s`, for it and all who wait behind it) and delays
@@ -51,7 +45,7 @@ def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) ->
             continue
         taken = min(item.tokens, room)
         if picked:
-            delay = len(picked) * item.seconds
+            delay = len(picked) * beside_s(item)
             if taken < item.tokens or delay > fixed_s * AHEAD * (waiting - len(picked)):
                 break
         picked.append(i)
@@ -61,7 +55,16 @@ def pack(items: Sequence[Item], *, budget: int, fixed_s: float, waiting: int) ->
     return Pack(tuple(picked), budget - room, cut)
 
 
-def overtake(items: Sequence[Item], *, budget: int, left_s: float, running: int, fixed_s: float, waiting: int) -> Pack:
+def overtake(
+    items: Sequence[Waiting],
+    beside_s: Beside,
+    *,
+    budget: int,
+    left_s: float,
+    running: int,
+    fixed_s: float,
+    waiting: int,
+) -> Pack:
     """Prompts so small that preempting the running batch for them pays, or an empty Pack.
 
     items: prompts not in progress, smallest first; those picked run whole. left_s: what the running batch still needs.
@@ -72,7 +75,7 @@ def overtake(items: Sequence[Item], *, budget: int, left_s: float, running: int,
     tokens, seconds = 0, fixed_s
     for n, item in enumerate(items, 1):
         tokens += item.tokens
-        seconds += item.seconds
+        seconds += beside_s(item)
         if item.started or tokens > budget or seconds > left_s:
             break
         now = n * left_s - running * seconds - fixed_s * AHEAD * max(0, waiting - n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,27 +14,6 @@ LOOKAHEAD = 512
 PLAN_NUMBERS = 11 + 2 * LOOKAHEAD
 """Length of a Plan in whole numbers."""
 _CLASSES = (SHORT, LONG)
-
-Waiting = tuple[int, int, float, "float | None", Hashable]
-"""(new tokens, history, since, deadline, key) of a waiting short request."""
-
-
-class LongWaiting(NamedTuple):
-    """A long prompt that waits or is in progress."""
-
-    tokens: int
-    """New tokens left."""
-    history: int
-    """Tokens in the cache, its own finished chunks included."""
-    since_s: float
-    """When it began to wait."""
-    deadline_s: float | None
-    new_tokens: int
-    """Tokens to prefill when it came."""
-    started: bool = False
-    """In progress: parked between two chunks."""
-    rank: int = 0
-    """Priority; smaller goes first, whatever the work."""
 
 
 class Running(NamedTuple):

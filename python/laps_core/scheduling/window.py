@@ -18,12 +18,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from laps_core.config import LapsConfig
 from laps_core.scheduling.arrivals import Arrivals
+from laps_core.scheduling.waiting import Waiting
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 """(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
@@ -41,18 +42,6 @@ _NET_GAIN = 0.25
 _SKIP_MAX = 64
 WAIT_EDGES_MS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 """Upper edges of the histogram of waits; the last bucket is above them."""
-
-
-class ShortWaiting(NamedTuple):
-    """A short request that waits. Times are seconds of the caller's clock."""
-
-    tokens: int
-    """New tokens."""
-    history: int
-    """Cached tokens."""
-    arrival_s: float
-    deadline_s: float | None
-    key: Hashable
 
 
 class Dispatch(NamedTuple):
@@ -174,7 +163,7 @@ class Window:
     def leave(
         self,
         now: float,
-        shorts: Sequence[ShortWaiting],
+        shorts: Sequence[Waiting],
         *,
         token_budget: int,
         predict: Predict | None = None,
@@ -187,7 +176,7 @@ class Window:
     def decide(
         self,
         now: float,
-        shorts: Sequence[ShortWaiting],
+        shorts: Sequence[Waiting],
         *,
         token_budget: int,
         predict: Predict | None = None,
@@ -219,7 +208,7 @@ class Window:
     def _judge(
         self,
         now: float,
-        shorts: Sequence[ShortWaiting],
+        shorts: Sequence[Waiting],
         picked: Sequence[int],
         slacks: Sequence[float],
         token_budget: int,
@@ -257,9 +246,9 @@ class Window:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
         return now if self._held_since is None else max(self._held_since, self._arrivals.completed_s)
 
-    def _window_end(self, now: float, since: float, shorts: Sequence[ShortWaiting], slack: float, k: int) -> float:
+    def _window_end(self, now: float, since: float, shorts: Sequence[Waiting], slack: float, k: int) -> float:
         if self._fixed:
-            return min(s.arrival_s for s in shorts) + self._w_max_s
+            return min(s.since_s for s in shorts) + self._w_max_s
         if slack == math.inf:
             return since + self._window_s
         w_sla = max(0.0, slack - self._delta_s)
@@ -269,7 +258,7 @@ class Window:
         return min(since + self._w_max_s, now + self._clip(min(w_sla, w_gr)))
 
     def _worth(
-        self, now: float, since: float, last: float, shorts: Sequence[ShortWaiting], k: int, predict: Predict | None
+        self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int, predict: Predict | None
     ) -> Wait | None:
         """How to wait, no longer than ``last``, or None if waiting does not pay."""
         if self._fixed:
@@ -294,7 +283,7 @@ class Window:
                 return Wait(until, "burst")
         return None
 
-    def _saving(self, shorts: Sequence[ShortWaiting], more: float, predict: Predict | None) -> float:
+    def _saving(self, shorts: Sequence[Waiting], more: float, predict: Predict | None) -> float:
         """Device time saved by running ``more`` requests like these in their batch instead of the next (seconds).
 
         While nothing can be predicted it is taken to be half a recent batch, at most W_max.
@@ -309,9 +298,7 @@ class Window:
             return unknown
         return max(0.0, apart_a + apart_b - together)
 
-    def _slacks(
-        self, now: float, shorts: Sequence[ShortWaiting], token_budget: int, predict: Predict | None
-    ) -> list[float]:
+    def _slacks(self, now: float, shorts: Sequence[Waiting], token_budget: int, predict: Predict | None) -> list[float]:
         """Per request: deadline - now - predicted service of the whole batch; infinite without a deadline (seconds).
 
         Of one batch, not of all that wait: under a backlog the first of them can still make it.
@@ -322,13 +309,13 @@ class Window:
         served = now + self._service(shorts[:fitting], predict)
         return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
 
-    def _service(self, shorts: Sequence[ShortWaiting], predict: Predict | None) -> float:
+    def _service(self, shorts: Sequence[Waiting], predict: Predict | None) -> float:
         """S^: predicted, else the smoothed time of recent short batches (seconds)."""
         known = predict([(s.tokens, s.history) for s in shorts]) if predict else None
         return self._service_s if known is None else known
 
     def _pick(
-        self, shorts: Sequence[ShortWaiting], slacks: Sequence[float], token_budget: int, late_last: bool
+        self, shorts: Sequence[Waiting], slacks: Sequence[float], token_budget: int, late_last: bool
     ) -> list[int]:
         """Those that fit: late ones last, the first always; among captured lengths, the first one's length first."""
         behind = [late_last and slack < 0.0 for slack in slacks]
