@@ -129,7 +129,7 @@ def child(variant: str, lengths: Sequence[int], seed: int) -> int:
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     keep = start_disagg_service()
     scheduler = module.Scheduler(args, PortArgs.init_new(args))
-    if (variant == "laps") != bool(getattr(scheduler, "laps_on", False)):
+    if (variant == "laps") != bool(getattr(scheduler, "laps", None)):
         raise SystemExit(f"{variant}: LAPS is {'off' if variant == 'laps' else 'on'}")
     found = measure(scheduler, lengths, seed)
     print("\n" + json.dumps({str(n): times for n, times in found.items()}), flush=True)

@@ -9,18 +9,16 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from laps_core.config import AUTO, LapsConfig
+from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
-from laps_core.length import LONG, SHORT, LengthClass, new_tokens, usable_threshold
+from laps_core.length import LONG, SHORT, LengthClass, new_tokens
+from laps_core.scheduling.books import Books, Running
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, Plan, Running
+from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan
 from laps_core.scheduling.waiting import Waiting
 
 from benchmark.sim.device import Device
 from benchmark.sim.request import Batch, Request
-
-START_THRESHOLD = 256
-"""Where "auto" starts (tokens)."""
 
 
 @dataclass
@@ -29,15 +27,10 @@ class Sliced:
 
     parts: list[tuple[Request, int, int]]
     ending: list[Request]
-    launch: Launch
+    running: Running
     slice_s: float
     left: int
     """Slices still to run."""
-    within: bool
-    """It has overtaken another."""
-    begin: float = -1.0
-    paused_s: float = 0.0
-    """Device time that others had meanwhile."""
 
 
 class Laps:
@@ -57,12 +50,10 @@ class Laps:
         device: Device | None = None,
         kv_tokens: int | None = None,
     ) -> None:
-        start = START_THRESHOLD if config.length_threshold == AUTO else int(config.length_threshold)
-        self._threshold = usable_threshold(start, chunk, 1)
         self._layers = device.profile.layers if device is not None and config.slice_ms else 0
-        self.pacer = Pacer(config, threshold=self._threshold, chunk_tokens=chunk, layers=self._layers)
-        if not learn:
-            self.pacer.model = model
+        self.pacer = Pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
+        self._books = Books(self.pacer, 0.0)
+        self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
         self._kv = kv_tokens
@@ -97,10 +88,10 @@ class Laps:
         if not (self._short or self._long or under_way):
             pacer.nothing_waits()
             return None
-        running = None
+        paused = None
         if under_way:
             top = under_way[-1]
-            running = Running(top.left * top.slice_s, sum(len(s.parts) for s in under_way), len(under_way))
+            paused = Paused(top.left * top.slice_s, sum(len(s.parts) for s in under_way), len(under_way))
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         plan = pacer.plan(
@@ -108,7 +99,7 @@ class Laps:
             [r.view for r in islice(self._short, LOOKAHEAD)],
             [_long(r) for r in longs],
             waiting=len(self._short) + len(self._long),
-            running=running,
+            paused=paused,
         )
         said: Batch | float | None = plan.until_s if plan.waiting else None
         for cls in plan.order:
@@ -137,42 +128,38 @@ class Laps:
 
     def _send(self, cls: LengthClass, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
         within = bool(self._under_way)
-        batch.launch = self.pacer.launched(now, cls, len(batch.parts), plan, shorts=shorts, within=within)
+        launch = self.pacer.launched(now, cls, len(batch.parts), plan, shorts=shorts, within=within)
+        batch.running = Running(launch=launch, shape=[(new, old) for _, new, old in batch.parts], within=within)
+        batch.whole = None
         if cls is LONG and plan.layers and self._device is not None:
             slices = -(-self._layers // plan.layers)
             each = self._device.seconds(batch) / slices
-            self._under_way.append(Sliced(batch.parts, batch.ending, batch.launch, each, slices, within))
+            self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, each, slices))
             return self._slice(self._under_way[-1])
-        batch.whole = None
         return batch
 
     def _slice(self, sliced: Sliced) -> Batch:
         sliced.left -= 1
         batch = Batch([], []) if sliced.left else Batch(sliced.parts, sliced.ending)
-        batch.seconds, batch.whole, batch.launch = sliced.slice_s, sliced, sliced.launch
+        batch.seconds, batch.whole, batch.running = sliced.slice_s, sliced, sliced.running
         return batch
 
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
         sliced: Sliced | None = batch.whole
-        begin, paused_s, within = batch.begin, 0.0, bool(self._under_way)
+        running = batch.running
+        assert running is not None
+        if running.started is None:
+            running.started = batch.begin
         if sliced is not None:
-            if sliced.begin < 0.0:
-                sliced.begin = batch.begin
             if sliced.left:
                 return
             self._under_way.remove(sliced)
-            begin, paused_s, within = sliced.begin, sliced.paused_s, sliced.within
-        if self._under_way:
-            self._under_way[-1].paused_s += batch.end - begin
-        shape = [(new, old) for _, new, old in batch.parts]
-        launch = batch.launch
-        assert launch is not None
-        stock = self._learn and not batch.replayed
-        self.pacer.finished(launch, begin, batch.end, now, shape, stock=stock, paused_s=paused_s, within=within)
+        running.done, running.stock = batch.end, self._learn and not batch.replayed
+        below = self._under_way[-1].running if self._under_way else None
+        self._books.ended(running, below, now)
         for r in batch.ending:
-            if r.slo_s is not None:
-                self.pacer.slo.record(now, launch.cls.value, now - r.ready, r.slo_s)
+            self.pacer.answered(now, running.launch.cls, r.ready, r.slo_s)
 
     def _shorts(self, plan: Plan, now: float) -> Batch:
         """Those picked, and behind them, where the view ended, whoever still fits."""

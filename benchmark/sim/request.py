@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from laps_core.scheduling.plan import Launch
+from laps_core.scheduling.books import Running
 
 
 class Request:
@@ -73,13 +73,13 @@ class Request:
 class Batch:
     """A batch on its way to the device. ``parts``: (request, new tokens, history tokens) of each."""
 
-    __slots__ = ("begin", "end", "ending", "launch", "parts", "replayed", "seconds", "whole")
+    __slots__ = ("begin", "end", "ending", "parts", "replayed", "running", "seconds", "whole")
 
     def __init__(self, parts: list[tuple[Request, int, int]], ending: list[Request]) -> None:
         self.parts = parts
         self.ending = ending
         """Requests whose prefill ends with it."""
-        self.launch: Launch | None = None
+        self.running: Running | None = None
         self.seconds: float | None = None
         """Device time, where the scheduler has divided it; None = what the device takes."""
         self.whole: Any = None

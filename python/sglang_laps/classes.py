@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from laps_core.config import LapsConfig
 from laps_core.length import LengthClass, classify, new_tokens
 from laps_core.scheduling.queues import DualQueue, Views
 from laps_core.scheduling.waiting import Waiting
-from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_laps import deadlines
 
@@ -46,19 +44,16 @@ class Tag:
         return None if self.slo_s is None else self.arrival + self.slo_s
 
 
-def waiting(req: Req) -> Waiting:
-    """A short request, as the plan looks at it."""
-    tag: Tag = req.laps_tag
-    return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s)
-
-
 class Classes:
     """The two views over the one list of waiting requests."""
 
-    def __init__(self, config: LapsConfig, threshold: int, tree_cache: Any) -> None:
-        """`threshold`: longest short request to start with (tokens)."""
+    def __init__(
+        self, config: LapsConfig, threshold: int, cached: Callable[[Any], int], clock: Callable[[], float]
+    ) -> None:
+        """`threshold`: longest short request to start with (tokens). `cached`: looks a request up in the prefix cache
+        (tokens found). `clock`: seconds."""
         self._config = config
-        self._cache = tree_cache
+        self._cached, self._clock = cached, clock
         self._dual: DualQueue[Req] = DualQueue()
         self.threshold = threshold
         self.batches = 0
@@ -70,18 +65,21 @@ class Classes:
         """Its class; a request nobody has seen yet is tagged."""
         tag: Tag | None = getattr(req, "laps_tag", None)
         if tag is None:
-            now = time.perf_counter()
+            now = self._clock()
             tag = req.laps_tag = Tag(now, deadlines.arrival(req, now), deadlines.slo_s(req, self._config))
             self._look(req, tag)
             self.new_shorts += tag.new_tokens <= self.threshold
         return classify(tag.new_tokens, self.threshold)
 
     def _look(self, req: Req, tag: Tag) -> None:
-        if req.positional_embed_overrides is None:
-            match_kv_cache(req, self._cache)
-            tag.history = min(req.num_matched_prefix_tokens, req.seqlen - 1)
+        tag.history = min(self._cached(req), req.seqlen - 1)
         tag.new_tokens = new_tokens(req.seqlen, tag.history, self._config.length_basis)
         tag.looked = self.batches
+
+    def waiting(self, req: Req) -> Waiting:
+        """A short request, as every rule sees it."""
+        tag: Tag = req.laps_tag
+        return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s)
 
     def views(self, queue: list[Req]) -> Views[Req]:
         """Of the waiting requests; read only."""

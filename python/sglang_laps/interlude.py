@@ -16,9 +16,13 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 
+from sglang_laps.core import Flight, LapsCore
+
 if TYPE_CHECKING:
-    from sglang_laps.flights import Flight
-    from sglang_laps.scheduler import LapsPrefillMixin
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_laps.builder import Builder
+    from sglang_laps.ranks import Ranks
 
 AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq)
 """What may be dispatched while a batch is paused. Anything else, and all that came after it, waits for its end."""
@@ -27,8 +31,9 @@ AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, 
 class Interlude:
     """The pauses of one scheduler's long batches."""
 
-    def __init__(self, scheduler: LapsPrefillMixin) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, core: LapsCore, builder: Builder, ranks: Ranks) -> None:
+        self._scheduler, self._core, self._builder, self._ranks = scheduler, core, builder, ranks
+        self._layers: int = scheduler.tp_worker.model_runner.model_config.num_hidden_layers
         self._processed: dict[int, Any] = {}
 
     def pause(self, flight: Flight, layers_left: int) -> bool:
@@ -39,14 +44,22 @@ class Interlude:
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._results_so_far()
             self._take_in()
-            while (built := sched.laps_preempt(flight, layers_left)) is not None:
+            while (batch := self._preempting(flight, layers_left)) is not None:
                 ran = True
-                sched.running_batch = built.running_batch
-                self._run(built.batch_to_run)
+                self._run(batch)
         if ran:
             # Which of the layer-wise loads to wait for is one number of the worker.
             sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
         return ran
+
+    def _preempting(self, flight: Flight, layers_left: int) -> Any:
+        """What runs before `flight` goes on, built; None = nothing does."""
+        sched = self._scheduler
+        paused = self._core.paused(flight, layers_left, self._layers)
+        built = self._builder.build(sched.running_batch, paused)
+        if built.batch_to_run is not None:
+            sched.running_batch = built.running_batch
+        return built.batch_to_run
 
     def processed(self, result: Any) -> bool:
         """Whether this result was processed in a pause already; asked once, by the event loop."""
@@ -57,7 +70,7 @@ class Interlude:
         sched = self._scheduler
         deferred = sched._deferred_input_requests
         ours = []
-        if not deferred and sched._laps_leader:
+        if not deferred and self._ranks.leader:
             ours = sched._poll_timeout_aborts()
         deferred.extend(sched.request_receiver.recv_requests(local_reqs=ours))
         n = next((i for i, r in enumerate(deferred) if not isinstance(r, AT_ONCE)), len(deferred))

@@ -39,9 +39,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from laps_core.config import FLAGS, ConfigError
-from laps_core.latency.model import LatencyModel
 
-from sglang_laps import graphs, options, transfers
+from sglang_laps import graphs, options, saved_model, transfers
 from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
 
 logger = logging.getLogger(__name__)
@@ -124,7 +123,7 @@ def enable(args: argparse.Namespace) -> None:
         os.environ.pop(options.ENV, None)
         return
     if config.profile_path:
-        LatencyModel.load(config.profile_path)  # a bad file is refused here, before any model loads
+        saved_model.load(config.profile_path)  # a bad file is refused here, before any model loads
     options.to_env(config)
     transfers.be_patient()
     HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)

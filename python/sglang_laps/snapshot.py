@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 def snapshot(me: LapsPrefillMixin) -> dict[str, Any]:
     """Of a scheduler with LAPS. Times in seconds, lengths in tokens."""
     head = {"version": __version__, "config": me.laps_config.as_dict()}
-    if not me.laps_on:
-        return {"enabled": False, "reason": me._laps_off_reason, **head}
+    laps = me.laps
+    if laps is None:
+        return {"enabled": False, "reason": me.laps_off_reason, **head}
     now = time.perf_counter()
-    classes, books = me._laps_classes, me._laps_books
+    core, pacer, classes = laps.core, laps.core.pacer, laps.core.classes
     tags = [classes.tag_of(r, now) for r in me.waiting_queue]
     views = split(tags, lambda tag: classify(tag.new_tokens, classes.threshold))
     queues = {cls.value: _queue(views.of(cls), now) for cls in LengthClass}
-    every = [*([] if me.chunked_req is None else [me.chunked_req]), *me._laps_parked]
+    every = [*([] if me.chunked_req is None else [me.chunked_req]), *core.parked]
     remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
     return {
         "enabled": True,
@@ -38,19 +39,19 @@ def snapshot(me: LapsPrefillMixin) -> dict[str, Any]:
         "parked": None if not every else _progress(every[0], now),
         "in_progress": len(every),
         "slices": {
-            "on": me._laps_slices is not None,
-            "why_not": me._laps_whole,
-            "launch_ms": 1e3 * me._laps_pacer.launch_s,
+            "on": laps.cutter is not None,
+            "why_not": laps.whole,
+            "launch_ms": 1e3 * pacer.launch_s,
         },
-        **me._laps_pacer.status(now),
-        "totals": {cls.value: asdict(total) for cls, total in books.totals.items()},
+        **pacer.status(now),
+        "totals": {cls.value: asdict(total) for cls, total in core.totals.items()},
         "graphs": graphs.status(me.tp_worker.model_runner),
         "load": {
             "backlog_tokens": sum(q["waiting_tokens"] for q in queues.values()) + remaining,
-            "slo_deviation": me._laps_pacer.slo.deviation(now),
-            "busy_share": books.busy.share(now),
+            "slo_deviation": pacer.slo.deviation(now),
+            "busy_share": core.books.busy.share(now),
         },
-        "uptime_s": now - me._laps_started,
+        "uptime_s": now - core.started_s,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,6 +58,7 @@ class Series:
 
         names, by_class = list(labels), [*labels, "class"]
         self._labels = labels
+        self._told_s: float | None = None
 
         def gauge(name: str, text: str, per_class: bool = False) -> Gauge:
             return Gauge(f"sglang:laps_{name}", text, by_class if per_class else names, multiprocess_mode="mostrecent")
@@ -80,6 +81,16 @@ class Series:
                 ("busy_s", "Device seconds."),
             )
         }
+
+    def tell(
+        self, now: float, period_s: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]
+    ) -> None:
+        """Count what was `done` for each class; set the gauges where `period_s` (seconds) has passed since."""
+        for cls, total in done.items():
+            self.count(cls, total)
+        if self._told_s is None or now - self._told_s >= period_s:
+            self._told_s = now
+            self.show(status())
 
     def show(self, status: dict[str, Any]) -> None:
         """Set the gauges from a snapshot."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from laps_core.scheduling.plan import Plan
 
 
 class Cache:
@@ -79,3 +81,20 @@ def adder(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Any]:
         return schedule_policy.PrefillAdder(page, cache, cache, None, 1.0, 1 << 20, chunk)
 
     return make
+
+
+@dataclass(frozen=True)
+class Loads:
+    """SGLang's counter of what waits."""
+
+    get_waiting_queue: Any = None
+
+
+class Alone:
+    """One rank."""
+
+    leader = True
+
+    def agree(self, plan: Plan) -> Plan:
+        """Its own."""
+        return plan

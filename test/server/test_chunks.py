@@ -33,7 +33,7 @@ def test_every_long_prompt_runs_to_its_end_in_whole_units(
     unit = {(1, 4096): 4096, (64, 4096): 4096, (48, 4096): 12288, (64, 96): 192}.get((page, align or 0), page)
     assert unit_of(page, align) == unit
     server_chunk = max(SERVER_CHUNK, unit)
-    me = Pacer(LapsConfig(), threshold=256, chunk_tokens=server_chunk, unit=unit, layers=layers)
+    me = Pacer(LapsConfig(), chunk_tokens=server_chunk, unit=unit, layers=layers)
     if token_s is not None:
         me.model = costing(token_s)
     prompt = Prompt(30_000)

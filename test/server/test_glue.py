@@ -15,8 +15,11 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Plan
-from laps_core.scheduling.queues import Views
+from laps_core.scheduling.plan import Paused, Plan
+from sglang_laps.classes import Classes, Tag
+from sglang_laps.core import LapsCore, Part
+
+from .adders import Alone, Loads
 
 os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
 
@@ -28,38 +31,6 @@ def mixin() -> Any:
     return LapsPrefillMixin
 
 
-def scheduler(low_first: bool = False, enabled: bool = True) -> Any:
-    sign = 1 if low_first else -1
-    return SimpleNamespace(enable_priority_scheduling=enabled, policy=SimpleNamespace(priority_sign=sign))
-
-
-def prioritised(priority: int | None) -> Any:
-    return SimpleNamespace(priority=priority)
-
-
-@pytest.mark.parametrize(
-    ("short", "long", "low_first", "first"),
-    [
-        ([1], [5], False, LONG),
-        ([5], [1], False, SHORT),
-        ([5], [1], True, LONG),
-        ([3], [3], False, None),
-        ([3], [2, 7], False, LONG),
-        ([9], [2, 7], False, SHORT),
-        ([None], [None], False, None),
-    ],
-)
-def test_priorities_come_before_classes(
-    mixin: Any, short: list[Any], long: list[Any], low_first: bool, first: Any
-) -> None:
-    views = Views([prioritised(p) for p in short], [])
-    assert mixin._laps_urgent(scheduler(low_first), views, [prioritised(p) for p in long]) is first
-
-
-def test_without_priority_scheduling_priorities_do_not_matter(mixin: Any) -> None:
-    assert mixin._laps_urgent(scheduler(enabled=False), Views([prioritised(1)], []), [prioritised(9)]) is None
-
-
 class Request:
     """A request as far as the swap looks at it: `done` of `tokens` are computed. Compared by identity."""
 
@@ -67,157 +38,106 @@ class Request:
         self.rid, self.seqlen, self.full_untruncated_fill_ids = rid, tokens, range(tokens)
         self.prefix_len = self.extend_end = done
         self.priority = None
-        self.laps_tag = SimpleNamespace(
-            new_tokens=tokens, history=0, since=0.0, arrival=0.0, slo_s=None, chunk_s=0.0, looked=0
-        )
+        self.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens, looked=0)
 
     def __repr__(self) -> str:
         return self.rid
 
 
 class Fields:
-    """What the swap touches of the stock scheduler's fields."""
+    """What LAPS touches of the stock scheduler's fields, and LAPS over them."""
 
-    laps_on = True
     enable_staging = False
-    enable_priority_scheduling = False
+    enable_overlap = False
     chunked_prefill_size = 512
-    page_size = 1
-    _laps_unit = 1
+    max_total_num_tokens = 4096
 
     def __init__(self, queue: list[Request], held: Request | None = None, parked: Sequence[Request] = ()) -> None:
-        self.waiting_queue, self.chunked_req, self._laps_parked = queue, held, list(parked)
-        self._laps_building = self._laps_adder = None
-        self._laps_under_way: list[Any] = []
-        self._laps_classes: Any = SimpleNamespace(took=lambda *_: None)
+        from sglang_laps.builder import Builder
+
+        self.waiting_queue, self.chunked_req = queue, held
+        self.load_inquirer = Loads()
+        self._pending_chunked_abort_req: Any = None
+        core = laps_core()
+        core.parked = list(parked)
+        builder: Any = Builder(self, core, Alone(), lambda _: None, None)  # type: ignore[arg-type]
+        self.laps: Any = SimpleNamespace(core=core, builder=builder)
+
+    @property
+    def in_progress(self) -> list[Any]:
+        """Prompts between two of their chunks."""
+        found: list[Any] = self.laps.core.in_progress(self.chunked_req)
+        return found
 
 
-@pytest.fixture
-def builder(mixin: Any) -> Any:
-    """builder(queue, held, parked): LAPS over those fields."""
-    return type("Builder", (Fields, mixin), {"__init__": Fields.__init__})
+def laps_core() -> LapsCore:
+    classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
+    return LapsCore(Pacer(LapsConfig(), chunk_tokens=512), classes)
 
 
 def requests(*names: str) -> list[Request]:
     return [Request(name) for name in names]
 
 
-def test_the_swap_is_undone_whatever_happens(builder: Any) -> None:
+def test_the_swap_is_undone_whatever_happens() -> None:
     s1, long, s2, held = requests("s1", "L1", "s2", "P")
-    me = builder([s1, long, s2], held)
-    whole = me.waiting_queue
+    me = Fields([s1, long, s2], held)
+    builder, whole = me.laps.builder, me.waiting_queue
 
     def build() -> None:
-        with me._laps_only(SHORT, [s1, s2], None, whole=True):
+        with builder.showing(Part(SHORT, [s1, s2]), []):
             assert me.chunked_req is None
             assert me.waiting_queue == [s1, s2]
-            assert me._laps_building is SHORT
+            assert builder.adder is not None
+            assert me.load_inquirer.get_waiting_queue() == []
             raise ValueError("in the builder")
 
     with pytest.raises(ValueError, match="in the builder"):
         build()
     assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == (whole, held, 512)
     assert me.waiting_queue is whole
-    assert (me._laps_building, me._laps_adder) == (None, None)
-
-
-def test_what_the_builder_took_and_added_is_kept(builder: Any) -> None:
-    s1, long, s2, new = requests("s1", "L", "s2", "new")
-    me = builder([s1, long, s2])
-    with me._laps_only(SHORT, [s1, s2], None, whole=True):
-        me.waiting_queue = [s2, new]
-    assert me.waiting_queue == [long, s2, new]
+    assert builder.adder is None
+    assert me.load_inquirer.get_waiting_queue() is whole
 
 
 @pytest.mark.parametrize(("tokens", "chunk"), [(128, 128), (0, 512), (9999, 512)])
-def test_a_long_pass_sees_its_own_chunk_and_says_who_was_cut(builder: Any, tokens: int, chunk: int) -> None:
+def test_a_long_pass_sees_its_own_chunk_and_says_who_was_cut(tokens: int, chunk: int) -> None:
     long, other = requests("L", "other")
     held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
-    me = builder([long, other], held, [parked])
-    with me._laps_only(LONG, [long], parked, tokens, whole=False) as shown:
+    me = Fields([long, other], held, [parked])
+    cut: list[Any] = []
+    with me.laps.builder.showing(Part(LONG, [long], parked, tokens, whole=False), cut):
         assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([long], parked, chunk)
         me.waiting_queue, me.chunked_req = [], long
-    assert shown.cut is long
+    assert cut == [long]
     assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([other], held, 512)
 
 
-def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens(builder: Any) -> None:
-    me = builder(requests("s"))
-    with me._laps_only(SHORT, me.waiting_queue, None, 128, whole=True):
+def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens() -> None:
+    me = Fields(requests("s"))
+    with me.laps.builder.showing(Part(SHORT, me.waiting_queue, None, 128), []):
         assert me.chunked_prefill_size == 512
 
 
-def test_the_memory_of_those_in_progress_is_kept(builder: Any) -> None:
-    held, parked, slot = Request("P", 900, done=100), Request("Q", 700, done=600), Request("R", 500, done=100)
-    me = builder(requests("L"), held, [parked, slot])
-    with me._laps_only(SHORT, [], None, whole=True):
-        assert me.get_prefill_adder_class().keywords["reserve"] == 801 + 101 + 401
-    with me._laps_only(LONG, [], slot, 200, whole=False):
-        assert me.get_prefill_adder_class().keywords == {"reserve": 801 + 101, "limit": 200}
-
-
 @pytest.mark.parametrize("cls", [SHORT, LONG])
-def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(builder: Any, cls: Any) -> None:
+def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls: Any) -> None:
+    from sglang_laps.builder import Builder
+
     one, held = Request("s"), Request("P", 900, done=100)
     whole = [one]
-    me = builder(whole, held)
+    me: Any = Fields(whole, held)
 
-    def build() -> None:
-        with me._laps_only(cls, whole, None, whole=True):
-            me.chunked_req = one
+    def stock(_: Any) -> Any:
+        me.chunked_req = one
 
+    plan = Plan((cls,), picked=(0,), longs=(0,))
+    me.laps.core.decide = lambda *_, **__: plan
+    me.disagg_prefill_inflight_queue = []
+    one.laps_tag.new_tokens = 300 if cls is LONG else 30
+    builder = Builder(me, me.laps.core, Alone(), stock, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="s was cut in a batch of whole requests"):
-        build()
+        builder.build(None, Paused(1.0, 1, 1))  # type: ignore[arg-type]
     assert (me.waiting_queue, me.chunked_req) == (whole, held)
-
-
-@pytest.mark.parametrize("slot", [0, 1, 2])
-def test_the_slot_is_handed_over_and_the_others_are_parked(builder: Any, slot: int) -> None:
-    held, parked, new = Request("P", 900, done=100), Request("Q", 700, done=600), Request("L")
-    every = [held, parked, None]
-    for cut in (every[slot], new, None):
-        me = builder([], held, [parked])
-        me._laps_hand_over(every[slot], cut)
-        assert me.chunked_req is cut
-        assert me._laps_parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
-
-
-def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress(builder: Any) -> None:
-    held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
-    me = builder([], held, [parked])
-    assert me._laps_in_progress() == [held, parked]
-    me._laps_under_way.append(SimpleNamespace(cut=held))
-    assert me._laps_in_progress() == [parked]
-
-
-def test_beside_a_paused_batch_the_builder_is_shown_what_was_picked_and_nothing_else(builder: Any) -> None:
-    shorts, longs, parked = requests("s1", "s2", "s3"), requests("L1", "L2"), Request("Q", 7000, done=600)
-    me = builder([*shorts, *longs], None, [parked])
-    views = Views(shorts, longs)
-    plan = Plan((SHORT,), picked=(2, 0), longs=(1,), tokens=300)
-
-    def tries(cls: Any, beside: bool) -> Any:
-        return list(me._laps_tries(cls, views, [parked, *longs], plan, beside=beside))
-
-    # The builder fills a whole chunk: beside the activations of what is paused there is room for half of one.
-    assert tries(SHORT, True) == [([shorts[2], shorts[0]], None)]
-    assert tries(SHORT, False) == [([shorts[2], shorts[0], shorts[1]], None)]
-    # A prompt in progress would be cut, and there is one slot for that.
-    assert tries(LONG, True) == [([longs[0]], None)]
-    assert tries(LONG, False) == [([longs[0]], None), ([], parked)]
-
-
-def test_a_short_request_that_outgrew_its_class_waits_as_long() -> None:
-    from sglang_laps.classes import Classes, Tag
-
-    tag = Tag(0.0, 0.0, None, new_tokens=40, looked=2)
-    req: Any = SimpleNamespace(laps_tag=tag)
-    classes = Classes(LapsConfig(), 256, None)
-    classes.batches = 7
-    assert not classes.outgrown(req, 256)
-    assert classes.outgrown(req, 900)
-    # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
-    assert (tag.new_tokens, tag.looked) == (257, 7)
 
 
 class Sender:
@@ -235,14 +155,10 @@ class Sender:
 class Parks(Fields):
     """What SGLang's own chunk handling needs of a scheduler that has parked an optimistic prefill."""
 
-    enable_overlap = False
     attn_cp_cpu_group = attn_tp_cpu_group = None
 
     def __init__(self, held: Any, parked: Sequence[Any]) -> None:
         super().__init__([], held, parked)
-        self._laps_chunk_unsent = False
-        self._laps_aborted: list[Any] = []
-        self._pending_chunked_abort_req: Any = None
         self.sent: list[Any] = []
         self.failed: list[Any] = []
 
@@ -285,11 +201,11 @@ def test_an_optimistic_prefill_learns_at_once_that_no_decode_server_takes_it(par
     me = parks(one, [other]) if held else parks(other, [one])
     batch = SimpleNamespace(batch_is_full=False)
     me.process_prefill_chunk(last_batch=None, running_batch=batch)
-    assert me._laps_in_progress() == ([one, other] if held else [other, one])
+    assert me.in_progress == ([one, other] if held else [other, one])
     assert (me.sent, me.failed) == ([], [])
     one.disagg_kv_sender.state = KVPoll.Failed
     me.process_prefill_chunk(last_batch=None, running_batch=batch)
-    assert me._laps_in_progress() == [other]
+    assert me.in_progress == [other]
     assert (me.sent, me.failed) == ([], [one])
 
 
@@ -297,11 +213,11 @@ def test_a_chunk_is_sent_once(parks: Any) -> None:
     one, other = optimistic(), optimistic()
     one.pending_bootstrap = other.pending_bootstrap = False
     me = parks(one, [other])
-    me._laps_chunk_unsent = True
+    me.laps.core.unsent = True
     batch = SimpleNamespace(batch_is_full=False)
     for _ in range(3):
         me.process_prefill_chunk(last_batch=None, running_batch=batch)
-        assert (me.sent, me.chunked_req, me._laps_parked) == ([one], one, [other])
+        assert (me.sent, me.chunked_req, me.laps.core.parked) == ([one], one, [other])
 
 
 class Aborts(Fields):
@@ -309,8 +225,6 @@ class Aborts(Fields):
 
     def __init__(self, held: Any, parked: Sequence[Any]) -> None:
         super().__init__([], held, parked)
-        self._laps_aborted: list[Any] = []
-        self._pending_chunked_abort_req: Any = None
         self.ended: list[Any] = []
 
     def end(self) -> None:
@@ -347,8 +261,8 @@ def test_parked_prompts_are_aborted_each_once_it_is_safe(
     for _ in range(2):
         me.process_pending_chunked_abort()
         assert [r.rid for r in me.ended] == ended
-        assert [r.rid for r in me._laps_in_progress()] == left
-    assert (me._laps_aborted, me._pending_chunked_abort_req) == ([], None)
+        assert [r.rid for r in me.in_progress] == left
+    assert (me.laps.core.aborted(), me._pending_chunked_abort_req) == ([], None)
 
 
 def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mixin: Any) -> None:
@@ -356,20 +270,9 @@ def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mi
     held, parked = Request("P", done=9), Request("Q", done=9)
     me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(held, [parked])
     me.abort_request(SimpleNamespace(rid="Q", abort_all=False))
-    me._laps_hand_over(parked, parked)
+    me.chunked_req, me.laps.core.parked = parked, [held]
     me.process_pending_chunked_abort()
-    assert (me.ended, me.chunked_req, me._laps_parked) == ([parked], None, [held])
-
-
-def test_arrivals_are_known_on_a_machine_that_has_just_booted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_laps.classes import Classes
-
-    monkeypatch.setattr("time.perf_counter", lambda: 5.0)
-    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.75)
-    params = SimpleNamespace(custom_params={"ttft_slo_ms": 60})
-    req: Any = SimpleNamespace(time_stats=times, sampling_params=params, positional_embed_overrides=1, seqlen=40)
-    assert Classes(LapsConfig(), 256, None).of(req) is SHORT
-    assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
+    assert (me.ended, me.chunked_req, me.laps.core.parked) == ([parked], None, [held])
 
 
 def overridden(mixin: Any) -> list[str]:
@@ -429,41 +332,33 @@ def test_an_unknown_batch_builder_turns_laps_off_at_start(mixin: Any) -> None:
     [(0, 0, None, True), (0, 0, 0, True), (1, 0, None, False), (0, 1, None, False), (0, 0, 1, False)],
 )
 def test_one_rank_saves_the_latency_model(tp: int, attn_dp: int, dp: int | None, first: bool) -> None:
-    from sglang_laps.scheduler import first_of_all
+    from sglang_laps.ranks import first_of_all
 
     assert first_of_all(SimpleNamespace(attn_tp_rank=tp, attn_dp_rank=attn_dp, dp_rank=dp)) is first
 
 
-class Untouchable:
+def untouchable(req: Any) -> int:
     """A prefix cache that must not be asked."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the status asked the prefix cache for {name}")
-
-    def __reduce__(self) -> Any:
-        return (Untouchable, ())
+    raise AssertionError(f"the status asked the prefix cache for {req}")
 
 
 def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
-    from sglang_laps.classes import Classes, Tag
-    from sglang_laps.flights import Books
-
     def req(rid: str, tokens: int, tag: Any = None) -> Any:
         more = {} if tag is None else {"laps_tag": tag}
         return SimpleNamespace(
             rid=rid,
             seqlen=tokens,
             prefix_len=0,
-            positional_embed_overrides=None,
             sampling_params=SimpleNamespace(custom_params={"ttft_slo_ms": 9}),
             time_stats=SimpleNamespace(created_time=0.0, scheduler_recv_time=1e-9),
             **more,
         )
 
     config = LapsConfig(length_threshold="auto")
-    pacer = Pacer(config, threshold=256, chunk_tokens=1024)
+    pacer = Pacer(config, chunk_tokens=1024)
+    core = LapsCore(pacer, Classes(config, 256, untouchable, float))
+    core.parked = [Request("Q", 700, done=600)]
     me = SimpleNamespace(
-        laps_on=True,
         laps_config=config,
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace()),
         waiting_queue=[
@@ -473,16 +368,10 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             req("new and long", 3000),
         ],
         chunked_req=Request("P", 5000, done=2048),
-        _laps_parked=[Request("Q", 700, done=600)],
-        _laps_slices=None,
-        _laps_whole="slice_ms is 0",
-        _laps_classes=Classes(config, 256, Untouchable()),
-        _laps_pacer=pacer,
-        _laps_books=Books(pacer, None, 0.0),
-        _laps_started=0.0,
+        laps=SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0"),
     )
-    me._laps_books.busy.add(0.0, 1e-6)
-    me._laps_pacer.slo.record(1e-9, "short", 2.0, 1.0)
+    core.books.busy.add(0.0, 1e-6)
+    pacer.slo.record(1e-9, "short", 2.0, 1.0)
     asked = type("Asked", (mixin,), {})
     before = pickle.dumps(vars(me))
     told = [_status_of(asked, me) for _ in range(3)]

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
+from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Plan
+from sglang_laps.classes import Classes, Tag
+from sglang_laps.core import LapsCore
 
 from benchmark.rig import load
 
-from .adders import Cache, Prompt, adder
+from .adders import Alone, Cache, Loads, Prompt, adder
 from .conftest import LAPS, Prefill
 from .test_prefill_server import ask, ids
 
@@ -24,8 +27,6 @@ POOL = 4096
 
 
 def request(tokens: int) -> Any:
-    from sglang_laps.classes import Tag
-
     req = Prompt(tokens)
     req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
     return req
@@ -47,6 +48,7 @@ class Stock:
         self.waiting_queue: list[Any] = []
         self.chunked_req: Any = None
         self.disagg_prefill_inflight_queue: list[Any] = []
+        self.load_inquirer = Loads()
 
     def get_prefill_adder_class(self) -> Any:
         from sglang.srt.managers.schedule_policy import PrefillAdder
@@ -65,26 +67,25 @@ class Stock:
         self.waiting_queue = [r for r in self.waiting_queue if r not in taken]
         self.chunked_req = builder.new_chunked_req
         self.cache.free -= sum(r.extend_len for r in taken)
-        return SimpleNamespace(running_batch=running_batch, batch_to_run=SimpleNamespace(reqs=taken) if taken else None)
+        return SimpleNamespace(
+            running_batch=running_batch, batch_to_run=SimpleNamespace(reqs=taken, prefill_stats=None) if taken else None
+        )
 
 
 class Rounds:
     """What LAPS decides, said in advance, and one round after another."""
 
-    laps_on = True
-    laps_config = LapsConfig(length_basis="prompt")
     batch: list[Any]
     owed = True
 
-    def _laps_plan(self, views: Any, longs: Any, running: Any) -> Plan:
-        me: Any = self
+    def decide(self, now: float, views: Any, longs: Any, *_: Any, frees_memory: bool) -> Plan:
         if not longs or not self.owed:
             return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
-        if me._laps_lacking and me._laps_frees_memory():
+        if self.laps.core.lacking and frees_memory:  # type: ignore[attr-defined]
             return Plan((LONG,), longs=(0,), tokens=512, keeps_room=True)
         return Plan((LONG, SHORT), longs=(0,), tokens=512)
 
-    def _laps_built(self, cls: Any, batch: Any, plan: Plan, cut: Any, *, within: bool) -> None:
+    def built(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:
         self.batch = batch.reqs
         self.disagg_prefill_inflight_queue.append(batch.reqs)  # type: ignore[attr-defined]
 
@@ -102,13 +103,15 @@ class Rounds:
 @pytest.fixture
 def server(adder: Callable[[int, int], Any]) -> Any:
     """Five short batches are under way, and hold more than the long request leaves."""
-    from sglang_laps.classes import Classes
+    from sglang_laps.builder import Builder
     from sglang_laps.scheduler import LapsPrefillMixin
 
     me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
-    me._laps_flights, me._laps_lacking, me._laps_unit = {}, False, 1
-    me._laps_classes = Classes(me.laps_config, 256, me.cache)
-    me._laps_parked, me._laps_under_way = [], []
+    config = LapsConfig(length_basis="prompt")
+    core: Any = LapsCore(Pacer(config, chunk_tokens=512), Classes(config, 256, lambda _: 0, lambda: 0.0))
+    core.decide, core.built = me.decide, me.built
+    builder = Builder(me, core, Alone(), Stock.get_new_batch_prefill.__get__(me), None)  # type: ignore[arg-type]
+    me.laps = SimpleNamespace(core=core, builder=builder)
     for _ in range(5):
         assert me.round(ends=False) == [250, 250]
     return me
@@ -146,7 +149,7 @@ def test_the_room_is_given_up_with_the_request(server: Any, why: str) -> None:
     else:
         long.laps_tag.new_tokens = 10
         long.full_untruncated_fill_ids = range(10)
-        server._laps_classes._dual.forget()
+        server.laps.core.classes.use_threshold(255)  # all are looked at again
     assert server.round(ends=False)
 
 

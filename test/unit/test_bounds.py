@@ -14,7 +14,7 @@ from laps_core.latency.model import Coefficients
 from laps_core.length import LONG, SHORT, LengthClass, classify
 from laps_core.scheduling.gap import WIDEST, stretch
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, Plan, Running
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, Paused, Plan
 from laps_core.scheduling.waiting import Waiting
 
 from benchmark.sim.profile import Profile
@@ -75,7 +75,7 @@ class Toy:
 
     def __post_init__(self) -> None:
         config = LapsConfig(**{"wait_window_ms": 0.0, **self.knobs})  # type: ignore[arg-type]
-        self.pacer = Pacer(config, threshold=THRESHOLD, chunk_tokens=CHUNK, layers=self.layers)
+        self.pacer = Pacer(config, chunk_tokens=CHUNK, layers=self.layers)
         self.pacer.model = MODEL
 
     def run(self, until: Callable[[Toy], bool], *, limit_s: float = math.inf) -> None:
@@ -97,13 +97,13 @@ class Toy:
             self.pacer.nothing_waits()
             self.now += 1e-3
             return
-        running = None
+        paused = None
         if self.paused:
             top = self.paused[-1]
-            running = Running(top.each_s * top.slices, sum(len(b.parts) for b in self.paused), len(self.paused))
+            paused = Paused(top.each_s * top.slices, sum(len(b.parts) for b in self.paused), len(self.paused))
         views = [Waiting(j.tokens, 0, j.arrival) for j in self.shorts[:LOOKAHEAD]]
         seen = [Waiting(j.tokens - j.done, j.done, j.arrival, None, j.tokens, j.done > 0) for j in longs]
-        plan = self.pacer.plan(self.now, views, seen, waiting=len(self.shorts) + len(self.longs), running=running)
+        plan = self.pacer.plan(self.now, views, seen, waiting=len(self.shorts) + len(self.longs), paused=paused)
         if plan.order:
             self._launch(plan, longs)
         self._slice()
@@ -147,8 +147,8 @@ class Toy:
             below.paused_s += batch.end - batch.begin
         shape = [(part, job.done) for job, part in batch.parts]
         self.pacer.finished(
-            batch.launch, batch.begin, batch.end, self.now, shape, stock=False, paused_s=batch.paused_s,
-            within=batch.within,
+            batch.launch, batch.begin, batch.end, self.now, shape, batch.end - batch.begin - batch.paused_s,
+            stock=False, within=batch.within,
         )  # fmt: skip
         for job, part in batch.parts:
             job.done += part

@@ -16,6 +16,7 @@ from laps_core.config import ConfigError, LapsConfig
 from laps_core.latency.boundary import AutoThreshold, Boundary, closed_form, knee
 from laps_core.latency.model import Coefficients, LatencyModel, PartSample, StepSample, StepShape
 from laps_core.latency.nnls import nnls
+from sglang_laps import saved_model
 
 TRUE = Coefficients(alpha=2e-8, linear=4e-5, gamma_r=4e-6, per_request=2e-3, fixed=6e-3)
 Reqs = list[tuple[int, int]]
@@ -215,8 +216,8 @@ def test_a_saved_model_predicts_the_same_and_goes_on_learning(tmp_path: Path) ->
     model = LatencyModel()
     model.fit(measured(0, 600, 0.02))
     path = str(tmp_path / "h100.json")
-    model.save(path)
-    again = LatencyModel.load(path)
+    saved_model.save(model, path)
+    again = saved_model.load(path)
     assert again.predict([(300, 50)]) == model.predict([(300, 50)])
     assert again.error() == model.error()
     assert again.boundary() == model.boundary()
@@ -242,7 +243,7 @@ def test_refuses_another_file_in_one_line(tmp_path: Path, text: str, why: str) -
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=why) as e:
-        LatencyModel.load(str(path))
+        saved_model.load(str(path))
     assert "\n" not in str(e.value)
     assert "profile_path" in str(e.value)
 
@@ -255,7 +256,7 @@ def test_refuses_a_negative_coefficient_and_a_missing_file(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="negative"):
         LatencyModel.from_json(json.dumps(body))
     with pytest.raises(ConfigError, match="No such file"):
-        LatencyModel.load(str(tmp_path / "none.json"))
+        saved_model.load(str(tmp_path / "none.json"))
 
 
 def test_status_is_json_and_complete() -> None:
@@ -288,7 +289,7 @@ def test_observing_is_cheap() -> None:
 def test_a_save_that_fails_leaves_the_saved_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.json"
     model = LatencyModel()
-    model.save(str(path))
+    saved_model.save(model, str(path))
     before = path.read_text()
 
     def full_disk() -> str:
@@ -296,6 +297,6 @@ def test_a_save_that_fails_leaves_the_saved_model_as_it_was(tmp_path: Path, monk
 
     monkeypatch.setattr(model, "to_json", full_disk)
     with pytest.raises(OSError, match="No space"):
-        model.save(str(path))
+        saved_model.save(model, str(path))
     assert path.read_text() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from laps_core.config import ConfigError, LapsConfig
@@ -13,7 +12,7 @@ from laps_core.latency.model import Coefficients
 from laps_core.length import LONG, SHORT
 from laps_core.scheduling.order import OLDEST_EVERY
 from laps_core.scheduling.pacer import OVERTAKE_DEPTH, Pacer
-from laps_core.scheduling.plan import Launch, Plan, Running
+from laps_core.scheduling.plan import Launch, Paused, Plan
 from laps_core.scheduling.room import ROOM_S
 from laps_core.scheduling.waiting import Waiting
 
@@ -30,7 +29,7 @@ def pacer(
 ) -> Pacer:
     """Steps take F and TOKEN a token; `known`: it has been told."""
     config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})  # type: ignore[arg-type]
-    me = Pacer(config, threshold=256, chunk_tokens=chunk, unit=unit, layers=layers)
+    me = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers)
     if known:
         me.model = KNOWN.model()
     return me
@@ -45,8 +44,8 @@ def long(tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | No
     return Waiting(tokens - done, done, since, deadline, tokens, done > 0, rank)
 
 
-def running(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Running:
-    return Running(left_s, requests, depth)
+def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
+    return Paused(left_s, requests, depth)
 
 
 def launch(me: Pacer, at: float, plan: Plan, *, within: bool = False) -> Launch:
@@ -58,9 +57,8 @@ def run(
     me: Pacer, plan: Plan, begin: float, end: float, *shape: tuple[int, int], stock: bool = True, within: bool = False
 ) -> None:
     """The first batch of the plan, from its launch to its end."""
-    me.finished(
-        launch(me, begin, plan, within=within), begin, end, end, shape or ((50, 0),), stock=stock, within=within
-    )
+    sent = launch(me, begin, plan, within=within)
+    me.finished(sent, begin, end, end, shape or ((50, 0),), end - begin, stock=stock, within=within)
 
 
 def order_of(me: Pacer, now: float, longs: list[Waiting]) -> list[int]:
@@ -92,19 +90,19 @@ def test_after_a_short_batch_the_long_class_has_the_gap() -> None:
     me, shorts, longs = pacer(), [short("a")], [long(5000, 1.0)]
     sent = launch(me, 1.0, me.plan(1.0, shorts, longs))
     assert me.plan(1.3, shorts, longs).order == (LONG, SHORT), "it is still on the device"
-    me.finished(sent, 1.0, 1.01, 1.01, [(50, 0)], stock=False)
+    me.finished(sent, 1.0, 1.01, 1.01, [(50, 0)], 0.01, stock=False)
     assert me.plan(1.01 + GAP - 1e-6, shorts, longs).order == (LONG, SHORT)
     assert me.plan(1.01 + GAP + 1e-6, shorts, longs).order == (SHORT, LONG)
 
 
 def test_a_short_batch_preempts_what_is_paused_once_the_gap_is_over() -> None:
     me, shorts = pacer(), [short("a")]
-    plan = me.plan(1.0, shorts, [], running=running())
+    plan = me.plan(1.0, shorts, [], paused=paused())
     assert (plan.order, plan.picked) == ((SHORT,), (0,))
     run(me, plan, 1.0, 1.01, stock=False, within=True)
     assert me.status(2.0)["preemption"]["by_short_batches"] == 1
-    assert me.plan(1.01 + GAP - 1e-6, shorts, [], running=running()).order == (), "what is paused goes on"
-    assert me.plan(1.01 + GAP + 1e-6, shorts, [], running=running()).order == (SHORT,)
+    assert me.plan(1.01 + GAP - 1e-6, shorts, [], paused=paused()).order == (), "what is paused goes on"
+    assert me.plan(1.01 + GAP + 1e-6, shorts, [], paused=paused()).order == (SHORT,)
 
 
 def test_a_smaller_overhead_is_a_wider_gap() -> None:
@@ -139,10 +137,10 @@ def test_a_batch_stays_within_the_chunk_and_what_preempts_within_half() -> None:
     me = pacer(chunk=1024)
     assert me.plan(1.0, many, []).picked == (0, 1, 2, 3, 4)
     assert me.plan(1.0, many, [long(5000)]).picked == (0, 1, 2, 3, 4)
-    assert me.plan(1.0, many, [], running=running()).picked == (0, 1), "beside the activations of what is paused"
-    assert me.plan(1.0, [short("a", 256)], [], running=running()).picked == (0,)
-    assert len(pacer(chunk=None).plan(1.0, many, [], running=running()).picked) == 50
-    small = pacer(chunk=300).plan(1.0, [short("a", 256), short("b", 256)], [], running=running())
+    assert me.plan(1.0, many, [], paused=paused()).picked == (0, 1), "beside the activations of what is paused"
+    assert me.plan(1.0, [short("a", 256)], [], paused=paused()).picked == (0,)
+    assert len(pacer(chunk=None).plan(1.0, many, [], paused=paused()).picked) == 50
+    small = pacer(chunk=300).plan(1.0, [short("a", 256), short("b", 256)], [], paused=paused())
     assert small.picked == (0,), "a short request fits, whatever the half"
 
 
@@ -301,13 +299,13 @@ def test_patience_bounds_how_often_the_other_orders_pass_a_long_prompt_over() ->
 # -- priorities
 
 
-@pytest.mark.parametrize("paused", [None, running()])
-def test_a_higher_priority_comes_before_the_gap(paused: Running | None) -> None:
+@pytest.mark.parametrize("paused", [None, paused()])
+def test_a_higher_priority_comes_before_the_gap(paused: Paused | None) -> None:
     me, shorts, longs = pacer(), [short("a")], [long(5000)]
-    before = me.plan(1.0, shorts, longs, urgent=LONG, running=paused)
+    before = me.plan(1.0, shorts, longs, urgent=LONG, paused=paused)
     assert SHORT not in before.order[:1]
     run(me, me.plan(1.0, shorts, longs), 1.0, 1.01, stock=False)
-    assert me.plan(1.011, shorts, longs, urgent=SHORT, running=paused).order[0] is SHORT
+    assert me.plan(1.011, shorts, longs, urgent=SHORT, paused=paused).order[0] is SHORT
 
 
 def test_a_higher_priority_comes_before_work_and_guard() -> None:
@@ -321,8 +319,8 @@ def test_a_higher_priority_comes_before_work_and_guard() -> None:
 
 def test_for_a_short_request_of_higher_priority_nothing_long_overtakes() -> None:
     longs = [long(400, 0.9)]
-    assert pacer().plan(1.0, [], longs, running=running(1.0)).order == (LONG,)
-    assert pacer().plan(1.0, [], longs, running=running(1.0), urgent=SHORT).order == ()
+    assert pacer().plan(1.0, [], longs, paused=paused(1.0)).order == (LONG,)
+    assert pacer().plan(1.0, [], longs, paused=paused(1.0), urgent=SHORT).order == ()
 
 
 # -- overtaking
@@ -331,38 +329,38 @@ def test_for_a_short_request_of_higher_priority_nothing_long_overtakes() -> None
 def test_what_is_much_smaller_overtakes_what_is_paused() -> None:
     me = pacer()
     longs = [long(9000), long(400), long(300), long(50_000, done=49_900)]
-    plan = me.plan(1.0, [], longs, running=running(0.5))
+    plan = me.plan(1.0, [], longs, paused=paused(0.5))
     assert (plan.order, plan.longs) == ((LONG,), (2, 1))
     assert plan.tokens == 700
-    assert me.plan(1.0, [], longs, running=running(0.01)).order == (), "what is paused is nearly done"
-    assert me.plan(1.0, [], longs, running=running(0.5, depth=OVERTAKE_DEPTH)).order == ()
-    assert me.plan(1.0, [], longs, running=running(0.5), waiting=400).order == (), "all of them would pay for it"
+    assert me.plan(1.0, [], longs, paused=paused(0.01)).order == (), "what is paused is nearly done"
+    assert me.plan(1.0, [], longs, paused=paused(0.5, depth=OVERTAKE_DEPTH)).order == ()
+    assert me.plan(1.0, [], longs, paused=paused(0.5), waiting=400).order == (), "all of them would pay for it"
 
 
 def test_a_short_batch_goes_before_one_that_overtakes() -> None:
-    assert pacer().plan(1.0, [short("a")], [long(400)], running=running(0.5)).order == (SHORT,)
+    assert pacer().plan(1.0, [short("a")], [long(400)], paused=paused(0.5)).order == (SHORT,)
 
 
 def test_two_that_overtake_are_a_gap_apart() -> None:
     me = pacer(guard=0.0)
-    plan = me.plan(1.0, [], [long(400, 1.0)], running=running(0.5))
+    plan = me.plan(1.0, [], [long(400, 1.0)], paused=paused(0.5))
     run(me, plan, 1.0, 1.02, (400, 0), stock=False, within=True)
     assert me.status(2.0)["preemption"]["by_smaller_prompts"] == 1
-    assert me.plan(1.02 + GAP - 1e-6, [], [long(400, 1.0)], running=running(0.5)).order == ()
-    assert me.plan(1.02 + GAP + 1e-6, [], [long(400, 1.0)], running=running(0.5)).order == (LONG,)
+    assert me.plan(1.02 + GAP - 1e-6, [], [long(400, 1.0)], paused=paused(0.5)).order == ()
+    assert me.plan(1.02 + GAP + 1e-6, [], [long(400, 1.0)], paused=paused(0.5)).order == (LONG,)
 
 
 @pytest.mark.parametrize("knobs", [{"known": False}, {"order": "fcfs"}, {"order": "lars"}])
 def test_nothing_overtakes_by_guesswork_or_against_the_order(knobs: dict[str, object]) -> None:
-    assert pacer(**knobs).plan(1.0, [], [long(300)], running=running(9.0)).order == ()  # type: ignore[arg-type]
+    assert pacer(**knobs).plan(1.0, [], [long(300)], paused=paused(9.0)).order == ()  # type: ignore[arg-type]
 
 
 def test_nothing_overtakes_while_the_oldest_is_due() -> None:
     me = pacer()
-    plan = me.plan(1.0, [], [long(400, 0.9)], running=running(0.5))
+    plan = me.plan(1.0, [], [long(400, 0.9)], paused=paused(0.5))
     run(me, plan, 1.0, 1.02, (400, 0), stock=False, within=True)
     assert me.guard.due(), "what has overtaken has earned it"
-    assert me.plan(2.0, [], [long(400, 1.9)], running=running(0.5)).order == ()
+    assert me.plan(2.0, [], [long(400, 1.9)], paused=paused(0.5)).order == ()
 
 
 # -- where a batch cannot pause
@@ -409,7 +407,7 @@ def test_a_shared_step_counts_for_both() -> None:
     plan = me.plan(1.0, [short("a"), short("b")], [long(20_000)])
     sent = me.launched(1.0, LONG, 3, plan, shorts=2)
     assert (sent.cls, sent.preempts, sent.shorts) == (LONG, False, 2)
-    me.finished(sent, 1.0, 1.1, 1.1, [(50, 0), (50, 0), (1000, 0)], stock=False)
+    me.finished(sent, 1.0, 1.1, 1.1, [(50, 0), (50, 0), (1000, 0)], 0.1, stock=False)
     assert sum(me.status(2.0)["window"]["dispatched"].values()) == 1
 
 
@@ -436,9 +434,9 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
     late, shorts = [long(500, -60.0)], [short("a")]
     assert pacer().plan(1.0, shorts, late, lacking=True).keeps_room
     assert pacer().plan(1.0, shorts, [long(5000, 1.0)], lacking=True, urgent=LONG).keeps_room
-    paused = pacer().plan(1.0, shorts, late, lacking=True, running=running())
-    assert paused.keeps_room
-    assert (paused.order, paused.picked) == ((), ()), "what is paused goes on and gives its memory back"
+    beside = pacer().plan(1.0, shorts, late, lacking=True, paused=paused())
+    assert beside.keeps_room
+    assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
 
 
 # -- no long work
@@ -449,7 +447,7 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
     from laps_core.scheduling.window import Dispatch, Window
 
     config = LapsConfig()
-    me = Pacer(config, threshold=256, chunk_tokens=CHUNK, layers=LAYERS)
+    me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS)
     me.model = KNOWN.model()
     window, now, held = Window(config), 0.0, 0
     came, waiting = [1.0 + 4e-4 * i for i in range(6)], []
@@ -474,7 +472,7 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         sent, begin = launch(me, now, plan), now
         now += F + 50 * TOKEN * len(said.picked)
         window.completed(now, len(said.picked))
-        me.finished(sent, begin, now, now, [], stock=False)
+        me.finished(sent, begin, now, now, [], now - begin, stock=False)
         waiting = [w for i, w in enumerate(waiting) if i not in said.picked]
         came += [now + 4e-4 * (i + 1) for i in range(len(said.picked))]  # clients send again when they are answered
         came.sort()
@@ -503,22 +501,6 @@ def fitted(me: Pacer, at: float = 0.0) -> Pacer:
     return me
 
 
-@pytest.mark.parametrize("uptime", [4.2, 1e6])
-def test_the_latency_model_is_saved_at_the_first_idle_moment_however_young_the_machine_is(
-    tmp_path: Path, uptime: float
-) -> None:
-    path = tmp_path / "model.json"
-    me = fitted(pacer(known=False, profile_save_path=str(path)))
-    me.save_when_due(uptime)
-    assert path.exists()
-    path.unlink()
-    run(me, me.plan(uptime, [short("a")], []), uptime, uptime + 0.01)
-    me.save_when_due(uptime + 9.0)
-    assert not path.exists()
-    me.save_when_due(uptime + 10.0)
-    assert path.exists()
-
-
 def test_a_paused_batch_teaches_its_own_time() -> None:
     one, two = pacer(known=False), pacer(known=False)
     for i in range(40):
@@ -527,20 +509,15 @@ def test_a_paused_batch_teaches_its_own_time() -> None:
         for me, paused_s in ((one, 0.0), (two, 0.125)):
             sent = launch(me, at, me.plan(at, [], [long(tokens)]))
             end = at + took + paused_s
-            me.finished(sent, at, end, end, [(tokens, 0)], stock=True, paused_s=paused_s)
+            me.finished(sent, at, end, end, [(tokens, 0)], end - at - paused_s, stock=True)
     for tokens in (100, 500, 2000):
         assert one.model.predict([(tokens, 0)]) == pytest.approx(two.model.predict([(tokens, 0)]), rel=1e-6)
-
-
-def test_a_model_that_cannot_be_read_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        pacer(known=False, profile_path="nowhere.json")
 
 
 def contended(me: Pacer) -> None:
     plan = me.plan(4.0, [short("b")], [long(20_000, 3.0), long(400, 3.5)])
     launch(me, 4.0, plan)
-    run(me, me.plan(4.1, [], [long(400, 3.5)], running=running(0.5)), 4.1, 4.2, (400, 0), within=True)
+    run(me, me.plan(4.1, [], [long(400, 3.5)], paused=paused(0.5)), 4.1, 4.2, (400, 0), within=True)
 
 
 @pytest.mark.parametrize("work", [lambda me: None, contended])

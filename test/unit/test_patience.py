@@ -21,7 +21,7 @@ arriving = st.lists(st.lists(requests, min_size=6, max_size=12), min_size=10, ma
 
 def pacer(order: str) -> Pacer:
     config = LapsConfig(wait_window_ms=0.0, order=order)
-    return Pacer(config, threshold=256, chunk_tokens=BUDGET)
+    return Pacer(config, chunk_tokens=BUDGET)
 
 
 def coming(now: float, batch: list[tuple[int, float | None]], longer: int = 0) -> list[Waiting]:
@@ -38,7 +38,7 @@ def test_the_oldest_short_request_is_served_within_its_turns(
 ) -> None:
     me = pacer(order)
     if window:
-        me = Pacer(LapsConfig(order=order), threshold=256, chunk_tokens=BUDGET)
+        me = Pacer(LapsConfig(order=order), chunk_tokens=BUDGET)
     waiting: list[Waiting] = []
     oldest, turns, now = None, 0, 0.0
     for batch in arrivals:
@@ -58,6 +58,7 @@ def test_the_oldest_short_request_is_served_within_its_turns(
             now + 0.01,
             now + 0.01,
             [],
+            0.01,
             stock=False,
         )
         served = {waiting[p].since_s for p in plan.picked}
@@ -123,7 +124,7 @@ def test_the_short_batch_after_a_failed_long_one_keeps_its_order() -> None:
 
 def test_a_hold_ends_with_the_requests_that_were_held() -> None:
     config = LapsConfig(window="fixed", wait_window_ms=5.0)
-    me = Pacer(config, threshold=256, chunk_tokens=BUDGET)
+    me = Pacer(config, chunk_tokens=BUDGET)
     for forget in (
         lambda now: me.nothing_waits(),
         lambda now: me.plan(now, [], [Waiting(5000, 0, 0.0)]),

@@ -7,10 +7,8 @@ totals give their sum only (``linear``), separately timed compute and memory par
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -260,30 +258,6 @@ class LatencyModel:
         except (KeyError, TypeError, ValueError) as e:
             raise ConfigError(f"{where}: damaged ({type(e).__name__}: {e})") from None
         return model
-
-    def save(self, path: str) -> None:
-        """Write ``to_json`` to ``path``: all of it or nothing. Raises OSError."""
-        # A server that starts now may read it, and this one may end at any moment.
-        half = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(half, "w", encoding="utf-8") as f:
-                f.write(self.to_json())
-            os.replace(half, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(half)
-            raise
-
-    @classmethod
-    def load(cls, path: str) -> LatencyModel:
-        """Read what ``save`` wrote. Raises ConfigError."""
-        try:
-            with open(path, encoding="utf-8") as f:
-                text = f.read()
-        except (OSError, UnicodeDecodeError) as e:
-            reason = e.strerror if isinstance(e, OSError) else "not text"
-            raise ConfigError(f"--laps-config: profile_path: {path}: {reason}") from None
-        return cls.from_json(text, f"--laps-config: profile_path: {path}")
 
     def _keep(self, sample: StepSample) -> None:
         self._observed += 1

@@ -6,7 +6,6 @@ and its ``Plan`` travels to the others as whole numbers.
 
 from __future__ import annotations
 
-import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -20,20 +19,18 @@ from laps_core.scheduling.gap import AIM, Gap
 from laps_core.scheduling.guard import Guard
 from laps_core.scheduling.order import LEAST_WORK, Patience, Work, order_named, sorted_by
 from laps_core.scheduling.packing import overtake, pack
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, Plan, Running
+from laps_core.scheduling.plan import LOOKAHEAD, Launch, Paused, Plan
 from laps_core.scheduling.room import Room
 from laps_core.scheduling.waiting import Waiting
 from laps_core.scheduling.window import Dispatch, Wait, Window
 from laps_core.slo import SloLedger
 
-logger = logging.getLogger(__name__)
-
 TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
 OVERTAKE_DEPTH = 2
 """Batches of long work under way at once: one that runs, and one that it has overtaken."""
-SAVE_PERIOD_S = 10.0
-"""The latency model is saved no more often than this."""
+START_THRESHOLD = 256
+"""Where the automatic threshold starts (tokens)."""
 
 
 def _passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
@@ -51,12 +48,18 @@ class Pacer:
     """
 
     def __init__(
-        self, config: LapsConfig, *, threshold: int, chunk_tokens: int | None, unit: int = 1, layers: int = 0
+        self,
+        config: LapsConfig,
+        *,
+        chunk_tokens: int | None,
+        unit: int = 1,
+        layers: int = 0,
+        model: LatencyModel | None = None,
     ) -> None:
-        """`threshold`: longest short request to start with. `chunk_tokens`: one batch's budget; None = unlimited.
-        `unit`: a cut prompt ends on a multiple of this (tokens). `layers`: of the model; 0 = no slices.
+        """`chunk_tokens`: one batch's budget; None = unlimited. `unit`: a cut prompt ends on a multiple of this
+        (tokens). `layers`: of the model; 0 = no slices. `model`: what is known of step times; None = nothing.
 
-        Raises ConfigError where ``profile_path`` cannot be read, or a chunk holds less than one unit.
+        Raises ConfigError where a chunk holds less than one unit.
         """
         if chunk_tokens is not None and chunk_tokens < unit:
             raise ConfigError(
@@ -70,9 +73,12 @@ class Pacer:
         self._slice_s = config.slice_ms / 1e3
         self.launch_s = 0.0
         """Host time (seconds) to launch a whole pass in slices; 0 = not known, or nothing is launched."""
-        self.model = LatencyModel.load(config.profile_path) if config.profile_path else LatencyModel()
-        self._auto = AutoThreshold(config, threshold) if config.length_threshold == AUTO else None
-        self._threshold = threshold
+        self.model = LatencyModel() if model is None else model
+        auto = config.length_threshold == AUTO
+        self._threshold = usable_threshold(
+            START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
+        )
+        self._auto = AutoThreshold(config, self._threshold) if auto else None
         self.gap = Gap(config.preempt_overhead)
         self.guard = Guard(config.guard)
         self.slo = SloLedger()
@@ -85,8 +91,6 @@ class Pacer:
         self._short_patience, self._long_patience = Patience(), Patience()
         self._room = Room()
         self.preemptions = self.overtakes = 0
-        self._saved_s: float | None = None
-        self._saved_at = 0
 
     def threshold(self, now: float) -> int:
         """Longest short request (tokens): as configured, or from the latency model."""
@@ -125,24 +129,24 @@ class Pacer:
         *,
         waiting: int | None = None,
         urgent: LengthClass | None = None,
-        running: Running | None = None,
+        paused: Paused | None = None,
         lacking: bool = False,
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
-        `urgent`: the class with the strictly higher priority, if the server schedules by it. `running`: what is paused;
+        `urgent`: the class with the strictly higher priority, if the server schedules by it. `paused`: what is paused;
         then an empty plan goes on with it. `lacking`: the first long prompt lacked memory when last tried.
         """
         threshold = self.threshold(now)
         if not shorts:
             self.window.nothing_waits()
-        if not longs and running is None:
+        if not longs and paused is None:
             self.guard.none_waits()
             return self._alone(now, shorts, threshold)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self._behind(now, longs)
         # Without slices short requests share the step of a chunk, which is left half of it.
-        alone = running is None and bool(self._layers)
+        alone = paused is None and bool(self._layers)
         budget = self._budget if alone else self._preempting_budget()
         plan = self._shorts(now, shorts, budget, threshold)
         opens_s = self.gap.opens_s(self.fixed_s, behind, full=plan.full)
@@ -152,8 +156,8 @@ class Pacer:
         owed = lacking and (self.guard.due() or behind > AIM or urgent is LONG)
         if self._room.kept(now, lacking=owed) and owed:
             plan = plan._replace(picked=(), keeps_room=True)
-            return plan if running is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
-        if running is None:
+            return plan if paused is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
+        if paused is None:
             joining = sum(self._whole_units(shorts[i].tokens) for i in plan.picked)
             plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
@@ -161,7 +165,7 @@ class Pacer:
         if shorts and due:
             return plan._replace(order=(SHORT,))
         may = now >= self._overtook_s + self.gap.seconds(self.fixed_s, behind) and urgent is not SHORT
-        return self._overtaking(longs, waiting, running, budget, plan) if may else plan
+        return self._overtaking(longs, waiting, paused, budget, plan) if may else plan
 
     def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, threshold: int) -> Plan:
         """The short batch that leaves if one does, long work being there."""
@@ -267,17 +271,17 @@ class Pacer:
 
         return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self._unit
 
-    def _overtaking(self, longs: Sequence[Waiting], waiting: int, running: Running, budget: int, plan: Plan) -> Plan:
+    def _overtaking(self, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan) -> Plan:
         """Never the oldest's turn: it is one that is paused, or will come when that is done."""
-        if self._order is not None or self.fixed_s is None or running.depth >= OVERTAKE_DEPTH or self.guard.due():
+        if self._order is not None or self.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or self.guard.due():
             return plan
         new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
         packed = overtake(
             [longs[i] for i in new],
             self._beside_s,
             budget=budget,
-            left_s=running.left_s,
-            running=running.requests,
+            left_s=paused.left_s,
+            running=paused.requests,
             fixed_s=self.fixed_s,
             waiting=waiting,
         )
@@ -377,39 +381,29 @@ class Pacer:
         end: float,
         now: float,
         shape: Sequence[tuple[int, int]],
+        took_s: float,
         *,
         stock: bool,
-        paused_s: float = 0.0,
         within: bool = False,
     ) -> None:
-        """A batch of these (new, history) requests had the device from `begin` to `end`, less `paused_s`.
+        """A batch of these (new, history) requests had the device for `took_s`, from `begin` to `end`.
 
-        `now`: its clients may know. `stock`: not replayed from a cell. `within`: it ran while another was paused.
+        `now`: its clients may know. `stock`: the latency model may learn from it. `within`: another was paused.
         """
-        took = max(0.0, end - begin - paused_s)
         if launch.preempts:
             self.gap.ran(begin, end)
         if launch.cls is LONG:
-            self.guard.ran(took, oldest=launch.oldest)
+            self.guard.ran(took_s, oldest=launch.oldest)
             if within:
                 self._overtook_s = end
         if stock:
-            self.model.observe(StepSample.of(shape, took))
+            self.model.observe(StepSample.of(shape, took_s))
         if launch.shorts:
             self.window.completed(now, launch.shorts)
 
-    def save_when_due(self, now: float) -> None:
-        """Write the latency model to ``profile_save_path`` if it has learned since; call it when idle."""
-        path = self._config.profile_save_path
-        if path is None or not self.model.fitted or self.model.observed == self._saved_at:
-            return
-        if self._saved_s is not None and now - self._saved_s < SAVE_PERIOD_S:
-            return
-        self._saved_s, self._saved_at = now, self.model.observed
-        try:
-            self.model.save(path)
-        except OSError as e:
-            logger.warning("LAPS: the latency model could not be saved to %s: %s", path, e.strerror)
+    def answered(self, now: float, cls: LengthClass, arrival_s: float, slo_s: float | None) -> None:
+        """A request of this class that came at `arrival_s` has its first token; `slo_s`: it was given so long."""
+        self.slo.record(now, cls.value, now - arrival_s, slo_s)
 
     def status(self, now: float) -> dict[str, Any]:
         """What /laps_status says of the decisions (JSON-ready). Asking changes nothing."""

@@ -16,7 +16,7 @@ PLAN_NUMBERS = 11 + 2 * LOOKAHEAD
 _CLASSES = (SHORT, LONG)
 
 
-class Running(NamedTuple):
+class Paused(NamedTuple):
     """The batch of long work that is paused between two slices."""
 
     left_s: float

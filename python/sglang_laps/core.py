@@ -1,0 +1,277 @@
+"""The state of one scheduler under LAPS: who waits, who is in progress, what is on the device.
+
+It knows requests by a few of their fields, and SGLang not at all. ``Scheduler.waiting_queue`` stays the only list of
+waiting requests. ``Scheduler.chunked_req`` (here: the slot) holds the prompt whose chunk ran last; others in progress
+are parked beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from laps_core.length import LONG, SHORT, LengthClass
+from laps_core.scheduling import books
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan
+from laps_core.scheduling.queues import Views, changes, without
+from laps_core.scheduling.waiting import Waiting
+
+from sglang_laps.classes import Classes, Tag
+from sglang_laps.status import Totals
+
+Req = Any
+"""A request of SGLang's."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What the batch builder is shown."""
+
+    cls: LengthClass
+    queue: list[Req]
+    """Waiting requests."""
+    slot: Req | None = None
+    """A prompt in progress."""
+    tokens: int = 0
+    """New tokens of a long batch; 0 = what the server's chunk holds."""
+    whole: bool = True
+    """Nothing may be cut."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight(books.Running):
+    """A batch on the device."""
+
+    batch: Any
+    reqs: list[Req]
+    cut: Req | None
+    """The prompt that goes on after it."""
+    short: Sequence[int] = ()
+    """Which requests of a long batch are short."""
+    layers: int = 0
+    """Of a slice; 0 = in one piece."""
+
+
+class LapsCore:
+    """Decides what SGLang's batch builder is shown, and keeps the books. Times are seconds of one clock."""
+
+    def __init__(
+        self,
+        pacer: Pacer,
+        classes: Classes,
+        *,
+        unit: int = 1,
+        page: int = 1,
+        priority: Callable[[Req], int] | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """`unit`: a cut prompt ends on a multiple of this, `page`: of the KV cache (tokens). `priority`: of a request,
+        smaller first; None = the server does not schedule by it."""
+        self.pacer, self.classes = pacer, classes
+        self.books = books.Books(pacer, now)
+        self.totals = {SHORT: Totals(), LONG: Totals()}
+        self.started_s = now
+        self.parked: list[Req] = []
+        self.under_way: list[Flight] = []
+        """Batches that are run in slices, the one that runs now last."""
+        self.lacking = False
+        """The first long prompt found too little memory when it was last tried."""
+        self.holding = False
+        """A short batch is held back."""
+        self.unsent = False
+        """The chunk that ran last was not sent yet."""
+        self._next: Flight | None = None
+        self._aborted: list[Req] = []
+        self._unit, self._page, self._priority = unit, page, priority
+        self._flights: dict[int, Flight] = {}
+
+    # -- decisions
+
+    def in_progress(self, slot: Req | None) -> list[Req]:
+        """Prompts between two of their chunks, the one in the slot first; not those that a paused batch has cut."""
+        below = {id(f.cut) for f in self.under_way}
+        return [r for r in (slot, *self.parked) if r is not None and id(r) not in below]
+
+    def long_line(self, views: Views[Req], slot: Req | None) -> list[Req]:
+        """Long prompts that the plan may pick from: those in progress, then those that wait."""
+        return [*self.in_progress(slot), *views.long[:LOOKAHEAD]]
+
+    def decide(
+        self,
+        now: float,
+        views: Views[Req],
+        longs: Sequence[Req],
+        slot: Req | None,
+        paused: Paused | None,
+        *,
+        frees_memory: bool,
+    ) -> Plan:
+        """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back."""
+        begun = set(map(id, self.in_progress(slot)))
+        self.pacer.arrived(now, self.classes.new_shorts)
+        return self.pacer.plan(
+            now,
+            [self.classes.waiting(r) for r in views.short[:LOOKAHEAD]],
+            [self._long(r, id(r) in begun) for r in longs],
+            waiting=len(views.short) + len(longs),
+            urgent=self._urgent(views.short, longs),
+            paused=paused,
+            lacking=self.lacking and (frees_memory or bool(self._flights or self.under_way)),
+        )
+
+    def nothing_waits(self, now: float) -> None:
+        """A round without work, nothing being paused."""
+        self.pacer.arrived(now, 0)
+        self.pacer.nothing_waits()
+
+    def paused(self, flight: Flight, layers_left: int, layers: int) -> Paused:
+        """Between two slices of `flight`, with `layers_left` of all `layers` to go: how the plan sees it."""
+        whole_s = self.pacer.model.predict(flight.shape) or float("inf")
+        requests = sum(len(f.shape) for f in self.under_way)
+        return Paused(whole_s * layers_left / layers, requests, len(self.under_way))
+
+    def _long(self, req: Req, begun: bool) -> Waiting:
+        tag: Tag = req.laps_tag
+        rank = 0 if self._priority is None else self._priority(req)
+        if not begun:
+            return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
+        done = max(req.prefix_len, req.extend_end or 0)
+        return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
+
+    def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req]) -> LengthClass | None:
+        """The class with the strictly higher priority, if the server schedules by it."""
+        if self._priority is None or not shorts or not longs:
+            return None
+        short, long = min(map(self._priority, shorts)), min(map(self._priority, longs))
+        return None if short == long else SHORT if short < long else LONG
+
+    # -- what the batch builder is shown
+
+    def parts(
+        self, plan: Plan, views: Views[Req], longs: Sequence[Req], slot: Req | None, *, beside: bool
+    ) -> Iterator[Part]:
+        """What to show the builder; the next if the one before has no room.
+
+        `beside`: a batch is paused. Then only what was picked, for the builder would fill a whole chunk, and no prompt
+        in progress on its own, for it would be cut.
+        """
+        for cls in plan.order:
+            if cls is SHORT:
+                yield Part(SHORT, self._shorts(plan, views.short, beside))
+                continue
+            self.lacking = False
+            picked, in_progress = [longs[i] for i in plan.longs], self.in_progress(slot)
+            first = next((r for r in picked if r in in_progress), None)
+            joining = [views.short[i] for i in plan.picked] if plan.mixed else []
+            queue = [*joining, *(r for r in picked if r is not first)]
+            yield Part(LONG, queue, first, plan.tokens, whole=beside)
+            # A prompt in progress has its memory: it can go on where another cannot start.
+            for req in in_progress if not beside else ():
+                if req is not first:
+                    yield Part(LONG, [], req, plan.tokens, whole=False)
+
+    def _shorts(self, plan: Plan, shorts: Sequence[Req], beside: bool) -> list[Req]:
+        picked = [shorts[i] for i in plan.picked]
+        if beside:
+            return picked
+        first = set(plan.picked)
+        rest = [r for i, r in enumerate(shorts[:LOOKAHEAD]) if i not in first]
+        return [*picked, *rest, *shorts[LOOKAHEAD:]]
+
+    def reserve(self, part: Part, slot: Req | None) -> int:
+        """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
+        others = [r for r in (slot, *self.parked) if r is not None and r is not part.slot]
+        return sum(len(r.full_untruncated_fill_ids) - (r.extend_end or 0) + self._page for r in others)
+
+    def limit(self, part: Part) -> int | None:
+        """Most new tokens of the prompt in progress: what those before it leave, if they all run whole; None = any.
+
+        Only the last of a batch is cut.
+        """
+        page, unit = self._page, self._unit
+        left = part.tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in part.queue)
+        return left // unit * unit if part.slot is not None and left >= unit else None
+
+    def shown(self, part: Part, waiting: list[Req], left: list[Req]) -> list[Req]:
+        """All that wait after the builder was shown `part` and has `left` these of it."""
+        gone, added = changes(part.queue, left)
+        if gone:
+            waiting = without(waiting, gone)
+            self.classes.took(part.cls, gone, waiting)
+        return waiting + added if added else waiting
+
+    # -- batches
+
+    def built(
+        self, part: Part, batch: Any, plan: Plan, cut: Req | None, slot: Req | None, now: float, *, sliced: bool
+    ) -> None:
+        """The builder has made a batch of `part`; `cut` goes on after it and has the slot, which was `slot`'s.
+
+        `sliced`: it can be run in slices.
+        """
+        within, reqs, cls = bool(self.under_way), list(batch.reqs), part.cls
+        if not part.whole:
+            # Those that had no part in it are parked.
+            self.parked = [r for r in self.in_progress(slot) if r is not part.slot and r is not cut]
+            self.unsent = cut is not None
+        self.classes.batches += 1
+        short: list[int] = []
+        if cls is LONG and plan.mixed:
+            short = [i for i, r in enumerate(reqs) if r is not cut and self.classes.of(r) is SHORT]
+            cls = SHORT if len(short) == len(reqs) else LONG
+        if cut is not None:
+            cut.laps_tag.chunk_s = now
+        self._next = Flight(
+            launch=self.pacer.launched(now, cls, len(reqs), plan, shorts=len(short), within=within),
+            shape=list(zip(batch.extend_lens, batch.prefix_lens, strict=True)),
+            within=within,
+            batch=batch,
+            reqs=reqs,
+            cut=cut,
+            short=short,
+            layers=plan.layers if cls is LONG and sliced else 0,
+        )
+
+    def take_next(self) -> Flight | None:
+        """What was built and is not on the device yet; asked once."""
+        flight, self._next = self._next, None
+        return flight
+
+    def sent(self, result: Any, flight: Flight) -> None:
+        """Its result, when it comes, will be `result`."""
+        self._flights[id(result)] = flight
+
+    def flight_of(self, result: Any) -> Flight | None:
+        """The batch with this result; asked once."""
+        return self._flights.pop(id(result), None)
+
+    def ended(self, flight: Flight, now: float) -> dict[LengthClass, Totals]:
+        """Its result is processed; what it did for each class."""
+        below = self.under_way[-1] if self.under_way else None
+        took_s = self.books.ended(flight, below, now)
+        main = flight.launch.cls
+        short = range(len(flight.shape)) if main is SHORT else set(flight.short)
+        done: dict[LengthClass, Totals] = {}
+        for i, (new, _) in enumerate(flight.shape):
+            cls, req = SHORT if i in short else LONG, flight.reqs[i]
+            done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
+            if req is not flight.cut:
+                self.pacer.answered(now, cls, req.laps_tag.arrival, req.laps_tag.slo_s)
+        if main in done:
+            done[main].add(Totals(1, 0, 0, took_s))
+        for cls, total in done.items():
+            self.totals[cls].add(total)
+        return done
+
+    # -- prompts in progress that end early
+
+    def abort(self, rid: str, *, every: bool) -> None:
+        """Parked prompts with this prefix of an id, or all, end once it is safe."""
+        self._aborted += [r for r in self.parked if every or r.rid.startswith(rid)]
+
+    def aborted(self) -> list[Req]:
+        """Those that were aborted since this was last asked."""
+        found, self._aborted = self._aborted, []
+        return found

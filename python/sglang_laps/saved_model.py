@@ -1,0 +1,65 @@
+"""The latency model in a file: read at start, written when the server is idle."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+from laps_core.config import ConfigError
+from laps_core.latency.model import LatencyModel
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 10.0
+"""It is written no more often than this."""
+
+
+def load(path: str | None) -> LatencyModel:
+    """Read what ``save`` wrote; None = a new model. Raises ConfigError."""
+    if path is None:
+        return LatencyModel()
+    try:
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "not text"
+        raise ConfigError(f"--laps-config: profile_path: {path}: {reason}") from None
+    return LatencyModel.from_json(text, f"--laps-config: profile_path: {path}")
+
+
+def save(model: LatencyModel, path: str) -> None:
+    """Write it: all of it or nothing. Raises OSError."""
+    # A server that starts now may read it, and this one may end at any moment.
+    half = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(half, "w", encoding="utf-8") as f:
+            f.write(model.to_json())
+        os.replace(half, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(half)
+        raise
+
+
+class Saver:
+    """Writes one model to one file, as it learns."""
+
+    def __init__(self, model: LatencyModel, path: str | None) -> None:
+        """`path` None = never."""
+        self._model, self._path = model, path
+        self._at_s: float | None = None
+        self._observed = 0
+
+    def when_due(self, now: float) -> None:
+        """Write it if it has learned since (`now`: seconds); call it when idle."""
+        model = self._model
+        if self._path is None or not model.fitted or model.observed == self._observed:
+            return
+        if self._at_s is not None and now - self._at_s < PERIOD_S:
+            return
+        self._at_s, self._observed = now, model.observed
+        try:
+            save(model, self._path)
+        except OSError as e:
+            logger.warning("LAPS: the latency model could not be saved to %s: %s", self._path, e.strerror)

@@ -1,0 +1,122 @@
+"""LAPS for one scheduler, put together when it starts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from laps_core.config import AUTO, ConfigError, LapsConfig
+from laps_core.length import unit_of
+from laps_core.scheduling.pacer import Pacer
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.mem_cache.common import match_kv_cache
+from sglang.srt.runtime_context import get_parallel, get_serving
+
+from sglang_laps import graphs, saved_model, slices
+from sglang_laps.builder import Builder
+from sglang_laps.classes import Classes
+from sglang_laps.core import LapsCore
+from sglang_laps.interlude import Interlude
+from sglang_laps.ranks import Ranks
+from sglang_laps.status import Series
+from sglang_laps.support import off_reason, refuse, resolved
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Laps:
+    """What a scheduler has of LAPS."""
+
+    core: LapsCore
+    builder: Builder
+    interlude: Interlude
+    ranks: Ranks
+    saver: saved_model.Saver
+    cutter: slices.Slices | None
+    """Runs long batches in slices."""
+    whole: str | None
+    """Why long batches are not run in slices."""
+    series: Series | None
+    """For Prometheus, on one rank."""
+    synchronous: bool
+    """A forward pass has ended when its call has: there is no device of its own."""
+
+
+def why_off(scheduler: Scheduler, adder: type) -> str | None:
+    """Why LAPS has nothing to do in this scheduler, or None. `adder`: what its batches are built with."""
+    reason = off_reason(resolved(scheduler.server_args))
+    if reason is None and adder is not PrefillAdder:
+        return f"this scheduler builds its batches with {adder.__name__}, not PrefillAdder"
+    return reason
+
+
+def compose(scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> Laps:
+    """LAPS for this scheduler, whose own way to the next batch is `stock`. Ends the process where it cannot be."""
+    runner = scheduler.tp_worker.model_runner
+    chunk, page = _chunk_budget(scheduler), scheduler.page_size
+    whole = "slice_ms is 0" if config.slice_ms == 0.0 else slices.why_not(scheduler)
+    cutter = slices.Slices(runner) if whole is None else None
+    unit = unit_of(page, scheduler.truncation_align_size)
+    try:
+        model = saved_model.load(config.profile_path)
+        layers = 0 if cutter is None else cutter.layers
+        pacer = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=model)
+    except ConfigError as e:
+        refuse(e)
+    if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):
+        logger.warning(
+            "LAPS: the length threshold is lowered from %s to %d tokens, what one chunk holds.",
+            config.length_threshold,
+            pacer.threshold_tokens,
+        )
+    graphs.use_model(runner, pacer.model.predict)
+
+    def cached(req: Any) -> int:
+        if req.positional_embed_overrides is not None:
+            return 0
+        match_kv_cache(req, scheduler.tree_cache)
+        return int(req.num_matched_prefix_tokens)
+
+    def priority(req: Any) -> int:
+        return int(scheduler.policy.priority_sign * (req.priority or 0))
+
+    core = LapsCore(
+        pacer,
+        Classes(config, pacer.threshold_tokens, cached, time.perf_counter),
+        unit=unit,
+        page=page,
+        priority=priority if scheduler.enable_priority_scheduling else None,
+        now=time.perf_counter(),
+    )
+    ranks = Ranks(scheduler.attn_tp_cpu_group)
+    builder = Builder(scheduler, core, ranks, stock, cutter)
+    return Laps(
+        core=core,
+        builder=builder,
+        interlude=Interlude(scheduler, core, builder, ranks),
+        ranks=ranks,
+        saver=saved_model.Saver(pacer.model, config.profile_save_path if ranks.saves else None),
+        cutter=cutter,
+        whole=whole,
+        series=Series(_labels()) if scheduler.metrics_reporter.enable_metrics and ranks.leader else None,
+        synchronous=torch.device(scheduler.device).type == "cpu",
+    )
+
+
+def _labels() -> dict[str, str]:
+    return {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
+
+
+def _chunk_budget(scheduler: Scheduler) -> int | None:
+    """Most new tokens of one batch; None = prompts are not cut."""
+    chunk: int | None = scheduler.chunked_prefill_size
+    budgets = [b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0]
+    return None if chunk is None else min(budgets)

@@ -1,0 +1,271 @@
+"""The state of a scheduler under LAPS: what the builder is shown, who is in progress, what a batch did. No SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from laps_core.config import LapsConfig
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import Plan
+from laps_core.scheduling.queues import Views
+from sglang_laps.classes import Classes, Tag
+from sglang_laps.core import Flight, LapsCore, Part
+
+
+class Request:
+    """A request as far as the core looks at it: `done` of `tokens` are computed. Compared by identity."""
+
+    def __init__(self, rid: str, tokens: int = 300, done: int = 0, priority: int | None = None) -> None:
+        self.rid, self.seqlen, self.full_untruncated_fill_ids = rid, tokens, range(tokens)
+        self.prefix_len = self.extend_end = done
+        self.priority = priority
+        self.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens, looked=0)
+
+    def __repr__(self) -> str:
+        return self.rid
+
+
+def requests(*names: str) -> list[Any]:
+    return [Request(name) for name in names]
+
+
+def core(parked: Sequence[Any] = (), **more: Any) -> LapsCore:
+    classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
+    me = LapsCore(Pacer(LapsConfig(), chunk_tokens=512, layers=28), classes, **more)
+    me.parked = list(parked)
+    return me
+
+
+def flight(me: LapsCore, cut: Any = None, **more: Any) -> Flight:
+    launch = me.pacer.launched(0.0, LONG, 1, Plan((LONG,)))
+    return Flight(launch=launch, shape=[(400, 0)], batch=None, reqs=[Request("x", 400)], cut=cut, **more)
+
+
+def batch(*reqs: Any) -> Any:
+    lens = [r.seqlen - r.prefix_len for r in reqs]
+    return SimpleNamespace(reqs=list(reqs), extend_lens=lens, prefix_lens=[r.prefix_len for r in reqs])
+
+
+# -- decisions
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "low_first", "first"),
+    [
+        ([1], [5], False, LONG),
+        ([5], [1], False, SHORT),
+        ([5], [1], True, LONG),
+        ([3], [2, 7], False, LONG),
+        ([9], [2, 7], False, SHORT),
+    ],
+)
+def test_priorities_come_before_classes(short: list[int], long: list[int], low_first: bool, first: Any) -> None:
+    sign = 1 if low_first else -1
+    me = core(priority=lambda r: sign * (r.priority or 0))
+    shorts = [Request("s", 50, priority=p) for p in short]
+    longs = [Request("L", 900, priority=p) for p in long]
+    # A batch that preempted has just ended: without a priority long work has its turn.
+    me.pacer.gap.sent(0.99, 0.005)
+    me.pacer.gap.ran(0.99, 1.0)
+    plan = me.decide(1.0, Views(shorts, longs), longs, None, None, frees_memory=False)
+    assert plan.order[0] is first
+
+
+@pytest.mark.parametrize("by_priority", [True, False])
+def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
+    me = core(priority=(lambda r: 3) if by_priority else None)
+    me.pacer.gap.sent(0.99, 0.005)
+    me.pacer.gap.ran(0.99, 1.0)
+    shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
+    plan = me.decide(1.0, Views(shorts, longs), longs, None, None, frees_memory=False)
+    assert plan.order[0] is LONG
+
+
+def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
+    held, parked, new = Request("P", 900, done=700), Request("Q", 5000, done=4000), Request("L", 600)
+    me = core([parked])
+    longs = me.long_line(Views([], [new]), held)
+    assert longs == [held, parked, new]
+    plan = me.decide(1.0, Views([], [new]), longs, held, None, frees_memory=False)
+    assert plan.longs[0] == 0, "200 tokens are left of it: the least work"
+
+
+def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress() -> None:
+    held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
+    me = core([parked])
+    assert me.in_progress(held) == [held, parked]
+    me.under_way.append(flight(me, held))
+    assert me.in_progress(held) == [parked]
+
+
+def test_what_is_paused_counts_every_batch_under_way() -> None:
+    me = core()
+    one = flight(me)
+    me.under_way += [flight(me), one]
+    paused = me.paused(one, 7, 28)
+    assert (paused.requests, paused.depth, paused.left_s) == (2, 2, float("inf")), "nothing is known of step times"
+
+
+# -- what the builder is shown
+
+
+def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() -> None:
+    shorts, longs, parked = requests("s1", "s2", "s3"), requests("L1", "L2"), Request("Q", 7000, done=600)
+    me = core([parked])
+    views = Views(shorts, longs)
+
+    def parts(cls: Any, beside: bool) -> Any:
+        plan = Plan((cls,), picked=(2, 0), longs=(1,), tokens=300)
+        return [(p.queue, p.slot) for p in me.parts(plan, views, [parked, *longs], None, beside=beside)]
+
+    # The builder fills a whole chunk: beside the activations of what is paused there is room for half of one.
+    assert parts(SHORT, True) == [([shorts[2], shorts[0]], None)]
+    assert parts(SHORT, False) == [([shorts[2], shorts[0], shorts[1]], None)]
+    # A prompt in progress would be cut, and there is one slot for that.
+    assert parts(LONG, True) == [([longs[0]], None)]
+    assert parts(LONG, False) == [([longs[0]], None), ([], parked)]
+
+
+def test_short_requests_join_a_long_batch_where_the_plan_says_so() -> None:
+    shorts, long = requests("s1", "s2"), Request("L", 900)
+    plan = Plan((LONG,), picked=(1,), longs=(0,), tokens=300, mixed=True)
+    (part,) = core().parts(plan, Views(shorts, [long]), [long], None, beside=False)
+    assert (part.queue, part.tokens, part.whole) == ([shorts[1], long], 300, False)
+
+
+def test_the_memory_of_those_in_progress_is_kept() -> None:
+    held, parked, slot = Request("P", 900, done=100), Request("Q", 700, done=600), Request("R", 500, done=100)
+    me = core([parked, slot])
+    assert me.reserve(Part(SHORT, []), held) == 801 + 101 + 401
+    assert me.reserve(Part(LONG, [], slot, 200, whole=False), held) == 801 + 101
+
+
+@pytest.mark.parametrize(
+    ("tokens", "queued", "limit"), [(200, [], 200), (200, [70], 128), (200, [150], None), (0, [], None)]
+)
+def test_the_prompt_in_progress_gets_what_those_before_it_leave(
+    tokens: int, queued: list[int], limit: int | None
+) -> None:
+    slot = Request("R", 5000, done=100)
+    part = Part(LONG, [Request("L", n) for n in queued], slot, tokens, whole=False)
+    assert core(unit=64 if queued else 1, page=1).limit(part) == limit
+    assert core().limit(Part(LONG, [], None, tokens, whole=False)) is None
+
+
+def test_what_the_builder_took_and_added_is_kept() -> None:
+    s1, long, s2, new = requests("s1", "L", "s2", "new")
+    assert core().shown(Part(SHORT, [s1, s2]), [s1, long, s2], [s2, new]) == [long, s2, new]
+
+
+# -- batches
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_those_that_had_no_part_in_a_long_batch_are_parked(slot: int) -> None:
+    held, parked, new = Request("P", 900, done=100), Request("Q", 700, done=600), Request("L", 5000)
+    every = [held, parked, None]
+    for cut in (every[slot], new, None):
+        me = core([parked])
+        part = Part(LONG, [new], every[slot], 300, whole=False)
+        me.built(part, batch(new), Plan((LONG,)), cut, held, 1.0, sliced=False)
+        assert me.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
+        assert me.unsent == (cut is not None)
+
+
+def test_a_batch_of_whole_requests_parks_nobody() -> None:
+    held, parked, one = Request("P", 900, done=100), Request("Q", 700, done=600), Request("s", 50)
+    me = core([parked])
+    me.built(Part(SHORT, [one]), batch(one), Plan((SHORT,)), None, held, 1.0, sliced=True)
+    built = me.take_next()
+    assert (me.parked, me.unsent) == ([parked], False)
+    assert built is not None
+    assert (built.layers, built.within, built.cut) == (0, False, None)
+    assert me.take_next() is None
+
+
+@pytest.mark.parametrize("sliced", [True, False])
+def test_a_long_batch_is_run_in_slices_where_it_can_be(sliced: bool) -> None:
+    me, new = core(), Request("L", 900)
+    me.under_way.append(flight(me))
+    me.built(Part(LONG, [new], None, 300), batch(new), Plan((LONG,), layers=3), None, None, 1.0, sliced=sliced)
+    built = me.take_next()
+    assert built is not None
+    assert (built.layers, built.within) == (3 if sliced else 0, True)
+
+
+def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None:
+    me = core()
+    short, long, cut = Request("s", 50), Request("L", 400), Request("C", 900)
+    short.laps_tag.slo_s = 0.5
+    plan = Plan((LONG,), picked=(0,), longs=(0,), mixed=True)
+    me.built(
+        Part(LONG, [short, long], None, 900, whole=False), batch(short, long, cut), plan, cut, None, 1.0, sliced=False
+    )
+    built = me.take_next()
+    assert built is not None
+    built.started, built.done = 1.0, 1.25
+    done = me.ended(built, 1.3)
+    assert (done[SHORT].batches, done[SHORT].requests, done[SHORT].tokens, done[SHORT].busy_s) == (0, 1, 50, 0.0)
+    assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 2, 1300, 0.25)
+    assert me.totals[LONG].requests == 2
+    assert me.pacer.slo.misses("short") == 1, "1.3 s after it came; the one that goes on is not answered yet"
+
+
+def test_a_result_finds_its_batch_once() -> None:
+    me, result = core(), object()
+    one = flight(me)
+    me.sent(result, one)
+    assert me.flight_of(result) is one
+    assert me.flight_of(result) is None
+
+
+@pytest.mark.parametrize(
+    ("rid", "every", "ended"),
+    [("Q", False, ["Q"]), ("R", False, ["R", "RR"]), ("", True, ["Q", "R", "RR"]), ("P", False, [])],
+)
+def test_parked_prompts_are_aborted_by_the_begin_of_their_id(rid: str, every: bool, ended: list[str]) -> None:
+    me = core([Request(x, 900, done=9) for x in ("Q", "R", "RR")])
+    me.abort(rid, every=every)
+    assert [r.rid for r in me.aborted()] == ended
+    assert me.aborted() == []
+
+
+# -- classes
+
+
+def test_a_short_request_that_outgrew_its_class_waits_as_long() -> None:
+    me = core().classes
+    req: Any = Request("s", 40)
+    req.laps_tag.looked = 2
+    me.batches = 7
+    assert not me.outgrown(req, 256)
+    assert me.outgrown(req, 900)
+    # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
+    assert (req.laps_tag.new_tokens, req.laps_tag.looked) == (257, 7)
+
+
+def test_arrivals_are_known_on_a_machine_that_has_just_booted() -> None:
+    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.75)
+    params = SimpleNamespace(custom_params={"ttft_slo_ms": 60})
+    req: Any = SimpleNamespace(time_stats=times, sampling_params=params, seqlen=40)
+    assert Classes(LapsConfig(), 256, lambda _: 0, lambda: 5.0).of(req) is SHORT
+    assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
+
+
+def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:
+    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
+    found = {"cached": 8990, "new": 0, "all of it": 9000}
+
+    def request(rid: str) -> Any:
+        params = SimpleNamespace(custom_params=None)
+        return SimpleNamespace(rid=rid, time_stats=times, sampling_params=params, seqlen=9000)
+
+    classes = Classes(LapsConfig(), 256, lambda r: found[r.rid], lambda: 5.0)
+    queue = [request(rid) for rid in found]
+    views = classes.views(queue)
+    assert [r.rid for r in views.short] == ["cached", "all of it"]
+    assert [r.laps_tag.new_tokens for r in queue] == [10, 9000, 1]

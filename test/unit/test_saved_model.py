@@ -1,0 +1,47 @@
+"""The latency model in a file, as it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from laps_core.latency.model import LatencyModel, StepSample
+from sglang_laps.saved_model import PERIOD_S, Saver, load
+
+
+def fitted() -> LatencyModel:
+    """Measured steps of 1 ms and 0.1 ms a token."""
+    model = LatencyModel()
+    for i in range(40):
+        tokens = 20 + 40 * (i % 12)
+        model.observe(StepSample.of([(tokens, 0)], 1e-3 + 1e-4 * tokens))
+    assert model.fitted
+    return model
+
+
+@pytest.mark.parametrize("uptime", [4.2, 1e6])
+def test_it_is_saved_at_the_first_idle_moment_however_young_the_machine_is(tmp_path: Path, uptime: float) -> None:
+    path = tmp_path / "model.json"
+    model = fitted()
+    saver = Saver(model, str(path))
+    saver.when_due(uptime)
+    assert load(str(path)).predict([(100, 0)]) == model.predict([(100, 0)])
+    path.unlink()
+    saver.when_due(uptime + 2 * PERIOD_S)
+    assert not path.exists(), "nothing was learnt since"
+    model.observe(StepSample.of([(50, 0)], 0.01))
+    saver.when_due(uptime + PERIOD_S - 1.0)
+    assert not path.exists()
+    saver.when_due(uptime + PERIOD_S)
+    assert path.exists()
+
+
+def test_nothing_is_written_without_a_path_or_before_anything_is_known(tmp_path: Path) -> None:
+    Saver(fitted(), None).when_due(1.0)
+    Saver(LatencyModel(), str(tmp_path / "model.json")).when_due(1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Saver(fitted(), str(tmp_path / "none" / "model.json")).when_due(1.0)
+    assert "No such file" in caplog.text
