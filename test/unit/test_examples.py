@@ -1,0 +1,242 @@
+"""The files of examples/: they parse, their flags are known, and their dashboards ask for metrics that exist."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import yaml
+from laps_core.config import LapsConfig
+from prometheus_client.parser import text_string_to_metric_families
+from sglang_laps import options
+from sglang_router_laps.args import LapsRouterArgs
+from sglang_router_laps.hook import make_balancer
+
+REPO = Path(__file__).parents[2]
+EXAMPLES = REPO / "examples"
+SERVER, ROUTER = "sglang.launch_server", "sglang_router_laps.launch_router"
+MODEL = "/models/some-model"
+
+
+class Unit(configparser.RawConfigParser):
+    """A systemd unit. Raises configparser.Error where it is none, or where a setting is there twice."""
+
+    optionxform = staticmethod(str)  # type: ignore[assignment]
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(delimiters=("=",), comment_prefixes=("#",))
+        self.read_string(re.sub(r"\\\n\s*", " ", path.read_text()), str(path))
+
+
+def units() -> list[Path]:
+    return sorted((EXAMPLES / "systemd").glob("*.service"))
+
+
+def documents(path: Path) -> list[Any]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def module_of(target: str) -> str:
+    """What an image of the Dockerfile runs."""
+    text = (EXAMPLES / "docker" / "Dockerfile").read_text()
+    stage = re.search(rf" AS {target}\n(.*?)(?=\nFROM |\Z)", text, re.S)
+    assert stage
+    entry = re.search(r"^ENTRYPOINT (\[.*\])$", stage.group(1), re.M)
+    assert entry
+    return str(json.loads(entry.group(1))[2])
+
+
+def commands() -> Iterator[tuple[str, str, list[str]]]:
+    """(where, module, arguments) of every server that the examples and the README start."""
+    for path in units():
+        words = shlex.split(Unit(path)["Service"]["ExecStart"].replace("${MODEL_PATH}", MODEL))
+        yield path.name, words[2], words[3:]
+    (compose,) = documents(EXAMPLES / "docker" / "compose.yaml")
+    for name, service in compose["services"].items():
+        if "build" in service:
+            yield f"compose {name}", module_of(service["build"]["target"]), service["command"]
+    for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml")):
+        for document in documents(path):
+            for container in containers(document):
+                target = container["image"].removeprefix("sglang-laps-").partition(":")[0]
+                yield f"{path.name} {container['name']}", module_of(target), container["args"]
+    for page in (REPO / "README.md", REPO / "docs" / "ROUTER.md"):
+        text = page.read_text().replace("\\\n", " ")
+        for line in re.findall(r"^ *python -m (?:sglang\.launch_server|sglang_router\.launch_router) .*$", text, re.M):
+            words = shlex.split(line)
+            yield page.name, words[2].replace("sglang_router.", "sglang_router_laps."), words[3:]
+
+
+def containers(document: dict[str, Any]) -> list[Any]:
+    if document["kind"] not in ("StatefulSet", "Deployment"):
+        return []
+    found: list[Any] = document["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+COMMANDS = list(commands())
+
+
+def started(module: str) -> list[Any]:
+    """Arguments of each start of this module, as parameters of a test."""
+    return [pytest.param(words, id=where.replace(" ", "-")) for where, found, words in COMMANDS if found == module]
+
+
+class Strict(argparse.ArgumentParser):
+    """Raises instead of ending the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@pytest.fixture(scope="module")
+def server_parser() -> argparse.ArgumentParser:
+    """SGLang's command line with the LAPS group."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = Strict(conflict_handler="resolve", allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    # Plugins may have been loaded by another test: then the group is there already.
+    options.add_flags(parser)
+    return parser
+
+
+@pytest.mark.parametrize("words", started(SERVER))
+def test_servers_are_started_with_flags_that_exist(words: list[str], server_parser: argparse.ArgumentParser) -> None:
+    args = server_parser.parse_args(words)
+    assert args.disaggregation_mode in ("prefill", "decode")
+    assert args.enable_laps_scheduler == (args.disaggregation_mode == "prefill")
+    assert isinstance(options.from_args(args), LapsConfig)
+
+
+def router_args(words: list[str]) -> Any:
+    parser = Strict(allow_abbrev=False)
+    LapsRouterArgs.add_cli_args(parser)
+    return LapsRouterArgs.from_cli_args(parser.parse_args(words))
+
+
+@pytest.mark.parametrize("words", started(ROUTER))
+def test_routers_are_started_with_flags_that_exist(words: list[str]) -> None:
+    args = router_args(words)
+    assert args.laps is not None
+    assert len(args.prefill_urls) >= 2
+    assert all(port == 8998 for _, port in args.prefill_urls)
+    assert args.decode_urls
+
+
+def test_every_kind_of_example_was_read() -> None:
+    found = [(where.split()[0], module) for where, module, _ in COMMANDS]
+    for where in ("compose", "README.md"):
+        assert {module for place, module in found if place == where} == {SERVER, ROUTER}
+    for kind in ("sglang-{}.service", "{}.yaml"):
+        assert {kind.format(role) for role in ("prefill", "decode", "router")} <= {place for place, _ in found}
+
+
+@pytest.mark.parametrize("path", units(), ids=lambda p: p.name)
+def test_units_have_what_systemd_needs(path: Path) -> None:
+    unit = Unit(path)
+    assert set(unit) == {"DEFAULT", "Unit", "Service", "Install"}
+    assert unit["Service"]["ExecStart"].startswith("/")
+    assert unit["Service"]["RestartPreventExitStatus"] == "2"
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*EXAMPLES.rglob("*.y*ml"), *(REPO / ".github").rglob("*.yml")]), ids=lambda p: p.name
+)
+def test_yaml_parses_to_objects(path: Path) -> None:
+    assert all(isinstance(document, dict) for document in documents(path))
+
+
+def test_the_router_of_the_cluster_finds_each_server() -> None:
+    found = [d for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml")) for d in documents(path)]
+    services = {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "Service"}
+    pods = set()
+    for d in found:
+        if d["kind"] == "StatefulSet":
+            pods |= {f"{d['metadata']['name']}-{i}" for i in range(d["spec"]["replicas"])}
+    ((_, _, words),) = [c for c in COMMANDS if c[0] == "router.yaml router"]
+    args = router_args(words)
+    asked = [url for url, _ in args.prefill_urls] + args.decode_urls
+    assert {url.removeprefix("http://").split(":")[0] for url in asked} == pods
+    for pod in pods:
+        assert services[pod]["selector"] == {"statefulset.kubernetes.io/pod-name": pod}
+
+
+def test_servers_of_the_cluster_are_probed_and_scraped_at_their_ports() -> None:
+    for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml")):
+        for document in documents(path):
+            for container in containers(document):
+                ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+                arguments = [a for a in container["args"] if a.startswith("--port=")]
+                assert arguments == [f"--port={ports['http']}"]
+                for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
+                notes = document["spec"]["template"]["metadata"]["annotations"]
+                assert notes["prometheus.io/port"] == str(ports["http"])
+                assert notes["prometheus.io/path"] == "/metrics"
+
+
+# -- dashboards
+
+SERVER_METRICS = """
+from prometheus_client import generate_latest
+from sglang_laps.status import Series, Totals
+series = Series({"model_name": "m", "dp_rank": "0"})
+series.count("short", Totals())
+print(generate_latest().decode())
+"""
+
+
+def server_metrics() -> str:
+    """In a process of its own: series go into a registry that is there once."""
+    done = subprocess.run([sys.executable, "-c", SERVER_METRICS], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def router_metrics() -> str:
+    (words,) = [words for where, _, words in COMMANDS if where == "sglang-router.service"]
+    plain = [w for w in words if w not in ("--laps-tokenizer", MODEL)]
+    balancer: Any = make_balancer(router_args(plain))
+    return str(balancer.metrics.text()[0].decode())
+
+
+def dashboards() -> list[Path]:
+    return sorted((EXAMPLES / "monitoring").rglob("*.json"))
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("laps-router", "laps_router_"), ("laps-prefill", "sglang:laps_")])
+def test_dashboards_ask_for_metrics_that_exist(name: str, prefix: str) -> None:
+    text = router_metrics() if prefix == "laps_router_" else server_metrics()
+    told = set()
+    for family in text_string_to_metric_families(text):
+        # A counter without a sample yet is named by its family alone.
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+        told |= {family.name + suffix for suffix in suffixes}
+    (path,) = [path for path in dashboards() if path.stem == name]
+    panels = json.loads(path.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {metric for expr in expressions for metric in re.findall(rf"\b{re.escape(prefix)}\w+", expr)}
+    assert all(prefix in expr for expr in expressions)
+    assert asked <= told
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_each_dashboard_is_checked() -> None:
+    assert [path.stem for path in dashboards()] == ["laps-prefill", "laps-router"]
+
+
+def test_what_is_scraped_is_what_the_compose_file_starts() -> None:
+    (compose,) = documents(EXAMPLES / "docker" / "compose.yaml")
+    (config,) = documents(EXAMPLES / "monitoring" / "prometheus.yml")
+    targets = {t for job in config["scrape_configs"] for static in job["static_configs"] for t in static["targets"]}
+    built = {name for name, service in compose["services"].items() if "build" in service}
+    assert {t.split(":")[0] for t in targets} == built

@@ -1,0 +1,50 @@
+"""Links between the documents of the repository lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+BUILT = {"out", "build", "dist", "node_modules"}
+"""Folders that are made here and belong to nobody's text."""
+PAGES = sorted(
+    path
+    for path in REPO.rglob("*.md")
+    if not any(part in BUILT or part.startswith(".") for part in path.relative_to(REPO).parts)
+)
+CODE = re.compile(r"^```.*?^```|^    [^\n]*$|`[^`\n]*`", re.M | re.S)
+LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)")
+HEADING = re.compile(r"^#+ +(.+?)\s*$", re.M)
+ANCHOR = re.compile(r"<a id=\"([^\"]+)\"")
+
+
+def links(page: Path) -> list[str]:
+    """Where its links lead: files of the repository, and headings of them."""
+    found = LINK.findall(CODE.sub("", page.read_text()))
+    return [link for link in found if not re.match(r"[a-z][a-z0-9+.-]*:", link)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Names that a link may give behind #: explicit ones, and headings as GitHub names them."""
+    text = page.read_text()
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text))
+    return {*ANCHOR.findall(text), *plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or not target.is_relative_to(REPO) or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert not dead
+
+
+def test_the_pages_are_found() -> None:
+    assert {"README.md", "docs/LAPS.md", "examples/README.md"} <= {str(page.relative_to(REPO)) for page in PAGES}
+    assert links(REPO / "README.md")

@@ -1,0 +1,27 @@
+"""What the README says of commands and of measurements."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+REPO = Path(__file__).parents[2]
+README = (REPO / "README.md").read_text()
+REPORT = (REPO / "benchmark" / "report" / "README.md").read_text()
+
+
+def test_missed_bars_of_the_router_are_named() -> None:
+    rows = re.findall(r"^\| \[.*?\| router: (.*?) \| (\S+) \|.*\*\*MISSED\*\* \|$", REPORT, re.M)
+    part = README.split("### Bars that are missed")[1].split("\n## ")[0].split("The **prefill server**")[0]
+    named = re.findall(r"^- .*?(\d+(?:\.\d+)?) times stock's", part, re.M)
+    assert named == [value for _, value in rows]
+
+
+def test_hosted_tests_run_the_same_command() -> None:
+    command = "./run test"
+    assert f"    {command} " in README
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "test.yml").read_text())
+    steps = workflow["jobs"]["test"]["steps"]
+    assert steps[-1]["run"] == command
