@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laps_core.pools.pressure import InstanceSignals, PoolController
-from sglang_router_laps.ask import Ask
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools import Pools
-from sglang_router_laps.prefixes import EMPTY, TOKENS_PER_BLOCK, Fingerprint
+from sglang_router_laps.pools.ask import Ask
+from sglang_router_laps.pools.choice import Pools
+from sglang_router_laps.servers.prefixes import EMPTY, TOKENS_PER_BLOCK, Fingerprint
 
 from benchmark.sim.engine import Events, Server
 from benchmark.sim.request import Request

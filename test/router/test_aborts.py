@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from sglang_router_laps import aborts
+from sglang_router_laps.request import aborts
 
 from .fakes import Body, FakeDecode, FakePrefill, FakeServer, Stack, World, stack
 

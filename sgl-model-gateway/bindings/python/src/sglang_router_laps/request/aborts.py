@@ -7,17 +7,15 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import orjson
 
-from .instances import Instance
+from ..servers.instances import Instance
+from ..servers.upstream import Sessions
 from .prompt import COMPLETIONS, GENERATE
 from .replies import JSON, Send, send_bytes, send_error
-
-if TYPE_CHECKING:
-    from .upstream import Sessions
 
 logger = logging.getLogger(__name__)
 

@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from laps_core.pools.pressure import POOLS, pressure
 from sglang_laps import __version__
 
-from .instances import Instance
-from .signals import SignalReader
+from ..servers.instances import Instance
+from ..servers.signals import SignalReader
+from .view import View
 
-if TYPE_CHECKING:
-    from .balancer import LapsMiniLoadBalancer
+PAGE = Path(__file__).parent / "page" / "index.html"
+"""Shows the status as it changes."""
 
 
-def status(lb: LapsMiniLoadBalancer, *, history: int = 0) -> dict[str, Any]:
+def status(view: View, *, history: int = 0) -> dict[str, Any]:
     """The state now, and the last ``history`` samples of what went before. Times are seconds since 1970."""
-    controller = lb.control.controller
+    controller = view.control.controller
     result: dict[str, Any] = {
         "enabled": True,
         "version": __version__,
         "at": round(time.time(), 3),
-        "uptime_s": round(time.monotonic() - lb.started_at, 1),
-        "pools": {p: [i.url for i in lb.pools.members(p)] for p in POOLS},
+        "uptime_s": round(time.monotonic() - view.started_at, 1),
+        "pools": {p: [i.url for i in view.pairs.pools.members(p)] for p in POOLS},
         "pressure": {p: round(controller.raw[p], 4) for p in POOLS},
         "balance": round(controller.balance, 4),
         "in_dead_band": controller.in_dead_band(),
-        "prefill": [_prefill(r, lb) for r in lb.readers],
-        "decode": [_instance(i) for i in lb.decoders],
-        "in_flight": lb.in_flight,
-        "max_inflight": lb.max_inflight,
-        "tasks": [asdict(w) for w in lb.supervisor.watched],
-        "counts": lb.counts.as_dict(),
-        "ttft_ms": lb.ttft.quantiles_ms(time.monotonic()),
+        "prefill": [_prefill(r, view) for r in view.readers],
+        "decode": [_instance(i) for i in view.pairs.decoders],
+        "in_flight": view.places.taken,
+        "max_inflight": view.places.most,
+        "tasks": [asdict(w) for w in view.supervisor.watched],
+        "counts": view.journal.counts.as_dict(),
+        "ttft_ms": view.journal.ttft.quantiles_ms(time.monotonic()),
         "migrations": [
             {"at": round(m.at, 3), "instance": m.move.name, "from": m.move.source, "to": m.move.target,
              "reason": m.move.reason}
-            for m in reversed(lb.control.moves)
+            for m in reversed(view.history.moves)
         ],
-        "tokens": lb.counter.as_dict(),
-        "config": lb.config.as_dict(),
+        "tokens": view.tokens(),
+        "config": view.config.as_dict(),
     }  # fmt: skip
     if history:
-        result["history"] = list(lb.control.history)[-history:]
+        result["history"] = list(view.history.samples)[-history:]
     return result
 
 
@@ -60,12 +62,12 @@ def _instance(i: Instance) -> dict[str, Any]:
     }
 
 
-def _prefill(r: SignalReader, lb: LapsMiniLoadBalancer) -> dict[str, Any]:
+def _prefill(r: SignalReader, view: View) -> dict[str, Any]:
     i = r.instance
     return {
         **_instance(i),
         "pool": i.pool,
-        "pressure": round(pressure(r.signals(), lb.config.pressure), 4),
+        "pressure": round(pressure(r.signals(), view.config.pressure), 4),
         "signals": {
             "backlog_tokens": round(r.load.backlog_tokens),
             "slo_deviation": round(r.load.slo_deviation, 4),

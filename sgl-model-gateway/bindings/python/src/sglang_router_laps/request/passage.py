@@ -9,26 +9,25 @@ import random
 import reprlib
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import orjson
 from laps_core.pools.pressure import Pool
 
+from ..pools.ask import Ask
+from ..pools.choice import Choice
+from ..servers.instances import Instance, Lease, PrefillInstance
+from ..servers.upstream import Local, Lost, failure, forwarded
 from . import aborts, logprobs
 from . import body as bodies
-from .ask import Ask, measure
 from .events import Events
 from .faults import UNKNOWN, fault
-from .instances import Instance, Lease, PrefillInstance
-from .pools import Choice
+from .measure import measure
 from .prompt import Prompt, batch_size, read_prompt
 from .replies import JSON, Scope, Send, error_body, send_bytes, send_error
+from .services import Services
 from .tokens import reported_tokens
-from .upstream import Local, Lost, failure, forwarded
-
-if TYPE_CHECKING:
-    from .balancer import LapsMiniLoadBalancer
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +75,7 @@ Decoding = tuple[aiohttp.ClientResponse, bytes]
 class Passage:
     """A request whose body has been read. ``run`` answers it, whatever happens."""
 
-    def __init__(
-        self, lb: LapsMiniLoadBalancer, endpoint: str, scope: Scope, send: Send, raw: bytes, body: dict[str, Any]
-    ) -> None:
+    def __init__(self, lb: Services, endpoint: str, scope: Scope, send: Send, raw: bytes, body: dict[str, Any]) -> None:
         self.lb = lb
         self.endpoint = endpoint
         self.send = send
@@ -134,7 +131,7 @@ class Passage:
         """Try on a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
         lb, retries = self.lb, self.lb.retries
         prompt = self.prompt = read_prompt(self.endpoint, self.body)
-        self.ask = measure(prompt, lb.counter, lb.config.image_tokens, len(self.raw))
+        self.ask = measure(prompt, lb.counter, lb.image_tokens, len(self.raw))
         del prompt
         self._strip()
         lb.budget.earn()
@@ -142,15 +139,15 @@ class Passage:
         ended: Refused | Lost | Local | None = None
         deaths = 0
         for attempt in range(retries.attempts):
-            choice = lb.pools.choose(self.ask, [i for i in avoid if isinstance(i, PrefillInstance)])
-            decode = lb.choose_decode(avoid)
-            if choice is None or decode is None:
+            pair = lb.pairs.choose(self.ask, avoid)
+            if pair is None:
                 break
+            choice, decode = pair
             try:
                 if attempt:
                     self.options = {"timeout": lb.sessions.timeout(time.monotonic() - self.arrived)}
                 else:
-                    lb.note_choice(choice, self.ask.total)
+                    lb.journal.note_choice(choice, self.ask.total)
                     self.length_class = choice.length_class
                 await self._attempt(choice, decode)
                 return
@@ -173,7 +170,7 @@ class Passage:
                 if e.unjoined:
                     # Either of the two may be the one to leave.
                     avoid += [choice.instance, decode]
-                there = lb.another(avoid) if e.unjoined else lb.elsewhere([*avoid, e.instance])
+                there = lb.pairs.another(avoid) if e.unjoined else lb.pairs.elsewhere([*avoid, e.instance])
                 again = e.elsewhere and there and lb.budget.spend()
             except TimeoutError:
                 logger.warning("%s timed out after %.0f s", self.name, time.monotonic() - self.arrived)
@@ -186,7 +183,7 @@ class Passage:
                 logger.warning("%s %s%s", self.name, ended, "; trying another" if again else "")
             if not again:
                 break
-            lb.counts.retried += 1
+            lb.journal.counts.retried += 1
             await asyncio.sleep(retries.pause_s(attempt))
         await self._conclude(ended)
 
@@ -203,7 +200,7 @@ class Passage:
                 await self._break_off(ended.body)
             elif ended.unjoined:
                 # Nobody refused it, and the next pair of servers may serve it.
-                lb.counts.failed += 1
+                lb.journal.counts.failed += 1
                 told = _told(self._as_asked(ended.body))
                 await send_error(self.send, 503, "transfer_failed", f"request {self.name}: {told}")
             else:
@@ -212,15 +209,14 @@ class Passage:
         elif isinstance(ended, Lost):
             await self._fail(502, "upstream_lost", f"request {self.name}: {ended}")
         elif isinstance(ended, Local):
-            lb.counts.rejected += 1
+            lb.journal.counts.rejected += 1
             await send_error(self.send, 503, "no_connection", f"request {self.name}: {ended}")
         else:
-            lb.counts.rejected += 1
-            missing = "decode" if lb.any_prefill() else "prefill"
-            await send_error(self.send, 503, "no_instance", f"no {missing} server is healthy")
+            lb.journal.counts.rejected += 1
+            await send_error(self.send, 503, "no_instance", f"no {lb.pairs.missing()} server is healthy")
 
     async def _fail(self, status: int, kind: str, message: str) -> None:
-        self.lb.counts.failed += 1
+        self.lb.journal.counts.failed += 1
         if self.started:
             await self._break_off(error_body(status, kind, message))
         else:
@@ -421,7 +417,7 @@ class Passage:
             return
         self.first_token_seen = True
         seconds = time.monotonic() - self.arrived
-        self.lb.note_ttft(self.length_class, seconds)
+        self.lb.journal.note_ttft(self.length_class, seconds)
         if self.slo_ms is not None:
             instance.note_ttft(seconds, self.slo_ms / 1e3)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from laps_core.pools.pressure import POOLS, Move, Pool
 
+from ..config import AllocConfig
+from ..servers.instances import Clock, PrefillInstance, open_to
 from .ask import Ask
-from .config import AllocConfig
-from .instances import Clock, PrefillInstance, open_to
 from .shared import SharedPrefixes
 
 FLOOD = 8
