@@ -12,6 +12,8 @@ import orjson
 
 from ..request.aborts import PATH as ABORT
 from ..request.body import BadRequest, parse, refuse_empty, refuse_samples
+from ..request.call import Call
+from ..request.client import Client
 from ..request.passage import Passage
 from ..request.prompt import READERS
 from ..request.replies import Receive, Scope, Send, send_bytes, send_error
@@ -80,11 +82,11 @@ class LapsApp:
             return
         router.places.taken += 1
         try:
-            passage = await self._passage(endpoint, scope, receive, send, raw)
-            # The passage lets go of the body when it is of no more use.
+            call = await self._call(endpoint, scope, receive, send, raw)
+            # The call lets go of the body when it is of no more use.
             del raw
-            if passage is not None:
-                await self._carry(passage, receive)
+            if call is not None:
+                await self._carry(call, receive, send)
         finally:
             router.places.taken -= 1
 
@@ -97,8 +99,8 @@ class LapsApp:
         await send_error(send, 503, "overloaded", f"{router.places.most} requests are in flight already")
         return True
 
-    async def _passage(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Passage | None:
-        """The request on its way; None where it has been answered already."""
+    async def _call(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Call | None:
+        """What is asked; None where it has been answered already."""
         router = self._router
         parsed = parse(raw)
         if parsed is None:
@@ -110,22 +112,23 @@ class LapsApp:
             router.counts.refused += 1
             await send_bytes(send, 422, NO_OBJECT)
             return None
-        passage = Passage(router.services, endpoint, scope, send, raw, body)
+        call = Call(endpoint, scope, raw, body)
         try:
             refuse_empty(endpoint, body)
             refuse_samples(endpoint, body)
-            if passage.id_in_use():
+            if any(map(router.services.aborter.live.named, call.ids.chosen())):
                 # The servers would refuse it too, and one that has refused it ends the first one's stream.
-                raise BadRequest(f"rid: a request with the id {passage.name} is under way")
-            passage.take_deadline()
+                raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
+            call.take_deadline()
         except BadRequest as e:
             router.counts.refused += 1
             await send_error(send, 400, "invalid_request_error", str(e))
             return None
-        return passage
+        return call
 
-    async def _carry(self, passage: Passage, receive: Receive) -> None:
-        """Run the passage; a client that goes away cancels it, and both its legs with it."""
+    async def _carry(self, call: Call, receive: Receive, send: Send) -> None:
+        """Have it served; a client that goes away cancels it, and both its legs with it."""
+        client = Client(send, call.stream, call.ids)
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -134,19 +137,19 @@ class LapsApp:
             nonlocal gone
             while (await receive())["type"] != "http.disconnect":
                 pass
-            if not passage.finished:
+            if not client.finished:
                 gone = True
                 task.cancel()
 
         watcher = asyncio.get_running_loop().create_task(watch())
         try:
-            await passage.run()
+            await Passage(self._router.services, call, client).run()
         except asyncio.CancelledError:
             if not gone:
                 raise
             task.uncancel()
             self._router.counts.disconnected += 1
-            logger.info("%s client disconnected", passage.name)
+            logger.info("%s client disconnected", call.ids.name)
         finally:
             watcher.cancel()
 

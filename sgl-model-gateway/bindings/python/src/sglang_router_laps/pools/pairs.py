@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ..servers.instances import Instance, PrefillInstance, open_to
 from .ask import Ask
 from .choice import Choice, Pools
+
+
+@dataclass(slots=True)
+class Tried:
+    """Where a request has been in vain."""
+
+    servers: set[Instance] = field(default_factory=set)
+    """These failed it."""
+    ways: set[tuple[PrefillInstance, Instance]] = field(default_factory=set)
+    """Between these two the KV could not be handed over: either may be the one to leave."""
+
+    @property
+    def shunned(self) -> set[Instance]:
+        """All that had a part in it."""
+        return self.servers.union(*self.ways)
+
+    def holds(self, prefiller: PrefillInstance, decoder: Instance) -> bool:
+        """Whether this pair is no other than one of them."""
+        return prefiller in self.servers or decoder in self.servers or (prefiller, decoder) in self.ways
 
 
 class Pairs:
@@ -16,24 +36,32 @@ class Pairs:
         self.pools = pools
         self.decoders = decoders
 
-    def choose(self, ask: Ask, avoid: Collection[Instance]) -> tuple[Choice, Instance] | None:
-        """A pair for a request, with servers in ``avoid`` only where there is no other; None while one is missing."""
-        usable = open_to(self.decoders, avoid)
-        if not usable:
-            return None
-        choice = self.pools.choose(ask, [i for i in avoid if isinstance(i, PrefillInstance)])
-        return None if choice is None else (choice, min(usable, key=lambda i: (i.outstanding, i.served)))
+    def choose(self, ask: Ask, tried: Tried) -> tuple[Choice, Instance] | None:
+        """A pair for a request; None while a role has nobody healthy.
 
-    def elsewhere(self, avoid: Collection[Instance]) -> bool:
-        """Whether there are servers of both roles that are not in ``avoid``."""
-        return all(any(i.usable and i not in avoid for i in role) for role in (self.pools.instances, self.decoders))
-
-    def another(self, avoid: Collection[Instance]) -> bool:
-        """Whether there is a server of either role that is not in ``avoid``: with it the pair is another one.
-
-        One that is on trial has no room now, but soon.
+        Rather two servers that had no part in a failure, then a pair that is new, then any.
         """
-        return any(i.healthy and i not in avoid for i in (*self.pools.instances, *self.decoders))
+        if not open_to(self.decoders, ()):
+            return None
+        shunned, prefills = tried.shunned, self.pools.instances
+        if all(p in shunned for p in prefills if p.healthy):
+            choice = self.pools.choose(ask, [p for p in prefills if not self._new(p, tried)])
+        else:
+            choice = self.pools.choose(ask, [p for p in prefills if p in shunned])
+        if choice is None:
+            return None
+        usable = open_to(self._new(choice.instance, tried) or self.decoders, shunned)
+        return choice, min(usable, key=lambda i: (i.outstanding, i.served))
+
+    def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[Instance]:
+        """Healthy decode servers that make a new pair with ``prefiller``."""
+        return [d for d in self.decoders if d.healthy and not tried.holds(prefiller, d)]
+
+    def left(self, tried: Tried, *, now: bool) -> bool:
+        """Whether there is a new pair; ``now``: with room at once. A server on trial has none now, but soon."""
+        return any(
+            (d.usable and p.usable if now else p.healthy) for p in self.pools.instances for d in self._new(p, tried)
+        )
 
     def missing(self) -> str:
         """The role that has nobody healthy."""
