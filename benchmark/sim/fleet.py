@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laps_core.pools.pressure import InstanceSignals, PoolController
+from laps_core.protocol import Load
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.ask import Ask
 from sglang_router_laps.pools.choice import Pools
@@ -154,9 +155,11 @@ class Pooled(Plain):
         return InstanceSignals(
             name=instance.url,
             pool=instance.pool,
-            backlog_tokens=float(server.scheduler.waiting_tokens),
-            slo_deviation=pacer.slo.deviation(now) if pacer is not None else 0.0,
-            busy_share=server.meter.share(now) if server.meter is not None else 0.0,
+            load=Load(
+                backlog_tokens=float(server.scheduler.waiting_tokens),
+                slo_deviation=pacer.slo.deviation(now) if pacer is not None else 0.0,
+                busy_share=server.meter.share(now) if server.meter is not None else 0.0,
+            ),
             outstanding=instance.outstanding_tokens,
         )
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from laps_core.length import LengthClass, classify
+from laps_core.protocol import Load, Status
 from laps_core.scheduling.queues import split
 
 from sglang_laps import __version__, graphs
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 def snapshot(me: LapsPrefillMixin) -> dict[str, Any]:
     """Of a scheduler with LAPS. Times in seconds, lengths in tokens."""
-    head = {"version": __version__, "config": me.laps_config.as_dict()}
+    config = me.laps_config.as_dict()
     if not me.laps_on:
-        return {"enabled": False, "reason": me._laps_off_reason, **head}
+        head = Status(enabled=False, version=__version__).as_dict()
+        return {**head, "reason": me._laps_off_reason, "config": config}
     now = time.perf_counter()
     classes, books = me._laps_classes, me._laps_books
     tags = [classes.tag_of(r, now) for r in me.waiting_queue]
@@ -31,9 +33,14 @@ def snapshot(me: LapsPrefillMixin) -> dict[str, Any]:
     queues = {cls.value: _queue(views.of(cls), now) for cls in LengthClass}
     every = [*([] if me.chunked_req is None else [me.chunked_req]), *me._laps_parked]
     remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
+    load = Load(
+        backlog_tokens=sum(q["waiting_tokens"] for q in queues.values()) + remaining,
+        slo_deviation=me._laps_pacer.slo.deviation(now),
+        busy_share=books.busy.share(now),
+    )
     return {
-        "enabled": True,
-        **head,
+        **Status(enabled=True, version=__version__, load=load).as_dict(),
+        "config": config,
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
         "in_progress": len(every),
@@ -45,11 +52,6 @@ def snapshot(me: LapsPrefillMixin) -> dict[str, Any]:
         **me._laps_pacer.status(now),
         "totals": {cls.value: asdict(total) for cls, total in books.totals.items()},
         "graphs": graphs.status(me.tp_worker.model_runner),
-        "load": {
-            "backlog_tokens": sum(q["waiting_tokens"] for q in queues.values()) + remaining,
-            "slo_deviation": me._laps_pacer.slo.deviation(now),
-            "busy_share": books.busy.share(now),
-        },
         "uptime_s": now - me._laps_started,
     }
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from laps_core.config import ConfigError
+from laps_core.protocol import CLASSES, IDLE, LONG, SHORT, ClassName, Load
 from laps_core.slo import OVERSHOOT_MAX
 
-Pool = Literal["short", "long"]
-POOLS: tuple[Pool, Pool] = ("short", "long")
+Pool = ClassName
+POOLS: tuple[Pool, Pool] = CLASSES
 
 
 def other(pool: Pool) -> Pool:
     """The pool across."""
-    return "long" if pool == "short" else "short"
+    return LONG if pool == SHORT else SHORT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +84,7 @@ class InstanceSignals:
     name: str
     pool: Pool
     healthy: bool = True
-    backlog_tokens: float = 0.0
-    """q_k: new tokens waiting to be prefilled."""
-    slo_deviation: float = 0.0
-    """e_k: mean relative overshoot of TTFT over its SLO (>= 0)."""
-    busy_share: float = 0.0
-    """u_k: share of recent time the device was busy (0..1)."""
+    load: Load = IDLE
     outstanding: float = 0.0
     """Work in flight (tokens): the least of it makes the cheapest instance to move."""
 
@@ -111,9 +106,9 @@ def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
 
     The floor at 0 keeps ratios of pressures meaningful: an idle instance is not "less than idle" for being busy.
     """
-    q = max(0.0, signals.backlog_tokens) / config.backlog_unit
-    e = min(max(0.0, signals.slo_deviation), config.deviation_cap)
-    u = min(max(0.0, signals.busy_share), 1.0)
+    q = max(0.0, signals.load.backlog_tokens) / config.backlog_unit
+    e = min(max(0.0, signals.load.slo_deviation), config.deviation_cap)
+    u = min(max(0.0, signals.load.busy_share), 1.0)
     return max(0.0, config.alpha * q + config.beta * e - config.gamma * u)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
 import orjson
+from laps_core.protocol import STATUS_ROUTE
 
 from ..request.aborts import PATH as ABORT
 from ..request.body import BadRequest, parse, refuse_empty, refuse_samples
@@ -36,7 +37,7 @@ class LapsApp:
     def __init__(self, router: Router, stock: Asgi) -> None:
         self._router = router
         self._stock = stock
-        self._get = {"/laps_status": self._status, "/metrics": self._metrics, "/laps": self._page}
+        self._get = {f"/{STATUS_ROUTE}": self._status, "/metrics": self._metrics, "/laps": self._page}
         self._post = {f"/{endpoint}": endpoint for endpoint in READERS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from laps_core.pools.pressure import Pool
+from laps_core.protocol import DEADLINE_HEADER
 
 from ..pools.ask import Ask
 from ..servers.instances import PrefillInstance
@@ -52,7 +53,7 @@ class Call:
 
     def take_deadline(self) -> None:
         """Move the deadline header into the body. Raises BadRequest."""
-        texts = self.headers.popall(bodies.SLO_HEADER, [])
+        texts = self.headers.popall(DEADLINE_HEADER, [])
         if texts:
             self.slo_ms = bodies.read_deadline(texts)
             self._raw, self._body = bodies.add_deadline(self.endpoint, self._raw, self._body, self.slo_ms)

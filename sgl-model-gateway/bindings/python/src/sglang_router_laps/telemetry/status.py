@@ -68,11 +68,6 @@ def _prefill(r: SignalReader, view: View) -> dict[str, Any]:
         **_instance(i),
         "pool": i.pool,
         "pressure": round(pressure(r.signals(), view.config.pressure), 4),
-        "signals": {
-            "backlog_tokens": round(r.load.backlog_tokens),
-            "slo_deviation": round(r.load.slo_deviation, 4),
-            "busy_share": round(r.load.busy_share, 4),
-            "source": r.load.source,
-        },
+        "signals": {**r.load.rounded(), "source": r.source},
         "prefix_blocks": len(i.prefixes),
     }
