@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import ConfigError
-from laps_core.pools.pressure import (
-    InstanceSignals,
-    Move,
-    PoolController,
-    PressureConfig,
-    pool_pressure,
-    pressure,
-    quantile,
-)
+from laps_core.pools.controller import Move, PoolController
+from laps_core.pools.pressure import InstanceSignals, PressureConfig, pool_pressure, pressure, quantile
 from laps_core.protocol import Load
 
 CONFIG = PressureConfig()

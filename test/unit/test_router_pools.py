@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from laps_core.pools.pressure import Move
+from laps_core.pools.controller import Move
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.ask import Ask
 from sglang_router_laps.pools.choice import Pools

@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from laps_core.pools.pressure import Move, Pool, PoolController
+from laps_core.pools.controller import Move, PoolController
+from laps_core.pools.loop import ControlLoop
+from laps_core.pools.pressure import Pool
 
 from ..config import AllocConfig
 from ..servers.instances import Clock, PrefillInstance
@@ -31,37 +33,36 @@ class Control:
         note: Note,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.controller = PoolController(config.pressure)
+        self._loop = ControlLoop(config.pressure, period_s=config.interval_s, sample_s=config.sample_s, start_s=clock())
         self._readers = readers
         self._pools = pools
-        self._config = config
+        self._sample_s = config.sample_s
         self._note = note
         self._clock = clock
-        self._decide_at = clock() + config.interval_s
+
+    @property
+    def controller(self) -> PoolController:
+        """What decides."""
+        return self._loop.controller
 
     async def run(self) -> None:
         """Sample on a fixed grid, decide every control period."""
         at = self._clock()
         while True:
             await self.step()
-            at += self._config.sample_s
+            at += self._sample_s
             now = self._clock()
             if at <= now:
                 # Too late for a beat: leave it out rather than run after it.
-                at = now + self._config.sample_s
+                at = now + self._sample_s
             await asyncio.sleep(at - now)
 
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
         await asyncio.gather(*(r.read() for r in self._readers))
         now = self._clock()
-        self.controller.observe(now, [r.signals() for r in self._readers])
-        move = None
-        # Half a sample of tolerance: a decision belongs to the beat nearest to it.
-        if now + self._config.sample_s / 2 >= self._decide_at:
-            self._decide_at = max(self._decide_at, now - self._config.interval_s / 2) + self._config.interval_s
-            move = self.controller.decide(now)
-            if move:
-                self._pools.apply(move)
-                logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
+        move = self._loop.step(now, [r.signals() for r in self._readers])
+        if move is not None:
+            self._pools.apply(move)
+            logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
         self._note(now, self._pools.instances, self.controller.raw, move)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from laps_core.pools.pressure import POOLS, Move, Pool
+from laps_core.pools.controller import Move
+from laps_core.pools.pressure import POOLS, Pool
 
 from ..servers.instances import PrefillInstance
 from .journal import Journal
