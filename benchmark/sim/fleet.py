@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laps_core.pools.pressure import InstanceSignals, PoolController
-from sglang_router_laps.ask import Ask
+from laps_core.pools.loop import ControlLoop
+from laps_core.pools.pressure import InstanceSignals
+from laps_core.protocol import Load
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools import Pools
-from sglang_router_laps.prefixes import EMPTY, TOKENS_PER_BLOCK, Fingerprint
+from sglang_router_laps.pools.ask import Ask
+from sglang_router_laps.pools.choice import Pools
+from sglang_router_laps.servers.prefixes import EMPTY, TOKENS_PER_BLOCK, Fingerprint
 
 from benchmark.sim.engine import Events, Server
 from benchmark.sim.request import Request
@@ -109,12 +111,13 @@ class Pooled(Plain):
         self.pools = Pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
         for server, instance in zip(servers, self.pools.instances, strict=True):
             instance.parks = hasattr(server.scheduler, "pacer")
-        self.controller = PoolController(config.pressure)
+        self._loop = ControlLoop(
+            config.pressure, period_s=config.interval_s, sample_s=config.sample_s, start_s=self.now
+        )
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
-        self._config = config
+        self._sample_s = config.sample_s
         self._events = events
-        self._decide_at = config.interval_s
-        events.at(config.sample_s, self._beat, None)
+        events.at(self._sample_s, self._beat, None)
 
     def _pick(self, now: float, request: Request) -> int:
         self.now = now
@@ -136,17 +139,13 @@ class Pooled(Plain):
         request.lease.end()
 
     def _beat(self, now: float, _: None) -> None:
-        """One sample of the signals, and a decision when one is due."""
+        """One step of the control loop."""
         self.now = now
-        config = self._config
-        self.controller.observe(now, [self._signals(now, i) for i in range(len(self.servers))])
-        if now + config.sample_s / 2 >= self._decide_at:
-            self._decide_at += config.interval_s
-            move = self.controller.decide(now)
-            if move is not None:
-                self.pools.apply(move)
-                self.moves.append((now, move.name, move.target))
-        self._events.at(now + config.sample_s, self._beat, None)
+        move = self._loop.step(now, [self._signals(now, i) for i in range(len(self.servers))])
+        if move is not None:
+            self.pools.apply(move)
+            self.moves.append((now, move.name, move.target))
+        self._events.at(now + self._sample_s, self._beat, None)
 
     def _signals(self, now: float, i: int) -> InstanceSignals:
         server, instance = self.servers[i], self.pools.instances[i]
@@ -154,9 +153,11 @@ class Pooled(Plain):
         return InstanceSignals(
             name=instance.url,
             pool=instance.pool,
-            backlog_tokens=float(server.scheduler.waiting_tokens),
-            slo_deviation=pacer.slo.deviation(now) if pacer is not None else 0.0,
-            busy_share=server.meter.share(now) if server.meter is not None else 0.0,
+            load=Load(
+                backlog_tokens=float(server.scheduler.waiting_tokens),
+                slo_deviation=pacer.slo.deviation(now) if pacer is not None else 0.0,
+                busy_share=server.meter.share(now) if server.meter is not None else 0.0,
+            ),
             outstanding=instance.outstanding_tokens,
         )
 

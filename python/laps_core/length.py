@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
+from laps_core import protocol
+
 
 class LengthClass(StrEnum):
     """The two kinds of prefill work that are never batched together."""
 
-    SHORT = "short"
-    LONG = "long"
+    SHORT = protocol.SHORT
+    LONG = protocol.LONG
 
 
 SHORT, LONG = LengthClass.SHORT, LengthClass.LONG

@@ -6,15 +6,13 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from laps_core import deadline
+from laps_core.protocol import DEADLINE_FIELD as FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laps_core.config import LapsConfig
     from sglang.srt.managers.schedule_batch import Req
-
-FIELD = "ttft_slo_ms"
-"""Key in ``sampling_params.custom_params``: milliseconds from arrival to the first token."""
 
 
 def verify(original: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> Any:

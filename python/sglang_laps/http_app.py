@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from laps_core.protocol import STATUS_ROUTE
 from sglang.srt.entrypoints.http_server import app, get_global_state
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -22,7 +23,7 @@ HookRegistry.register(prompts.VALIDATE, prompts.validate, HookType.AROUND)
 HookRegistry.apply_hooks()
 
 
-@app.get("/laps_status")
+@app.get(f"/{STATUS_ROUTE}")
 async def laps_status() -> dict[str, Any]:
     """What the LAPS scheduler is doing; one entry a data-parallel rank under "ranks" where there are several."""
     states = await get_global_state().tokenizer_manager.get_internal_state()

@@ -13,7 +13,7 @@ from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
 from sglang_laps import graphs
 from sglang_laps.core import Flight
-from sglang_laps.snapshot import snapshot
+from sglang_laps.snapshot import off, snapshot
 from sglang_laps.start import Laps, compose, why_off
 
 if TYPE_CHECKING:
@@ -203,7 +203,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def laps_status(self) -> dict[str, Any]:
         """What this scheduler is doing."""
-        return snapshot(self)
+        if self.laps is None:
+            return off(self.laps_config, self.laps_off_reason)
+        return snapshot(self, self.laps_config, self.laps)
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from laps_core.protocol import Load, Status, read_status
+
 from sglang_laps import __version__
 
 
@@ -29,16 +31,13 @@ class Totals:
 def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One status from those of the data-parallel ranks."""
     if not ranks:
-        return {"enabled": False, "version": __version__, "load": None}
+        return Status(enabled=False, version=__version__).as_dict()
     first = dict(ranks[0])
-    if len(ranks) == 1 or not first["enabled"]:
+    head = read_status(first)
+    if len(ranks) == 1 or not head.enabled:
         return first
-    loads = [r["load"] for r in ranks]
-    first["load"] = {
-        "backlog_tokens": sum(x["backlog_tokens"] for x in loads),
-        "slo_deviation": max(x["slo_deviation"] for x in loads),
-        "busy_share": sum(x["busy_share"] for x in loads) / len(loads),
-    }
+    load = Load.of_ranks([x for r in ranks if (x := read_status(r).load) is not None])
+    first.update(Status(enabled=True, version=head.version, load=load).as_dict())
     for part, how in (("queues", _add_or_max), ("totals", _add_or_max)):
         first[part] = {cls: how([r[part][cls] for r in ranks]) for cls in first[part]}
     first["ranks"] = list(ranks)
@@ -100,7 +99,8 @@ class Series:
         self._credit.labels(**self._labels).set(status["fairness"]["credit_s"])
         self._parked.labels(**self._labels).set(status["in_progress"])
         self._threshold.labels(**self._labels).set(status["threshold"]["tokens"])
-        self._busy.labels(**self._labels).set(status["load"]["busy_share"])
+        load = read_status(status).load
+        self._busy.labels(**self._labels).set(0.0 if load is None else load.busy_share)
 
     def count(self, cls: str, done: Totals) -> None:
         """Add one batch to the counters."""

@@ -14,9 +14,10 @@ import uvicorn
 from aiohttp import web
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
-from sglang_router_laps.app import LapsApp
 from sglang_router_laps.balancer import LapsMiniLoadBalancer
 from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.http.app import LapsApp
+from sglang_router_laps.router import Router
 
 Body = dict[str, Any]
 ROUTES = ("generate", "v1/completions", "v1/chat/completions")
@@ -224,7 +225,8 @@ class Stack:
 
     prefills: list[FakePrefill]
     decodes: list[FakeDecode]
-    lb: LapsMiniLoadBalancer
+    lb: Router
+    balancer: LapsMiniLoadBalancer
     url: str
     client: aiohttp.ClientSession
 
@@ -247,7 +249,7 @@ class Stack:
 
     async def at_rest(self) -> None:
         """Wait until nothing is in flight, and insist that every counter says so."""
-        await self.until(lambda: self.lb.in_flight == 0)
+        await self.until(lambda: self.lb.places.taken == 0)
         for i in self.lb.instances:
             assert (i.outstanding, i.outstanding_tokens) == (0, 0), i.url
 
@@ -275,11 +277,11 @@ async def stack(
         decode_urls=[*(s.url for s in d), *more_decodes],
         **(args or {}),
     )
-    lb = LapsMiniLoadBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
-    mini_lb.lb = lb
+    balancer = LapsMiniLoadBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
+    mini_lb.lb = balancer
     server = uvicorn.Server(
         uvicorn.Config(
-            LapsApp(lb, mini_lb.app),
+            LapsApp(balancer.router, mini_lb.app),
             host="127.0.0.1",
             port=0,
             log_level="warning",
@@ -293,7 +295,7 @@ async def stack(
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-            yield Stack(p, d, lb, f"http://127.0.0.1:{port}", client)
+            yield Stack(p, d, balancer.router, balancer, f"http://127.0.0.1:{port}", client)
     finally:
         server.should_exit = True
         await task

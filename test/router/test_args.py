@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
-from sglang_router_laps.args import LapsRouterArgs
 from sglang_router_laps.balancer import LapsMiniLoadBalancer
+from sglang_router_laps.cli import LapsRouterArgs
 from sglang_router_laps.hook import make_balancer
 
 PD = ["--pd-disaggregation", "--mini-lb", "--decode", "http://127.0.0.1:9"]

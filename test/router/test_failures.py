@@ -757,7 +757,7 @@ def test_a_body_is_let_go_of_when_the_stream_has_begun() -> None:
                     await asyncio.sleep(0.1)
             finally:
                 tracemalloc.stop()
-            assert s.lb.in_flight == n
+            assert s.lb.places.taken == n
             assert held < n * size / 4
             s.decodes[0].world.event(0).set()
 
@@ -768,7 +768,7 @@ def test_a_body_is_let_go_of_when_the_stream_has_begun() -> None:
 
 
 def test_a_watcher_that_fails_starts_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_router_laps.health import Health
+    from sglang_router_laps.servers.health import Health
 
     probe = Health._probe
     probed: dict[str, int] = {}
@@ -802,7 +802,7 @@ def test_a_watcher_that_fails_starts_again_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_controller_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_router_laps.control import Control
+    from sglang_router_laps.pools.control import Control
 
     step = Control.step
     fails = iter([True])
@@ -816,7 +816,7 @@ def test_the_controller_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         async with stack(2, config={"interval_s": 0.2}) as s:
-            await s.until(lambda: len(s.lb.control.history) >= 2, timeout=30)
+            await s.until(lambda: len(s.lb.history.samples) >= 2, timeout=30)
             (task,) = [t for t in (await s.status())["tasks"] if t["name"] == "controller"]
             assert (task["alive"], task["restarts"]) == (True, 1)
 

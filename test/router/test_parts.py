@@ -10,13 +10,13 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
-from sglang_router_laps import descriptors
-from sglang_router_laps.breaker import Breaker, BreakerConfig
-from sglang_router_laps.events import Events
-from sglang_router_laps.faults import fault
-from sglang_router_laps.instances import Instance
-from sglang_router_laps.retries import SAVED_MAX, RetryBudget, RetryConfig
-from sglang_router_laps.upstream import Local, Lost, failure
+from sglang_router_laps.request.events import Events
+from sglang_router_laps.request.faults import fault
+from sglang_router_laps.request.retries import SAVED_MAX, RetryBudget, RetryConfig
+from sglang_router_laps.servers import places
+from sglang_router_laps.servers.breaker import Breaker, BreakerConfig
+from sglang_router_laps.servers.instances import Instance
+from sglang_router_laps.servers.upstream import Local, Lost, failure
 
 KEY = ConnectionKey("h", 1, False, True, None, None, None)
 
@@ -187,7 +187,7 @@ def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, mean
 
 
 def test_descriptors_are_shared_out() -> None:
-    few, many = (descriptors.requests_at_most(n, 4) for n in (200, 100_000))
+    few, many = (places.requests_at_most(n, 4) for n in (200, 100_000))
     assert 1 <= few < 60
     assert many > 30_000
-    assert descriptors.requests_at_most(10, 100) == 1
+    assert places.requests_at_most(10, 100) == 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import sglang_router
-from sglang_router_laps.patch import PATCHES, main
-from sglang_router_laps.patchset import PatchError, _parse, read_series
+from sglang_router_laps.patching.command import PATCHES, main
+from sglang_router_laps.patching.patchset import PatchError, _parse, read_series
 
 from benchmark.rig import servers
 
@@ -107,7 +107,7 @@ def test_a_failed_write_leaves_no_trace(root: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", FILE)
 
-    monkeypatch.setattr("sglang_router_laps.patchset.os.replace", full)
+    monkeypatch.setattr("sglang_router_laps.patching.patchset.os.replace", full)
     assert main(["apply", "--root", str(root)]) == 1
     assert tree(root) == before
     assert sorted(p.name for p in (root / "sglang_router").glob(".*")) == []

@@ -68,9 +68,9 @@ def test_a_stock_server_is_read_by_its_loads() -> None:
                 ]
             }
             s.lb.readers[0]._level = 0
-            await s.until(lambda: s.lb.readers[0].load.source == "v1/loads")
+            await s.until(lambda: s.lb.readers[0].source == "v1/loads")
             assert s.lb.readers[0].load.backlog_tokens == 123
-            assert s.lb.readers[1].load.source == "router"
+            assert s.lb.readers[1].source == "router"
             assert not any(r.instance.parks for r in s.lb.readers)
 
     asyncio.run(run())
@@ -86,7 +86,7 @@ def test_a_stock_server_with_metrics_alone_is_read_by_its_queue_length() -> None
                 r._level = 0
             await s.post(text="a" * 400)
             short = next(r for r in s.lb.readers if r.instance.pool == "short")
-            await s.until(lambda: short.load.source == "metrics" and short.load.backlog_tokens > 0)
+            await s.until(lambda: short.source == "metrics" and short.load.backlog_tokens > 0)
             assert short.load.backlog_tokens == 3 * 100
 
     asyncio.run(run())
@@ -99,7 +99,7 @@ def test_a_silent_server_is_read_by_the_routers_own_books() -> None:
             waiting = asyncio.create_task(s.post(text="a" * 400))
             reader = next(r for r in s.lb.readers if r.instance.pool == "short")
             await s.until(lambda: reader.load.backlog_tokens == 100 and reader.load.busy_share > 0.9)
-            assert reader.load.source == "router"
+            assert reader.source == "router"
             s.pool("short")[0].gate.set()
             await waiting
             await s.until(lambda: reader.load.backlog_tokens == 0)

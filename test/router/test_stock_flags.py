@@ -91,7 +91,7 @@ def test_allocation_off_leaves_the_stock_router_alone(caplog: pytest.LogCaptureF
 @contextlib.asynccontextmanager
 async def served(s: Stack) -> AsyncIterator[str]:
     """The stack's balancer as a launch would serve it: host and port."""
-    config = s.lb.server_config()
+    config = s.balancer.server_config()
     config.host, config.port = "127.0.0.1", 0
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
@@ -170,7 +170,7 @@ def test_cors_is_answered_for_the_origins_that_are_allowed() -> None:
 def test_an_idle_connection_stays_open_longer_than_a_load_balancers(config: dict[str, Any], seconds: float) -> None:
     async def run() -> None:
         async with stack(2, config=config) as s, served(s) as at:
-            assert s.lb.server_config().timeout_keep_alive == seconds
+            assert s.balancer.server_config().timeout_keep_alive == seconds
             host, port = at.split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")

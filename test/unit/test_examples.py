@@ -18,7 +18,7 @@ import yaml
 from laps_core.config import LapsConfig
 from prometheus_client.parser import text_string_to_metric_families
 from sglang_laps import options
-from sglang_router_laps.args import LapsRouterArgs
+from sglang_router_laps.cli import LapsRouterArgs
 from sglang_router_laps.hook import make_balancer
 
 REPO = Path(__file__).parents[2]
@@ -206,7 +206,7 @@ def router_metrics() -> str:
     (words,) = [words for where, _, words in COMMANDS if where == "sglang-router.service"]
     plain = [w for w in words if w not in ("--laps-tokenizer", MODEL)]
     balancer: Any = make_balancer(router_args(plain))
-    return str(balancer.metrics.text()[0].decode())
+    return str(balancer.router.metrics.text()[0].decode())
 
 
 def dashboards() -> list[Path]:

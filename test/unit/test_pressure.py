@@ -8,19 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import ConfigError
-from laps_core.pools.pressure import (
-    InstanceSignals,
-    Move,
-    PoolController,
-    PressureConfig,
-    pool_pressure,
-    pressure,
-    quantile,
-)
+from laps_core.pools.controller import Move, PoolController
+from laps_core.pools.pressure import InstanceSignals, PressureConfig, pool_pressure, pressure, quantile
+from laps_core.protocol import Load
 
 CONFIG = PressureConfig()
 PERIOD_S = 5.0
 STEP_S = 0.25
+
+
+def load(backlog: float, deviation: float = 0.0, busy: float = 0.0) -> Load:
+    return Load(backlog_tokens=backlog, slo_deviation=deviation, busy_share=busy)
 
 
 class Fleet:
@@ -39,11 +37,11 @@ class Fleet:
 
     def step(self, short_tokens: float, long_tokens: float) -> None:
         """One observation of a total backlog spread evenly over each pool."""
-        load = {"short": short_tokens, "long": long_tokens}
+        tokens = {"short": short_tokens, "long": long_tokens}
         self.controller.observe(
             self.now,
             [
-                InstanceSignals(name=n, pool=p, healthy=self.healthy[n], backlog_tokens=load[p] / max(1, self.count(p)))
+                InstanceSignals(name=n, pool=p, healthy=self.healthy[n], load=load(tokens[p] / max(1, self.count(p))))
                 for n, p in self.pool.items()
             ],
         )
@@ -62,12 +60,12 @@ class Fleet:
 
 
 def test_pressure_is_the_weighted_sum_of_normalised_signals() -> None:
-    s = InstanceSignals(name="a", pool="short", backlog_tokens=4096, slo_deviation=0.5, busy_share=0.5)
+    s = InstanceSignals(name="a", pool="short", load=load(4096, 0.5, 0.5))
     assert pressure(s, CONFIG) == pytest.approx(2.0 + 0.5 - 0.1)
 
 
 def test_a_busy_instance_without_backlog_has_no_pressure() -> None:
-    assert pressure(InstanceSignals(name="a", pool="short", busy_share=1.0), CONFIG) == 0.0
+    assert pressure(InstanceSignals(name="a", pool="short", load=load(0, 0, 1.0)), CONFIG) == 0.0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
@@ -188,7 +186,7 @@ def test_a_change_of_mix_is_followed_quickly_and_with_few_moves(n: int) -> None:
 def test_the_instance_with_least_outstanding_work_moves() -> None:
     controller = PoolController(CONFIG)
     signals = [
-        InstanceSignals(name="a", pool="short", backlog_tokens=9000),
+        InstanceSignals(name="a", pool="short", load=load(9000)),
         InstanceSignals(name="b", pool="long", outstanding=900),
         InstanceSignals(name="c", pool="long", outstanding=10),
     ]
@@ -203,7 +201,7 @@ def test_the_instance_with_least_outstanding_work_moves() -> None:
 def test_one_straggler_of_many_is_not_the_pool() -> None:
     """P90 is robust: one hot instance in twenty does not raise its pool's pressure."""
     controller = PoolController(CONFIG)
-    signals = [InstanceSignals(name=f"s{i}", pool="short", backlog_tokens=100_000 * (i == 0)) for i in range(20)]
+    signals = [InstanceSignals(name=f"s{i}", pool="short", load=load(100_000 * (i == 0))) for i in range(20)]
     signals += [InstanceSignals(name=f"l{i}", pool="long") for i in range(20)]
     for t in range(20):
         controller.observe(t, signals)
@@ -247,7 +245,7 @@ def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: str, n: int, 
         fleet.controller.observe(
             fleet.now,
             [
-                InstanceSignals(name=name, pool=p, backlog_tokens=1e7 if name == sick else rest)
+                InstanceSignals(name=name, pool=p, load=load(1e7 if name == sick else rest))
                 for name, p in fleet.pool.items()
             ],
         )

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.ask import measure
-from sglang_router_laps.body import (
+from sglang_router_laps.request.body import (
     BadRequest,
     add_deadline,
     parse,
@@ -23,8 +22,9 @@ from sglang_router_laps.body import (
     splice,
     without_routed,
 )
-from sglang_router_laps.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
-from sglang_router_laps.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
+from sglang_router_laps.request.measure import measure
+from sglang_router_laps.request.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
+from sglang_router_laps.request.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e300, 1e300) | st.text(),

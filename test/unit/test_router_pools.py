@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from laps_core.pools.pressure import Move
-from sglang_router_laps.ask import Ask, measure
+from laps_core.pools.controller import Move
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.instances import PrefillInstance
-from sglang_router_laps.pools import Pools
-from sglang_router_laps.prefixes import BLOCK_BYTES, PrefixIndex, fingerprint
-from sglang_router_laps.prompt import CHAT, GENERATE, read_prompt
-from sglang_router_laps.shared import SHARERS, WATCHED, SharedPrefixes
-from sglang_router_laps.tokens import ByteCounter
+from sglang_router_laps.pools.ask import Ask
+from sglang_router_laps.pools.choice import Pools
+from sglang_router_laps.pools.shared import SHARERS, WATCHED, SharedPrefixes
+from sglang_router_laps.request.measure import measure
+from sglang_router_laps.request.prompt import CHAT, GENERATE, read_prompt
+from sglang_router_laps.request.tokens import ByteCounter
+from sglang_router_laps.servers.instances import PrefillInstance
+from sglang_router_laps.servers.prefixes import BLOCK_BYTES, PrefixIndex, fingerprint
 
 
 class Clock:

@@ -8,7 +8,7 @@ from laps_core.config import ConfigError
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
 
-from .args import LapsRouterArgs, fail
+from .cli import LapsRouterArgs, fail
 
 __all__ = ["LapsRouterArgs", "make_balancer"]
 

@@ -6,9 +6,15 @@ import argparse
 import logging
 from dataclasses import fields
 from functools import cache
+from urllib.parse import urlsplit
 
 from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
+
+from .config import AllocConfig
+from .request.retries import RetryConfig
+from .servers.breaker import BreakerConfig
+from .servers.health import HealthConfig
 
 logger = logging.getLogger(__name__)
 
@@ -95,3 +101,54 @@ def _defaults() -> tuple[RouterArgs, RouterArgs]:
     parser = argparse.ArgumentParser()
     RouterArgs.add_cli_args(parser)
     return RouterArgs(), RouterArgs.from_cli_args(parser.parse_args([]))
+
+
+def health_config(args: RouterArgs, config: AllocConfig) -> HealthConfig:
+    """Of --health-*."""
+    return HealthConfig(
+        endpoint=args.health_check_endpoint,
+        interval_s=args.health_check_interval_secs,
+        timeout_s=args.health_check_timeout_secs,
+        failures=args.health_failure_threshold,
+        successes=args.health_success_threshold,
+        probe=not args.disable_health_check,
+        backoff_s=config.probe_backoff_s,
+        backoff_max_s=config.probe_backoff_max_s,
+    )
+
+
+def breaker_config(args: RouterArgs) -> BreakerConfig:
+    """Of --cb-*."""
+    return BreakerConfig(
+        failures=0 if args.disable_circuit_breaker else max(0, args.cb_failure_threshold),
+        successes=args.cb_success_threshold,
+        timeout_s=args.cb_timeout_duration_secs,
+        window_s=args.cb_window_duration_secs,
+    )
+
+
+def retry_config(args: RouterArgs) -> RetryConfig:
+    """Of --retry-*."""
+    return RetryConfig(
+        # As the stock flags count: the first try is one of them.
+        attempts=1 if args.disable_retries else max(1, args.retry_max_retries),
+        backoff_s=args.retry_initial_backoff_ms / 1e3,
+        backoff_max_s=args.retry_max_backoff_ms / 1e3,
+        growth=args.retry_backoff_multiplier,
+        jitter=args.retry_jitter_factor,
+    )
+
+
+def check_urls(args: RouterArgs) -> None:
+    """Raise ConfigError for what no request could be sent to."""
+    given = [("--prefill", url) for url, _ in args.prefill_urls] + [("--decode", url) for url in args.decode_urls]
+    for flag, url in given:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
+            # Reading it is what checks it.
+            good = good and parts.port != 0 and not any(c.isspace() for c in url)
+        except ValueError:
+            good = False
+        if not good:
+            raise ConfigError(f"{flag}: {url!r} is not the URL of a server, like http://10.0.0.1:30000")

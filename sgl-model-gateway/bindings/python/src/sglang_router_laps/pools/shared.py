@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from .prefixes import Fingerprint
+from ..servers.prefixes import Fingerprint
 
 SHARERS = 3
 """Requests that go on differently after one prefix before it is copied. A conversation that is tried again or branches

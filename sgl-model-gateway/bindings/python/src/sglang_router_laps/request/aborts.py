@@ -1,90 +1,23 @@
-"""Dropping requests at the servers: under which ids they are known there, and who may be dropped."""
+"""Dropping requests at the servers: which are there now, and who may be dropped."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import orjson
 
-from .instances import Instance
-from .prompt import COMPLETIONS, GENERATE
+from ..servers.instances import Instance
+from ..servers.upstream import Sessions
 from .replies import JSON, Send, send_bytes, send_error
-
-if TYPE_CHECKING:
-    from .upstream import Sessions
 
 logger = logging.getLogger(__name__)
 
 PATH = "abort_request"
 TIMEOUT_S = 5.0
-PREFILL = ".prefill"
-"""Behind a request's id at its prefill server."""
-IDS_MAX = 256
-"""Prompts of one batch that are aborted one by one; closing the connection aborts the rest."""
-
-
-def parts(endpoint: str, body: Mapping[str, Any]) -> int | None:
-    """Into how many requests SGLang splits ``body``, each with an id of its own.
-
-    None: it stays one, under the id as given. 0: n > 1, whose parts get ids that nobody is told.
-    """
-    params = body.get("sampling_params") if endpoint == GENERATE else body
-    if isinstance(params, list):
-        params = params[0] if params else None
-    n = params.get("n") if isinstance(params, dict) else None
-    if isinstance(n, int) and n > 1:
-        return 0
-    if endpoint == COMPLETIONS:
-        return _several(body.get("prompt"))
-    if endpoint != GENERATE:
-        return None
-    text = body.get("text")
-    if text is not None:
-        return len(text) if isinstance(text, list) else None
-    ids = body.get("input_ids")
-    return len(ids) if isinstance(ids, list) and ids and not isinstance(ids[0], int) else None
-
-
-def _several(prompt: Any) -> int | None:
-    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else None
-
-
-def ids(rid: Any, count: int | None) -> list[str]:
-    """The ids a server knows the request ``rid`` of ``count`` ``parts`` by."""
-    if count == 0:
-        return []
-    if count is not None and isinstance(rid, str):
-        return [f"{rid}_{i}" for i in range(min(count, IDS_MAX))]
-    # SGLang takes an empty id for none.
-    return [r for r in (rid[:IDS_MAX] if isinstance(rid, list) else [rid]) if isinstance(r, str) and r]
-
-
-def renamed(rid: Any) -> tuple[Any, list[tuple[bytes, bytes]]]:
-    """New ids in the place of the client's, and each with the client's own as it stands in a reply."""
-    if isinstance(rid, list):
-        ids, pairs = zip(*map(renamed, rid), strict=True) if rid else ((), ())
-        return list(ids), [pair for some in pairs for pair in some]
-    if not isinstance(rid, str):
-        return rid, []
-    fresh = os.urandom(16).hex()
-    return fresh, [(fresh.encode(), json.dumps(rid)[1:-1].encode())]
-
-
-def at_prefill(rid: Any) -> Any:
-    """The id that a request has at its prefill server, where `rid` is the one at the decode server.
-
-    SGLang aborts an id once more two seconds after its stream has ended. A decode server that gives KV back
-    (retraction, a pause) has it computed again by the prefill server under its own id, which must not be that one.
-    """
-    if isinstance(rid, list):
-        return [at_prefill(r) for r in rid]
-    return rid + PREFILL if isinstance(rid, str) and rid else rid
 
 
 class Held:

@@ -6,29 +6,27 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import orjson
+from laps_core.protocol import STATUS_ROUTE
 
+from ..request.aborts import PATH as ABORT
+from ..request.body import BadRequest, parse, refuse_empty, refuse_samples
+from ..request.call import Call
+from ..request.client import Client
+from ..request.passage import Passage
+from ..request.prompt import READERS
+from ..request.replies import Receive, Scope, Send, send_bytes, send_error
+from ..router import Router
+from ..telemetry.status import PAGE, status
 from . import flush
-from .aborts import PATH as ABORT
-from .body import BadRequest, parse, refuse_empty, refuse_samples
-from .passage import Passage
-from .prompt import READERS
-from .replies import Receive, Scope, Send, send_bytes, send_error
 from .request_body import ClientGone, TooLarge, read_body, replay
-from .status import status
-
-if TYPE_CHECKING:
-    from .balancer import LapsMiniLoadBalancer
 
 logger = logging.getLogger(__name__)
 
 NO_OBJECT = b'{"detail":"the body is no JSON object"}'
 """In the shape of the stock router's answer, which cannot always be written: it repeats the body."""
-PAGE = Path(__file__).parent / "page" / "index.html"
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -36,10 +34,10 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 class LapsApp:
     """One callable: what it does not serve itself goes to ``stock`` untouched."""
 
-    def __init__(self, lb: LapsMiniLoadBalancer, stock: Asgi) -> None:
-        self._lb = lb
+    def __init__(self, router: Router, stock: Asgi) -> None:
+        self._router = router
         self._stock = stock
-        self._get = {"/laps_status": self._status, "/metrics": self._metrics, "/laps": self._page}
+        self._get = {f"/{STATUS_ROUTE}": self._status, "/metrics": self._metrics, "/laps": self._page}
         self._post = {f"/{endpoint}": endpoint for endpoint in READERS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,8 +55,8 @@ class LapsApp:
                     await self._abort(scope, receive, send)
                     return
                 if path == "/flush_cache":
-                    self._lb.forget_prefixes()
-                    await flush.serve(self._lb, scope, send)
+                    self._router.pools.forget_prefixes()
+                    await flush.serve(self._router.sessions, self._router.instances, scope, send)
                     return
             elif method == "GET":
                 answer = self._get.get(path)
@@ -69,68 +67,69 @@ class LapsApp:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        await self._lb.open()
+        await self._router.open()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self._lb.close()
+        await self._router.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _generate(self, endpoint: str, scope: Scope, receive: Receive, send: Send) -> None:
-        lb = self._lb
+        router = self._router
         if await self._full(send):
             return
         raw = await self._body(scope, receive, send)
         # Only now: a client that does not send its body holds no place.
         if raw is None or await self._full(send):
             return
-        lb.in_flight += 1
+        router.places.taken += 1
         try:
-            passage = await self._passage(endpoint, scope, receive, send, raw)
-            # The passage lets go of the body when it is of no more use.
+            call = await self._call(endpoint, scope, receive, send, raw)
+            # The call lets go of the body when it is of no more use.
             del raw
-            if passage is not None:
-                await self._carry(passage, receive)
+            if call is not None:
+                await self._carry(call, receive, send)
         finally:
-            lb.in_flight -= 1
+            router.places.taken -= 1
 
     async def _full(self, send: Send) -> bool:
         """Whether too many requests are in flight; if so, this one is answered."""
-        lb = self._lb
-        if lb.in_flight < lb.max_inflight:
+        router = self._router
+        if not router.places.full:
             return False
-        lb.counts.rejected += 1
-        await send_error(send, 503, "overloaded", f"{lb.max_inflight} requests are in flight already")
+        router.counts.rejected += 1
+        await send_error(send, 503, "overloaded", f"{router.places.most} requests are in flight already")
         return True
 
-    async def _passage(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Passage | None:
-        """The request on its way; None where it has been answered already."""
-        lb = self._lb
+    async def _call(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Call | None:
+        """What is asked; None where it has been answered already."""
+        router = self._router
         parsed = parse(raw)
         if parsed is None:
-            lb.counts.refused += 1
+            router.counts.refused += 1
             await self._stock(scope, replay(raw, receive), send)
             return None
         raw, body = parsed
         if not isinstance(body, dict):
-            lb.counts.refused += 1
+            router.counts.refused += 1
             await send_bytes(send, 422, NO_OBJECT)
             return None
-        passage = Passage(lb, endpoint, scope, send, raw, body)
+        call = Call(endpoint, scope, raw, body)
         try:
             refuse_empty(endpoint, body)
             refuse_samples(endpoint, body)
-            if passage.id_in_use():
+            if any(map(router.services.aborter.live.named, call.ids.chosen())):
                 # The servers would refuse it too, and one that has refused it ends the first one's stream.
-                raise BadRequest(f"rid: a request with the id {passage.name} is under way")
-            passage.take_deadline()
+                raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
+            call.take_deadline()
         except BadRequest as e:
-            lb.counts.refused += 1
+            router.counts.refused += 1
             await send_error(send, 400, "invalid_request_error", str(e))
             return None
-        return passage
+        return call
 
-    async def _carry(self, passage: Passage, receive: Receive) -> None:
-        """Run the passage; a client that goes away cancels it, and both its legs with it."""
+    async def _carry(self, call: Call, receive: Receive, send: Send) -> None:
+        """Have it served; a client that goes away cancels it, and both its legs with it."""
+        client = Client(send, call.stream, call.ids)
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -139,19 +138,19 @@ class LapsApp:
             nonlocal gone
             while (await receive())["type"] != "http.disconnect":
                 pass
-            if not passage.finished:
+            if not client.finished:
                 gone = True
                 task.cancel()
 
         watcher = asyncio.get_running_loop().create_task(watch())
         try:
-            await passage.run()
+            await Passage(self._router.services, call, client).run()
         except asyncio.CancelledError:
             if not gone:
                 raise
             task.uncancel()
-            self._lb.counts.disconnected += 1
-            logger.info("%s client disconnected", passage.name)
+            self._router.counts.disconnected += 1
+            logger.info("%s client disconnected", call.ids.name)
         finally:
             watcher.cancel()
 
@@ -159,20 +158,20 @@ class LapsApp:
         key = dict(scope["headers"]).get(b"authorization")
         raw = await self._body(scope, receive, send)
         if raw is not None:
-            await self._lb.aborter.serve(raw, key.decode("latin-1") if key else None, send)
+            await self._router.services.aborter.serve(raw, key.decode("latin-1") if key else None, send)
 
     async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
         """The whole request body; None where it did not come and that has been said."""
-        lb = self._lb
+        router = self._router
         try:
-            return await read_body(scope, receive, lb.max_payload, lb.timeout)
+            return await read_body(scope, receive, router.max_payload, router.timeout)
         except ClientGone:
-            lb.counts.disconnected += 1
+            router.counts.disconnected += 1
         except TooLarge:
-            lb.counts.refused += 1
-            await send_error(send, 413, "payload_too_large", f"the body is larger than {lb.max_payload} bytes")
+            router.counts.refused += 1
+            await send_error(send, 413, "payload_too_large", f"the body is larger than {router.max_payload} bytes")
         except TimeoutError:
-            lb.counts.refused += 1
+            router.counts.refused += 1
             await send_error(send, 408, "request_timeout", "the body did not arrive in time", close=True)
         return None
 
@@ -182,10 +181,10 @@ class LapsApp:
         history = 0
         if query.get("history") == ["1"]:
             history = int(last) if last.isdecimal() else sys.maxsize
-        await send_bytes(send, 200, orjson.dumps(status(self._lb, history=history)))
+        await send_bytes(send, 200, orjson.dumps(status(self._router.view, history=history)))
 
     async def _metrics(self, scope: Scope, send: Send) -> None:
-        text, content_type = self._lb.metrics.text()
+        text, content_type = self._router.metrics.text()
         await send_bytes(send, 200, text, content_type)
 
     async def _page(self, scope: Scope, send: Send) -> None:

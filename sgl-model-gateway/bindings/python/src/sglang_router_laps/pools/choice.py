@@ -6,11 +6,12 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from laps_core.pools.pressure import POOLS, Move, Pool
+from laps_core.pools.controller import Move
+from laps_core.pools.pressure import POOLS, Pool
 
+from ..config import AllocConfig
+from ..servers.instances import Clock, PrefillInstance, open_to
 from .ask import Ask
-from .config import AllocConfig
-from .instances import Clock, PrefillInstance, open_to
 from .shared import SharedPrefixes
 
 FLOOD = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .replies import Message, Receive, Scope
+from ..request.replies import Message, Receive, Scope
 
 PAUSE_S = 30.0
 """A client that sends nothing for so long in the middle of a body is gone: TCP has sent again several times by then

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .prefixes import Fingerprint, PrefixIndex, fingerprint
-from .prompt import Prompt
-from .tokens import START_BYTES_PER_TOKEN, TokenCounter
-
-PROMPTS_MAX = 64
-"""Of a batch, so many prompts are looked up in the prefix indexes: they stand for the rest."""
+from ..servers.prefixes import Fingerprint, PrefixIndex
 
 
 @dataclass(slots=True)
@@ -41,16 +36,3 @@ class Ask:
             # Of a batch the share is the mean over its prompts: an estimate that needs no lengths.
             share /= len(self.prompts)
         return max(1, round(self.tokens * (1 - share)) + media * self.media_tokens)
-
-
-def measure(prompt: Prompt, counter: TokenCounter, media_tokens: int, size: int) -> Ask:
-    """Measure ``prompt``, of a request body of ``size`` bytes.
-
-    What could not be read may be as long as the body allows.
-    """
-    tokens = counter.count(prompt)
-    if prompt.unread:
-        tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
-    prints = [fingerprint(t.encode("utf-8", "surrogatepass"), prompt.media_at) for t in prompt.texts[:PROMPTS_MAX]]
-    prints += [fingerprint(i) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
-    return Ask(tokens, prints, media_tokens, prompt.media - sum(len(p.media) for p in prints))

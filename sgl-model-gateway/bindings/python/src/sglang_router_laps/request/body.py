@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 from laps_core import deadline
+from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
 
 from .prompt import GENERATE
 
-SLO_HEADER = "x-sgl-ttft-slo-ms"
 DEEP = 900
 """The standard library, and so MiniLB, gives up near a thousand levels."""
 _MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
@@ -130,13 +130,13 @@ def read_deadline(texts: list[str]) -> float:
     Raises BadRequest.
     """
     if len(texts) > 1:
-        raise BadRequest(f"header {SLO_HEADER}: given {len(texts)} times")
+        raise BadRequest(f"header {DEADLINE_HEADER}: given {len(texts)} times")
     try:
         value = float(texts[0]) if _NUMBER.fullmatch(texts[0]) else math.nan
     except ValueError:
         value = math.nan
     if not deadline.valid(value):
-        raise BadRequest(f"header {SLO_HEADER}: {texts[0]!r} is not {deadline.RANGE}")
+        raise BadRequest(f"header {DEADLINE_HEADER}: {texts[0]!r} is not {deadline.RANGE}")
     return value
 
 
@@ -149,7 +149,7 @@ def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: flo
     try:
         text = _write_any(member)
     except ValueError as e:
-        raise BadRequest(f"header {SLO_HEADER}: the request's sampling parameters are {e}") from None
+        raise BadRequest(f"header {DEADLINE_HEADER}: the request's sampling parameters are {e}") from None
     return splice_text(raw, body, text), {**body, **member}
 
 
@@ -172,7 +172,7 @@ def _in_params(params: Any, slo_ms: float) -> Any:
 def _with(custom: Any, slo_ms: float) -> Any:
     if custom is not None and not isinstance(custom, dict):
         return custom
-    return {"ttft_slo_ms": slo_ms, **(custom or {})}
+    return {DEADLINE_FIELD: slo_ms, **(custom or {})}
 
 
 def refuse_empty(endpoint: str, body: Mapping[str, Any]) -> None:

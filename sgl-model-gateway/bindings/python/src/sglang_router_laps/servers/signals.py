@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import orjson
 from laps_core.pools.pressure import InstanceSignals
+from laps_core.protocol import IDLE, STATUS_ROUTE, Load, read_status
 
 from .instances import Clock, PrefillInstance
 from .upstream import Sessions
 
 OWN = "router"
-SOURCES = ("laps_status", "v1/loads?include=core", "metrics", OWN)
+SOURCES = (STATUS_ROUTE, "v1/loads?include=core", "metrics", OWN)
 """In order of preference; all but the last are routes of the server."""
 
 RETRY_S = 60.0
@@ -33,16 +33,6 @@ class Missing(Exception):
     """The server has no such route, or does not say there what is needed."""
 
 
-@dataclass(slots=True)
-class Load:
-    """The three signals of Algorithm 2 and where they come from."""
-
-    backlog_tokens: float = 0.0
-    slo_deviation: float = 0.0
-    busy_share: float = 0.0
-    source: str = OWN
-
-
 class SignalReader:
     """Reads the signals of one prefill instance. ``read`` never raises: it falls back."""
 
@@ -50,7 +40,9 @@ class SignalReader:
         self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float, clock: Clock
     ) -> None:
         self.instance = instance
-        self.load = Load()
+        self.load = IDLE
+        self.source = OWN
+        """Where ``load`` comes from."""
         self._sessions = sessions
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -65,15 +57,15 @@ class SignalReader:
         """Refresh ``load``."""
         own = self._own()
         if not self.instance.healthy:
-            self.load = own
+            self.load, self.source = own, OWN
             return
         if self._level and self._clock() - self._stepped_at > RETRY_S:
             self._level = 0
         while self._level < len(self._parsers):
             path = SOURCES[self._level]
             try:
-                self.load = _checked(self._parsers[self._level](await self._get(path)))
-                self.load.source = path.partition("?")[0]
+                self.load = self._parsers[self._level](await self._get(path))
+                self.source = path.partition("?")[0]
                 self.instance.parks = self._level == 0
                 return
             except (Missing, ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -82,7 +74,7 @@ class SignalReader:
             except (aiohttp.ClientError, OSError):
                 # Slow or gone; health is judged elsewhere, and the route is not to blame.
                 break
-        self.load = own
+        self.load, self.source = own, OWN
 
     async def _get(self, path: str) -> bytes:
         session = self._sessions.of(self.instance)
@@ -99,15 +91,15 @@ class SignalReader:
             name=i.url,
             pool=i.pool,
             healthy=i.healthy,
-            backlog_tokens=self.load.backlog_tokens,
-            slo_deviation=self.load.slo_deviation,
-            busy_share=self.load.busy_share,
+            load=self.load,
             outstanding=i.outstanding_tokens,
         )
 
     def _laps(self, text: bytes) -> Load:
-        load = orjson.loads(text)["load"]
-        return Load(float(load["backlog_tokens"]), float(load["slo_deviation"]), float(load["busy_share"]))
+        load = read_status(text).load
+        if load is None:
+            raise Missing
+        return load
 
     def _loads(self, text: bytes) -> Load:
         ranks: list[dict[str, Any]] = orjson.loads(text)["loads"]
@@ -121,7 +113,7 @@ class SignalReader:
         share = 0.0
         if seen is not None and now > seen[0]:
             share = min(max((busy_s - seen[1]) / (now - seen[0]), 0.0), 1.0)
-        return Load(float(backlog), self.instance.current_deviation(), share)
+        return self._load(backlog, share)
 
     def _metrics(self, text: bytes) -> Load:
         found = _QUEUE.findall(text)
@@ -129,17 +121,18 @@ class SignalReader:
             raise Missing
         i = self.instance
         mean = i.served_tokens / i.served if i.served else 0.0
-        return Load(sum(map(float, found)) * mean, i.current_deviation(), self.load.busy_share)
+        return self._load(sum(map(float, found)) * mean, self.load.busy_share)
 
     def _own(self) -> Load:
         now, busy = self._clock(), self.instance.busy_seconds()
         then, before = self._own_seen
         self._own_seen = (now, busy)
         share = min((busy - before) / (now - then), 1.0) if now > then else self.load.busy_share
-        return Load(float(self.instance.outstanding_tokens), self.instance.current_deviation(), share)
+        return self._load(self.instance.outstanding_tokens, share)
 
-
-def _checked(load: Load) -> Load:
-    if not all(map(math.isfinite, (load.backlog_tokens, load.slo_deviation, load.busy_share))):
-        raise Missing
-    return load
+    def _load(self, backlog: float, share: float) -> Load:
+        """With the deadlines that this router saw missed. Raises Missing where a server's number is none."""
+        if not (math.isfinite(backlog) and math.isfinite(share)):
+            raise Missing
+        deviation = self.instance.current_deviation()
+        return Load(backlog_tokens=float(backlog), slo_deviation=deviation, busy_share=share)

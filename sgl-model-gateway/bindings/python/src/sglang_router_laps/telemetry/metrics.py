@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from laps_core.pools.pressure import POOLS, Pool, pressure
-from prometheus_client import CollectorRegistry, Histogram
+from laps_core.pools.pressure import POOLS, pressure
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-if TYPE_CHECKING:
-    from .balancer import LapsMiniLoadBalancer
-
-PREFIX = "laps_router_"
-TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, 60.0)
+from .journal import PREFIX
+from .view import View
 
 
 class Metrics:
-    """Counters and gauges are read off at scrape time; only first tokens are recorded as they come."""
+    """Counters and gauges are read off at scrape time, beside what the journal has recorded."""
 
-    def __init__(self, lb: LapsMiniLoadBalancer) -> None:
-        self._lb = lb
-        self._registry = CollectorRegistry(auto_describe=False)
-        ttft = Histogram(
-            f"{PREFIX}ttft_seconds",
-            "Time to first token by class (seconds)",
-            ["class"],
-            buckets=TTFT_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._ttft = {p: ttft.labels(p) for p in POOLS}
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._registry = view.journal.registry
         self._registry.register(self)
-
-    def note_ttft(self, length_class: Pool, seconds: float) -> None:
-        """Record one first token."""
-        self._ttft[length_class].observe(seconds)
 
     def text(self) -> tuple[bytes, bytes]:
         """(body, content type)."""
@@ -43,7 +26,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client calls at each scrape."""
-        lb, c = self._lb, self._lb.counts
+        c = self._view.journal.counts
         for name, text, values in (
             ("requests", "Requests by class", c.requests),
             ("spilled", "Requests sent to the other pool, by class", c.spilled),
@@ -64,7 +47,7 @@ class Metrics:
             metric.add_metric([], getattr(c, name))
             yield metric
         in_flight = GaugeMetricFamily(f"{PREFIX}in_flight", "Requests in flight")
-        in_flight.add_metric([], lb.in_flight)
+        in_flight.add_metric([], self._view.places.taken)
         yield in_flight
         yield from self._instances()
         yield from self._breakers()
@@ -73,24 +56,24 @@ class Metrics:
     def _breakers(self) -> Iterator[Metric]:
         text = "Circuit breaker of a server: 0 closed, 1 half open, 2 open"
         state = GaugeMetricFamily(f"{PREFIX}breaker_state", text, labels=["server", "role"])
-        for i in self._lb.instances:
+        for i in self._view.instances:
             state.add_metric([i.url, i.role], ("closed", "half_open", "open").index(i.breaker.state))
         yield state
 
     def _tasks(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(f"{PREFIX}task_up", "1 while a watcher or the controller runs", labels=["task"])
         again = CounterMetricFamily(f"{PREFIX}task_restarts", "Times it failed and started again", labels=["task"])
-        for w in self._lb.supervisor.watched:
+        for w in self._view.supervisor.watched:
             up.add_metric([w.name], float(w.alive))
             again.add_metric([w.name], w.restarts)
         yield from (up, again)
 
     def _instances(self) -> Iterator[Metric]:
-        lb = self._lb
+        view = self._view
         up = GaugeMetricFamily(f"{PREFIX}instance_up", "1 if healthy", labels=["server", "role"])
         requests = GaugeMetricFamily(f"{PREFIX}outstanding_requests", "Requests in flight", labels=["server", "role"])
         tokens = GaugeMetricFamily(f"{PREFIX}outstanding_tokens", "New tokens in flight", labels=["server", "role"])
-        for i in lb.instances:
+        for i in view.instances:
             up.add_metric([i.url, i.role], float(i.healthy))
             requests.add_metric([i.url, i.role], i.outstanding)
             tokens.add_metric([i.url, i.role], i.outstanding_tokens)
@@ -98,17 +81,17 @@ class Metrics:
 
         psi = GaugeMetricFamily(f"{PREFIX}instance_pressure", "Pressure of an instance", labels=["server", "pool"])
         backlog = GaugeMetricFamily(f"{PREFIX}backlog_tokens", "New tokens waiting", labels=["server", "pool"])
-        for r in lb.readers:
+        for r in view.readers:
             labels = [r.instance.url, r.instance.pool]
-            psi.add_metric(labels, pressure(r.signals(), lb.config.pressure))
+            psi.add_metric(labels, pressure(r.signals(), view.config.pressure))
             backlog.add_metric(labels, r.load.backlog_tokens)
         yield from (psi, backlog)
 
         size = GaugeMetricFamily(f"{PREFIX}pool_instances", "Healthy instances of a pool", labels=["pool"])
         pool_psi = GaugeMetricFamily(f"{PREFIX}pool_pressure", "P90 pressure of a pool", labels=["pool"])
         for p in POOLS:
-            size.add_metric([p], sum(i.healthy for i in lb.pools.members(p)))
-            pool_psi.add_metric([p], lb.control.controller.raw[p])
+            size.add_metric([p], sum(i.healthy for i in view.pairs.pools.members(p)))
+            pool_psi.add_metric([p], view.control.controller.raw[p])
         yield from (size, pool_psi)
 
 

@@ -1,9 +1,12 @@
-"""File descriptors: as many as the system gives, and no more requests at a time than they are enough for."""
+"""How many requests may be in flight: as configured, and as many as the file descriptors are enough for."""
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
+
+logger = logging.getLogger(__name__)
 
 PER_REQUEST = 3
 """One connection of the client, one to a prefill and one to a decode server."""
@@ -11,6 +14,27 @@ PER_SERVER = 2
 """Probes and questions about its load."""
 SPARE = 16
 """Log files, aborts, status pages, clients that only hold a connection open."""
+
+
+class Places:
+    """What is in flight, and how much may be (requests)."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether one more request is to be turned away."""
+        return self.taken >= self.most
+
+    def fit(self, servers: int) -> None:
+        """Raise this process's limit of descriptors, and lower ``most`` to what they are enough for."""
+        limit = raise_limit()
+        enough = requests_at_most(limit, servers)
+        if enough < self.most:
+            logger.warning("%d requests at a time instead of %d: %d file descriptors", enough, self.most, limit)
+            self.most = enough
 
 
 def raise_limit() -> int:

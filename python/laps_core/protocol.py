@@ -1,0 +1,77 @@
+"""What crosses between a prefill server with LAPS and the router. Nobody else spells a name or a key of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+ClassName = Literal["short", "long"]
+"""Of a request by its length, and of the pool that serves such requests."""
+SHORT: Final = "short"
+LONG: Final = "long"
+CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
+
+STATUS_ROUTE = "laps_status"
+"""``GET`` it of a prefill server for a ``Status``. The router answers under the same name with a status of its own."""
+
+DEADLINE_HEADER = "x-sgl-ttft-slo-ms"
+"""A client's deadline for the first token, to the router (milliseconds after arrival; see ``deadline``)."""
+DEADLINE_FIELD = "ttft_slo_ms"
+"""The same to a prefill server: a key of SGLang's custom sampling parameters (milliseconds after arrival)."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How loaded one prefill server is: the signals of Algorithm 2 [L s3.2]."""
+
+    backlog_tokens: float
+    """q_k: new tokens waiting to be prefilled."""
+    slo_deviation: float
+    """e_k: mean relative overshoot of TTFT over its deadline (>= 0)."""
+    busy_share: float
+    """u_k: share of recent time the device was busy (0..1)."""
+
+    def rounded(self) -> dict[str, float]:
+        """For people, JSON-ready."""
+        return {name: round(v, 4) for name, v in msgspec.structs.asdict(self).items()}
+
+    @classmethod
+    def of_ranks(cls, loads: Sequence[Load]) -> Load:
+        """Of the data-parallel ranks of one server (at least one)."""
+        return cls(
+            backlog_tokens=sum(x.backlog_tokens for x in loads),
+            slo_deviation=max(x.slo_deviation for x in loads),
+            busy_share=sum(x.busy_share for x in loads) / len(loads),
+        )
+
+
+IDLE = Load(backlog_tokens=0.0, slo_deviation=0.0, busy_share=0.0)
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router may rely on in a server's status; for people there is more in it."""
+
+    enabled: bool
+    version: str = ""
+    """Of sglang-laps."""
+    load: Load | None = None
+    """None where LAPS is off."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
+def read_status(said: bytes | Mapping[str, Any]) -> Status:
+    """A server's status as it came over the wire, or as this process has made it.
+
+    Raises ValueError where it is something else. No number that came over the wire is infinite or NaN.
+    """
+    try:
+        if isinstance(said, bytes):
+            return msgspec.json.decode(said, type=Status)
+        return msgspec.convert(said, Status)
+    except msgspec.MsgspecError as e:
+        raise ValueError(str(e)) from None

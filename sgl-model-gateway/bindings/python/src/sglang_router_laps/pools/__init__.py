@@ -1,0 +1,1 @@
+"""The two prefill pools: which server gets a request, and how servers change pools."""

@@ -1,0 +1,68 @@
+"""The background task that reads signals and lets the controller move servers between the pools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from laps_core.pools.controller import Move, PoolController
+from laps_core.pools.loop import ControlLoop
+from laps_core.pools.pressure import Pool
+
+from ..config import AllocConfig
+from ..servers.instances import Clock, PrefillInstance
+from ..servers.signals import SignalReader
+from .choice import Pools
+
+logger = logging.getLogger(__name__)
+
+Note = Callable[[float, Sequence[PrefillInstance], dict[Pool, float], Move | None], None]
+"""Told of each beat: its time (seconds), the servers, the pressure of each pool, and the move, if there is one."""
+
+
+class Control:
+    """Algorithm 2 over live instances. ``run`` ends when cancelled."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        readers: Sequence[SignalReader],
+        config: AllocConfig,
+        note: Note,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._loop = ControlLoop(config.pressure, period_s=config.interval_s, sample_s=config.sample_s, start_s=clock())
+        self._readers = readers
+        self._pools = pools
+        self._sample_s = config.sample_s
+        self._note = note
+        self._clock = clock
+
+    @property
+    def controller(self) -> PoolController:
+        """What decides."""
+        return self._loop.controller
+
+    async def run(self) -> None:
+        """Sample on a fixed grid, decide every control period."""
+        at = self._clock()
+        while True:
+            await self.step()
+            at += self._sample_s
+            now = self._clock()
+            if at <= now:
+                # Too late for a beat: leave it out rather than run after it.
+                at = now + self._sample_s
+            await asyncio.sleep(at - now)
+
+    async def step(self) -> None:
+        """One sample, and a decision when one is due."""
+        await asyncio.gather(*(r.read() for r in self._readers))
+        now = self._clock()
+        move = self._loop.step(now, [r.signals() for r in self._readers])
+        if move is not None:
+            self._pools.apply(move)
+            logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
+        self._note(now, self._pools.instances, self.controller.raw, move)

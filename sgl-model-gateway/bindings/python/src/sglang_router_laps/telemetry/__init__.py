@@ -1,0 +1,1 @@
+"""What operators see: counts, times to first token, status, metrics and page."""

@@ -1,0 +1,67 @@
+"""Beats and decisions: when the controller is asked, whatever the timer does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from laps_core.pools.controller import Move, PoolController
+from laps_core.pools.loop import ControlLoop
+from laps_core.pools.pressure import InstanceSignals, PressureConfig
+from laps_core.protocol import Load
+
+PERIOD_S, SAMPLE_S = 5.0, 1.0
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When a decision was asked for."""
+    times: list[float] = []
+
+    def decide(_: PoolController, now: float) -> Move | None:
+        times.append(now)
+        return None
+
+    monkeypatch.setattr(PoolController, "decide", decide)
+    return times
+
+
+def loop(start_s: float = 0.0) -> ControlLoop:
+    return ControlLoop(PressureConfig(), period_s=PERIOD_S, sample_s=SAMPLE_S, start_s=start_s)
+
+
+def test_each_period_has_one_decision_at_the_beat_nearest_to_its_end(asked: list[float]) -> None:
+    made = loop(100.0)
+    for i in range(21):
+        made.step(100.0 + i * SAMPLE_S + (0.4 if i % 2 else -0.4), [])
+    assert asked == [pytest.approx(100.0 + t) for t in (5.4, 9.6, 15.4, 19.6)]
+
+
+def test_beats_that_were_left_out_do_not_bring_decisions_one_after_another(asked: list[float]) -> None:
+    made = loop()
+    for now in (0.0, 33.0, 34.0, 34.9, 35.5, 36.0, 40.6):
+        made.step(now, [])
+    assert asked == [33.0, 35.5, 40.6]
+
+
+@given(st.lists(st.floats(0.01, 30.0), max_size=60))
+def test_decisions_are_at_least_half_a_period_less_half_a_beat_apart(gaps: list[float]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        times: list[float] = []
+        patch.setattr(PoolController, "decide", lambda _, now: times.append(now))
+        made, now = loop(), 0.0
+        for gap in gaps:
+            now += gap
+            made.step(now, [])
+    assert all(b - a >= (PERIOD_S - SAMPLE_S) / 2 - 1e-9 for a, b in itertools.pairwise(times))
+
+
+def test_a_move_is_handed_out() -> None:
+    made = loop()
+    busy = Load(backlog_tokens=50_000, slo_deviation=0.0, busy_share=0.0)
+    signals = [InstanceSignals(name="a", pool="short", load=busy)]
+    signals += [InstanceSignals(name=name, pool="long") for name in "bc"]
+    moves = [made.step(float(now), signals) for now in range(9)]
+    assert [m.target for m in moves if m is not None] == ["short"]

@@ -1,0 +1,77 @@
+"""Arrows run one way: no module imports, at any place, one that leads back to it; nor does a folder."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Set
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src")
+PACKAGES = {"laps_core": ROOTS[0], "sglang_laps": ROOTS[0], "sglang_router_laps": ROOTS[1]}
+
+
+@cache
+def modules(package: str) -> dict[str, Path]:
+    root = PACKAGES[package]
+    files = (root / package).rglob("*.py")
+    return {".".join(f.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
+
+
+def imports(module: str, file: Path, known: Set[str]) -> set[str]:
+    """Modules in ``known`` that ``module`` names in any import: at its top, in a function, for type checkers alone."""
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    named: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            named.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            origin = ".".join([*base, *filter(None, [node.module])])
+            # What is named may be a module of the package or a name in it.
+            named.update(x if (x := f"{origin}.{alias.name}") in known else origin for alias in node.names)
+    return (named & known) - {module}
+
+
+def circle(graph: Mapping[str, Set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        return list(e.args[1])
+    return []
+
+
+def graph_of(package: str) -> dict[str, set[str]]:
+    found = modules(package)
+    return {name: imports(name, file, found.keys()) for name, file in found.items()}
+
+
+def folders(graph: Mapping[str, Set[str]]) -> dict[str, set[str]]:
+    """The same arrows between the folders of a package; a module outside them stands for itself."""
+
+    def room(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    rooms: dict[str, set[str]] = {}
+    for module, named in graph.items():
+        rooms.setdefault(room(module), set()).update(room(n) for n in named if room(n) != room(module))
+    return rooms
+
+
+@pytest.mark.parametrize("package", list(PACKAGES))
+def test_modules_hold_no_circle(package: str) -> None:
+    assert not circle(graph_of(package))
+
+
+@pytest.mark.parametrize("package", list(PACKAGES))
+def test_folders_hold_no_circle(package: str) -> None:
+    assert not circle(folders(graph_of(package)))
+
+
+def test_circles_are_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert not circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})

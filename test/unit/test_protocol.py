@@ -1,0 +1,53 @@
+"""The contract between server and router: what one writes the other reads, and nothing else passes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from laps_core import protocol
+from laps_core.length import LengthClass
+from laps_core.protocol import IDLE, Load, Status, read_status
+
+numbers = st.floats(0, 1e300)
+loads = st.builds(Load, backlog_tokens=numbers, slo_deviation=numbers, busy_share=numbers)
+
+
+@given(st.booleans(), st.text(), st.none() | loads)
+def test_a_status_is_read_as_it_was_written(enabled: bool, version: str, load: Load | None) -> None:
+    status = Status(enabled=enabled, version=version, load=load)
+    wire = json.dumps({**status.as_dict(), "queues": {"short": 1}}).encode()
+    assert read_status(wire) == read_status(status.as_dict()) == status
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\xff",
+        b"[1]",
+        b'{"load": null}',
+        b'{"enabled": true, "load": {}}',
+        b'{"enabled": true, "load": {"backlog_tokens": 1, "slo_deviation": 0}}',
+        b'{"enabled": true, "load": {"backlog_tokens": true, "slo_deviation": 0, "busy_share": 0}}',
+        b'{"enabled": true, "load": {"backlog_tokens": "1", "slo_deviation": 0, "busy_share": 0}}',
+        b'{"enabled": true, "load": {"backlog_tokens": NaN, "slo_deviation": 0, "busy_share": 0}}',
+        b'{"enabled": true, "load": {"backlog_tokens": 1e999, "slo_deviation": 0, "busy_share": 0}}',
+        b'{"enabled": true, "load": {"backlog_tokens": 1%s, "slo_deviation": 0, "busy_share": 0}}' % (b"0" * 400),
+    ],
+)
+def test_what_is_no_status_is_refused(said: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        read_status(said)
+
+
+def test_the_load_of_a_server_is_that_of_its_ranks() -> None:
+    one = Load(backlog_tokens=10, slo_deviation=0.5, busy_share=0.25)
+    both = Load.of_ranks([one, IDLE])
+    assert both == Load(backlog_tokens=10, slo_deviation=0.5, busy_share=0.125)
+
+
+def test_classes_have_the_names_that_cross() -> None:
+    assert tuple(LengthClass) == protocol.CLASSES
