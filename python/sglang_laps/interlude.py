@@ -7,6 +7,9 @@ it must not do to a running batch (flush, pause, new weights) waits for its end,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import (
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
     from sglang_laps.builder import Builder
     from sglang_laps.ranks import Ranks
+    from sglang_laps.slices import Slices
 
 AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq)
 """What may be dispatched while a batch is paused. Anything else, and all that came after it, waits for its end."""
@@ -31,20 +35,37 @@ AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, 
 class Interlude:
     """The pauses of one scheduler's long batches."""
 
-    def __init__(self, scheduler: Scheduler, core: LapsCore, builder: Builder, ranks: Ranks) -> None:
+    def __init__(
+        self, scheduler: Scheduler, core: LapsCore, builder: Builder, ranks: Ranks, cutter: Slices | None
+    ) -> None:
+        """`cutter` None = there are no pauses."""
         self._scheduler, self._core, self._builder, self._ranks = scheduler, core, builder, ranks
-        self._layers: int = scheduler.tp_worker.model_runner.model_config.num_hidden_layers
+        self._cutter = cutter
         self._processed: dict[int, Any] = {}
 
-    def pause(self, flight: Flight, layers_left: int) -> bool:
-        """Between two slices of `flight`; whether anything else ran on the device."""
+    @contextmanager
+    def slicing(self, flight: Flight) -> Iterator[None]:
+        """Run this batch in slices, if it is to be."""
+        if not flight.layers or self._cutter is None:
+            yield
+            return
+        self._core.under_way.append(flight)
+        try:
+            with self._cutter.cut(flight.layers, partial(self._pause, flight, self._cutter.layers)):
+                yield
+        finally:
+            self._core.under_way.remove(flight)
+            self._core.pacer.launch_s = self._cutter.launch_s
+
+    def _pause(self, flight: Flight, layers: int, layers_left: int) -> bool:
+        """Between two slices of `flight`, of `layers` in all; whether anything else ran on the device."""
         sched = self._scheduler
         ran = False
         # The forward pass has its own stream; what is scheduled belongs on the other.
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._results_so_far()
             self._take_in()
-            while (batch := self._preempting(flight, layers_left)) is not None:
+            while (batch := self._preempting(flight, layers, layers_left)) is not None:
                 ran = True
                 self._run(batch)
         if ran:
@@ -52,10 +73,10 @@ class Interlude:
             sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
         return ran
 
-    def _preempting(self, flight: Flight, layers_left: int) -> Any:
+    def _preempting(self, flight: Flight, layers: int, layers_left: int) -> Any:
         """What runs before `flight` goes on, built; None = nothing does."""
         sched = self._scheduler
-        paused = self._core.paused(flight, layers_left, self._layers)
+        paused = self._core.paused(flight, layers_left, layers)
         built = self._builder.build(sched.running_batch, paused)
         if built.batch_to_run is not None:
             sched.running_batch = built.running_batch

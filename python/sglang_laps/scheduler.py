@@ -12,7 +12,6 @@ from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
 from sglang_laps import graphs
-from sglang_laps.core import Flight
 from sglang_laps.snapshot import off, snapshot
 from sglang_laps.start import Laps, compose, why_off
 
@@ -135,7 +134,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
         flight.started = time.perf_counter()
-        with self._laps_in_slices(self.laps, flight):
+        with self.laps.interlude.slicing(flight):
             result = super().run_batch(batch, *args, **kwargs)
         if self.laps.synchronous:
             # The overlap loop runs the next batch before it processes this one's result.
@@ -143,19 +142,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         flight.stock = graphs.replays(runner) == replays
         self.laps.core.sent(result, flight)
         return result
-
-    @contextmanager
-    def _laps_in_slices(self, laps: Laps, flight: Flight) -> Iterator[None]:
-        if not flight.layers or laps.cutter is None:
-            yield
-            return
-        laps.core.under_way.append(flight)
-        try:
-            with laps.cutter.cut(flight.layers, lambda left: laps.interlude.pause(flight, left)):
-                yield
-        finally:
-            laps.core.under_way.remove(flight)
-            laps.core.pacer.launch_s = laps.cutter.launch_s
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
         """Process a result and enter the device time it took."""

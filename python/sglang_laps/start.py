@@ -101,7 +101,7 @@ def compose(scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any
     return Laps(
         core=core,
         builder=builder,
-        interlude=Interlude(scheduler, core, builder, ranks),
+        interlude=Interlude(scheduler, core, builder, ranks, cutter),
         ranks=ranks,
         saver=saved_model.Saver(pacer.model, config.profile_save_path if ranks.saves else None),
         cutter=cutter,
