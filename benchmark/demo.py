@@ -24,6 +24,7 @@ import aiohttp
 from benchmark.rig import model, servers, stats
 from benchmark.rig.load import Seen, session, spread, stream
 from benchmark.rig.machine import machine, versions
+from benchmark.rig.piece import Table
 from benchmark.serving.pictures import distributions
 
 CHUNK = 1024
@@ -161,23 +162,17 @@ def summary(rounds: Sequence[tuple[list[Seen], float]]) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, dict[str, Any]]) -> str:
+def table(result: dict[str, dict[str, Any]]) -> Table:
     """The figures, and the ratio of LAPS to fcfs below them."""
     columns = [(kind, q) for kind in ("short", "long") for q in ("p50_ms", "p90_ms", "p99_ms")]
-    head = ["TTFT (ms)", *(f"{k} {q[:3].upper()}" for k, q in columns), "requests/s", "failed"]
-    rows = [
-        [n, *(f"{v[k][q]:.0f}" for k, q in columns), f"{v['rps']:.2f}", str(v["failed"])] for n, v in result.items()
+    heads = ("", *(f"{k} {q[:3].upper()}" for k, q in columns), "requests/s", "failed")
+    rows: list[Sequence[str]] = [
+        (n, *(f"{v[k][q]:.0f}" for k, q in columns), f"{v['rps']:.2f}", str(v["failed"])) for n, v in result.items()
     ]
     a, b = result["laps"], result["fcfs"]
-    ratios = [f"{a[k][q] / b[k][q]:.2f}" for k, q in columns]
-    rows.append(["laps / fcfs", *ratios, f"{a['rps'] / b['rps']:.2f}", ""])
-    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in [head, *rows]
-    ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(lines)
+    ratios = (f"{a[k][q] / b[k][q]:.2f}" for k, q in columns)
+    rows.append(("laps / fcfs", *ratios, f"{a['rps'] / b['rps']:.2f}", ""))
+    return Table("TTFT (ms)", heads, rows)
 
 
 def picture(rounds: dict[str, list[tuple[list[Seen], float]]], path: Path) -> None:

@@ -45,8 +45,8 @@ from typing import Any
 import uvloop
 
 from benchmark.rig import fast, lengths, model, servers
+from benchmark.rig.piece import Table
 from benchmark.rig.rounds import Ratio, interleaved, ratio
-from benchmark.rig.show import table
 from benchmark.window_picture import draw
 
 OUT = model.REPO / "out"
@@ -118,11 +118,9 @@ def alone(bench: Bench, up: dict[str, servers.Server]) -> None:
         times = asyncio.run(fast.one_by_one(up[name].port, shorts(n, seed=i)))
         medians[name].append(statistics.median(times) * 1e3)
     r = ratio(medians[AWD], medians[DUAL])
-    bench.say("\n" + table(
-        "One request at a time: median TTFT (ms)",
-        ("", *medians, "AWD / dual queue", "bar"),
-        [("", *(f"{statistics.median(v):.2f}" for v in medians.values()), str(r), met(r.median <= 1.03, "<= 1.03"))],
-    ))  # fmt: skip
+    heads = ("", *medians, "AWD / dual queue", "bar")
+    row = ("", *(f"{statistics.median(v):.2f}" for v in medians.values()), str(r), met(r.median <= 1.03, "<= 1.03"))
+    bench.say(f"\n{Table('One request at a time: median TTFT (ms)', heads, [row])}")
     bench.result["alone"] = {"ttft_ms": medians, "ratio": r.as_dict(), "met": r.median <= 1.03}
 
 
@@ -158,7 +156,7 @@ def closed(bench: Bench, up: dict[str, servers.Server]) -> None:
         ))  # fmt: skip
     worst, best = (f(x[AWD].median for x in points.values()) for f in (min, max))
     heads = ("clients", "dual queue /s", "AWD / dual", "", "fixed / dual", "", *(f"TTFT {n}" for n in WINDOWS))
-    bench.say("\n" + table("Closed loop of short prompts: requests/s", heads, rows))
+    bench.say(f"\n{Table('Closed loop of short prompts: requests/s', heads, rows)}")
     bench.say(
         f"AWD at worst {worst:.3f}: {met(worst >= 0.98, '>= 0.98')}; at best {best:.3f}: {met(best >= 1.05, '>= 1.05')}"
     )
@@ -237,7 +235,7 @@ def slo(bench: Bench) -> None:
         for name in share[SHORT]
     ]  # fmt: skip
     heads = ("", "short in violation", "long in violation", "short P90 ms", "long P90 ms")
-    bench.say("\n" + table("Mixed open load: SLO violations", heads, rows))
+    bench.say(f"\n{Table('Mixed open load: SLO violations', heads, rows)}")
     bench.say(f"{SLO} / {best} (best of stock): {r}: {met(ok, '<= 0.5')}")
     bench.result["slo"] = {
         "slo_ms": {k: v * 1e3 for k, v in slo_s.items()}, "capacity_per_s": capacity, "rate_per_s": rate,
@@ -257,7 +255,7 @@ def latency(bench: Bench) -> None:
         )
         rows.append((load, *told, met(ok, "<= 10%, <= 25%")))
         out[load] = {**status, "met": ok}
-    bench.say("\n" + table("Step times on held-out steps", ("load", "median error", "P90", "steps", "bar"), rows))
+    bench.say(f"\n{Table('Step times on held-out steps', ('load', 'median error', 'P90', 'steps', 'bar'), rows)}")
     bench.result["model"] = out
 
 

@@ -22,15 +22,15 @@ def cell(text: str) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
-def grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+def grid(table: Table) -> str:
+    """A Markdown table."""
+    rows = [[cell(text) for text in row] for row in table.rows]
+    return Table("", [cell(head) for head in table.heads], rows).grid("pipe")
 
 
 def markdown(table: Table) -> str:
     """Title, table, note."""
-    return "\n\n".join(filter(None, (f"**{table.title}**", grid(table.heads, table.rows), table.note)))
+    return "\n\n".join(filter(None, (f"**{table.title}**", grid(table), table.note)))
 
 
 def value(figure: Figure) -> str:
@@ -41,13 +41,13 @@ def value(figure: Figure) -> str:
 
 def bars(pieces: Mapping[str, Piece]) -> str:
     """Every figure that had to be something."""
-    rows = [
+    rows: list[Sequence[str]] = [
         (f"[{p.title}](#{name})", f.name, value(f), str(f.rounds or ""), f.bar, TOLD[f.met])
         for name, p in pieces.items()
         for f in p.figures
         if f.bar
     ]
-    return grid(("piece", "figure", "value", "rounds", "bar", ""), rows) if rows else "No piece has a bar."
+    return grid(Table("", ("piece", "figure", "value", "rounds", "bar", ""), rows)) if rows else "No piece has a bar."
 
 
 def judged(piece: Piece) -> str:
@@ -63,8 +63,8 @@ def section(name: str, piece: Piece) -> str:
     parts += [f"![{caption}]({picture_name(name, file)})\n\n{caption}" for file, caption in piece.pictures.items()]
     other = [f for f in piece.figures if not f.bar]
     if other:
-        rows = [(f.name, value(f), str(f.rounds or ""), f.verdict) for f in other]
-        table = grid(("figure", "value", "rounds", "shown"), rows)
+        rows: list[Sequence[str]] = [(f.name, value(f), str(f.rounds or ""), f.verdict) for f in other]
+        table = grid(Table("", ("figure", "value", "rounds", "shown"), rows))
         parts.append(f"<details><summary>{len(other)} more figures</summary>\n\n{table}\n\n</details>")
     parts.append(f"Raw: [{name}.json]({name}.json)")
     return "\n\n".join(parts)

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from benchmark.rig.machine import commit, machine, versions
 from benchmark.rig.model import REPO
 from benchmark.rig.rounds import Ratio
-from benchmark.rig.show import table
 
 NAME = "piece.json"
 
@@ -31,8 +32,13 @@ class Table:
     note: str = ""
     """What a reader must know to read it, in a sentence or two."""
 
+    def grid(self, style: str) -> str:
+        """Heads and rows, the first column to the left, the others to the right; ``style``: one of tabulate's."""
+        align = ["left", *["right"] * (len(self.heads) - 1)]
+        return str(tabulate(self.rows, self.heads, tablefmt=style, disable_numparse=True, colalign=align))
+
     def __str__(self) -> str:
-        return "\n".join(filter(None, (table(self.title, self.heads, self.rows), self.note)))
+        return "\n".join(filter(None, (self.title, self.grid("plain"), self.note)))
 
 
 @dataclass

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import uvloop
 from laps_core.latency.model import Coefficients
-from laps_core.latency.nnls import nnls
+from scipy.optimize import nnls
 
 from benchmark.rig import fast, model, servers, stats
 from benchmark.rig.piece import Figure, Piece, Table, command
@@ -138,7 +138,7 @@ def calibrate(known: Coefficients, seen: Alone, slowed: float) -> Profile:
     columns = np.column_stack(
         (np.ones(len(lengths)), np.array(lengths, dtype=float), np.ceil(np.array(lengths) / CHUNK))
     )
-    fixed, per_token, per_step = nnls(columns / middle[:, None], np.ones(len(lengths))).tolist()
+    fixed, per_token, per_step = nnls(columns / middle[:, None], np.ones(len(lengths)))[0].tolist()
     bare = Profile(name="cpu", source="", coefficients=known, poll_s=0.0)
     # One step each: how its time varies around what the model says.
     factors = sorted(

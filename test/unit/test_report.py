@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,12 @@ def render(tmp_path: Path, *more: str) -> tuple[str, str]:
         readme.write_text(README)
     argv = ["--from", str(tmp_path / "from"), "--out", str(tmp_path / "report"), "--readme", str(readme), *more]
     assert report.main(argv) == 0
-    return (tmp_path / "report" / "README.md").read_text(), readme.read_text()
+    # How wide a column is says nothing.
+    narrow = (
+        re.sub(r"(?<=\S) +(?=\|)|(?<=\|) +(?=\S)", " ", path.read_text())
+        for path in (tmp_path / "report" / "README.md", readme)
+    )
+    return next(narrow), next(narrow)
 
 
 def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path) -> None:

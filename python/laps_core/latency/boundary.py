@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from laps_core.config import LapsConfig
 
 _HYSTERESIS = 0.15
 """The boundary must leave the threshold in force by this share before the threshold follows."""
-
-
-class Boundary(NamedTuple):
-    """A boundary length and where it comes from."""
-
-    tokens: float
-    """New tokens; infinite where compute never overtakes."""
-    source: str
-    """"closed-form" (separate compute and memory terms are known) or "knee" (from step totals)."""
-
-
-def closed_form(alpha: float, beta: float, gamma_w: float, gamma_r: float, history: int = 0) -> float:
-    """L_m: new tokens at which compute time equals memory time [L s2.1].
-
-    alpha: s/token^2; beta, gamma_w, gamma_r: s/token; history: cached tokens H. With no history
-    (gamma_w - beta) / alpha; it grows with H towards gamma_r / (2 alpha) whatever the linear terms.
-    """
-    return _root(alpha, 2.0 * alpha * history + beta - gamma_w, gamma_r * history)
 
 
 def knee(alpha: float, linear: float, gamma_r: float, fixed: float, history: int = 0) -> float:
@@ -35,22 +17,17 @@ def knee(alpha: float, linear: float, gamma_r: float, fixed: float, history: int
     Solves alpha L (L + 2H) + linear L = fixed + gamma_r H. alpha: s/token^2; linear (beta + gamma_w), gamma_r: s/token;
     fixed: s per step of one request.
     """
-    return _root(alpha, 2.0 * alpha * history + linear, fixed + gamma_r * history)
-
-
-def _root(a: float, b: float, c: float) -> float:
-    """Larger root of a x^2 + b x = c for a, c >= 0; infinite where nothing grows."""
-    if a > 0.0:
-        root = math.sqrt(b * b + 4.0 * a * c)
-        # Of two equal forms, the one that does not subtract near-equal numbers.
-        return max(0.0, (root - b) / (2.0 * a) if b <= 0.0 else 2.0 * c / (root + b))
-    if b > 0.0:
-        return c / b
-    return math.inf
+    slope, offset = 2.0 * alpha * history + linear, fixed + gamma_r * history
+    if alpha > 0.0:
+        # Of two equal forms of the root, the one that does not subtract near-equal numbers.
+        return 2.0 * offset / (slope + math.sqrt(slope * slope + 4.0 * alpha * offset)) if offset > 0.0 else 0.0
+    return offset / slope if slope > 0.0 else math.inf
 
 
 class HasBoundary(Protocol):
-    def boundary(self, history: int = 0) -> Boundary | None: ...
+    """What tells where prefill turns compute-bound (new tokens; infinite: never; None: not known yet)."""
+
+    def boundary(self) -> float | None: ...
 
 
 class AutoThreshold:
@@ -64,6 +41,7 @@ class AutoThreshold:
         self.tokens = min(max(start, self._low), self._high)
         """Longest short request (tokens, inclusive)."""
         self.source = "default"
+        """Where it comes from: "default" until steps are measured, then "knee"."""
         self._read_s = -math.inf
 
     def update(self, now: float, model: HasBoundary) -> int:
@@ -74,8 +52,8 @@ class AutoThreshold:
         if found is None:
             return self.tokens
         self._read_s = now
-        wanted = round(min(max(found.tokens, self._low), self._high))
+        wanted = round(min(max(found, self._low), self._high))
         if self.source == "default" or abs(wanted - self.tokens) > _HYSTERESIS * self.tokens:
             self.tokens = wanted
-        self.source = found.source
+        self.source = "knee"
         return self.tokens

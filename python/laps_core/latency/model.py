@@ -1,8 +1,8 @@
 """How long a prefill step takes: an additive model fitted to measured steps [L s2.1].
 
 One request of L new tokens on H cached ones costs alpha L (L + 2H) + (beta + gamma_w) L + gamma_r H; a step costs the
-sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L: step
-totals give their sum only (``linear``), separately timed compute and memory parts give both.
+sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L, so step
+totals give their sum only (``linear``): where the paper's L_m needs them apart, the boundary is a knee.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from laps_core.config import ConfigError
-from laps_core.latency.boundary import Boundary, closed_form, knee
-from laps_core.latency.nnls import Array, robust_nnls
+from laps_core.latency.boundary import knee
+from laps_core.latency.nnls import robust_nnls
 
 VERSION = 1
 _KIND = "laps-latency"
@@ -69,14 +69,6 @@ class StepSample(NamedTuple):
         return cls(StepShape.of(requests), seconds)
 
 
-class PartSample(NamedTuple):
-    """One profiled step with its compute-bound and memory-bound kernels timed apart (seconds)."""
-
-    shape: StepShape
-    compute_s: float
-    memory_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """What a step costs. None is negative."""
@@ -102,20 +94,6 @@ class Coefficients:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The linear term taken apart, from a profile with separate compute and memory times."""
-
-    alpha: float
-    """s/token^2."""
-    beta: float
-    """s/token, compute."""
-    gamma_w: float
-    """s/token, memory."""
-    gamma_r: float
-    """s/history token, memory."""
-
-
 class FitError(NamedTuple):
     """Relative error on held-out steps (0.1 is 10%)."""
 
@@ -137,7 +115,6 @@ class LatencyModel:
         self._observed = 0
         self._refit_at = MIN_SAMPLES
         self._coefficients: Coefficients | None = None
-        self._parts: Parts | None = None
         self._why_not = "no steps measured"
 
     @property
@@ -161,24 +138,24 @@ class LatencyModel:
         if self._observed >= self._refit_at:
             self.fit()
 
-    def fit(self, samples: Iterable[StepSample] = (), parts: Sequence[PartSample] = ()) -> str | None:
-        """Take in ``samples`` and fit now. Returns None, or why the data were refused (an earlier fit then stays).
-
-        ``parts``: profiled steps with compute and memory times, for the closed-form boundary.
-        """
+    def fit(self, samples: Iterable[StepSample] = ()) -> str | None:
+        """Take in ``samples`` and fit now. Returns None, or why the data were refused (an earlier fit then stays)."""
         for sample in samples:
             if 0.0 < sample.seconds < math.inf and sample.shape.requests > 0:
                 self._keep(sample)
         self._refit_at = self._observed + min(max(_REFIT_EVERY, self._observed // 4), _REFIT_AT_MOST_EVERY)
-        if parts:
-            self._parts = _fit_parts(parts)
         kept = [s for stratum in self._strata.values() for s in stratum]
         refused = _degenerate(kept, self._observed)
         if refused:
             self._why_not = refused
             return refused
         table = np.array([(1.0, s.shape.tokens, s.shape.attention, s.shape.history, s.shape.requests) for s in kept])
-        fixed, linear, alpha, gamma_r, per_request = robust_nnls(table, np.array([s.seconds for s in kept])).tolist()
+        try:
+            found = robust_nnls(table, np.array([s.seconds for s in kept]))
+        except RuntimeError as e:
+            self._why_not = str(e)
+            return self._why_not
+        fixed, linear, alpha, gamma_r, per_request = found.tolist()
         self._coefficients = Coefficients(alpha, linear, gamma_r, per_request, fixed)
         return None
 
@@ -190,18 +167,10 @@ class LatencyModel:
         """As ``predict``, from the sums."""
         return None if self._coefficients is None else self._coefficients.seconds(shape)
 
-    def boundary(self, history: int = 0) -> Boundary | None:
-        """L_m for a prompt with ``history`` cached tokens; None = not fitted.
-
-        The closed form [L s2.1] when the linear term could be taken apart; otherwise the measured knee.
-        """
-        if self._parts is not None:
-            p = self._parts
-            return Boundary(closed_form(p.alpha, p.beta, p.gamma_w, p.gamma_r, history), "closed-form")
-        if self._coefficients is not None:
-            k = self._coefficients
-            return Boundary(knee(k.alpha, k.linear, k.gamma_r, k.fixed + k.per_request, history), "knee")
-        return None
+    def boundary(self) -> float | None:
+        """New tokens of a prompt without history whose cost has caught up with the step's own; None = not fitted."""
+        k = self._coefficients
+        return None if k is None else knee(k.alpha, k.linear, k.gamma_r, k.fixed + k.per_request)
 
     def error(self) -> FitError | None:
         """Error on the latest held-out steps; None = not fitted or none held out."""
@@ -221,8 +190,8 @@ class LatencyModel:
             "samples": sum(map(len, self._strata.values())),
             "coefficients": asdict(self._coefficients) if self._coefficients else None,
             "error": error._asdict() if error else None,
-            "boundary_tokens": edge.tokens if edge and math.isfinite(edge.tokens) else None,
-            "boundary_source": edge.source if edge else None,
+            "boundary_tokens": edge if edge is not None and math.isfinite(edge) else None,
+            "boundary_source": None if edge is None else "knee",
         }
 
     def to_json(self) -> str:
@@ -231,7 +200,6 @@ class LatencyModel:
             "kind": _KIND,
             "version": VERSION,
             "coefficients": asdict(self._coefficients) if self._coefficients else None,
-            "parts": asdict(self._parts) if self._parts else None,
             "samples": [_row(s) for stratum in self._strata.values() for s in stratum],
             "held_out": [_row(s) for s in self._held_out],
         }
@@ -250,8 +218,7 @@ class LatencyModel:
             raise ConfigError(f"{where}: version {body.get('version')!r}, this release reads {VERSION}")
         model = cls()
         try:
-            model._coefficients = _coefficients_of(Coefficients, body["coefficients"])
-            model._parts = _coefficients_of(Parts, body["parts"])
+            model._coefficients = _coefficients(body["coefficients"])
             for row in body["samples"]:
                 model._store(_sample(row))
             model._held_out.extend(_sample(row) for row in body["held_out"])
@@ -289,20 +256,6 @@ def _degenerate(samples: Sequence[StepSample], observed: int) -> str | None:
     return None
 
 
-def _fit_parts(parts: Sequence[PartSample]) -> Parts:
-    """Compute time on (L, L(L+2H)), memory time on (L, H)."""
-
-    def fit(columns: list[tuple[int, int]], seconds: list[float]) -> Array:
-        rows = [(c, s) for c, s in zip(columns, seconds, strict=True) if s > 0.0]
-        if not rows:
-            return np.zeros(2)
-        return robust_nnls(np.array([c for c, _ in rows], dtype=float), np.array([s for _, s in rows]))
-
-    beta, alpha = fit([(p.shape.tokens, p.shape.attention) for p in parts], [p.compute_s for p in parts]).tolist()
-    gamma_w, gamma_r = fit([(p.shape.tokens, p.shape.history) for p in parts], [p.memory_s for p in parts]).tolist()
-    return Parts(alpha, beta, gamma_w, gamma_r)
-
-
 def _row(sample: StepSample) -> list[float]:
     return [*sample.shape, sample.seconds]
 
@@ -315,13 +268,10 @@ def _sample(row: Sequence[float]) -> StepSample:
     return sample
 
 
-_C = TypeVar("_C", Coefficients, Parts)
-
-
-def _coefficients_of(kind: type[_C], saved: Mapping[str, float] | None) -> _C | None:
+def _coefficients(saved: Mapping[str, float] | None) -> Coefficients | None:
     if saved is None:
         return None
-    values = {f.name: float(saved[f.name]) for f in fields(kind)}
+    values = {f.name: float(saved[f.name]) for f in fields(Coefficients)}
     if not all(0.0 <= v < math.inf for v in values.values()):
         raise ValueError("a coefficient is negative or not finite")
-    return kind(**values)
+    return Coefficients(**values)

@@ -1,48 +1,21 @@
-"""Non-negative least squares for a handful of columns, and its outlier-resistant form."""
+"""Non-negative least squares that a few wild rows do not pull away."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
 
 Array = npt.NDArray[np.float64]
 
 _COLLINEAR = 0.02
 """A column closer than this (sine of the angle) to the span of those before it is left out."""
 _ROUNDS = 20
+_STEPS = 200
+"""Of one solution: many times what five columns take."""
 _HUBER = 0.5
 """Residuals beyond this many standard deviations count linearly. Small, so nearly the median: a step is held up by
 other work far more often than it is early, and a mean of such times is above most of them."""
-
-
-def nnls(a: Array, b: Array) -> Array:
-    """argmin over x >= 0 of |a x - b|, by Lawson and Hanson's active set.
-
-    a: (rows, columns) with independent columns; b: (rows,). Returns (columns,).
-    """
-    gram, moment = a.T @ a, a.T @ b
-    columns = a.shape[1]
-    x = np.zeros(columns)
-    free = np.zeros(columns, dtype=bool)
-    tolerance = 1e-10 * float(np.abs(moment).max(initial=0.0))
-    for _ in range(3 * columns):
-        gradient = np.where(free, -np.inf, moment - gram @ x)
-        entering = int(np.argmax(gradient))
-        if gradient[entering] <= tolerance:
-            break
-        free[entering] = True
-        while True:
-            trial = np.zeros(columns)
-            trial[free] = np.linalg.solve(gram[np.ix_(free, free)], moment[free])
-            falling = free & (trial <= 0.0)
-            if not falling.any():
-                x = trial
-                break
-            step = float(np.min(x[falling] / (x[falling] - trial[falling])))
-            x = x + step * (trial - x)
-            free &= x > 1e-15 * float(np.abs(trial).max())
-            x[~free] = 0.0
-    return x
 
 
 def independent(a: Array) -> npt.NDArray[np.bool_]:
@@ -67,7 +40,7 @@ def robust_nnls(features: Array, seconds: Array) -> Array:
 
     features: (rows, columns), most essential column first; seconds: (rows,), all > 0. Returns (columns,), zero for a
     column the rows cannot tell from those before it. Huber weights on the relative residual: a step stretched
-    by a garbage collection counts as one row, not as its length.
+    by a garbage collection counts as one row, not as its length. Raises RuntimeError where no solution is found.
     """
     scale = seconds
     trust = np.ones_like(seconds)
@@ -78,7 +51,7 @@ def robust_nnls(features: Array, seconds: Array) -> Array:
         weight = np.sqrt(trust) / scale
         rows = used * weight[:, None]
         norms = np.linalg.norm(rows, axis=0)
-        before, found = found, nnls(rows / norms, seconds * weight) / norms
+        before, found = found, nnls(rows / norms, seconds * weight, maxiter=_STEPS)[0] / norms
         predicted = used @ found
         # Relative to the prediction, not to the measurement, so that noise does not pull the fit below the middle.
         scale = np.maximum(predicted, 0.1 * seconds)

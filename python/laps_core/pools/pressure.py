@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from laps_core.config import ConfigError
 from laps_core.protocol import CLASSES, IDLE, ClassName, Load
 from laps_core.slo import OVERSHOOT_MAX
@@ -104,12 +106,4 @@ def pool_pressure(values: Sequence[float], config: PressureConfig) -> float:
 
 def quantile(values: Sequence[float], q: float) -> float:
     """The q-quantile of ``values`` with linear interpolation; 0.0 for none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    at = q * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    # The other form, a + (b - a) * t, can leave [a, b] by a rounding error.
-    t = at - low
-    return ordered[low] * (1 - t) + ordered[high] * t
+    return float(np.quantile(values, q)) if len(values) else 0.0

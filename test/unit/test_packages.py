@@ -1,0 +1,61 @@
+"""Every package that is imported is declared, and no room imports more than it may."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+ROUTER = "sgl-model-gateway/bindings/python/src"
+NAMES = {"yaml": "pyyaml"}
+"""Packages that are imported under another name."""
+OURS = {"laps_core", "sglang_laps", "sglang_router_laps", "benchmark"}
+PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def declared(*extras: str) -> set[str]:
+    """Names as they are imported, of the dependencies and of these extras."""
+    wanted = [*PROJECT["dependencies"], *(name for extra in extras for name in EXTRAS[extra])]
+    return {re.split(r"[=<>;\[ ]", name)[0].replace("-", "_").lower() for name in wanted}
+
+
+def imported(folder: str) -> Iterator[tuple[str, Path]]:
+    """Other people's packages, and the file that imports them."""
+    for path in sorted((REPO / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules = [node.module]
+            for name in {m.partition(".")[0] for m in modules}:
+                if name not in sys.stdlib_module_names and name not in OURS:
+                    yield name, path
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras"),
+    [
+        ("python/laps_core", ()),
+        ("python/sglang_laps", ("server",)),
+        (ROUTER, ("router",)),
+        ("benchmark", ("server", "router", "dev")),
+        ("test", ("server", "router", "dev")),
+    ],
+)
+def test_what_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:
+    known = declared(*extras)
+    missing = {f"{name} ({path.relative_to(REPO)})" for name, path in imported(folder) if NAMES.get(name, name).lower() not in known}
+    assert not missing
+
+
+def test_constraints_pin_what_is_declared() -> None:
+    pinned = {
+        line.partition("==")[0].replace("-", "_").lower() for line in (REPO / "constraints.txt").read_text().split()
+    }
+    assert not declared(*EXTRAS) - pinned
