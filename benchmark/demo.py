@@ -21,11 +21,11 @@ from typing import Any
 
 import aiohttp
 
+from benchmark.results.pictures import distributions
 from benchmark.rig import model, servers, stats
 from benchmark.rig.load import Seen, session, spread, stream
 from benchmark.rig.machine import machine, versions
 from benchmark.rig.piece import Table
-from benchmark.serving.pictures import distributions
 
 CHUNK = 1024
 SESSIONS = 3

@@ -23,17 +23,20 @@ from typing import Any
 import uvloop
 
 from benchmark import serve, slices
+from benchmark.load import client
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import LONE as LONE_BAR
+from benchmark.results.bars import Bar
 from benchmark.rig import model
 from benchmark.rig.piece import Figure, Piece, Table, command
 from benchmark.rig.rounds import interleaved
-from benchmark.serving import client, devices
+from benchmark.serving import devices
 from benchmark.serving.compare import Progress
 from benchmark.serving.devices import CPU, CUDA, DEVICES
 from benchmark.serving.fleet import Fleet, get_json, one_line_errors
-from benchmark.serving.job import Job
 from benchmark.serving.metrics import quantile
-from benchmark.serving.prompts import Prompts
 from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, SPF
+from benchmark.workloads.job import Job
 
 NAMES = (FCFS, SPF, LAPS)
 LONE, LONE_ROUNDS = 20, 21
@@ -58,7 +61,7 @@ def loads(fleet: Fleet, started_s: float, args: argparse.Namespace) -> Piece:
     laps = told[LAPS]
     loaded = bool(laps["laps_status"].get("enabled")) and laps["overlap"]
     figures = [
-        Figure("LAPS serves with the overlap loop (1 = yes)", float(loaded), ">= 1", loaded),
+        Figure.of("LAPS serves with the overlap loop (1 = yes)", float(loaded), Bar(least=1.0)),
         Figure("all servers up (s)", started_s),
     ]
     table = Table("Servers", ("variant", "overlap loop", "LAPS", "slices"), rows)
@@ -73,7 +76,7 @@ def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequen
         bodies = prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (LONE + 1), args.seed * 7000 + i)
         seen[name].append(asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:])
     figures = [
-        Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), slices.BAR)
+        Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), LONE_BAR)
         for name in names
         if name != FCFS
     ]

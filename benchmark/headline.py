@@ -20,17 +20,19 @@ from pathlib import Path
 import uvloop
 from laps_core.scheduling.gap import WIDEST
 
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import NO_MORE
 from benchmark.rig import model
 from benchmark.rig.piece import Figure, Piece, Table, command
 from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
-from benchmark.serving import calibrate, compare, devices, workloads
+from benchmark.serving import calibrate, compare, devices
 from benchmark.serving.compare import Compared, Progress, Settings
 from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
 from benchmark.serving.fleet import Fleet, get_json, one_line_errors
 from benchmark.serving.metrics import KINDS
 from benchmark.serving.promises import Terms, worst
-from benchmark.serving.prompts import Prompts
 from benchmark.serving.variants import BUILT_IN, LAPS, STOCK
+from benchmark.workloads import named
 
 NAMES = (*STOCK, LAPS)
 OVERLOADED = ("fcfs", "shortest-prefill-first", LAPS)
@@ -46,10 +48,8 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
             ratios = [worst(answers, kind, terms) for answers in compared.answers[name]]
             waits = compared.values(name, kind, "longest_wait_s")
             rows.append((name, kind, f"{max(waits):.2f}", f"{max(ratios):.2f}", *(f"{r:.2f}" for r in ratios)))
-            figure = Figure(f"longest {kind} TTFT over the promised bound, {name}", max(ratios), rounds=rounds)
-            if name == LAPS:
-                figure.bar, figure.met = "<= 1", max(ratios) <= 1.0
-            figures.append(figure)
+            bar = NO_MORE if name == LAPS else None
+            figures.append(Figure.of(f"longest {kind} TTFT over the promised bound, {name}", max(ratios), bar, rounds))
     heads = ("variant", "class", "longest wait s", "worst / bound", *(f"round {i + 1}" for i in range(rounds)))
     note = (
         f"The bounds that docs/LAPS.md states, with G = {terms.gap_s * 1e3:.0f} ms (as the server says), "
@@ -104,9 +104,7 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     found = [BUILT_IN[n] for n in NAMES]
     how = how_served(device, device.chunk, pd=False, prefill_only=True)
     with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
-        mixed, heavy = (
-            workloads.make(n, workloads.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload")
-        )
+        mixed, heavy = (named.make(n, named.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload"))
         say("measuring the machine with fcfs")
         measured = compare.measure(fleet, "fcfs", mixed, prompts, settings)
         say(f"capacity {measured.capacity_per_s:.1f} requests/s of the mix")
@@ -130,7 +128,7 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
 
 
 def recalibrated(
-    fleet: Fleet, workload: workloads.Workload, measured: compare.Measured, prompts: Prompts, settings: Settings
+    fleet: Fleet, workload: named.Workload, measured: compare.Measured, prompts: Prompts, settings: Settings
 ) -> compare.Measured:
     """The same machine under another workload."""
     target = fleet.target("fcfs")

@@ -205,8 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command=command("benchmark.rounds_cost", argv),
     )
     piece.write(args.out)
-    for part in (*piece.tables, *piece.figures):
-        print(part)
+    piece.tell(args.out, every=True)
     return 0
 
 

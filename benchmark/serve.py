@@ -29,15 +29,17 @@ from typing import Any
 
 import uvloop
 
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
+from benchmark.results import pictures
 from benchmark.rig import model
 from benchmark.rig.piece import Piece, command
-from benchmark.serving import bars, check, closed, compare, devices, pictures, tables, variants, workloads
-from benchmark.serving.client import Target
+from benchmark.serving import check, closed, compare, devices, judge, tables, variants
 from benchmark.serving.compare import Compared, Measured, Progress, Settings
 from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
 from benchmark.serving.fleet import Fleet, Running, one_line_errors, warm_up
 from benchmark.serving.metrics import KINDS, curve
-from benchmark.serving.prompts import Prompts
+from benchmark.workloads import named
 
 BASE = variants.FCFS
 THERE = "the server"
@@ -49,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m benchmark.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ", ".join((workloads.CLOSED, *workloads.OPEN))
+    names = ", ".join((named.CLOSED, *named.OPEN))
     p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas, on the same servers (mixed)")
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
     p.add_argument("--variant", action="append", default=[], metavar="NAME='ARGS'", help="one of your own; repeatable")
@@ -88,8 +90,8 @@ def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, lis
             found = [variants.Variant(THERE, ())]
         args.workload = args.workload.split(",")
         for name in args.workload:
-            if name != workloads.CLOSED and name not in workloads.OPEN:
-                raise ValueError(f"no workload {name!r}: {', '.join((workloads.CLOSED, *workloads.OPEN))}")
+            if name != named.CLOSED and name not in named.OPEN:
+                raise ValueError(f"no workload {name!r}: {', '.join((named.CLOSED, *named.OPEN))}")
         if args.against and args.against not in {v.name for v in found}:
             raise ValueError(
                 f"--against {args.against!r} is not among the variants: {', '.join(v.name for v in found)}"
@@ -128,7 +130,7 @@ def raw(compared: Compared, path: Path) -> None:
 def piece_of_open(
     name: str,
     compared: Compared,
-    workload: workloads.Workload,
+    workload: named.Workload,
     names: Sequence[str],
     base: str,
     settings: Settings,
@@ -143,12 +145,12 @@ def piece_of_open(
     picture = f"{name}.svg"
     pictures.distributions(curves, title, out / picture)
     over, figures = tables.ratios(compared, names, base)
-    figures = [*bars.judged(compared, bars.bars(workload.name)), *figures]
+    figures = [*judge.judged(compared, workload.name), *figures]
     offered = len(compared.answers[names[0]][0]) / settings.span_s
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
         f"requests/s that {compared.measured.on} does in a closed loop of the workload's "
-        f"{'short prompts' if isinstance(workload, workloads.Sea) else 'prompts'}, {offered:.1f} requests/s in the "
+        f"{'short prompts' if isinstance(workload, named.Sea) else 'prompts'}, {offered:.1f} requests/s in the "
         f"first round; {settings.rounds} rounds of {settings.span_s:g} s of arrivals, the same for every variant."
     )
     if workload.reuses and "new tokens only" in how:
@@ -215,7 +217,7 @@ def compared(
     prompts = Prompts(device.vocabulary, args.seed, longest, reuse=not prefill_only, prefill_only=prefill_only)
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     names = [v.name for v in found]
-    scale = workloads.Scale(longest, min(longest, LONG_CHUNKS * chunk))
+    scale = named.Scale(longest, min(longest, LONG_CHUNKS * chunk))
     base = base_of(names, args.against)
     settings = Settings(args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest)
     how = how_served(device, chunk, args.pd, prefill_only)
@@ -229,8 +231,8 @@ def compared(
         if running:
             warm_up(running.url, prompts, longest)
         for name, out in zip(args.workload, folders, strict=True):
-            workload = workloads.make("lmsys" if name == workloads.CLOSED else name, scale)
-            if name == workloads.CLOSED:
+            workload = named.make("lmsys" if name == named.CLOSED else name, scale)
+            if name == named.CLOSED:
                 points = closed.run(
                     servers, names, workload, prompts, args.concurrency, args.rounds, args.seconds, args.seed, say
                 )

@@ -23,17 +23,19 @@ from pathlib import Path
 
 import uvloop
 
+from benchmark.load import client
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import LONE, NO_MORE
 from benchmark.rig import model
 from benchmark.rig.piece import Figure, Piece, Table, command
 from benchmark.rig.rounds import Ratio, interleaved, ratio
-from benchmark.serving import client, devices
+from benchmark.serving import devices
 from benchmark.serving.compare import Progress
 from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
 from benchmark.serving.fleet import Fleet, one_line_errors
-from benchmark.serving.job import Job
 from benchmark.serving.metrics import quantile
-from benchmark.serving.prompts import Prompts
 from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, ON, Variant
+from benchmark.workloads.job import Job
 
 WHOLE = "laps-whole"
 """LAPS without slices."""
@@ -45,7 +47,6 @@ SHORTS, LONGS, MEETINGS = 24, 3, 12
 WITHIN = (0.1, 0.8)
 """When the short request comes, as shares of the long one's lone time."""
 TP = 2
-BAR = 1.03
 
 
 @dataclass
@@ -113,14 +114,13 @@ def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
         for met, alone in zip(laps.met, laps.short, strict=True)
     ]
     pooled = quantile(flat_ms(laps.met), 90) / 1e3 / (statistics.median(medians(laps.short)) + 2 * slice_s)
-    met = Figure(
-        f"P90 TTFT of a short request in the middle of {tokens} tokens, over lone TTFT + 2 slices",
-        pooled, "<= 1", pooled <= 1.0, min(ratios), max(ratios), len(ratios),
-    )  # fmt: skip
+    title = f"P90 TTFT of a short request in the middle of {tokens} tokens, over lone TTFT + 2 slices"
+    met = Figure.of(title, pooled, NO_MORE, len(ratios))
+    met.low, met.high = min(ratios), max(ratios)
     return [
         met,
-        Figure.of(f"TTFT of {tokens} tokens alone, slices on / off", over(laps.long, whole.long), BAR),
-        Figure.of("TTFT of a short request alone, LAPS / fcfs", over(laps.short, stock.short), BAR),
+        Figure.of(f"TTFT of {tokens} tokens alone, slices on / off", over(laps.long, whole.long), LONE),
+        Figure.of("TTFT of a short request alone, LAPS / fcfs", over(laps.short, stock.short), LONE),
     ]
 
 
@@ -186,7 +186,7 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
         pair = replace(device, env={**device.env, **cores})
         with Fleet(pair, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
             ranks = measure(fleet, (LAPS, WHOLE), prompts, args, say, meet=False)
-        piece.tables[0].rows += rows(ranks, f", TP {TP}")
+        piece.tables[0].rows = [*piece.tables[0].rows, *rows(ranks, f", TP {TP}")]
         piece.figures.append(boundary_cost(ranks, device.layers))
         piece.data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}
         piece.text += " Two ranks share the cores of the one server: their times are not to be compared with its."

@@ -11,7 +11,6 @@ from benchmark.rig import model
 
 GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 ROUTES = (GENERATE, COMPLETIONS, CHAT)
-VOCAB = (3, 2000)
 SHORT_TOKENS, LONG_TOKENS = (4, 60), (300, 900)
 ANSWER_TOKENS = (1, 12)
 TALK_TOKENS = (32, 96)
@@ -42,7 +41,9 @@ def _one(rng: random.Random, words: Sequence[str], kind: str, route: str, i: int
     if route == GENERATE and i % 2:
         params = {"max_new_tokens": answer, "temperature": 0, "ignore_eos": True}
         return Prompt(
-            route, {"input_ids": [rng.randrange(*VOCAB) for _ in range(tokens)], "sampling_params": params}, kind
+            route,
+            {"input_ids": [rng.randrange(*model.VOCABULARY) for _ in range(tokens)], "sampling_params": params},
+            kind,
         )
     text = " ".join(rng.choices(words, k=max(1, tokens // 2)))
     if route == GENERATE:

@@ -130,19 +130,25 @@ def write(collected: Collected, out: Path) -> None:
 
     Raises ValueError where the folder holds something that is no page.
     """
+    files: dict[str, bytes] = {}
+    for name, (piece, folder) in collected.pieces.items():
+        files[f"{name}.json"] = json.dumps(finite(asdict(piece)), separators=(",", ":")).encode() + b"\n"
+        for file in list(piece.pictures):
+            kept = picture_name(name, file)
+            there = next((path for path in (folder / file, folder / kept) if path.exists()), None)
+            if there:
+                files[kept] = there.read_bytes()
+            else:
+                del piece.pictures[file]
+                collected.missing[f"{name}: {file}"] = "the picture is not there"
+    # All is read by now: an earlier page may be what this one is made of.
     if out.exists() and any(out.iterdir()):
         if not (out / BENCH).exists():
             raise ValueError(f"{out} holds files but no {BENCH}: not a page to be replaced")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
-    for name, (piece, folder) in collected.pieces.items():
-        (out / f"{name}.json").write_text(json.dumps(finite(asdict(piece)), separators=(",", ":")) + "\n")
-        for file in list(piece.pictures):
-            if (folder / file).exists():
-                shutil.copyfile(folder / file, out / picture_name(name, file))
-            else:
-                del piece.pictures[file]
-                collected.missing[f"{name}: {file}"] = "the picture is not there"
+    for file, content in files.items():
+        (out / file).write_bytes(content)
     (out / "README.md").write_text(page(collected))
     (out / BENCH).write_text(json.dumps(bench(collected), indent=1) + "\n")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 import subprocess
 import sys
 import time
@@ -12,10 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.reporting import adapters
-from benchmark.rig.machine import origin
 from benchmark.rig.model import REPO
-from benchmark.rig.piece import NAME, Piece
+from benchmark.rig.piece import Piece
 
 LIMIT_S = 3600.0
 """Longest run of one command."""
@@ -29,10 +25,6 @@ class Step:
     args: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     """Pieces it leaves, where that is not one of its own name; a folder each, below the one of the report."""
-    elsewhere: Path | None = None
-    """The file it leaves, where it takes no --out."""
-    adapt: Callable[[Path], Piece | None] | None = None
-    """Makes a piece of a result that is not one yet: given the step's folder, None where there is no result."""
     gpu: bool = False
     """Runs on a machine with a GPU only; elsewhere what one has left is taken."""
 
@@ -47,11 +39,6 @@ def _serve(workload: str, *more: str) -> Step:
     return Step("benchmark.serve", args, leaves=tuple(workload.split(",")))
 
 
-def _router(mode: str) -> Step:
-    left = REPO / "out" / f"router-{mode}.json"
-    return Step("benchmark.router", (f"--{mode}",), elsewhere=left, adapt=adapters.router(mode))
-
-
 GPU = ("loads", "lone", "slices", "mixed", "code", "azure")
 
 STEPS: dict[str, Step] = {
@@ -64,16 +51,17 @@ STEPS: dict[str, Step] = {
     ),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
     "slices": Step("benchmark.slices"),
-    "window": Step("benchmark.window", adapt=adapters.window),
-    "router-echo": _router("echo"),
-    "router-mix": _router("mix"),
-    "router-real": _router("real"),
+    "window": Step("benchmark.window"),
+    "router-echo": Step("benchmark.router", ("--echo",)),
+    "router-mix": Step("benchmark.router", ("--mix",)),
+    "router-real": Step("benchmark.router", ("--real",)),
     "sim-validate": Step("benchmark.sim.validate"),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),
+    "graphs": Step("benchmark.graphs", gpu=True),
     "faults": Step("benchmark.faults", ("--requests", "10000")),
 }
 
@@ -81,7 +69,7 @@ STEPS: dict[str, Step] = {
 def command(name: str, step: Step, folder: Path) -> list[str]:
     """How it is started; ``folder`` is the report's."""
     out = folder if step.leaves else folder / name
-    return ["-m", step.module, *step.args, *([] if step.elsewhere else ["--out", str(out)])]
+    return ["-m", step.module, *step.args, "--out", str(out)]
 
 
 def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str | None:
@@ -90,7 +78,7 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
     log.parent.mkdir(parents=True, exist_ok=True)
     arguments = command(name, step, folder)
     say(f"{name}: python {' '.join(arguments)}")
-    begin, source = time.monotonic(), origin()
+    begin = time.monotonic()
     with log.open("w") as out:
         # Told to end, it stops its servers itself.
         process = subprocess.Popen([sys.executable, *arguments], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
@@ -109,12 +97,6 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
     if code:
         lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
         return f"ended with code {code}: {(lines or ['no output'])[-1].strip()[-200:]}"
-    if step.adapt or step.elsewhere:
-        (folder / name).mkdir(exist_ok=True)
-    if step.adapt:
-        (folder / name / adapters.ORIGIN).write_text(json.dumps(source, indent=1) + "\n")
-    if step.elsewhere:
-        shutil.copy(step.elsewhere, folder / name)
     return None
 
 
@@ -136,16 +118,13 @@ def collect(folder: Path, failed: Mapping[str, str], steps: Mapping[str, Step] =
         if name in failed:
             continue
         for piece_name in step.leaves or (name,):
-            where = folder / piece_name
+            # As the command left it, or as a page keeps it.
+            kept = folder / f"{piece_name}.json"
+            where = folder if kept.is_file() else folder / piece_name
             try:
-                piece = Piece.read(where) if (where / NAME).exists() or not step.adapt else step.adapt(where)
+                pieces[piece_name] = (Piece.read(kept if kept.is_file() else where), where)
             except FileNotFoundError:
-                piece = None
+                missing[piece_name] = f"not measured (python {' '.join(command(name, step, Path('out/report')))})"
             except (OSError, ValueError, TypeError, KeyError) as e:
                 missing[piece_name] = f"its result cannot be read: {type(e).__name__}: {e}"
-                continue
-            if piece is None:
-                missing[piece_name] = f"not run (python {' '.join(command(name, step, Path('out/report')))})"
-            else:
-                pieces[piece_name] = (piece, where)
     return Collected(pieces, missing)

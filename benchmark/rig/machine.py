@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from benchmark.rig.model import REPO
 
@@ -67,8 +66,3 @@ def commit() -> str:
     except OSError:
         return ""
     return head and head + ("+" if files else "")
-
-
-def origin() -> dict[str, Any]:
-    """Where a result comes from: ``machine``, ``versions`` and ``commit``."""
-    return {"machine": machine(), "versions": versions(), "commit": commit()}

@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 CHAT_TEMPLATE = (
@@ -15,6 +16,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+VOCABULARY = (3, 2000)
+"""Token ids that prompts are made of: those of the small model without its special ones."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ def _save_weights(folder: Path, shape: Shape) -> None:
         eos_token_id=SPECIAL.index("<|im_end|>"),
     )
     config.architectures = ["Qwen2ForCausalLM"]
-    model = Qwen2ForCausalLM(config).to(torch.float32)
+    model: Any = Qwen2ForCausalLM(config)
+    model.to(torch.float32)
     # Attention sharp enough that a wrong key or position changes the output.
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -7,6 +7,7 @@ page and types nothing itself.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmark.results.bars import Bar
 from benchmark.rig.machine import commit, machine, versions
 from benchmark.rig.model import REPO
 from benchmark.rig.rounds import Ratio
@@ -28,7 +30,7 @@ class Table:
 
     title: str
     heads: Sequence[str]
-    rows: list[Sequence[str]]
+    rows: Sequence[Sequence[str]]
     note: str = ""
     """What a reader must know to read it, in a sentence or two."""
 
@@ -58,14 +60,15 @@ class Figure:
     """Of a ratio: "more", "less", "not shown"."""
 
     @classmethod
-    def of(cls, name: str, ratio: Ratio, most: float | None = None, least: float | None = None) -> Figure:
-        """A ratio and its bar: at most ``most``, or at least ``least``."""
-        bar, met = "", None
-        if most is not None:
-            bar, met = f"<= {most:g}", ratio.median <= most
-        elif least is not None:
-            bar, met = f">= {least:g}", ratio.median >= least
-        return cls(name, ratio.median, bar, met, ratio.low, ratio.high, ratio.rounds, ratio.verdict)
+    def of(cls, name: str, found: Ratio | float, bar: Bar | None = None, rounds: int | None = None) -> Figure:
+        """A ratio with its interval, or a number; judged where there is a ``bar``."""
+        value = found.median if isinstance(found, Ratio) else found
+        figure = cls(name, value, rounds=rounds)
+        if isinstance(found, Ratio):
+            figure.low, figure.high, figure.rounds, figure.verdict = found.low, found.high, found.rounds, found.verdict
+        if bar is not None:
+            figure.bar, figure.met = str(bar), bar.met(value)
+        return figure
 
     def __str__(self) -> str:
         spread = "" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}] over {self.rounds} rounds"
@@ -107,15 +110,17 @@ class Piece:
         for one in self.tables:
             print(f"\n{one}")
         told = [f for f in self.figures if f.bar or every]
-        print(*(["", *told] if told else []), sep="\n")
-        print(out / NAME)
+        print(*(["", *told] if told else []), out / NAME, sep="\n", flush=True)
 
     @classmethod
-    def read(cls, out: Path) -> Piece:
-        """Undo ``write``. Raises OSError, ValueError or TypeError."""
-        raw = {"commit": "", **json.loads((out / NAME).read_text())}
+    def read(cls, path: Path) -> Piece:
+        """Undo ``write``: from its folder, or the file that a page keeps. Raises OSError, ValueError, TypeError."""
+        raw = {"commit": "", **json.loads((path if path.is_file() else path / NAME).read_text())}
         raw["tables"] = [Table(**t) for t in raw["tables"]]
-        raw["figures"] = [Figure(**f) for f in raw["figures"]]
+        # JSON has no number for what is not finite.
+        raw["figures"] = [
+            Figure(**f | {"value": math.nan if f["value"] is None else f["value"]}) for f in raw["figures"]
+        ]
         return cls(**raw)
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmark.serving import client
-from benchmark.serving.client import Target
-from benchmark.serving.job import Job
-from benchmark.serving.prompts import Prompts
-from benchmark.serving.workloads import Workload
+from benchmark.load import client
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
+from benchmark.workloads.job import Job
+from benchmark.workloads.named import Workload
 
 CLIENTS = 32
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -51,7 +51,7 @@ def lone(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lo
 def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> float:
     """Requests/s of the workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
     jobs = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
-    loop = asyncio.run(client.closed(target, jobs, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
-    if loop.failed or not loop.answers:
+    loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
+    if loop.failed or not loop.ttft_s:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a closed loop")
     return loop.rate

@@ -11,18 +11,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmark.load import client
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import SAME_CLIENT
 from benchmark.rig.piece import Figure, Piece, Table
 from benchmark.rig.rounds import interleaved, ratio
 from benchmark.rig.servers import ENV, FAKE_BOOTSTRAP_HOST, ServerError
-from benchmark.serving import client
 from benchmark.serving.compare import Progress
 from benchmark.serving.devices import Device
 from benchmark.serving.fleet import Fleet
-from benchmark.serving.job import Job
-from benchmark.serving.prompts import Prompts
 from benchmark.serving.variants import BUILT_IN
+from benchmark.workloads.job import Job
 
-TOKENS, CLIENTS, TOLERANCE = 1024, 4, 0.15
+TOKENS, CLIENTS = 1024, 4
 OURS, THEIRS = "this client", "bench_serving"
 
 
@@ -57,17 +58,16 @@ def run(device: Device, chunk: int, out: Path, seed: int, rounds: int, seconds: 
             say(f"round {i + 1} of {rounds}, {name}")
             if name == OURS or not requests:
                 jobs = [Job(0.0, TOKENS)] * 200
-                loop = asyncio.run(client.closed(target, jobs, prompts.bodies(jobs, seed + i), CLIENTS, seconds))
-                requests = max(20, len(loop.answers))
+                loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed + i), CLIENTS, seconds))
+                requests = max(20, len(loop.ttft_s))
             if name == OURS:
-                seen[OURS].append(statistics.median(a.ttft_s * 1e3 for a in loop.answers if a.ttft_s is not None))
+                seen[OURS].append(1e3 * statistics.median(loop.ttft_s))
             else:
                 seen[THEIRS].append(
                     bench_serving(target.url, out, model, requests, random.Random(seed + i).getrandbits(30))
                 )
     r = ratio(seen[OURS], seen[THEIRS])
-    figure = Figure.of(f"median TTFT, {OURS} / {THEIRS}", r)
-    figure.bar, figure.met = f"{1 - TOLERANCE:g}..{1 + TOLERANCE:g}", abs(r.median - 1.0) <= TOLERANCE
+    figure = Figure.of(f"median TTFT, {OURS} / {THEIRS}", r, SAME_CLIENT)
     rows = [(name, *(f"{v:.1f}" for v in values)) for name, values in seen.items()]
     heads = ("median TTFT (ms)", *(f"round {i + 1}" for i in range(rounds)))
     return Piece(

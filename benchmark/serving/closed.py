@@ -8,17 +8,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmark.load import client
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import CLOSED_BEST, CLOSED_WORST
 from benchmark.rig.piece import Figure, Table
 from benchmark.rig.rounds import interleaved, ratio
-from benchmark.serving import client
 from benchmark.serving.compare import Servers
 from benchmark.serving.metrics import quantile
-from benchmark.serving.prompts import Prompts
 from benchmark.serving.variants import FCFS, LAPS
-from benchmark.serving.workloads import Workload
+from benchmark.workloads.named import Workload
 
-WORST, BEST = 0.98, 1.05
-"""Least requests/s of LAPS over those of fcfs: at every number of clients, and at its best one."""
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -41,13 +40,12 @@ def run(
         for i, name in interleaved(names, rounds):
             jobs = workload.sample(1000, random.Random(f"{seed} {n} {i}"))
             bodies = prompts.bodies(jobs, seed * 1000 + i)
-            loop = asyncio.run(client.closed(servers.target(name), jobs, bodies, n, seconds))
-            if loop.failed or not loop.answers:
+            loop = asyncio.run(client.closed(servers.target(name), bodies, n, seconds))
+            if loop.failed or not loop.ttft_s:
                 raise ConnectionError(f"{name}: {loop.failed} requests failed with {n} clients")
-            ttft = [a.ttft_s * 1e3 for a in loop.answers if a.ttft_s is not None]
             at[name]["requests_per_s"].append(loop.rate)
-            at[name]["p50_ms"].append(quantile(ttft, 50))
-            at[name]["p90_ms"].append(quantile(ttft, 90))
+            for q in (50, 90):
+                at[name][f"p{q}_ms"].append(1e3 * quantile(loop.ttft_s, q))
     return points
 
 
@@ -63,9 +61,9 @@ def report(
         rates = {
             n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items() if name != base
         }
-        bar = WORST if (name, base) == (LAPS, FCFS) else None
-        compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, least=bar) for n, r in rates.items()]
+        bar = CLOSED_WORST if (name, base) == (LAPS, FCFS) else None
+        compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, bar) for n, r in rates.items()]
         if bar:
             top = max(r.median for r in rates.values())
-            compared.append(Figure("requests/s at LAPS's best point", top, f">= {BEST:g}", top >= BEST))
+            compared.append(Figure.of("requests/s at LAPS's best point", top, CLOSED_BEST))
     return tables, compared, {"points": {str(n): at for n, at in points.items()}}

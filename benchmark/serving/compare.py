@@ -11,15 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from benchmark.load import client
+from benchmark.load.client import Answer
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
 from benchmark.rig import stats
 from benchmark.rig.rounds import Ratio, interleaved, ratio
-from benchmark.serving import calibrate, client
-from benchmark.serving.client import Answer, Target
+from benchmark.serving import calibrate
 from benchmark.serving.fleet import flush, get_json
-from benchmark.serving.job import Job
 from benchmark.serving.metrics import Slo, figures
-from benchmark.serving.prompts import Prompts
-from benchmark.serving.workloads import Offer, Workload
+from benchmark.workloads.job import Job
+from benchmark.workloads.named import Offer, Workload
 
 PATIENCE_S = 60.0
 GOAL = 0.9

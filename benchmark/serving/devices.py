@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.rig import model, servers
-from benchmark.rig.fast import VOCAB
 from benchmark.serving.variants import CELLS, DUAL, LAPS, STOCK
 
 CPU, CUDA = "cpu", "cuda"
@@ -59,7 +58,7 @@ DEVICES = {
         chunk=1024,
         longest=4096,
         variants=(*STOCK, DUAL, LAPS),
-        vocabulary=VOCAB,
+        vocabulary=model.VOCABULARY,
         server_gib=2.6,
         layers=CPU_SHAPE.layers,
         checkpoint=lambda: model.make(MODELS, CPU_SHAPE),

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmark.load import client
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
 from benchmark.rig import servers
-from benchmark.serving import client
-from benchmark.serving.client import Target
 from benchmark.serving.devices import Device, free_gib
-from benchmark.serving.job import Job
-from benchmark.serving.prompts import Prompts
 from benchmark.serving.variants import Variant
+from benchmark.workloads.job import Job
 
 WARM = 64
 """Requests of many lengths every server is sent when it has started."""
@@ -69,6 +69,11 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self._outer.close()
 
+    def add(self, variant: Variant) -> None:
+        """Start one more beside those that are up together."""
+        self.variants = [*self.variants, variant]
+        self._start(variant)
+
     def target(self, name: str) -> Target:
         """Where to send this variant's load; starts its server, and stops another, where they run one at a time."""
         if name not in self._up:
@@ -84,7 +89,7 @@ class Fleet:
         return ("--chunked-prefill-size", str(self.chunk), *self.device.args)
 
     def _log(self, name: str) -> Path:
-        return self.out / "logs" / f"{name}.log"
+        return self.out / "logs" / f"{name.replace(' ', '-')}.log"
 
     def _stop(self) -> None:
         self._up.clear()
@@ -115,7 +120,7 @@ def warm_up(target: Target, prompts: Prompts, longest: int) -> None:
     jobs = [Job(0.0, min(longest // 2, round(2 ** rng.uniform(0, 12)))) for _ in range(WARM)]
     bodies = prompts.bodies(jobs, seed=0)
     asyncio.run(client.one_by_one(target, bodies[:8]))
-    asyncio.run(client.closed(target, jobs[8:], bodies[8:], 8, 1.5))
+    asyncio.run(client.closed(target, bodies[8:], 8, 1.5))
 
 
 def get_json(target: Target, path: str) -> dict[str, Any] | None:

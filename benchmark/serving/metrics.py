@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.serving.client import Answer
-from benchmark.serving.job import LONG, SHORT
+from benchmark.load.client import Answer
+from benchmark.workloads.job import LONG, SHORT
 
 KINDS = (SHORT, LONG)
 QUANTILES = (50, 90, 99)

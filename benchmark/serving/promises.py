@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from laps_core.scheduling.gap import stretch
 
-from benchmark.serving.client import Answer
-from benchmark.serving.job import LONG, SHORT, THRESHOLD
+from benchmark.load.client import Answer
+from benchmark.workloads.job import LONG, SHORT, THRESHOLD
 
 
 @dataclass(frozen=True)

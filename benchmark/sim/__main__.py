@@ -1,8 +1,8 @@
 """One simulation from the command line.
 
 python -m benchmark.sim --profile h200-qwen2.5-7b --variants fcfs dual laps --load closed --clients 32
-python -m benchmark.sim --load trace --trace ../shared/traces/azure_conv.csv.gz --utilisation 0.7
-python -m benchmark.sim --load open --servers 8 --routers least-load pools --utilisation 0.8
+python -m benchmark.sim --load azure --utilisation 0.7
+python -m benchmark.sim --load mixed --servers 8 --routers least-load pools --utilisation 0.8
 python -m benchmark.sim --variants laps --requests 1000000     how long a million takes
 """
 
@@ -23,59 +23,42 @@ from benchmark.sim import profile as profiles
 from benchmark.sim.metrics import Outcome, lone_s
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import ROUTERS, VARIANTS, run
-from benchmark.sim.workload import (
-    Closed,
-    Jobs,
-    Open,
-    Sessions,
-    Sizes,
-    Trace,
-    Workload,
-    fixed,
-    lmsys,
-    log_uniform,
-    mix,
-    read_trace,
-    uniform,
-)
+from benchmark.workloads import named
+from benchmark.workloads.job import Job
+from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix, uniform
+from benchmark.workloads.streams import Closed, Jobs, Sessions, Stream, Trace
 
 OUT = Path(__file__).resolve().parents[2] / "out" / "sim"
-LOADS = ("open", "bursty", "closed", "jobs", "trace", "sessions", "sea")
-BURST = 8.0
+FOLLOWING = ("closed", "jobs", "sessions")
+"""Loads that follow answers; the others are those of ``benchmark.serve``, by name."""
+SAMPLE = 600
 
 
-def mean_service_s(profile: Profile, sizes: Sizes, chunk: int | None, n: int = 20_000) -> float:
-    """Device and step host time of a mean request served alone (seconds): what utilisation is told from."""
-    rng = random.Random(0)
-    tokens = [sizes(rng) for _ in range(n)]
+def mean_service_s(profile: Profile, jobs: Sequence[Job], chunk: int | None) -> float:
+    """Device and step host time of a mean job served alone (seconds): what utilisation is told from."""
     around = profile.front_s + profile.reply_s
-    return float(sum(lone_s(profile, tokens, [0] * n, chunk) - around)) / n
+    alone = lone_s(profile, [job.new for job in jobs], [job.cached for job in jobs], chunk)
+    return float(sum(alone - around)) / len(jobs)
 
 
-def workload(args: argparse.Namespace, profile: Profile, servers: int) -> Workload:
+def stream(args: argparse.Namespace, profile: Profile, servers: int) -> Stream:
     """The load that was asked for; new for each run."""
-    sizes = mix(lmsys(256), log_uniform(*args.long), args.long_share)
-    rate = args.rate or args.utilisation * servers / mean_service_s(profile, sizes, args.chunk)
     slo_s = None if args.slo_ms is None or not args.deadlines else args.slo_ms / 1e3
     n, seed = args.requests, args.seed
-    if args.load in ("open", "bursty"):
-        return Open(sizes, rate, n, seed, BURST if args.load == "bursty" else 1.0, slo_s=slo_s)
-    if args.load == "closed":
-        return Closed(sizes, args.clients, n, seed, slo_s=slo_s)
-    if args.load == "jobs":
-        return Jobs(sizes, args.clients, n, seed, slo_s=slo_s)
-    if args.load == "sessions":
+    if args.load in FOLLOWING:
+        sizes: Sizes = mix(lmsys(256), log_uniform(*args.long), args.long_share)
+        if args.load == "closed":
+            return Closed(sizes, args.clients, n, seed, slo_s=slo_s)
+        if args.load == "jobs":
+            return Jobs(sizes, args.clients, n, seed, slo_s=slo_s)
         return Sessions(sizes, uniform(10, 200), args.clients, n, seed=seed, slo_s=slo_s)
-    if args.load == "sea":
-        # One huge prompt every 30 s among short ones.
-        short = lmsys(256)
-        each = fixed(100_000)
-        per_s = args.utilisation * servers / mean_service_s(profile, short, args.chunk)
-        return Open(mix(short, each, min(1.0, 1.0 / (30.0 * per_s))), per_s, n, seed, slo_s=slo_s)
-    rows = read_trace(args.trace)
-    rows = rows[: args.requests]
-    mine = float(sum(lone_s(profile, [r.new for r in rows], [r.cached for r in rows], args.chunk) - profile.front_s))
-    return Trace(rows, stretch=mine / args.utilisation / servers / (rows[-1].at_s - rows[0].at_s), slo_s=slo_s)
+    workload = named.make(args.load, named.Scale(args.longest, args.long[1]))
+    capacity = servers / mean_service_s(profile, workload.sample(SAMPLE, random.Random(f"{seed} sample")), args.chunk)
+    utilisation = args.utilisation if args.rate is None else args.rate / capacity
+    offer = named.Offer(
+        utilisation, n / (utilisation * capacity), capacity, lambda new: float(lone_s(profile, new, 0, args.chunk))
+    )
+    return Trace(workload.arrivals(offer, random.Random(seed)), slo_s=slo_s)
 
 
 def row(name: str, outcome: Outcome, slo_s: float | None, threshold: int) -> tuple[str, ...]:
@@ -117,14 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", nargs="+", default=["fcfs", "dual", "laps"], choices=list(VARIANTS))
     parser.add_argument("--routers", nargs="+", default=["least-load"], choices=ROUTERS, help="with --servers > 1")
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--load", default="open", choices=LOADS)
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--load", default="mixed", choices=(*FOLLOWING, *named.OPEN))
+    parser.add_argument("--requests", type=int, default=20_000, help="about so many")
     parser.add_argument("--utilisation", type=float, default=0.6, help="of the devices, if no two were ever batched")
     parser.add_argument("--rate", type=float, help="requests/s instead of a utilisation")
     parser.add_argument("--clients", type=int, default=32, help="closed loop, jobs, sessions")
-    parser.add_argument("--long-share", type=float, default=0.1)
+    parser.add_argument("--long-share", type=float, default=0.1, help="closed loop, jobs, sessions")
     parser.add_argument("--long", type=int, nargs=2, default=(1024, 8192), metavar=("LOW", "HIGH"), help="tokens")
-    parser.add_argument("--trace", type=Path, help="for --load trace: gzip CSV, see benchmark/sim/workload.py")
+    parser.add_argument("--longest", type=int, default=100_000, help="longest prompt of the other loads (tokens)")
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--slo-ms", type=float, help="TTFT that counts as met")
     parser.add_argument("--deadlines", action="store_true", help="tell the servers the SLO as a deadline")
@@ -132,8 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(argv)
-    if args.load == "trace" and not args.trace:
-        parser.error("--load trace needs --trace")
     profile = Profile.load(args.profile)
     slo_s = None if args.slo_ms is None else args.slo_ms / 1e3
     threshold = args.knobs.get("length_threshold", 256)
@@ -144,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for router in args.routers if args.servers > 1 else [""]:
             begin = time.perf_counter()
             outcome = run(
-                VARIANTS[name], workload(args, profile, args.servers), profile, servers=args.servers,
+                VARIANTS[name], stream(args, profile, args.servers), profile, servers=args.servers,
                 router=router or "least-load", chunk=args.chunk, knobs=args.knobs, seed=args.seed,
             )  # fmt: skip
             took_s = time.perf_counter() - begin
@@ -162,8 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command=command("benchmark.sim", argv),
     )
     piece.write(args.out)
-    for part in (*piece.tables, *piece.figures, args.out):
-        print(part)
+    piece.tell(args.out, every=True)
     return 0
 
 

@@ -10,7 +10,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from laps_core.config import LapsConfig
 from laps_core.scheduling.gap import stretch
 from sglang_router_laps.config import AllocConfig
 
+from benchmark.results import pictures
 from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.sim import pictures
 from benchmark.sim.metrics import Group, Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import VARIANTS, run
-from benchmark.sim.workload import Closed, Open, Row, Sessions, Sizes, Trace, lmsys, log_uniform, mix, uniform
+from benchmark.workloads.job import Job
+from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix, uniform
+from benchmark.workloads.streams import Closed, Open, Sessions, Trace, poisson
 
 OUT = Path(__file__).resolve().parents[2] / "out" / "ablation"
 SHARE, SHORT, LONG = 0.05, lmsys(256), log_uniform(1024, 8192)
@@ -217,24 +219,18 @@ class Overload:
     span_s: float
     seed: int
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Job]:
         """The arrivals."""
         rng = random.Random(self.seed)
-        return sorted(
-            Row(at, size(rng), 0)
+        jobs = [
+            Job(at, size(rng))
             for rate, size in ((self.short_rate, SHORT), (self.long_rate, LONG))
-            for at in _poisson(rate, self.span_s, rng)
-        )
+            for at in poisson(rate, self.span_s, rng)
+        ]
+        return sorted(jobs, key=lambda job: (job.at_s, job.new))
 
 
-def _poisson(rate: float, span_s: float, rng: random.Random) -> Iterator[float]:
-    at = rng.expovariate(rate)
-    while at < span_s:
-        yield at
-        at += rng.expovariate(rate)
-
-
-def promised_wait_s(profile: Profile, rows: Sequence[Row], config: LapsConfig) -> float:
+def promised_wait_s(profile: Profile, rows: Sequence[Job], config: LapsConfig) -> float:
     """Longest time from a long request's arrival to its first token that gap and guard allow (seconds).
 
     Gap: long work takes ``stretch`` times as long while short batches wait always. Guard: of that, a request has its
@@ -332,8 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.seed, r.tables, r.figures, r.captions, r.data, command("benchmark.sim.ablation", argv),
     )  # fmt: skip
     piece.write(args.out)
-    for part in (*piece.tables, *piece.figures, args.out):
-        print(part, end="\n\n")
+    piece.tell(args.out, every=True)
     return 0
 
 

@@ -13,7 +13,7 @@ from benchmark.sim.device import Device
 from benchmark.sim.metrics import Outcome, Record
 from benchmark.sim.request import Batch, Request
 from benchmark.sim.stock import Scheduler
-from benchmark.sim.workload import Workload
+from benchmark.workloads.streams import Stream
 
 Action = Callable[[float, Any], None]
 
@@ -126,7 +126,7 @@ class Fleet(Protocol):
 
 
 def simulate(
-    workload: Workload, fleet: Fleet, events: Events, *, chunk: int | None = None, until_s: float = math.inf
+    workload: Stream, fleet: Fleet, events: Events, *, chunk: int | None = None, until_s: float = math.inf
 ) -> Outcome:
     """Run until every request is answered, or ``until_s``. ``chunk`` (tokens): the servers', for the outcome.
 
@@ -145,24 +145,24 @@ def simulate(
         last = now
         add(request, now)
         fleet.answered(now, request)
-        if follow is not None:
-            following = follow(now, request)
+        if follow is not None and request.job is not None:
+            following = follow(now, request.job)
             if following is not None:
                 sent += 1
-                events.at(following.at, send, following)
+                events.at(following.at_s, send, Request.of(following))
 
     for server in fleet.servers:
         server.answered = answered
     coming = next(came, None)
     now = 0.0
-    first = coming.at if coming is not None else 0.0
+    first = coming.at_s if coming is not None else 0.0
     while True:
-        if coming is not None and (not heap or coming.at <= heap[0][0]):
-            now = coming.at
+        if coming is not None and (not heap or coming.at_s <= heap[0][0]):
+            now = coming.at_s
             if now > until_s:
                 break
             sent += 1
-            send(now, coming)
+            send(now, Request.of(coming))
             coming = next(came, None)
         elif heap:
             if coming is None and len(record) == sent:

@@ -196,7 +196,8 @@ class Laps:
         room = min(plan.tokens or self._room, self._room) - taken
         free = 1 << 60 if self._kv is None else self._kv - sum(r.prompt for r in self._long if r.started >= 0.0)
         picked = [longs[i] for i in plan.longs]
-        parts, ending = [], []
+        parts: list[tuple[Request, int, int]] = []
+        ending: list[Request] = []
         for r in [*picked, *(r for r in longs if r.started >= 0.0 and r not in picked)]:
             if not room or (parts and r not in picked):
                 break

@@ -18,12 +18,13 @@ from typing import Any
 
 from sglang_router_laps.config import AllocConfig
 
+from benchmark.results import pictures
 from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.sim import pictures
 from benchmark.sim.metrics import Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import VARIANTS, run
-from benchmark.sim.workload import Closed, Jobs, Open, Populations, Sizes, Workload, fixed, lmsys, log_uniform, mix
+from benchmark.workloads.lengths import Sizes, fixed, lmsys, log_uniform, mix
+from benchmark.workloads.streams import Closed, Jobs, Open, Populations, Stream
 
 OUT = Path(__file__).resolve().parents[2] / "out" / "paper"
 MODELS = ("7b", "14b", "32b")
@@ -109,7 +110,7 @@ class Run:
     captions: dict[str, str]
     data: dict[str, Any]
 
-    def point(self, path: str, model: str, load: Callable[[], Workload], **how: Any) -> Point:
+    def point(self, path: str, model: str, load: Callable[[], Stream], **how: Any) -> Point:
         """Simulate one variant."""
         profile = Profile.load(f"h200-qwen2.5-{model}")
         return Point.of(run(VARIANTS[path], load(), profile, seed=self.seed, **how))
@@ -439,8 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.seed, [table, *r.tables], r.figures, r.captions, r.data, command("benchmark.sim.paper", argv),
     )  # fmt: skip
     piece.write(args.out)
-    for part in (*piece.tables, *piece.figures, args.out):
-        print(part, end="\n\n")
+    piece.tell(args.out, every=True)
     return 0
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from laps_core.scheduling.books import Running
 
+from benchmark.workloads.job import Job
+
 
 class Request:
     """What a client asks for, and how far it has come. Lengths are tokens, times seconds of simulated time."""
@@ -14,8 +16,8 @@ class Request:
         "at",
         "cached",
         "class_tokens",
-        "client",
         "history",
+        "job",
         "lease",
         "left",
         "mark",
@@ -35,7 +37,6 @@ class Request:
         new: int,
         cached: int = 0,
         *,
-        client: int = -1,
         session: int = -1,
         slo_s: float | None = None,
     ) -> None:
@@ -44,7 +45,6 @@ class Request:
         self.at = at
         self.prompt = new + cached
         self.cached = cached
-        self.client = client
         self.session = session
         self.slo_s = slo_s
         self.left = new
@@ -61,13 +61,19 @@ class Request:
         """What the policy is shown of it."""
         self.mark = 0
         """Tokens the server had processed when it came (response ratio)."""
+        self.job: Job | None = None
+        """What it was made of."""
         self.lease: Any = None
         """The router's account of it."""
 
-    @property
-    def computed(self) -> int:
-        """Tokens computed for it in all (tokens)."""
-        return self.prompt - self.cached
+    @classmethod
+    def of(cls, job: Job) -> Request:
+        """What a job becomes when it is sent."""
+        request = cls(
+            job.number, job.at_s, job.new, job.cached, session=job.stream if job.goes_on else -1, slo_s=job.slo_s
+        )
+        request.job = job
+        return request
 
 
 class Batch:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import json
 import math
@@ -33,19 +32,26 @@ import uvloop
 from laps_core.latency.model import Coefficients
 from scipy.optimize import nnls
 
-from benchmark.rig import fast, model, servers, stats
+from benchmark.load import client
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import SIMULATED
+from benchmark.results.pictures import against
+from benchmark.rig import model, stats
 from benchmark.rig.piece import Figure, Piece, Table, command
 from benchmark.rig.rounds import interleaved, ratio
+from benchmark.serving.compare import Progress
+from benchmark.serving.devices import CPU, DEVICES
+from benchmark.serving.fleet import Fleet, get_json, one_line_errors
+from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, ON, Variant
 from benchmark.sim.metrics import Outcome, lone_s
-from benchmark.sim.pictures import against
 from benchmark.sim.profile import FOLDER, Profile
 from benchmark.sim.variants import VARIANTS, run
-from benchmark.sim.workload import Row, Trace
+from benchmark.workloads.job import Job
+from benchmark.workloads.lengths import Sizes, fixed, mix, uniform
+from benchmark.workloads.streams import Trace, poisson
 
 OUT = model.REPO / "out"
 CHUNK = 1024
-BASE = ("--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--disable-overlap-schedule")
-ENV = {"OMP_NUM_THREADS": "1", **servers.KEEP_MEMORY}
 SHAPE = model.SLICED
 SHORT, LONG = (16, 128), 2048
 LONG_SHARE = 0.1
@@ -54,43 +60,26 @@ REPEATS = 14
 PAUSE_S = 0.03
 """Mean pause between lone requests (seconds)."""
 TRAINING_S = 12.0
-BAR = 0.15
+PATIENCE_S = 60.0
 
 
-@contextlib.contextmanager
-def running(out: Path, seed: int) -> Iterator[dict[str, servers.Server]]:
-    """One server per variant, started one after the other and warmed."""
-    save = out / "latency.json"
-    arguments = {
-        "fcfs": ("--schedule-policy", "fcfs"),
-        "laps": ("--enable-laps-scheduler", "--laps-config", json.dumps({"profile_save_path": str(save)})),
-    }
-    checkpoint = model.make(OUT / "models", SHAPE)
-    with contextlib.ExitStack() as stack:
-        up = {}
-        for name, args in arguments.items():
-            up[name] = servers.prefill(checkpoint, out / "logs" / f"{name}.log", *BASE, *args, env=ENV, name=name)
-            stack.enter_context(up[name]).ready()
-            rng = random.Random(f"{seed} warm")
-            asyncio.run(fast.one_by_one(up[name].port, [fast.prefill(n, rng) for n in (*LADDER, *LADDER)]))
-        yield up
+def sizes() -> Sizes:
+    """The load's lengths."""
+    return mix(uniform(*SHORT), fixed(LONG), LONG_SHARE)
 
 
-def mixed(rate: float, span_s: float, seed: str) -> list[Row]:
+def mixed(rate: float, span_s: float, seed: str) -> list[Job]:
     """The load's arrivals."""
-    rng, at, rows = random.Random(seed), 0.0, []
-    while (at := at + rng.expovariate(rate)) < span_s:
-        rows.append(Row(at, LONG if rng.random() < LONG_SHARE else rng.randint(*SHORT), 0))
-    return rows
+    rng, draw = random.Random(seed), sizes()
+    return [Job(at_s, draw(rng)) for at_s in poisson(rate, span_s, rng)]
 
 
-def measure(server: servers.Server, rows: Sequence[Row], seed: str) -> list[float]:
+def measure(fleet: Fleet, name: str, jobs: Sequence[Job], seed: int) -> list[float]:
     """TTFT of each on a real server (seconds). Raises ConnectionError if one fails."""
-    rng = random.Random(f"{seed} prompts")
-    arrivals = [fast.Arrival(r.at_s, "", fast.prefill(r.new, rng)) for r in rows]
-    seen = [ttft for _, ttft in asyncio.run(fast.open_loop(server.port, arrivals))]
+    bodies = fleet.prompts.bodies(jobs, seed)
+    seen = [a.ttft_s for a in asyncio.run(client.replay(fleet.target(name), jobs, bodies, PATIENCE_S))]
     if None in seen:
-        raise ConnectionError(f"{seen.count(None)} requests to {server.name} failed")
+        raise ConnectionError(f"{seen.count(None)} requests to {name} failed")
     return [t for t in seen if t is not None]
 
 
@@ -104,25 +93,25 @@ class Alone:
     """Device time, where the server tells it; else empty."""
 
 
-def alone(server: servers.Server, seed: str, *, told: bool) -> Alone:
+def alone(fleet: Fleet, name: str, seed: int, *, told: bool) -> Alone:
     """Every length of the ladder, in random order, with pauses as they occur under load: a server that has just
     answered is quicker. ``told``: it has /laps_status, which is read after each.
     """
     rng = random.Random(f"{seed} alone")
     tokens = [n for n in LADDER for _ in range(REPEATS)]
     rng.shuffle(tokens)
-    busy: list[float] = []
+    target, busy = fleet.target(name), []
 
     def bodies() -> Iterator[bytes]:
-        for n in tokens:
+        for body in fleet.prompts.bodies([Job(0.0, n) for n in tokens], seed):
             if told:
-                busy.append(stats.busy_s(server.laps_status()))
+                busy.append(stats.busy_s(get_json(target, "/laps_status") or {}))
             time.sleep(rng.expovariate(1.0 / PAUSE_S))
-            yield fast.prefill(n, rng)
+            yield body
         if told:
-            busy.append(stats.busy_s(server.laps_status()))
+            busy.append(stats.busy_s(get_json(target, "/laps_status") or {}))
 
-    ttft = asyncio.run(fast.one_by_one(server.port, bodies()))
+    ttft = asyncio.run(client.one_by_one(target, bodies()))
     return Alone(tokens, ttft, [b - a for a, b in itertools.pairwise(busy)])
 
 
@@ -165,7 +154,7 @@ def calibrate(known: Coefficients, seen: Alone, slowed: float) -> Profile:
     )
 
 
-def slowed_by_load(known: Coefficients, seen: Alone, rows: Sequence[Row], ttft: Sequence[float]) -> float:
+def slowed_by_load(known: Coefficients, seen: Alone, rows: Sequence[Job], ttft: Sequence[float]) -> float:
     """How much longer the host takes under load than alone: by which the simulator gives the median TTFT that short
     requests of the training load had.
     """
@@ -179,7 +168,7 @@ def slowed_by_load(known: Coefficients, seen: Alone, rows: Sequence[Row], ttft: 
     return grid[min(bisect_left(grid, True, key=over), len(grid) - 1)]
 
 
-def simulated(profile: Profile, name: str, rows: Sequence[Row], seed: int) -> Outcome:
+def simulated(profile: Profile, name: str, rows: Sequence[Job], seed: int) -> Outcome:
     """The same arrivals in the simulator."""
     return run(VARIANTS[name], Trace(rows), profile, chunk=CHUNK, seed=seed)
 
@@ -212,42 +201,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     raw = args.out / "raw.json"
     if not args.again:
-        raw.write_text(json.dumps(gather(args)))
+        with one_line_errors("sim.validate"):
+            raw.write_text(json.dumps(gather(args)))
     return report(json.loads(raw.read_text()), args, argv)
 
 
 def gather(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that needs real servers."""
-    with running(args.out, args.seed) as up:
-        seen = alone(up["laps"], f"{args.seed} laps", told=True)
-        stock = alone(up["fcfs"], f"{args.seed} fcfs", told=False)
+    device, say = DEVICES[CPU], Progress(time.monotonic(), time.monotonic)
+    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
+    knobs = json.dumps({"profile_save_path": str(args.out / "latency.json")})
+    found = [BUILT_IN[FCFS], Variant(LAPS, (ON, "--laps-config", knobs))]
+    with Fleet(device, CHUNK, found, False, args.out, prompts, say, True) as fleet:
+
+        def laps() -> dict[str, Any]:
+            return get_json(fleet.target(LAPS), "/laps_status") or {}
+
+        seen = alone(fleet, LAPS, args.seed, told=True)
+        stock = alone(fleet, FCFS, args.seed + 1, told=False)
         shorts = [s for n, s in zip(seen.tokens, seen.ttft, strict=True) if n <= SHORT[1]]
         longs = [s for n, s in zip(seen.tokens, seen.ttft, strict=True) if n == LONG]
         guess = (1 - LONG_SHARE) * statistics.mean(shorts) + LONG_SHARE * statistics.mean(longs)
         training = mixed(0.6 / guess, TRAINING_S, f"{args.seed} training")
-        trained = measure(up["laps"], training, f"{args.seed} training")
-        learnt = up["laps"].laps_status()["latency_model"]
+        trained = measure(fleet, LAPS, training, args.seed)
+        learnt = laps()["latency_model"]
         if not learnt["fitted"]:
             raise SystemExit(f"the latency model is not fitted: {learnt['why_not']}")
         known = Coefficients(**learnt["coefficients"])
         rate = args.utilisation / mean_s(calibrate(known, seen, slowed_by_load(known, seen, training, trained)))
-        print(f"{rate:.1f} requests/s", flush=True)
+        say(f"{rate:.1f} requests/s")
         rounds: list[dict[str, Any]] = [{} for _ in range(args.rounds)]
-        for i, name in interleaved(tuple(up), args.rounds):
-            seed = f"{args.seed}/{i}"
-            rows = mixed(rate, args.span, seed)
-            begin = up["laps"].laps_status()["totals"]
-            rounds[i]["rows"] = rows
-            rounds[i][name] = measure(up[name], rows, seed)
-            rounds[i][f"{name} totals"] = {"before": begin, "after": up["laps"].laps_status()["totals"]}
-            print(f"round {i + 1} {name}", flush=True)
+        for i, name in interleaved((FCFS, LAPS), args.rounds):
+            say(f"round {i + 1}, {name}")
+            jobs = mixed(rate, args.span, f"{args.seed}/{i}")
+            begin = laps()["totals"]
+            rounds[i]["rows"] = [(job.at_s, job.new) for job in jobs]
+            rounds[i][name] = measure(fleet, name, jobs, args.seed + i)
+            rounds[i][f"{name} totals"] = {"before": begin, "after": laps()["totals"]}
         return {
             "rate": rate,
             "coefficients": learnt["coefficients"],
             "fit_error": learnt["error"],
             "alone": vars(seen),
             "alone on fcfs": vars(stock),
-            "training": {"rows": training, "ttft": trained},
+            "training": {"rows": [(job.at_s, job.new) for job in training], "ttft": trained},
             "rounds": rounds,
         }
 
@@ -263,38 +260,31 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
     """Simulate, compare, write."""
     known = Coefficients(**raw["coefficients"])
     seen, training = Alone(**raw["alone"]), raw["training"]
-    profile = calibrate(known, seen, slowed_by_load(known, seen, [Row(*r) for r in training["rows"]], training["ttft"]))
+    profile = calibrate(known, seen, slowed_by_load(known, seen, [Job(*r) for r in training["rows"]], training["ttft"]))
     profile.details["fit_error"] = raw["fit_error"]
     profile.save(args.profile_out)
     told: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name in ("fcfs", "laps"):
         told[name] = {"measured": {}, "simulated": {}}
         for i, one in enumerate(raw["rounds"]):
-            rows = [Row(*r) for r in one["rows"]]
+            rows = [Job(*r) for r in one["rows"]]
             record = simulated(profile, name, rows, args.seed + i).record
             for how, lengths, ttft in (
                 ("measured", [r.new for r in rows], one[name]), ("simulated", record.new, record.ttft),
             ):  # fmt: skip
                 for key, value in quantiles(lengths, ttft).items():
                     told[name][how].setdefault(key, []).append(value)
-    table: list[Sequence[str]] = []
-    figures = []
+    table, figures = [], []
     for name, both in told.items():
         for key, measured in both["measured"].items():
             r = ratio(both["simulated"][key], measured)
-            off = abs(r.median - 1.0)
-            figures.append(
-                Figure(
-                    f"{name}, {key}: simulated / measured", r.median, f"{1 - BAR:g} to {1 + BAR:g}", off <= BAR,
-                    r.low, r.high, r.rounds,
-                )
-            )  # fmt: skip
+            figures.append(Figure.of(f"{name}, {key}: simulated / measured", r, SIMULATED))
             table.append((
                 name, key, *(f"{1e3 * statistics.median(both[how][key]):.1f}" for how in ("measured", "simulated")),
-                str(r), "met" if off <= BAR else "MISSED",
+                str(r), "met" if SIMULATED.met(r.median) else "MISSED",
             ))  # fmt: skip
     worst = max((abs(math.log(f.value)), f.value) for f in figures)[1]
-    figures.append(Figure("furthest simulated / measured", worst, f"{1 - BAR:g} to {1 + BAR:g}", abs(worst - 1) <= BAR))
+    figures.append(Figure.of("furthest simulated / measured", worst, SIMULATED))
     piece = Piece(
         "validate",
         "The simulator against real servers",
@@ -306,7 +296,7 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
         [
             Table(
                 "TTFT, medians over rounds",
-                ("", "", "measured ms", "simulated ms", "ratio", f"within {BAR:.0%}"),
+                ("", "", "measured ms", "simulated ms", "ratio", f"within {SIMULATED}"),
                 table,
                 f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps. Host, "
                 f"{profile.details['slowed_under_load']:.2f} times as slow under load as alone: "
@@ -321,8 +311,7 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
     )  # fmt: skip
     piece.write(args.out)
     against(told, args.out / "validate.svg")
-    for part in (*piece.tables, *piece.figures, args.out):
-        print(part)
+    piece.tell(args.out, every=True)
     return 0
 
 

@@ -16,7 +16,7 @@ from benchmark.sim.laps import Laps
 from benchmark.sim.metrics import Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.stock import POLICIES, Scheduler
-from benchmark.sim.workload import Workload
+from benchmark.workloads.streams import Stream
 
 ROUTERS = ("round-robin", "least-load", "pools")
 DUAL_ONLY = {"wait_window_ms": 0.0}
@@ -62,7 +62,7 @@ VARIANTS: dict[str, Variant] = {
 
 def run(
     variant: Variant,
-    workload: Workload,
+    workload: Stream,
     profile: Profile,
     *,
     servers: int = 1,

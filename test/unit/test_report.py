@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmark import report
-from benchmark.reporting import adapters, page, steps
-from benchmark.rig import machine
+from benchmark.reporting import page, steps
+from benchmark.results.bars import Bar
 from benchmark.rig.model import REPO
 from benchmark.rig.piece import Figure, Piece, Table, command
 from benchmark.rig.rounds import ratio
@@ -27,7 +27,7 @@ def piece(name: str, value: float = 0.4) -> Piece:
         seed=3,
         tables=[Table("T", ("variant", "short|P90"), [("laps", "46"), ("fcfs", "661")], "A note.")],
         figures=[
-            Figure.of("short P90", ratio([value] * 5, [1.0] * 5), most=0.5),
+            Figure.of("short P90", ratio([value] * 5, [1.0] * 5), Bar(most=0.5)),
             Figure.of("other", ratio([1.0] * 5, [1.0] * 5)),
         ],
         pictures={f"{name}.svg": "A caption."},
@@ -71,8 +71,8 @@ def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path)
     assert "cpu x, sglang 1: headline (abc), azure (abc)" in text
     leaves = {leaf for name, step in steps.STEPS.items() for leaf in step.leaves or (name,)}
     for name in leaves - {"headline", "azure"}:
-        assert f"- **{name}**: not run" in text
-    assert "- **overload**: not run (python -m benchmark.headline --out out/report)" in text
+        assert f"- **{name}**: not measured" in text
+    assert "- **overload**: not measured (python -m benchmark.headline --out out/report)" in text
     assert (tmp_path / "report" / "headline.svg").exists()
 
 
@@ -127,29 +127,52 @@ def test_a_step_that_failed_is_missing_even_with_an_older_result(tmp_path: Path)
     assert found.missing == {"one": "ended with code 1"}
 
 
-def test_a_result_that_is_no_piece_says_where_it_comes_from(tmp_path: Path) -> None:
-    left = tmp_path / "router-echo.json"
-    left.write_text(json.dumps({"rounds": 5, "loads": []}))
-    step = steps.Step("this", elsewhere=left, adapt=adapters.router("echo"))
-    assert steps.run("router-echo", step, tmp_path, lambda _: None) is None
-    made, _ = steps.collect(tmp_path, {}, {"router-echo": step}).pieces["router-echo"]
-    assert made.commit == machine.commit()
-    assert made.machine["cores"] > 0
-    (tmp_path / "router-echo" / adapters.ORIGIN).unlink()
-    unknown, _ = steps.collect(tmp_path, {}, {"router-echo": step}).pieces["router-echo"]
-    assert (unknown.commit, unknown.machine) == ("", {})
-
-
-def test_a_step_runs_and_tells_how_it_failed(tmp_path: Path) -> None:
+def test_a_step_tells_how_it_failed(tmp_path: Path) -> None:
     said: list[str] = []
-    left = tmp_path / "left.json"
-    left.write_text("{}")
-    assert steps.run("ok", steps.Step("this", elsewhere=left), tmp_path, said.append) is None
-    assert (tmp_path / "ok" / "left.json").exists()
     wrong = steps.run("no", steps.Step("benchmark.no_such_module"), tmp_path, said.append)
     assert wrong is not None
     assert wrong.startswith("ended with code 1: ")
     assert "no_such_module" in wrong
+
+
+def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "headline", "azure")
+    (tmp_path / "from" / "azure" / "azure.svg").rename(tmp_path / "from" / "azure" / "a.svg")
+    odd = piece("azure")
+    odd.pictures = {"a.svg": "A caption."}
+    odd.write(tmp_path / "from" / "azure")
+    first = render(tmp_path)
+    (tmp_path / "from").rename(tmp_path / "gone")
+    (tmp_path / "report").rename(tmp_path / "from")
+    again = render(tmp_path)
+    assert again == first
+    assert (tmp_path / "report" / "azure-a.svg").exists()
+    (tmp_path / "report" / "README.md").unlink()
+    argv = [
+        "--from",
+        str(tmp_path / "report"),
+        "--out",
+        str(tmp_path / "report"),
+        "--readme",
+        str(tmp_path / "README.md"),
+    ]
+    assert report.main(argv) == 0
+    assert (tmp_path / "report" / "azure-a.svg").exists()
+
+
+def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: Path) -> None:
+    sample(tmp_path / "from", "headline", value=math.inf)
+    render(tmp_path)
+    kept = tmp_path / "report" / "headline.json"
+    assert json.loads(kept.read_text(), parse_constant=pytest.fail)["figures"][0]["value"] is None
+    assert math.isnan(Piece.read(kept).figures[0].value)
+
+
+def test_what_was_measured_here_can_be_read() -> None:
+    found = steps.collect(REPO / "benchmark" / "report", {})
+    assert {"headline", "window", "router-echo", "gpu-mixed", "sim-paper"} <= set(found.pieces)
+    assert not [why for why in found.missing.values() if "cannot be read" in why]
+    assert "graphs" in found.missing
 
 
 def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,32 +202,15 @@ def test_bad_arguments_are_told_in_one_line(argv: list[str], told: str, capsys: 
     assert len(err.splitlines()) == 1
 
 
-def test_a_window_result_becomes_a_piece(tmp_path: Path) -> None:
-    r = ratio([1.1] * 5, [1.0] * 5).as_dict()
-    (tmp_path / "result.json").write_text(json.dumps({
-        "alone": {"ttft_ms": {}, "ratio": r, "met": False},
-        "closed": {
-            "points": {"8": {
-                "requests_per_s": {"dual queue": [100.0], "AWD": [110.0]}, "ttft_p50_ms": {}, "ratio": {"AWD": r},
-            }},
-            "worst": 1.1, "best": 1.1, "met": True,
-        },
-        "slo": {
-            "slo_ms": {"short": 30.0, "long": 300.0}, "rate_per_s": 20.0, "best_stock": "hrrn", "ratio": r,
-            "met": False,
-            "violations": {"short": {"fcfs": [0.5]}, "long": {"fcfs": [0.1]}},
-            "ttft_p90_ms": {"short": {"fcfs": [100.0]}, "long": {"fcfs": [200.0]}},
-        },
-        "model": {"closed": {"error": {"median": 0.05, "p90": 0.3}}},
-        "run": {"command": ["python", "-m", "benchmark.window"], "rounds": 5},
-    }))  # fmt: skip
-    found = adapters.window(tmp_path)
-    assert found is not None
-    assert [t.rows for t in found.tables] == [
-        [("8", "100", "110", "1.100 [1.100, 1.100] more")], [("fcfs", "50.0%", "10.0%", "100", "200")],
-    ]  # fmt: skip
-    assert [f.met for f in found.figures if f.bar] == [False, True, True, False, True, False]
-    assert adapters.window(tmp_path / "nowhere") is None
+def test_a_bar_is_met_on_its_edge_and_says_where_it_lies() -> None:
+    for bar, told, good, bad in (
+        (Bar(most=0.5), "<= 0.5", 0.5, 0.51), (Bar(least=2.0), ">= 2", 2.0, 1.99),
+        (Bar(least=0.85, most=1.15), "0.85..1.15", 1.15, 0.84),
+    ):  # fmt: skip
+        assert [Figure.of("f", v, bar).met for v in (good, bad)] == [True, False]
+        assert Figure.of("f", good, bar).bar == told
+    assert Figure.of("f", 1.0).met is None
+    assert not Bar(most=1.0).met(math.nan)
 
 
 def test_no_path_outside_the_repository_is_reported() -> None:

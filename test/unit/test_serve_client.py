@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmark.serving import client
-from benchmark.serving.client import Target
-from benchmark.serving.job import Job
-from benchmark.serving.prompts import Prompts
+from benchmark.load import client
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
+from benchmark.workloads.job import Job
 
 PER_TOKEN_S = 0.001
 
@@ -119,10 +119,10 @@ def test_nobody_there() -> None:
 
 def test_a_closed_loop_keeps_its_clients_busy() -> None:
     jobs = [Job(0.0, 50)] * 3
-    loop, _ = against(lambda target: client.closed(target, jobs, bodies(jobs), 4, 1.0, 0.1))
+    loop, _ = against(lambda target: client.closed(target, bodies(jobs), 4, 1.0, 0.1))
     assert loop.failed == 0
     assert loop.rate == pytest.approx(4 / 0.05, rel=0.5)
-    assert statistics.median(a.ttft_s for a in loop.answers) == pytest.approx(0.05, rel=0.5)
+    assert statistics.median(loop.ttft_s) == pytest.approx(0.05, rel=0.5)
 
 
 def test_one_by_one_tells_of_a_failure() -> None:
@@ -139,3 +139,65 @@ def test_urls_that_are_none(url: str) -> None:
 def test_urls() -> None:
     assert Target.of("http://h:30000/") == Target("h", 30000) == Target.of("h:30000")
     assert Target("h", 30000).url == "http://h:30000"
+
+
+class Streaming(asyncio.Protocol):
+    """Two events, the second one late; with "error" in it where the prompt has 13 tokens."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        body = json.loads(data.partition(b"\r\n\r\n")[2])
+        assert body["stream"] is True
+        last = b'data: {"error": 1}\n\n' if len(body["input_ids"]) == 13 else b"data: [DONE]\n\n"
+        self.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.05, self.transport.write, b"9\r\ndata: x\n\n\r\n")
+        loop.call_later(0.3, self.transport.write, b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
+
+
+def test_the_first_token_of_a_stream_is_its_first_event() -> None:
+    prompts = Prompts((3, 100), 1, 4096, reuse=False, prefill_only=False, answer=4)
+    jobs = [Job(0.0, 20), Job(0.0, 13)]
+
+    async def run() -> tuple[list[client.Answer], client.Loop]:
+        server = await asyncio.get_running_loop().create_server(Streaming, "127.0.0.1", 0)
+        async with server:
+            target = Target("127.0.0.1", server.sockets[0].getsockname()[1])
+            answers = await client.replay(target, jobs, prompts.bodies(jobs, 1), 5.0)
+            return answers, await client.closed(target, prompts.bodies(jobs[:1], 1), 1, 0.5, 0.0)
+
+    (whole, failed), loop = asyncio.run(run())
+    assert whole.ttft_s == pytest.approx(0.05, abs=0.1)
+    assert failed.ttft_s is None
+    assert loop.ttft_s[0] < 0.2 < loop.whole_s[0]
+
+
+def test_a_connection_the_server_has_closed_is_not_used_again() -> None:
+    class Once(Slow):
+        lengths: list[int] = []  # noqa: RUF012
+
+        def answer(self, tokens: int) -> None:
+            super().answer(tokens)
+            asyncio.get_running_loop().call_later(0.02, self.transport.close)
+
+    async def run() -> list[client.Answer]:
+        server = await asyncio.get_running_loop().create_server(Once, "127.0.0.1", 0)
+        async with server:
+            jobs = [Job(0.1 * i, 20) for i in range(3)]
+            return await client.replay(Target("127.0.0.1", server.sockets[0].getsockname()[1]), jobs, bodies(jobs), 5.0)
+
+    assert all(a.ttft_s is not None for a in asyncio.run(run()))
+
+
+def test_a_client_whose_request_fails_is_gone() -> None:
+    loop, lengths = against(lambda target: client.closed(target, bodies([Job(0.0, 13)]), 3, 1.0, 0.0))
+    assert (loop.failed, len(lengths), loop.ttft_s) == (3, 3, [])
+
+
+def test_a_job_tells_its_deadline() -> None:
+    told, plain = (json.loads(raw.partition(b"\r\n\r\n")[2]) for raw in bodies([Job(0.0, 3, slo_s=0.05), Job(0.0, 3)]))
+    assert told["sampling_params"]["custom_params"] == {"ttft_slo_ms": 50.0}
+    assert "custom_params" not in plain["sampling_params"]
+    assert told["bootstrap_room"] != plain["bootstrap_room"]

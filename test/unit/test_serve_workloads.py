@@ -8,13 +8,13 @@ import statistics
 
 import pytest
 
-from benchmark.serving import traces, workloads
-from benchmark.serving.job import LONG, SHORT, THRESHOLD, Job
-from benchmark.serving.prompts import Prompts
-from benchmark.serving.workloads import OPEN, Offer, Replayed, Workload, make
+from benchmark.load.prompts import Prompts
+from benchmark.workloads import named, traces
+from benchmark.workloads.job import LONG, SHORT, THRESHOLD, Job
+from benchmark.workloads.named import OPEN, Offer, Replayed, Workload, make
 
 LONGEST = 4096
-SCALE = workloads.Scale(LONGEST, LONGEST)
+SCALE = named.Scale(LONGEST, LONGEST)
 
 
 def lone_s(new: int) -> float:
@@ -63,7 +63,7 @@ def test_bursts_are_burstier_than_poisson() -> None:
 
 
 def test_the_headline_mix() -> None:
-    jobs = arrivals(make("mixed", workloads.Scale(8192, 4096)), 1, span_s=300.0)
+    jobs = arrivals(make("mixed", named.Scale(8192, 4096)), 1, span_s=300.0)
     longs = [j for j in jobs if j.kind == LONG]
     assert {j.new for j in longs} == {4096}
     assert len(longs) / len(jobs) == pytest.approx(0.1, abs=0.02)
@@ -132,7 +132,7 @@ def test_classes_are_by_new_tokens() -> None:
 
 
 def test_code_is_mostly_long_widely_spread_and_bursty() -> None:
-    jobs = arrivals(make("code", workloads.Scale(8192, 4096)), 3, span_s=600.0)
+    jobs = arrivals(make("code", named.Scale(8192, 4096)), 3, span_s=600.0)
     new = sorted(job.new for job in jobs)
     assert sum(n <= THRESHOLD for n in new) / len(new) == pytest.approx(0.1, abs=0.02)
     assert statistics.median(n for n in new if n > THRESHOLD) == pytest.approx(1500, rel=0.1)
@@ -143,4 +143,4 @@ def test_code_is_mostly_long_widely_spread_and_bursty() -> None:
 
 def test_a_workload_there_is_not() -> None:
     with pytest.raises(ValueError, match="no workload 'nope': closed, mixed"):
-        workloads.make("nope", SCALE)
+        named.make("nope", SCALE)

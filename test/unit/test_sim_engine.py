@@ -20,7 +20,9 @@ from benchmark.sim.profile import Profile
 from benchmark.sim.request import Batch, Request
 from benchmark.sim.stock import Fcfs, Scheduler
 from benchmark.sim.variants import VARIANTS, run
-from benchmark.sim.workload import Closed, Open, Row, Sessions, Trace, fixed, log_uniform, mix, uniform
+from benchmark.workloads.job import Job
+from benchmark.workloads.lengths import fixed, log_uniform, mix, uniform
+from benchmark.workloads.streams import Closed, Open, Sessions, Trace
 
 PROFILE = Profile(
     name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), cell_fixed_s=3e-3,
@@ -74,7 +76,7 @@ def test_every_request_is_answered_once_and_every_token_computed_once(name: str,
             assert sum(new for _, new, _ in said.parts) <= CHUNK
 
     workload = Open(MIX, 30.0, 3000, seed=3)
-    sizes = {r.number: r.prompt for r in workload.arrivals()}
+    sizes = {job.number: job.new for job in workload.arrivals()}
     outcome = watch(name, workload, count, profile)
     assert len(outcome.record) == outcome.sent == 3000
     assert computed == sizes
@@ -115,10 +117,10 @@ def test_laps_never_mixes_classes_and_cuts_no_short_request() -> None:
             assert len(classes) == 1
             kinds.add(classes.pop())
             for r, new, _ in said.parts:
-                assert r.class_tokens > 256 or new == r.computed
+                assert r.class_tokens > 256 or new == r.prompt - r.cached
 
     workload = Open(MIX, 40.0, 4000, seed=6)
-    short = sum(r.prompt <= 256 for r in workload.arrivals())
+    short = sum(job.new + job.cached <= 256 for job in workload.arrivals())
     for name in ("dual", "laps", "laps-cells"):
         groups = watch(name, workload, check).groups()
         assert groups["short"].requests == short
@@ -155,13 +157,13 @@ class Matched:
         second = sum(s * s for s in service) / n
         self.expected = utilisation / mean * second / (2.0 * (1.0 - utilisation))
 
-    def arrivals(self) -> Iterator[Request]:
+    def arrivals(self) -> Iterator[Job]:
         at = 0.0
         for i, (gap, size) in enumerate(zip(self.gaps, self.sizes, strict=True)):
             at += gap
-            yield Request(i, at, size)
+            yield Job(at, size, number=i)
 
-    def answered(self, now: float, request: Request) -> None:
+    def answered(self, now: float, job: Job) -> None:
         return None
 
 
@@ -244,7 +246,7 @@ def served(scheduler: Remembered, workload: Any) -> tuple[Outcome, Server]:
 @pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
 def test_a_short_request_within_a_long_batch_is_served_before_it_ends(profile: Profile) -> None:
     scheduler = Remembered(profile=profile)
-    outcome, _ = served(scheduler, Trace([Row(0.0, CHUNK, 0), Row(0.02, 50, 0)]))
+    outcome, _ = served(scheduler, Trace([Job(0.0, CHUNK, 0), Job(0.02, 50, 0)]))
     (long_at, long_new, long_ttft), (short_at, short_new, short_ttft) = sorted(
         zip(outcome.record.at, outcome.record.new, outcome.record.ttft, strict=True)
     )
@@ -295,7 +297,7 @@ def test_without_slices_short_requests_share_the_long_steps() -> None:
 
 def test_a_small_prompt_overtakes_a_large_one() -> None:
     scheduler = Remembered(chunk=8192)
-    outcome, _ = served(scheduler, Trace([Row(0.0, 8192, 0), Row(0.02, 400, 0)]))
+    outcome, _ = served(scheduler, Trace([Job(0.0, 8192, 0), Job(0.02, 400, 0)]))
     assert outcome.record.ttft[0] < outcome.record.ttft[1], "in the order of the answers"
     assert [(launch.cls, told["within"]) for launch, *_, told in scheduler.told] == [(LONG, True), (LONG, False)]
 

@@ -8,7 +8,9 @@ from sglang_router_laps.config import AllocConfig
 
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import ROUTERS, VARIANTS, run
-from benchmark.sim.workload import Open, Row, Sessions, Trace, fixed, log_uniform, mix, uniform
+from benchmark.workloads.job import Job
+from benchmark.workloads.lengths import fixed, log_uniform, mix, uniform
+from benchmark.workloads.streams import Open, Sessions, Trace
 
 PROFILE = Profile(name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3))
 MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
@@ -41,8 +43,8 @@ def test_pools_keep_short_requests_away_from_long_ones() -> None:
 
 def test_pools_follow_the_load() -> None:
     # Two short and six long servers, and nearly all the work is long; later all of it is short.
-    rows = [Row(i / 12.0, 20000, 0) for i in range(12 * 40)]
-    rows += [Row(40.0 + i / 900.0, 200, 0) for i in range(900 * 40)]
+    rows = [Job(i / 12.0, 20000, 0) for i in range(12 * 40)]
+    rows += [Job(40.0 + i / 900.0, 200, 0) for i in range(900 * 40)]
     config = AllocConfig(initial_short=4)
     outcome = run(VARIANTS["laps"], Trace(rows), PROFILE, servers=8, router="pools", alloc=config)
     early = {target for at, _, target in outcome.moves if at < 40.0}
@@ -63,7 +65,7 @@ def test_a_history_is_cached_where_its_session_was_served() -> None:
 
 
 def test_history_in_a_shared_cache_is_never_computed() -> None:
-    rows = [Row(i * 0.1, 50, 30_000) for i in range(200)]
+    rows = [Job(i * 0.1, 50, 30_000) for i in range(200)]
     for router in ROUTERS:
         outcome = run(VARIANTS["laps"], Trace(rows), PROFILE, servers=3, router=router)
         assert set(outcome.record.new) == {50}

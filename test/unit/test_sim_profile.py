@@ -17,7 +17,7 @@ from benchmark.sim.profile import ANALYTIC, FOLDER, Profile, names
 from benchmark.sim.request import Batch, Request
 from benchmark.sim.roofline import GPUS, MODELS, Assumed, profile
 from benchmark.sim.validate import CHUNK, LADDER, Alone, calibrate, mixed, simulated, slowed_by_load
-from benchmark.sim.workload import Row
+from benchmark.workloads.job import Job
 
 
 def batch(*new: int) -> Batch:
@@ -98,7 +98,7 @@ def test_host_times_are_found_in_lone_requests() -> None:
 
 def test_what_gap_and_guard_promise() -> None:
     known = Profile(name="", source="", coefficients=Coefficients(0.0, 1e-4, 0.0, 0.0, 0.01), poll_s=0.0)
-    rows = [Row(0.0, 4000, 0), Row(0.0, 4000, 0), Row(1.0, 100, 0)]
+    rows = [Job(0.0, 4000, 0), Job(0.0, 4000, 0), Job(1.0, 100, 0)]
     batch = 0.8292  # of 8,192 tokens
     # Half of the time between runs of short batches of one chunk each, a gap of 0.1 s apart; the second waits for the
     # first.

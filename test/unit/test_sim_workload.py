@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from pathlib import Path
 
 import pytest
 
-from benchmark.rig.lengths import LMSYS, read
-from benchmark.sim.workload import Open, Row, Trace, fixed, lmsys, log_uniform, mix, uniform
+from benchmark.rig.piece import Piece
+from benchmark.sim.__main__ import main
+from benchmark.workloads import traces
+from benchmark.workloads.job import Job
+from benchmark.workloads.lengths import fixed, lmsys, log_uniform, mix, uniform
+from benchmark.workloads.streams import Open, Trace
 
 
 def test_lengths_stay_in_their_range() -> None:
@@ -22,17 +27,17 @@ def test_lengths_stay_in_their_range() -> None:
     assert shares.count(2) / 20_000 == pytest.approx(0.3, abs=0.015)
     trace = lmsys()
     assert statistics.median([trace(rng) for _ in range(20_000)]) == pytest.approx(
-        statistics.median(read(LMSYS)), rel=0.1
+        statistics.median(job.new for job in traces.read("lmsys_lengths")), rel=0.1
     )
 
 
 @pytest.mark.parametrize("burst", [1.0, 8.0])
 def test_open_loads_have_their_rate_and_bursts_their_clumps(burst: float) -> None:
     load = Open(fixed(1), 50.0, 40_000, seed=1, burst=burst)
-    times = [r.at for r in load.arrivals()]
+    times = [job.at_s for job in load.arrivals()]
     assert times == sorted(times)
-    assert times == [r.at for r in load.arrivals()]
-    assert times != [r.at for r in Open(fixed(1), 50.0, 40_000, seed=2, burst=burst).arrivals()]
+    assert times == [job.at_s for job in load.arrivals()]
+    assert times != [job.at_s for job in Open(fixed(1), 50.0, 40_000, seed=2, burst=burst).arrivals()]
     assert len(times) / times[-1] == pytest.approx(50.0, rel=0.05)
     gaps = [b - a for a, b in itertools.pairwise(times)]
     spread = statistics.stdev(gaps) / statistics.mean(gaps)
@@ -40,6 +45,28 @@ def test_open_loads_have_their_rate_and_bursts_their_clumps(burst: float) -> Non
 
 
 def test_a_trace_is_stretched_and_repeated() -> None:
-    rows = [Row(0.0, 5, 0), Row(1.0, 6, 7)]
-    seen = [(r.at, r.prompt, r.cached) for r in Trace(rows, stretch=2.0, repeat=2).arrivals()]
+    rows = [Job(0.0, 5, 0), Job(1.0, 6, 7)]
+    seen = [(j.at_s, j.new + j.cached, j.cached) for j in Trace(rows, stretch=2.0, repeat=2).arrivals()]
     assert seen == [(0.0, 5, 0), (2.0, 13, 7), (3.0, 5, 0), (5.0, 13, 7)]
+
+
+def test_a_job_that_needs_an_answer_comes_with_it_and_not_before_it_is_due() -> None:
+    trace = Trace([Job(0.0, 5), Job(1.0, 6, after=0), Job(2.0, 7, after=1)])
+    assert trace.follows
+    (first,) = trace.arrivals()
+    second = trace.answered(0.5, first)
+    assert second is not None
+    assert (second.at_s, second.new) == (1.0, 6)
+    third = trace.answered(5.0, second)
+    assert third is not None
+    assert (third.at_s, third.new) == (5.0, 7)
+    assert trace.answered(6.0, third) is None
+
+
+@pytest.mark.parametrize("load", ["mixed", "turns", "whale", "closed"])
+def test_what_is_served_can_be_simulated(load: str, tmp_path: Path) -> None:
+    argv = ["--load", load, "--requests", "2000", "--variants", "laps", "--longest", "8192", "--out", str(tmp_path)]
+    assert main(argv) == 0
+    seen = Piece.read(tmp_path).data["laps"]["groups"]["all"]
+    # Of the whale half of the work is a few requests; conversations that are not over in time are cut.
+    assert 200 <= seen["requests"] <= 2300

@@ -1,80 +1,54 @@
-"""What clients ask for, and when. Lengths are tokens, times seconds; the same seed gives the same requests."""
+"""Loads as streams of jobs, some of which follow answers; the same seed gives the same ones.
+
+What ``engine.simulate`` plays. An open one is a list of jobs in order, which is what the client replays.
+"""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from benchmark.rig import lengths
-from benchmark.sim.request import Request
+from benchmark.workloads.job import Job
+from benchmark.workloads.lengths import Sizes, uniform
 
-Sizes = Callable[[random.Random], int]
-"""Draws the new tokens of one request."""
 TURNAROUND_S = (0.2e-3, 3e-3)
 """How soon a client in a closed loop sends again: uniform (seconds)."""
 
 
-class Workload(Protocol):
+class Stream(Protocol):
     """Requests that come by themselves, and requests that follow answers."""
 
-    follows: bool
-    """Whether ``answered`` ever names a next request."""
+    @property
+    def follows(self) -> bool:
+        """Whether ``answered`` ever names a next request."""
 
-    def arrivals(self) -> Iterator[Request]:
+    def arrivals(self) -> Iterator[Job]:
         """In order of time. May be read once."""
 
-    def answered(self, now: float, request: Request) -> Request | None:
-        """The request that follows ``request``, answered at ``now``."""
-
-
-# -- lengths
-
-
-def uniform(low: int, high: int) -> Sizes:
-    """Every length from ``low`` to ``high`` alike."""
-    span = high - low + 1
-    return lambda rng: low + int(rng.random() * span)
-
-
-def fixed(tokens: int) -> Sizes:
-    """Always ``tokens``."""
-    return lambda rng: tokens
-
-
-def log_uniform(low: int, high: int) -> Sizes:
-    """Between ``low`` and ``high``, every factor alike."""
-    base, span = math.log(low), math.log(high / low)
-    return lambda rng: round(math.exp(base + span * rng.random()))
-
-
-def drawn(pool: Sequence[int]) -> Sizes:
-    """From a list of lengths."""
-    n = len(pool)
-    return lambda rng: pool[int(rng.random() * n)]
-
-
-def lmsys(cap: int | None = None) -> Sizes:
-    """LMSYS-Chat-1M prompt lengths (benchmark/traces), at most ``cap``."""
-    pool = [max(1, n if cap is None else min(cap, n)) for n in lengths.read(lengths.LMSYS)]
-    return drawn(pool)
-
-
-def mix(short: Sizes, long: Sizes, long_share: float) -> Sizes:
-    """``long`` with probability ``long_share`` (0..1), else ``short``."""
-
-    def draw(rng: random.Random) -> int:
-        return long(rng) if rng.random() < long_share else short(rng)
-
-    return draw
+    def answered(self, now: float, job: Job) -> Job | None:
+        """The request that follows ``job``, answered at ``now``."""
 
 
 # -- open loads
+
+
+def gaps(gap: Callable[[], float], span_s: float) -> list[float]:
+    """Arrival times (seconds) from the times between them."""
+    times, at = [], gap()
+    while at < span_s:
+        times.append(at)
+        at += gap()
+    return times
+
+
+def poisson(rate_per_s: float, span_s: float, rng: random.Random) -> Iterator[float]:
+    """Arrival times (seconds), each drawn when it is asked for."""
+    at = rng.expovariate(rate_per_s)
+    while at < span_s:
+        yield at
+        at += rng.expovariate(rate_per_s)
 
 
 @dataclass
@@ -94,16 +68,16 @@ class Open:
     slo_s: float | None = None
     follows: bool = False
 
-    def arrivals(self) -> Iterator[Request]:
-        """See Workload."""
+    def arrivals(self) -> Iterator[Job]:
+        """See Stream."""
         rng = random.Random(self.seed)
         times = self._poisson(rng) if self.burst <= 1.0 else iter(self._bursts(rng))
         sizes, slo_s = self.sizes, self.slo_s
         for i, at in enumerate(times):
-            yield Request(i, at, sizes(rng), slo_s=slo_s)
+            yield Job(at, sizes(rng), slo_s=slo_s, number=i)
 
-    def answered(self, now: float, request: Request) -> Request | None:
-        """See Workload."""
+    def answered(self, now: float, job: Job) -> Job | None:
+        """See Stream."""
         return None
 
     def _poisson(self, rng: random.Random) -> Iterator[float]:
@@ -126,50 +100,41 @@ class Open:
         return sorted(times)[: self.n]
 
 
-class Row(NamedTuple):
-    """One request of a trace."""
-
-    at_s: float
-    new: int
-    cached: int
-
-
-def read_trace(path: Path) -> list[Row]:
-    """A gzip CSV with ``arrival_ms,new_tokens,cached_tokens``. Raises OSError, KeyError or ValueError."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as f:
-        rows = [
-            Row(float(r["arrival_ms"]) / 1e3, max(1, int(r["new_tokens"])), int(r.get("cached_tokens") or 0))
-            for r in csv.DictReader(f)
-        ]
-    return sorted(rows)
-
-
 @dataclass
 class Trace:
-    """Given arrivals. ``stretch``: times are multiplied by it; ``repeat``: how often the trace is played in a row.
+    """Given jobs. ``stretch``: times are multiplied by it; ``repeat``: how often they are played in a row.
 
-    Cached tokens are taken to be cached on every server, as in a shared cache tier.
+    One with an ``after`` comes when that one is answered, if that is later.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[Job]
     stretch: float = 1.0
     repeat: int = 1
     slo_s: float | None = None
-    follows: bool = False
+    _waiting: dict[int, Job] = field(init=False, default_factory=dict)
 
-    def arrivals(self) -> Iterator[Request]:
-        """See Workload."""
+    @property
+    def follows(self) -> bool:
+        """See Stream."""
+        return any(job.after is not None for job in self.rows)
+
+    def arrivals(self) -> Iterator[Job]:
+        """See Stream."""
         span = self.rows[-1].at_s - self.rows[0].at_s
-        number = 0
         for lap in range(self.repeat):
-            shift = lap * span * (1 + 1 / len(self.rows))
-            for row in self.rows:
-                yield Request(number, (row.at_s + shift) * self.stretch, row.new, row.cached, slo_s=self.slo_s)
-                number += 1
+            shift, first = lap * span * (1 + 1 / len(self.rows)), lap * len(self.rows)
+            for i, row in enumerate(self.rows, first):
+                at_s = (row.at_s + shift) * self.stretch
+                job = replace(row, at_s=at_s, number=i, slo_s=row.slo_s if self.slo_s is None else self.slo_s)
+                if row.after is None:
+                    yield job
+                else:
+                    self._waiting[first + row.after] = job
 
-    def answered(self, now: float, request: Request) -> Request | None:
-        """See Workload."""
-        return None
+    def answered(self, now: float, job: Job) -> Job | None:
+        """See Stream."""
+        following = self._waiting.pop(job.number, None)
+        return None if following is None else replace(following, at_s=max(now, following.at_s))
 
 
 # -- closed loads
@@ -189,23 +154,23 @@ class Closed:
     _rngs: list[random.Random] = field(init=False, default_factory=list)
     _sent: int = field(init=False, default=0)
 
-    def arrivals(self) -> Iterator[Request]:
-        """See Workload."""
+    def arrivals(self) -> Iterator[Job]:
+        """See Stream."""
         # A stream of lengths per client: what a client asks does not depend on who was answered first.
         self._rngs = [random.Random(f"{self.seed}/{i}") for i in range(self.clients)]
         first = [self._next(0.0, i) for i in range(min(self.clients, self.n))]
-        return iter(sorted(first, key=lambda r: r.at))
+        return iter(sorted(first, key=lambda job: job.at_s))
 
-    def answered(self, now: float, request: Request) -> Request | None:
-        """See Workload."""
-        return self._next(now, request.client) if self._sent < self.n else None
+    def answered(self, now: float, job: Job) -> Job | None:
+        """See Stream."""
+        return self._next(now, job.client) if self._sent < self.n else None
 
-    def _next(self, now: float, client: int) -> Request:
+    def _next(self, now: float, client: int) -> Job:
         rng = self._rngs[client]
         low, high = self.turnaround_s
         self._sent += 1
         at = now + low + (high - low) * rng.random()
-        return Request(self._sent, at, self.sizes(rng), client=client, slo_s=self.slo_s)
+        return Job(at, self.sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
 
 
 @dataclass
@@ -219,21 +184,22 @@ class Populations:
     _clients: list[tuple[Sizes, random.Random]] = field(init=False, default_factory=list)
     _sent: int = field(init=False, default=0)
 
-    def arrivals(self) -> Iterator[Request]:
-        """See Workload."""
+    def arrivals(self) -> Iterator[Job]:
+        """See Stream."""
         every = [sizes for sizes, n in self.kinds for _ in range(n)]
         self._clients = [(sizes, random.Random(f"{self.seed}/{i}")) for i, sizes in enumerate(every)]
-        return iter(sorted((self._next(0.0, i) for i in range(len(every))), key=lambda r: r.at))
+        return iter(sorted((self._next(0.0, i) for i in range(len(every))), key=lambda job: job.at_s))
 
-    def answered(self, now: float, request: Request) -> Request | None:
-        """See Workload."""
-        return self._next(now, request.client)
+    def answered(self, now: float, job: Job) -> Job | None:
+        """See Stream."""
+        return self._next(now, job.client)
 
-    def _next(self, now: float, client: int) -> Request:
+    def _next(self, now: float, client: int) -> Job:
         sizes, rng = self._clients[client]
         low, high = self.turnaround_s
         self._sent += 1
-        return Request(self._sent, now + low + (high - low) * rng.random(), sizes(rng), client=client)
+        at_s = now + low + (high - low) * rng.random()
+        return Job(at_s, sizes(rng), client=client, number=self._sent)
 
 
 @dataclass
@@ -250,23 +216,23 @@ class Jobs:
     slo_s: float | None = None
     follows: bool = True
 
-    def arrivals(self) -> Iterator[Request]:
-        """See Workload."""
+    def arrivals(self) -> Iterator[Job]:
+        """See Stream."""
         rng = random.Random(self.seed)
         self._work = iter([self.sizes(rng) for _ in range(self.n)])
         self._sent = 0
-        return iter([r for r in (self._next(0.0) for _ in range(self.clients)) if r is not None])
+        return iter([job for job in (self._next(0.0) for _ in range(self.clients)) if job is not None])
 
-    def answered(self, now: float, request: Request) -> Request | None:
-        """See Workload."""
+    def answered(self, now: float, job: Job) -> Job | None:
+        """See Stream."""
         return self._next(now)
 
-    def _next(self, now: float) -> Request | None:
+    def _next(self, now: float) -> Job | None:
         tokens = next(self._work, None)
         if tokens is None:
             return None
         self._sent += 1
-        return Request(self._sent, now, tokens, slo_s=self.slo_s)
+        return Job(now, tokens, slo_s=self.slo_s, number=self._sent)
 
 
 @dataclass
@@ -293,17 +259,17 @@ class Sessions:
     _sent: int = field(init=False, default=0)
     _count: int = field(init=False, default=0)
 
-    def arrivals(self) -> Iterator[Request]:
-        """See Workload."""
+    def arrivals(self) -> Iterator[Job]:
+        """See Stream."""
         self._rngs = [random.Random(f"{self.seed}/{i}") for i in range(self.users)]
         first = [self._next(0.0, i) for i in range(min(self.users, self.n))]
-        return iter(sorted(first, key=lambda r: r.at))
+        return iter(sorted(first, key=lambda job: job.at_s))
 
-    def answered(self, now: float, request: Request) -> Request | None:
-        """See Workload."""
-        return self._next(now, request.client) if self._sent < self.n else None
+    def answered(self, now: float, job: Job) -> Job | None:
+        """See Stream."""
+        return self._next(now, job.client) if self._sent < self.n else None
 
-    def _next(self, now: float, user: int) -> Request:
+    def _next(self, now: float, user: int) -> Job:
         rng = self._rngs[user]
         self._sent += 1
         at = now + rng.expovariate(1.0 / self.think_s)
@@ -315,4 +281,6 @@ class Sessions:
             history = self._history[user] + self.reply(rng)
             new = self.turn(rng)
         self._history[user] = history + new
-        return Request(self._sent, at, new, history, client=user, session=self._session[user], slo_s=self.slo_s)
+        return Job(
+            at, new, history, stream=self._session[user], goes_on=True, slo_s=self.slo_s, client=user, number=self._sent
+        )

@@ -1,4 +1,4 @@
-"""The loads: what arrives when. Everything comes from a seed; nothing here knows a variant or a clock."""
+"""The loads by name, real or simulated. Everything comes from a seed; nothing here knows a variant or a clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from benchmark.serving import traces
-from benchmark.serving.job import THRESHOLD, Job
+from benchmark.workloads import traces
+from benchmark.workloads.job import THRESHOLD, Job
+from benchmark.workloads.lengths import Sizes, fixed, lmsys, log_uniform, mix, uniform
+from benchmark.workloads.streams import gaps, poisson
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,16 @@ class Offer:
 class Workload(Protocol):
     """A load by name."""
 
-    name: str
-    what: str
-    """In words."""
-    reuses: bool
-    """Whether prompts share beginnings, which only end-to-end servers can show."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def what(self) -> str:
+        """In words."""
+
+    @property
+    def reuses(self) -> bool:
+        """Whether prompts share beginnings, which only end-to-end servers can show."""
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         """Jobs whose rate in a closed loop is the capacity."""
@@ -41,40 +48,13 @@ class Workload(Protocol):
         """Jobs in order of their times."""
 
 
-Lengths = Callable[[random.Random], int]
-
-
-def poisson(rate_per_s: float, span_s: float, rng: random.Random) -> list[float]:
-    """Arrival times (seconds)."""
-    return gaps(lambda: rng.expovariate(rate_per_s), span_s)
-
-
-def gaps(gap: Callable[[], float], span_s: float) -> list[float]:
-    """Arrival times (seconds) from the times between them."""
-    times, at = [], gap()
-    while at < span_s:
-        times.append(at)
-        at += gap()
-    return times
-
-
-def mix(long_share: float, short: tuple[int, int], long: Lengths) -> Lengths:
-    """Short prompts with lengths drawn evenly from ``short``, and a share (0..1, by count) of long ones."""
-    return lambda rng: long(rng) if rng.random() < long_share else rng.randint(*short)
-
-
-def log_uniform(low: int, high: int) -> Lengths:
-    """Each doubling as likely as any other."""
-    return lambda rng: round(math.exp(rng.uniform(math.log(low), math.log(high))))
-
-
 @dataclass(frozen=True)
 class Drawn:
     """Lengths drawn one by one; times Poisson, or burstier."""
 
     name: str
     what: str
-    lengths: Lengths
+    lengths: Sizes
     cv: float = 1.0
     """Coefficient of variation of the times between arrivals: 1 = Poisson, more = bursts."""
     reuses: bool = False
@@ -94,10 +74,10 @@ class Replayed:
 
     name: str
     what: str
-    rows: Sequence[traces.Row]
+    rows: Sequence[Job]
     reuses: bool = False
 
-    def _job(self, at_s: float, row: traces.Row) -> Job:
+    def _job(self, at_s: float, row: Job) -> Job:
         return Job(at_s, row.new, row.cached)
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
@@ -117,7 +97,7 @@ class Sea:
 
     name: str
     what: str
-    short: tuple[int, int]
+    short: Sizes
     long_tokens: int
     long_work: float
     """Of the offered work (0..1)."""
@@ -126,12 +106,12 @@ class Sea:
     reuses: bool = False
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
-        return [Job(0.0, rng.randint(*self.short)) for _ in range(n)]
+        return [Job(0.0, self.short(rng)) for _ in range(n)]
 
     def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
         short_rate = offer.utilisation * (1.0 - self.long_work) * offer.capacity_per_s
         long_rate = offer.utilisation * self.long_work / offer.lone_s(self.long_tokens)
-        jobs = [Job(at, rng.randint(*self.short)) for at in poisson(short_rate, offer.span_s, rng)]
+        jobs = [Job(at, self.short(rng)) for at in poisson(short_rate, offer.span_s, rng)]
         first = 0.5 / long_rate
         every = 1.0 / long_rate
         times = (
@@ -223,22 +203,21 @@ def _mooncake(scale: Scale) -> Workload:
 
 
 def _lmsys(scale: Scale) -> Workload:
-    rows = [r.new for r in traces.read("lmsys_lengths")]
     what = "composite: lengths of LMSYS-Chat-1M prompts (bytes / 4), Poisson arrivals"
-    return Drawn("lmsys", what, lambda rng: min(scale.longest, rng.choice(rows)))
+    return Drawn("lmsys", what, lmsys(scale.longest))
 
 
 def _mixed(scale: Scale) -> Workload:
     low, high = HEADLINE_SHORT
     what = f"90% of {low} to {high} tokens, 10% of {scale.long}, Poisson arrivals"
-    return Drawn("mixed", what, mix(0.1, HEADLINE_SHORT, lambda _: scale.long))
+    return Drawn("mixed", what, mix(uniform(*HEADLINE_SHORT), fixed(scale.long), 0.1))
 
 
 def _spread(name: str, cv: float, how: str) -> Callable[[Scale], Workload]:
     def make(scale: Scale) -> Workload:
         top = scale.long
         what = f"80% of 16 to {THRESHOLD} tokens, 20% of {THRESHOLD} to {top} (each doubling as likely), {how}"
-        return Drawn(name, what, mix(0.2, (16, THRESHOLD), log_uniform(THRESHOLD + 1, top)), cv)
+        return Drawn(name, what, mix(uniform(16, THRESHOLD), log_uniform(THRESHOLD + 1, top), 0.2), cv)
 
     return make
 
@@ -263,7 +242,7 @@ def _whale(scale: Scale) -> Workload:
         f"one prompt of {scale.longest} tokens at even intervals over a sea of 16 to 128 tokens (one 100k prompt "
         "every 30 s, scaled): half of the work each"
     )
-    return Sea("whale", what, HEADLINE_SHORT, scale.longest, 0.5, regular=True)
+    return Sea("whale", what, uniform(*HEADLINE_SHORT), scale.longest, 0.5, regular=True)
 
 
 def _overload(scale: Scale) -> Workload:
@@ -271,7 +250,7 @@ def _overload(scale: Scale) -> Workload:
         f"prompts of {scale.long} tokens that make up a sixth of the work, in "
         f"more of {OVERLOAD_SHORT[0]} to {OVERLOAD_SHORT[1]} tokens than the machine can do"
     )
-    return Sea("overload", what, OVERLOAD_SHORT, scale.long, 1.0 / 6.0, regular=False)
+    return Sea("overload", what, uniform(*OVERLOAD_SHORT), scale.long, 1.0 / 6.0, regular=False)
 
 
 def _turns(scale: Scale) -> Workload:

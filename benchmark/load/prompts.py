@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.rig import fast
+from benchmark.load.connection import request
 from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
-from benchmark.serving.job import Job
+from benchmark.workloads.job import Job
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Prompts:
     """Whether the cached part is sent too. Requests through the fake bootstrap host never enter the prefix cache, so
     there the new tokens stand alone."""
     prefill_only: bool
+    answer: int = 1
+    """Tokens asked for; more than one are asked for as a stream."""
     _streams: dict[int, Any] = field(default_factory=dict)
 
     def stream(self, number: int) -> Any:
@@ -46,21 +48,23 @@ class Prompts:
     def bodies(self, jobs: Iterable[Job], seed: int) -> list[bytes]:
         """A whole POST for each."""
         rng, rooms = np.random.default_rng([self.seed, 2, seed]), random.Random(seed)
-        return [self._post(self.ids(job, rng), rooms) for job in jobs]
+        return [self._post(self.ids(job, rng), rooms, job.slo_s) for job in jobs]
 
     def whole_stream(self, number: int, tokens: int) -> bytes:
         """A POST whose prompt is a stream's beginning: what puts it into the prefix cache."""
         return self._post(self.stream(number)[:tokens].tolist(), random.Random(number))
 
-    def _post(self, ids: list[int], rooms: random.Random) -> bytes:
-        body: dict[str, Any] = {
-            "input_ids": ids,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
-        }
+    def _post(self, ids: list[int], rooms: random.Random, slo_s: float | None = None) -> bytes:
+        params: dict[str, Any] = {"max_new_tokens": self.answer, "temperature": 0, "ignore_eos": True}
+        if slo_s is not None:
+            params["custom_params"] = {"ttft_slo_ms": 1e3 * slo_s}
+        body: dict[str, Any] = {"input_ids": ids, "sampling_params": params}
+        if self.answer > 1:
+            body["stream"] = True
         if self.prefill_only:
             body |= {
                 "bootstrap_host": FAKE_BOOTSTRAP_HOST,
                 "bootstrap_port": 1,
                 "bootstrap_room": rooms.getrandbits(60),
             }
-        return fast.request(body)
+        return request(body)

@@ -1,6 +1,7 @@
 """The client: jobs replayed at their times, or as fast as so many clients can, over bare keep-alive connections.
 
-A request asks for one token and no stream, so the time to its answer is the time to its first token.
+A request asks for one token and no stream, or for a stream: the time to the body of its answer is the time to its first
+token.
 """
 
 from __future__ import annotations
@@ -8,36 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from benchmark.rig.fast import Connection
-from benchmark.serving.job import Job
+from benchmark.load.connection import Connection, Target
+from benchmark.workloads.job import Job
 
 IDLE_S = 3.0
 """A connection unused for longer is not used again: the server closes it after 5 s, perhaps just then."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where requests go."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def of(cls, url: str) -> Target:
-        """From ``http://host:port``. Raises ValueError."""
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        if parts.scheme not in ("", "http") or not parts.hostname or parts.path.strip("/"):
-            raise ValueError(f"{url!r} is not http://HOST:PORT")
-        return cls(parts.hostname, parts.port or 80)
-
-    @property
-    def url(self) -> str:
-        """Without a slash at its end."""
-        return f"http://{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +46,8 @@ class Pool:
             since, connection = self._free.pop()
             if connection.open and now - since < IDLE_S:
                 return connection
-        loop = asyncio.get_running_loop()
-        connection = (await loop.create_connection(Connection, self._target.host, self._target.port))[1]
-        self._all.append(connection)
-        return connection
+        self._all.append(await Connection.to(self._target))
+        return self._all[-1]
 
     def give(self, connection: Connection) -> None:
         """Done with it."""
@@ -82,23 +59,24 @@ class Pool:
             connection.transport.close()
 
 
-async def ask(pool: Pool, raw: bytes) -> bool:
-    """Send one request; whether it was answered with 200."""
+async def ask(pool: Pool, raw: bytes) -> float | None:
+    """Send one request: its TTFT (seconds), None where it is not answered with 200."""
     try:
         connection = await pool.take()
     except OSError:
-        return False
+        return None
     answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def done(_: Connection, ok: bool) -> None:
         if not answered.done():
             answered.set_result(ok)
 
+    begin = time.perf_counter()
     connection.send(raw, done)
-    ok = await answered
-    if ok:
-        pool.give(connection)
-    return ok
+    if not await answered:
+        return None
+    pool.give(connection)
+    return (connection.first or time.perf_counter()) - begin
 
 
 async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], patience_s: float) -> list[Answer]:
@@ -119,8 +97,7 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
         sent = time.perf_counter()
         late = max(0.0, sent - due)
         seen[i] = Answer(job, sent - epoch, late, None)
-        if await ask(pool, raw):
-            seen[i] = Answer(job, sent - epoch, late, time.perf_counter() - sent)
+        seen[i] = Answer(job, sent - epoch, late, await ask(pool, raw))
         answered[i].set()
 
     tasks = [asyncio.ensure_future(one(i, *pair)) for i, pair in enumerate(zip(jobs, bodies, strict=True))]
@@ -141,52 +118,64 @@ class Loop:
 
     seconds: float
     """Counted, without the run-in."""
-    answers: list[Answer] = field(default_factory=list)
-    """Of the requests that ended in that time."""
-
-    @property
-    def failed(self) -> int:
-        """How many."""
-        return sum(a.ttft_s is None for a in self.answers)
+    ttft_s: list[float] = field(default_factory=list)
+    """Of the requests answered in that time."""
+    whole_s: list[float] = field(default_factory=list)
+    """Of the same, until the answer was whole: as long, but of a stream."""
+    failed: int = 0
 
     @property
     def rate(self) -> float:
         """Requests answered per second."""
-        return (len(self.answers) - self.failed) / self.seconds
+        return len(self.ttft_s) / self.seconds
 
 
-async def closed(
-    target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], clients: int, seconds: float, run_in_s: float = 0.3
-) -> Loop:
-    """``clients`` clients that send the next request, over and over the jobs, as soon as they have their answer."""
-    pool, loop = Pool(target), Loop(seconds)
-    work = itertools.cycle(zip(jobs, bodies, strict=True))
-    epoch = time.perf_counter()
-    begin = epoch + run_in_s
+async def closed(target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float = 0.3) -> Loop:
+    """``clients`` clients that send the next request, over and over, as soon as they have their answer.
+
+    A client whose request fails is gone. Raises OSError where nobody listens.
+    """
+    work, loop, left = itertools.cycle(bodies), Loop(seconds), clients
+    connections = [await Connection.to(target) for _ in range(clients)]
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    begin = time.perf_counter() + run_in_s
     end = begin + seconds
 
-    async def client() -> None:
-        while (sent := time.perf_counter()) < end:
-            job, raw = next(work)
-            ok = await ask(pool, raw)
-            now = time.perf_counter()
-            if begin <= now < end:
-                loop.answers.append(Answer(job, sent - epoch, 0.0, now - sent if ok else None))
-            if not ok:
-                return
+    # Callbacks instead of a task a client: on two cores the client's own time is part of what is measured.
+    def go(connection: Connection) -> None:
+        sent = time.perf_counter()
 
-    await asyncio.gather(*(client() for _ in range(clients)))
-    pool.close()
+        def done(connection: Connection, ok: bool) -> None:
+            nonlocal left
+            now = time.perf_counter()
+            loop.failed += not ok
+            if ok and begin <= now < end:
+                loop.ttft_s.append((connection.first or now) - sent)
+                loop.whole_s.append(now - sent)
+            if ok and now < end:
+                go(connection)
+                return
+            left -= 1
+            if not left and not over.done():
+                over.set_result(None)
+
+        connection.send(next(work), done)
+
+    for connection in connections:
+        go(connection)
+    await over
+    for connection in connections:
+        connection.transport.close()
     return loop
 
 
-async def one_by_one(target: Target, bodies: Sequence[bytes]) -> list[float]:
+async def one_by_one(target: Target, bodies: Iterable[bytes]) -> list[float]:
     """TTFT (seconds) of each request, sent alone. Raises ConnectionError if one fails."""
     pool, times = Pool(target), []
     for raw in bodies:
-        begin = time.perf_counter()
-        if not await ask(pool, raw):
+        took = await ask(pool, raw)
+        if took is None:
             raise ConnectionError(f"a request to {target.url} failed")
-        times.append(time.perf_counter() - begin)
+        times.append(took)
     pool.close()
     return times

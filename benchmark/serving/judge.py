@@ -4,52 +4,53 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmark.results import bars
+from benchmark.results.bars import Bar
 from benchmark.rig.piece import Figure
 from benchmark.serving.compare import Compared
 from benchmark.serving.variants import FCFS, LAPS, STOCK
 
 
 @dataclass(frozen=True)
-class Bar:
+class Wanted:
     """One figure and what its ratio may be."""
 
     label: str
     path: tuple[str, ...]
-    most: float | None = None
-    least: float | None = None
+    bar: Bar
     against: str | None = None
     """A variant; None = the stock policy that is best in this figure."""
 
 
-def bars(workload: str) -> list[Bar]:
+def wanted(workload: str) -> list[Wanted]:
     """Of a workload of ``benchmark.serve``."""
     # Where prompts of all lengths are mixed, or most are short, there is less to gain for the short ones.
     even = workload in ("lmsys", "mooncake", "turns")
     # Their long prompts are few among much that is shorter, which goes first.
     yields = workload in ("bursty", "lmsys", "whale", "turns")
     return [
-        Bar("short P90 TTFT", ("short", "p90_ms"), most=0.8 if even else 0.5),
-        Bar("mean TTFT", ("mean_ms",), most=1.0),
-        Bar("mean slowdown", ("slowdown_mean",), most=1.0),
-        Bar("long P90 TTFT", ("long", "p90_ms"), most=1.25 if yields else 1.0, against=FCFS),
-        Bar("requests/s", ("requests_per_s",), least=0.98),
+        Wanted("short P90 TTFT", ("short", "p90_ms"), bars.SHORT_P90_EVEN if even else bars.SHORT_P90),
+        Wanted("mean TTFT", ("mean_ms",), bars.NO_MORE),
+        Wanted("mean slowdown", ("slowdown_mean",), bars.NO_MORE),
+        Wanted("long P90 TTFT", ("long", "p90_ms"), bars.LONG_P90_YIELDS if yields else bars.NO_MORE, FCFS),
+        Wanted("requests/s", ("requests_per_s",), bars.THROUGHPUT),
     ]
 
 
-def judged(compared: Compared, wanted: Iterable[Bar]) -> list[Figure]:
+def judged(compared: Compared, workload: str) -> list[Figure]:
     """LAPS's ratios with their bars; none where LAPS or what it is judged against was not run."""
     figures = []
-    for bar in wanted:
-        base = bar.against or best(compared, bar.path, most=bar.least is not None)
+    for one in wanted(workload):
+        base = one.against or best(compared, one.path, most=math.isinf(one.bar.most))
         if base is None or not {base, LAPS} <= compared.answers.keys():
             continue
-        found = compared.ratio(LAPS, base, *bar.path)
+        found = compared.ratio(LAPS, base, *one.path)
         if found is not None:
-            of = base if bar.against else f"{base}, the best of stock"
-            figures.append(Figure.of(f"{bar.label}, {LAPS} / {of}", found, most=bar.most, least=bar.least))
+            of = base if one.against else f"{base}, the best of stock"
+            figures.append(Figure.of(f"{one.label}, {LAPS} / {of}", found, one.bar))
     return figures
 
 

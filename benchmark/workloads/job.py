@@ -20,9 +20,15 @@ class Job:
     """Tokens before those: the beginning of ``stream``."""
     stream: int = 0
     goes_on: bool = False
-    """Whether the new tokens are the stream's next ones (a conversation), not tokens of its own."""
+    """Whether the new tokens are the stream's next ones (a conversation), not tokens of its own. What comes before them
+    is cached where the conversation was served; any other history everywhere, as in a shared cache."""
     after: int | None = None
     """Index of the job whose answer it needs: it is due then, if that is later than ``at_s``."""
+    slo_s: float | None = None
+    """Its own deadline, which the server is told (seconds to the first token)."""
+    client: int = -1
+    number: int = 0
+    """Unique in its load, where the load follows answers or is simulated."""
 
     @property
     def kind(self) -> str:

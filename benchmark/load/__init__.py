@@ -1,0 +1,1 @@
+"""The one load generator: jobs of a workload as requests, and what became of each."""

@@ -1,0 +1,105 @@
+"""One HTTP connection that costs little: whole requests prepared beforehand, replies read no further than needed.
+
+On a machine of two cores a costly client is itself what a closed loop measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+Done = Callable[["Connection", bool], None]
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Target:
+        """From ``http://host:port``. Raises ValueError."""
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        if parts.scheme not in ("", "http") or not parts.hostname or parts.path.strip("/"):
+            raise ValueError(f"{url!r} is not http://HOST:PORT")
+        return cls(parts.hostname, parts.port or 80)
+
+    @property
+    def url(self) -> str:
+        """Without a slash at its end."""
+        return f"http://{self.host}:{self.port}"
+
+
+def request(body: dict[str, Any]) -> bytes:
+    """A POST /generate as it goes over the wire."""
+    raw = orjson.dumps(body)
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(raw) + raw
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection: one request at a time, ``done`` when its reply is whole or the peer has gone."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.open = True
+        self.first: float | None = None
+        """When the body of the reply began (``perf_counter``): the first token, of a stream as of a whole reply."""
+        self._buffer = b""
+        self._body = 0
+        self._end: int | None = None
+        self._done: Done | None = None
+
+    @classmethod
+    async def to(cls, target: Target) -> Connection:
+        """A new one. Raises OSError."""
+        return (await asyncio.get_running_loop().create_connection(cls, target.host, target.port))[1]
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def send(self, raw: bytes, done: Done) -> None:
+        """Send a whole request."""
+        self._buffer, self._body, self._end, self.first, self._done = b"", 0, None, None, done
+        self.transport.write(raw)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self._body and not self._head():
+            return
+        if self.first is None and len(self._buffer) > self._body:
+            self.first = time.perf_counter()
+        whole = len(self._buffer) >= self._end if self._end is not None else self._buffer.endswith(LAST_CHUNK)
+        if whole:
+            # SGLang tells in an event what went wrong after the stream has begun.
+            fine = self._end is not None or b'"error"' not in self._buffer
+            self._finish(fine and self._buffer.startswith(b"HTTP/1.1 200"))
+
+    def _head(self) -> bool:
+        """Whether the head is there; finds where the body begins and ends."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        lower = self._buffer[:end].lower()
+        self._body = end + 4
+        if (at := lower.find(b"content-length:")) >= 0:
+            self._end = self._body + int(lower[at + 15 :].split(b"\r\n", 1)[0])
+        return True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.open = False
+        self._finish(False)
+
+    def _finish(self, ok: bool) -> None:
+        done, self._done = self._done, None
+        if done:
+            done(self, ok)

@@ -1,0 +1,1 @@
+"""What is measured, from figures with their bars to the pieces of the report."""

@@ -1,0 +1,58 @@
+"""What has to be reached: every bar of every benchmark, once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Where a figure has to lie."""
+
+    most: float = math.inf
+    least: float = -math.inf
+
+    def met(self, value: float) -> bool:
+        """Whether it lies there."""
+        return self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        if self.least == -math.inf:
+            return f"<= {self.most:g}"
+        return f">= {self.least:g}" if self.most == math.inf else f"{self.least:g}..{self.most:g}"
+
+
+LONE = Bar(most=1.03)
+"""TTFT of a request alone, with a mechanism of LAPS over without it."""
+CLOSED_WORST, CLOSED_BEST = Bar(least=0.98), Bar(least=1.05)
+"""Requests/s of closed loops over those without the mechanism: at every number of clients, and at the best one."""
+
+SHORT_P90, SHORT_P90_EVEN = Bar(most=0.5), Bar(most=0.8)
+"""Short P90 TTFT over the best stock policy's; the second where prompts of all lengths are mixed, or most are short."""
+NO_MORE = Bar(most=1.0)
+LONG_P90_YIELDS = Bar(most=1.25)
+"""Long P90 TTFT over fcfs where the long prompts are few among much that is shorter, which goes first."""
+THROUGHPUT = Bar(least=0.98)
+
+VIOLATIONS = Bar(most=0.5)
+"""Short requests in violation of their SLO over the best stock policy's."""
+FIT_MEDIAN, FIT_P90 = Bar(most=0.10), Bar(most=0.25)
+"""Relative error of the fitted step times."""
+
+ROUTER_RATE, ROUTER_P99 = Bar(least=2.0), Bar(most=1.0)
+"""Requests/s and P99 latency of the router over stock MiniLB's."""
+FIRST_MOVE = Bar(most=3.0)
+"""Control periods from a change of the mix to the first move."""
+BEHIND_ROUTER = Bar(most=0.5)
+"""Short P90 TTFT behind the router over that behind stock MiniLB."""
+
+SAME_CLIENT = Bar(least=0.85, most=1.15)
+"""Median TTFT as our client sees it over what SGLang's own sees."""
+SIMULATED = Bar(least=0.85, most=1.15)
+"""Simulated over measured TTFT."""
+
+
+def moves(instances: int) -> Bar:
+    """Moves after a change of the mix."""
+    return Bar(most=instances // 2 + 1)

@@ -1,0 +1,193 @@
+"""What the router itself costs: instant back ends and a load that costs little, so that the router is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import uvloop
+
+from benchmark.load import client
+from benchmark.load.connection import Target, request
+from benchmark.results import bars
+from benchmark.rig import servers
+from benchmark.rig.piece import Figure, Piece, Table
+from benchmark.rig.rounds import interleaved
+from benchmark.suites.router import BOTH, LAPS, STOCK, routers
+
+PREFILLS, DECODES = 4, 1
+STREAM_EVENTS = 16
+CLIENTS = (1, 8, 32)
+DIRECT = "direct"
+"""To a back end, without a router."""
+EVENT = b'data: {"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}\n\n'
+REPLY = b'{"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}'
+
+
+class Echo(asyncio.Protocol):
+    """Answers every POST at once: one JSON object, or a stream of STREAM_EVENTS events in one piece each."""
+
+    whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(REPLY), REPLY)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.buffer = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while True:
+            end = self.buffer.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = self.buffer[:end].lower()
+            at = head.find(b"content-length:")
+            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            if len(self.buffer) < end + 4 + length:
+                return
+            body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
+            if b'"stream":true' in body:
+                self.transport.write(self.head)
+                for _ in range(STREAM_EVENTS):
+                    self.transport.write(self.chunk)
+                self.transport.write(b"0\r\n\r\n")
+            elif head.startswith(b"get /laps_status") or head.startswith(b"get /v1/loads"):
+                self.transport.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            else:
+                self.transport.write(self.whole)
+
+
+async def serve(ports: Sequence[int]) -> None:
+    """Echo servers on all ``ports`` of loopback, until killed."""
+    loop = asyncio.get_running_loop()
+    started = [await loop.create_server(Echo, servers.HOST, p, backlog=4096) for p in ports]
+    await asyncio.gather(*(s.serve_forever() for s in started))
+
+
+@contextmanager
+def back_ends(count: int, out: Path) -> Iterator[list[servers.Server]]:
+    """``count`` echo servers in one process."""
+    ports = [servers.free_port() for _ in range(count)]
+    command = (sys.executable, "-m", "benchmark.router", "--serve-echo", *map(str, ports))
+    with servers.running(servers.Server("echo servers", command, ports[0], out / "logs" / "echo.log")) as (first,):
+        stand_ins = []
+        for port in ports:
+            server = servers.Server("echo", (), port, first.log, process=first.process)
+            server.bootstrap_port = 8998  # type: ignore[attr-defined]
+            stand_ins.append(server)
+        yield stand_ins
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """Keep a process on ``cores``, where the machine has more than one."""
+    if len(os.sched_getaffinity(0)) > 1:
+        os.sched_setaffinity(pid, cores)
+
+
+def measured(server: servers.Server, body: bytes, clients: int, seconds: float) -> dict[str, float]:
+    """One round, with the CPU time a request costs the server (ms): a figure other work on the machine moves less."""
+    assert server.process
+    process = psutil.Process(server.process.pid)
+    before = process.cpu_times()
+    loop = uvloop.run(client.closed(Target(servers.HOST, server.port), [body], clients, seconds, run_in_s=0.0))
+    after = process.cpu_times()
+    if not loop.whole_s:
+        raise ConnectionError(f"{server.name} answered nothing")
+    spent = after.user + after.system - before.user - before.system
+    p50, p99 = np.quantile(loop.whole_s, (0.5, 0.99))
+    return {
+        "per_s": loop.rate,
+        "p50_ms": 1e3 * float(p50),
+        "p99_ms": 1e3 * float(p99),
+        "failed": loop.failed,
+        "cpu_ms": 1e3 * spent / len(loop.whole_s),
+    }
+
+
+Rounds = dict[str, list[dict[str, float]]]
+
+
+def compared(seen: Rounds) -> dict[str, Any]:
+    """Medians over rounds, and the medians of the rounds' ratios."""
+
+    def medians(key: str, digits: int) -> dict[str, float]:
+        return {n: round(statistics.median(r[key] for r in rounds), digits) for n, rounds in seen.items()}
+
+    pairs = list(zip(seen[LAPS], seen[STOCK], seen[DIRECT], strict=True))
+    return {
+        "requests_per_s": medians("per_s", 1),
+        "p50_ms": medians("p50_ms", 3),
+        "p99_ms": medians("p99_ms", 3),
+        "cpu_ms": medians("cpu_ms", 3),
+        "failed": {n: sum(r["failed"] for r in rounds) for n, rounds in seen.items()},
+        "cpu_of_stock": round(statistics.median(a["cpu_ms"] / b["cpu_ms"] for a, b, _ in pairs), 2),
+        "times_stock": round(statistics.median(a["per_s"] / b["per_s"] for a, b, _ in pairs), 2),
+        "added_p99_of_stock": round(
+            statistics.median((a["p99_ms"] - d["p99_ms"]) / (b["p99_ms"] - d["p99_ms"]) for a, b, d in pairs), 2
+        ),
+    }
+
+
+def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
+    """Both routers in front of the same instant back ends."""
+    cores = sorted(os.sched_getaffinity(0))
+    routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
+    loads: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
+        up = routers(behind[:PREFILLS], behind[PREFILLS:], out)
+        stack.enter_context(servers.running(*up.values()))
+        pin(0, rest)
+        for s, core in ((behind[0], rest), *((r, routers_core) for r in up.values())):
+            assert s.process
+            pin(s.process.pid, core)
+        for stream in (False, True):
+            for clients in CLIENTS:
+                say(f"{'streams' if stream else 'whole replies'}, {clients} clients")
+                body = request(
+                    {"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream}
+                )
+                seen: Rounds = {name: [] for name in (*BOTH, DIRECT)}
+                for i, name in interleaved(BOTH, rounds):
+                    seen[name].append(measured(up[name], body, clients, seconds))
+                    if len(seen[DIRECT]) == i:
+                        seen[DIRECT].append(measured(behind[-1], body, clients, seconds / 4))
+                loads.append({"stream": stream, "clients": clients, **compared(seen)})
+    return piece(loads, rounds, seconds)
+
+
+def piece(loads: Sequence[dict[str, Any]], rounds: int, seconds: float) -> Piece:
+    """For the report."""
+    rows, figures = [], []
+    for at in loads:
+        kind = "stream" if at["stream"] else "whole"
+        rate, p99 = at["requests_per_s"], at["p99_ms"]
+        rows.append((
+            f"{kind}, {at['clients']}", *(f"{rate[n]:.0f}" for n in BOTH), *(f"{p99[n]:.1f}" for n in BOTH),
+            *(f"{at['cpu_ms'][n]:.2f}" for n in BOTH),
+        ))  # fmt: skip
+        load = f"{kind}, {at['clients']} clients, laps / stock"
+        figures += [
+            Figure.of(f"router: requests/s, {load}", at["times_stock"], bars.ROUTER_RATE, rounds),
+            Figure.of(f"router: P99 latency, {load}", p99[LAPS] / p99[STOCK], bars.ROUTER_P99, rounds),
+        ]
+    heads = ("reply, clients", "stock /s", "laps /s", "stock P99 ms", "laps P99 ms", "stock CPU ms", "laps CPU ms")
+    note = "CPU: of the router's process, a request."
+    return Piece(
+        name="router-echo",
+        title="What the router costs",
+        text="Stock MiniLB and the LAPS router in front of the same instant back ends, in turns; "
+        f"medians over {rounds} rounds.",
+        seed=0,
+        tables=[Table("Both routers in front of instant back ends", heads, rows, note)],
+        figures=figures,
+        data={"loads": list(loads), "seconds": seconds, "prefill": PREFILLS, "decode": DECODES},
+    )
