@@ -21,11 +21,12 @@ from typing import Any
 
 import aiohttp
 
+from benchmark.results.machine import machine, versions
 from benchmark.results.pictures import distributions
+from benchmark.results.piece import Table
 from benchmark.rig import model, servers, stats
 from benchmark.rig.load import Seen, session, spread, stream
-from benchmark.rig.machine import machine, versions
-from benchmark.rig.piece import Table
+from benchmark.rig.progress import Progress
 
 CHUNK = 1024
 SESSIONS = 3
@@ -43,28 +44,6 @@ COMMON = ("--max-total-tokens", "65536", "--context-length", "8192", "--disable-
 PREFILL = ("--chunked-prefill-size", str(CHUNK), *COMMON)
 DECODE = COMMON
 ONE_CORE = {"OMP_NUM_THREADS": "1"}
-
-
-class Progress:
-    """One live line on stderr."""
-
-    def __init__(self) -> None:
-        self._begin, self._tty, self._last = time.monotonic(), sys.stderr.isatty(), ""
-
-    def say(self, text: str) -> None:
-        """Replace the line; where there is no terminal, print it when it changes."""
-        stamp = f"[{time.monotonic() - self._begin:5.0f} s] "
-        if self._tty:
-            sys.stderr.write("\r\033[K" + stamp + text)
-        elif text.split(":")[0] != self._last:
-            self._last = text.split(":")[0]
-            sys.stderr.write(stamp + text + "\n")
-        sys.stderr.flush()
-
-    def done(self) -> None:
-        """Leave the line."""
-        if self._tty:
-            sys.stderr.write("\n")
 
 
 class Words:
@@ -132,7 +111,7 @@ async def one_round(
         ]
         load = asyncio.gather(*users, documents(http, url, words, spread(document_rate, span_s, rng), epoch, out))
         while not load.done():
-            progress.say(f"{label}: {len(out)} answers, {stats.failed(out)} failed")
+            progress(f"{label}: {len(out)} answers, {stats.failed(out)} failed")
             await asyncio.wait([load], timeout=0.5)
         await load
         return out, time.perf_counter() - epoch
@@ -204,16 +183,16 @@ def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) 
             )
         started.extend(server.start() for server in (decode, *prefills.values()))
         for server in (decode, *prefills.values()):
-            server.ready(tick=lambda _, n=server.name: progress.say(f"starting the {n}"))  # type: ignore[misc]
+            server.ready(tick=lambda _, n=server.name: progress(f"starting the {n}"))  # type: ignore[misc]
         for name, prefill in prefills.items():
             log = out / f"router-{name}.log"
             routers[name] = servers.minilb([prefill], [decode], log, port=ports[name], name=f"router ({name})")
             started.append(routers[name].start())
         for router in routers.values():
-            router.ready(tick=lambda _: progress.say("starting the routers"))
+            router.ready(tick=lambda _: progress("starting the routers"))
         yield routers
     finally:
-        progress.say("stopping the servers")
+        progress("stopping the servers")
         for server in reversed(started):
             server.stop()
         progress.done()
@@ -234,14 +213,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Also where a shell started us with interrupts ignored; and a plain kill ends the servers too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    progress = Progress()
-    progress.say("making the model")
+    progress = Progress(live=True)
+    progress("making the model")
     folder = model.make(model.REPO / "out" / "models", model.SLICED)
     words = Words(folder, args.seed)
     rounds: dict[str, list[tuple[list[Seen], float]]] = {name: [] for name in VARIANTS}
     try:
         with fleet(folder, args.out, progress, args.port) as routers:
-            progress.say("measuring a lone document")
+            progress("measuring a lone document")
             alone = [asyncio.run(lone_long_s(router.url, words)) for router in routers.values()]
             rate = args.utilisation / min(alone)
             for i, name in enumerate(ORDER):

@@ -13,29 +13,25 @@ import argparse
 import asyncio
 import json
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from benchmark import serve, slices
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE as LONE_BAR
 from benchmark.results.bars import Bar
-from benchmark.rig import model
-from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.rig.rounds import interleaved
-from benchmark.serving import devices
-from benchmark.serving.compare import Progress
-from benchmark.serving.devices import CPU, CUDA, DEVICES
-from benchmark.serving.fleet import Fleet, get_json, one_line_errors
-from benchmark.serving.metrics import quantile
-from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, SPF
+from benchmark.results.metrics import quantile
+from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.rounds import interleaved
+from benchmark.rig import devices, model
+from benchmark.rig.devices import CPU, CUDA, DEVICES
+from benchmark.rig.fleet import Fleet, command_line, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
 from benchmark.workloads.job import Job
 
 NAMES = (FCFS, SPF, LAPS)
@@ -110,10 +106,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.tokens, begin = args.chunk, time.monotonic()
-    # Ended by its keeper it still stops its servers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
-    say = Progress(begin, time.monotonic)
+    say = Progress()
     device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
     prompts = Prompts(device.vocabulary, args.seed, args.longest, reuse=False, prefill_only=True)
     found = [*(BUILT_IN[n] for n in NAMES), slices.UNSLICED]
@@ -130,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             shutil.copy((left or out) / picture, out)
         piece.tell(out)
 
-    with one_line_errors("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
+    with command_line("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
         done(loads(fleet, time.monotonic() - begin, args))
         done(lone(fleet, prompts, args, NAMES))
         if not args.skip_slices:

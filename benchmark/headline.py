@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import uvloop
 from laps_core.scheduling.gap import WIDEST
 
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import NO_MORE
-from benchmark.rig import model
-from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.results.metrics import KINDS
+from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.rig import devices, model
+from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.fleet import Fleet, command_line, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, LAPS, STOCK
 from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
-from benchmark.serving import calibrate, compare, devices
-from benchmark.serving.compare import Compared, Progress, Settings
-from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
-from benchmark.serving.fleet import Fleet, get_json, one_line_errors
-from benchmark.serving.metrics import KINDS
-from benchmark.serving.promises import Terms, worst
-from benchmark.serving.variants import BUILT_IN, LAPS, STOCK
+from benchmark.suites.serve import calibrate, compare
+from benchmark.suites.serve.compare import Compared, Settings
+from benchmark.suites.serve.promises import Terms, worst
 from benchmark.workloads import named
 
 NAMES = (*STOCK, LAPS)
@@ -81,11 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.rounds < 1 or args.seconds <= 0:
         parser.exit(2, f"{parser.prog}: --rounds and --seconds are positive\n")
-    # Ended by its keeper it still stops its servers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
-    say = Progress(time.monotonic(), time.monotonic)
-    with one_line_errors("bench"):
+    say = Progress()
+    with command_line("bench"):
         pieces = _run(args, say)
     for piece in pieces:
         piece.command = command("benchmark.headline", argv)

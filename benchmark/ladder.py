@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.rig import model
-from benchmark.rig.piece import Figure, Piece, Table, command
 
 ROWS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 REQUESTS = (1, 4, 16, 64)

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmark.reporting import page, steps
+from benchmark.rig import devices
 from benchmark.rig.model import REPO
-from benchmark.serving import devices
-from benchmark.serving.compare import Progress
+from benchmark.rig.progress import Progress
 
 PAGE = REPO / "benchmark" / "report"
 
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.readme.is_file():
         parser.exit(2, f"{parser.prog}: {args.readme} is not a file\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    say = Progress(time.monotonic(), time.monotonic)
+    say = Progress()
     failed: dict[str, str] = {}
     if not args.source:
         for name in wanted:

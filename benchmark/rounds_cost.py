@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.rounds import interleaved, ratio
 from benchmark.rig import model, servers
-from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.rig.rounds import interleaved, ratio
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000)
 VARIANTS: dict[str, dict[str, str]] = {"fcfs": {}, "laps": {"SGLANG_LAPS_SCHEDULER": "{}"}}

@@ -10,18 +10,16 @@ Rounds of both routers alternate, and figures are medians over rounds (ratios: m
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
 
+from benchmark.results.piece import command
 from benchmark.rig import model
-from benchmark.rig.piece import command
-from benchmark.serving.compare import Progress
-from benchmark.serving.fleet import one_line_errors
+from benchmark.rig.fleet import command_line
+from benchmark.rig.progress import Progress
 from benchmark.suites.router import echo, mix, real
 
 
@@ -46,13 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.serve_echo:
         uvloop.run(echo.serve(args.serve_echo))
         return 0
-    # Ended by its keeper it still stops its servers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
-    say = Progress(time.monotonic(), time.monotonic)
+    say = Progress()
     name = "echo" if args.echo else "mix" if args.mix else "real"
     out = args.out or model.REPO / "out" / f"router-{name}"
-    with one_line_errors("bench router"):
+    with command_line("bench router"):
         if args.echo:
             piece = echo.run(out, args.rounds, args.seconds or 3.0, say)
         elif args.mix:

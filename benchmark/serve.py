@@ -19,26 +19,23 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import pictures
-from benchmark.rig import model
-from benchmark.rig.piece import Piece, command
-from benchmark.serving import check, closed, compare, devices, judge, tables, variants
-from benchmark.serving.compare import Compared, Measured, Progress, Settings
-from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
-from benchmark.serving.fleet import Fleet, Running, one_line_errors, warm_up
-from benchmark.serving.metrics import KINDS, curve
+from benchmark.results.metrics import KINDS, curve
+from benchmark.results.piece import Piece, command
+from benchmark.rig import devices, model, variants
+from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
+from benchmark.rig.progress import Progress
+from benchmark.suites.serve import check, closed, compare, judge, tables
+from benchmark.suites.serve.compare import Compared, Measured, Settings
 from benchmark.workloads import named
 
 BASE = variants.FCFS
@@ -184,12 +181,9 @@ def how_served(device: Device, chunk: int, pd: bool, prefill_only: bool) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args, device, found = checked(argv)
-    # Ended by its keeper it still stops its servers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
-    say = Progress(time.monotonic(), time.monotonic)
+    say = Progress()
     chunk, longest = args.chunk or device.chunk, args.longest or device.longest
-    with one_line_errors("serve"):
+    with command_line("serve"):
         if args.check_client:
             out = args.out or model.REPO / "out" / "client-check"
             made = iter([(check.run(device, chunk, out, args.seed, args.rounds, args.seconds, say), out)])

@@ -13,28 +13,23 @@ import argparse
 import asyncio
 import itertools
 import random
-import signal
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import uvloop
-
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE, NO_MORE
-from benchmark.rig import model
-from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.rig.rounds import Ratio, interleaved, ratio
-from benchmark.serving import devices
-from benchmark.serving.compare import Progress
-from benchmark.serving.devices import CPU, CUDA, DEVICES, Device
-from benchmark.serving.fleet import Fleet, one_line_errors
-from benchmark.serving.metrics import quantile
-from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, ON, Variant
+from benchmark.results.metrics import quantile
+from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.rounds import Ratio, interleaved, ratio
+from benchmark.rig import devices, model
+from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.fleet import Fleet, command_line
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, ON, Variant
 from benchmark.workloads.job import Job
 
 WHOLE = "laps-whole"
@@ -159,10 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     if args.rounds < 1 or args.tokens < 512:
         p.exit(2, f"{p.prog}: --rounds is positive, --tokens at least 512\n")
-    # Ended by its keeper it still stops its servers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
-    with one_line_errors("bench slices"):
+    with command_line("bench slices"):
         piece = run(args, DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)])
     piece.command = command("benchmark.slices", argv)
     piece.write(args.out)
@@ -172,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, device: Device) -> Piece:
     """Both fleets, one after the other."""
-    say = Progress(time.monotonic(), time.monotonic)
+    say = Progress()
     prompts = Prompts(device.vocabulary, args.seed, args.tokens, reuse=False, prefill_only=True)
     found = [BUILT_IN[FCFS], BUILT_IN[LAPS], UNSLICED]
     with Fleet(device, args.tokens, found, False, args.out, prompts, say) as fleet:

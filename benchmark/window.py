@@ -26,29 +26,26 @@ import argparse
 import asyncio
 import json
 import random
-import signal
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars, pictures
+from benchmark.results.metrics import KINDS
+from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.rounds import Ratio, interleaved, ratio
 from benchmark.rig import model, servers
-from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.rig.rounds import Ratio, interleaved, ratio
-from benchmark.serving import calibrate, compare
-from benchmark.serving.compare import Measured, Progress, Settings
-from benchmark.serving.devices import CPU, DEVICES, MODELS, Device
-from benchmark.serving.fleet import Fleet, get_json, one_line_errors
-from benchmark.serving.metrics import KINDS
-from benchmark.serving.variants import BUILT_IN, LAPS, ON, STOCK, Variant
+from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
+from benchmark.rig.fleet import Fleet, command_line, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
+from benchmark.suites.serve import calibrate, compare
+from benchmark.suites.serve.compare import Measured, Settings
 from benchmark.workloads.job import LONG, SHORT, THRESHOLD, Job
 from benchmark.workloads.lengths import fixed, lmsys, mix, uniform
 from benchmark.workloads.named import Drawn
@@ -231,11 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = set(filter(None, args.only.split(","))) or set(QUESTIONS)
     if args.rounds < 1 or not wanted <= set(QUESTIONS):
         parser.error(f"--rounds is at least 1; --only takes {', '.join(QUESTIONS)}")
-    # Ended by its keeper it still stops its servers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
-    found, say = Found(), Progress(time.monotonic(), time.monotonic)
-    with one_line_errors("window"):
+    found, say = Found(), Progress()
+    with command_line("window"):
         if wanted & {"alone", "closed"}:
             # Token ids in and out: the tokenizer's processes would share these few cores with the device they stand
             # for.

@@ -26,11 +26,11 @@ from benchmark.faults.fleet import Fleet
 from benchmark.faults.inflict import Inflictor
 from benchmark.faults.oracle import BAD, Oracle
 from benchmark.faults.outcome import Campaign
-from benchmark.faults.progress import Progress
 from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
+from benchmark.results.piece import command
 from benchmark.rig import model
-from benchmark.rig.piece import command
-from benchmark.serving.fleet import one_line_errors
+from benchmark.rig.fleet import one_line_errors
+from benchmark.rig.progress import Progress
 
 SHORT_PROMPTS, LONG_PROMPTS = 120, 30
 LEAST_CASES = 220
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"{parser.prog}: --requests and --seconds are positive\n")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
-    say = Progress()
+    say = Progress(live=True)
     evidence = Evidence()
     with one_line_errors("bench faults"):
         say("making the model")

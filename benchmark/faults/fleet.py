@@ -18,7 +18,7 @@ from benchmark.faults.evidence import Evidence
 from benchmark.faults.proxies import Proxy
 from benchmark.faults.schedule import DECODE, PREFILL
 from benchmark.rig import model, servers
-from benchmark.serving.devices import CPU, DEVICES, free_gib
+from benchmark.rig.devices import CPU, DEVICES, free_gib
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
 """Fast, for what is tried are faults; its long batches can be paused."""

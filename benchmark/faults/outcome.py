@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmark.faults.comparison import Compared
 from benchmark.faults.oracle import ENDS, HUNG, LOST, WRONG, Oracle
-from benchmark.rig.piece import Figure, Piece, Table
+from benchmark.results.piece import Figure, Piece, Table
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.reporting.steps import Collected
-from benchmark.rig.piece import Figure, Piece, Table
+from benchmark.results.piece import Figure, Piece, Table
 
 HEADLINE, BENCH = "headline", "bench.json"
 TOLD = {True: "met", False: "**MISSED**", None: ""}

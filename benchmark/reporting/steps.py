@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
-from benchmark.rig.piece import Piece
 
 LIMIT_S = 3600.0
 """Longest run of one command."""

@@ -1,12 +1,11 @@
-"""Load for a running server, and what the client saw: time to first token, per request."""
+"""One chat or prefill through aiohttp, as an ordinary client sends it; measured loads come from ``benchmark/load``."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,20 +110,6 @@ async def prefill_only(
         seen.error = f"{type(e).__name__}: {e}"[:200]
     seen.total_s = time.perf_counter() - begin
     return seen
-
-
-async def open_loop(arrivals: Iterable[tuple[float, Callable[[float], Awaitable[Seen]]]]) -> tuple[list[Seen], float]:
-    """Send each request at its time (seconds from now), whatever has come back by then.
-
-    Returns what was seen and the seconds from the first arrival's epoch to the last answer.
-    """
-    epoch = time.perf_counter()
-    jobs = []
-    for at, send in sorted(arrivals, key=lambda pair: pair[0]):
-        await asyncio.sleep(max(0.0, epoch + at - time.perf_counter()))
-        jobs.append(asyncio.ensure_future(send(epoch)))
-    seen = list(await asyncio.gather(*jobs))
-    return seen, time.perf_counter() - epoch
 
 
 def spread(rate: float, span_s: float, rng: random.Random) -> list[float]:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.sim import profile as profiles
 from benchmark.sim.metrics import Outcome, lone_s
 from benchmark.sim.profile import Profile

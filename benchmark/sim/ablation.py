@@ -20,7 +20,7 @@ from laps_core.scheduling.gap import stretch
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.results import pictures
-from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.sim.metrics import Group, Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import VARIANTS, run

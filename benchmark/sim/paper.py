@@ -19,7 +19,7 @@ from typing import Any
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.results import pictures
-from benchmark.rig.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.sim.metrics import Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import VARIANTS, run

@@ -17,7 +17,6 @@ import itertools
 import json
 import math
 import random
-import signal
 import statistics
 import sys
 import time
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 from laps_core.latency.model import Coefficients
 from scipy.optimize import nnls
 
@@ -36,13 +34,13 @@ from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SIMULATED
 from benchmark.results.pictures import against
+from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.rounds import interleaved, ratio
 from benchmark.rig import model, stats
-from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.rig.rounds import interleaved, ratio
-from benchmark.serving.compare import Progress
-from benchmark.serving.devices import CPU, DEVICES
-from benchmark.serving.fleet import Fleet, get_json, one_line_errors
-from benchmark.serving.variants import BUILT_IN, FCFS, LAPS, ON, Variant
+from benchmark.rig.devices import CPU, DEVICES
+from benchmark.rig.fleet import Fleet, command_line, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, ON, Variant
 from benchmark.sim.metrics import Outcome, lone_s
 from benchmark.sim.profile import FOLDER, Profile
 from benchmark.sim.variants import VARIANTS, run
@@ -196,19 +194,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile-out", type=Path, default=FOLDER / "cpu.json")
     parser.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
     args.out.mkdir(parents=True, exist_ok=True)
     raw = args.out / "raw.json"
     if not args.again:
-        with one_line_errors("sim.validate"):
+        with command_line("sim.validate"):
             raw.write_text(json.dumps(gather(args)))
     return report(json.loads(raw.read_text()), args, argv)
 
 
 def gather(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that needs real servers."""
-    device, say = DEVICES[CPU], Progress(time.monotonic(), time.monotonic)
+    device, say = DEVICES[CPU], Progress()
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
     knobs = json.dumps({"profile_save_path": str(args.out / "latency.json")})
     found = [BUILT_IN[FCFS], Variant(LAPS, (ON, "--laps-config", knobs))]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
-from benchmark.rig.piece import Piece
 
 LIMIT_S = 1500.0
 """A minute or two of it are load; servers start, and start again, while other tests may have the cores."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmark import serve
-from benchmark.rig.piece import Piece
+from benchmark.results.piece import Piece
 
 from .conftest import LAPS, Prefill
 

@@ -12,9 +12,9 @@ import pytest
 from benchmark import report
 from benchmark.reporting import page, steps
 from benchmark.results.bars import Bar
+from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.rounds import ratio
 from benchmark.rig.model import REPO
-from benchmark.rig.piece import Figure, Piece, Table, command
-from benchmark.rig.rounds import ratio
 
 README = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from benchmark.rig.rounds import interleaved, interval, ratio, ratios
+from benchmark.results.rounds import interleaved, interval, ratio, ratios
 
 
 def test_turns_alternate_so_that_no_variant_is_always_first() -> None:

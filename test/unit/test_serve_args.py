@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmark import serve
-from benchmark.serving import variants
+from benchmark.rig import variants
 
 CPU = ["--device", "cpu"]
 

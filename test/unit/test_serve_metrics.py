@@ -10,10 +10,10 @@ import pytest
 from benchmark.headline import promise
 from benchmark.load.client import Answer
 from benchmark.results import pictures
-from benchmark.serving import calibrate, judge, tables
-from benchmark.serving.compare import Compared, Measured
-from benchmark.serving.metrics import Slo, curve, figures
-from benchmark.serving.promises import Terms, worst
+from benchmark.results.metrics import Slo, curve, figures
+from benchmark.suites.serve import calibrate, judge, tables
+from benchmark.suites.serve.compare import Compared, Measured
+from benchmark.suites.serve.promises import Terms, worst
 from benchmark.workloads.job import LONG, SHORT, Job
 
 LONE = calibrate.Lone((100, 1000), (0.01, 0.10))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.rig.piece import Piece
+from benchmark.results.piece import Piece
 from benchmark.sim.__main__ import main
 from benchmark.workloads import traces
 from benchmark.workloads.job import Job

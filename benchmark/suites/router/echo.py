@@ -18,9 +18,9 @@ import uvloop
 from benchmark.load import client
 from benchmark.load.connection import Target, request
 from benchmark.results import bars
+from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results.rounds import interleaved
 from benchmark.rig import servers
-from benchmark.rig.piece import Figure, Piece, Table
-from benchmark.rig.rounds import interleaved
 from benchmark.suites.router import BOTH, LAPS, STOCK, routers
 
 PREFILLS, DECODES = 4, 1

@@ -20,9 +20,9 @@ from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
+from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import model, servers
-from benchmark.rig.piece import Figure, Piece, Table
-from benchmark.serving.fleet import get_json
+from benchmark.rig.fleet import get_json
 from benchmark.suites.router import FLAGS, LAPS, MODULES
 from benchmark.workloads.job import Job
 from benchmark.workloads.lengths import fixed, mix

@@ -14,11 +14,11 @@ from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
+from benchmark.results.metrics import KINDS, quantile
+from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results.rounds import interleaved, ratio
 from benchmark.rig import model, servers
-from benchmark.rig.piece import Figure, Piece, Table
-from benchmark.rig.rounds import interleaved, ratio
-from benchmark.serving.devices import MODELS
-from benchmark.serving.metrics import KINDS, quantile
+from benchmark.rig.devices import MODELS
 from benchmark.suites.router import BOTH, LAPS, STOCK, routers
 from benchmark.workloads.job import LONG, SHORT, Job
 from benchmark.workloads.streams import poisson

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from benchmark.results import bars
 from benchmark.results.bars import Bar
-from benchmark.rig.piece import Figure
-from benchmark.serving.compare import Compared
-from benchmark.serving.variants import FCFS, LAPS, STOCK
+from benchmark.results.piece import Figure
+from benchmark.rig.variants import FCFS, LAPS, STOCK
+from benchmark.suites.serve.compare import Compared
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import random
 import statistics
@@ -15,11 +14,11 @@ from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
+from benchmark.results.metrics import Slo, figures
+from benchmark.results.rounds import Ratio, interleaved, ratio
 from benchmark.rig import stats
-from benchmark.rig.rounds import Ratio, interleaved, ratio
-from benchmark.serving import calibrate
-from benchmark.serving.fleet import flush, get_json
-from benchmark.serving.metrics import Slo, figures
+from benchmark.rig.fleet import flush, get_json
+from benchmark.suites.serve import calibrate
 from benchmark.workloads.job import Job
 from benchmark.workloads.named import Offer, Workload
 
@@ -200,17 +199,3 @@ def goodput(
                 high = middle
         found[name] = rate
     return found
-
-
-@dataclass
-class Progress:
-    """One line per step, with the time since the start, where ``quiet`` is not set."""
-
-    begin_s: float
-    clock: Callable[[], float]
-    quiet: bool = False
-
-    def __call__(self, text: str) -> None:
-        if not self.quiet:
-            with contextlib.suppress(BrokenPipeError):
-                print(f"[{self.clock() - self.begin_s:5.0f} s] {text}", flush=True)

@@ -11,11 +11,11 @@ from typing import Any
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import CLOSED_BEST, CLOSED_WORST
-from benchmark.rig.piece import Figure, Table
-from benchmark.rig.rounds import interleaved, ratio
-from benchmark.serving.compare import Servers
-from benchmark.serving.metrics import quantile
-from benchmark.serving.variants import FCFS, LAPS
+from benchmark.results.metrics import quantile
+from benchmark.results.piece import Figure, Table
+from benchmark.results.rounds import interleaved, ratio
+from benchmark.rig.variants import FCFS, LAPS
+from benchmark.suites.serve.compare import Servers
 from benchmark.workloads.named import Workload
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.rig import servers
-from benchmark.serving.devices import Device, free_gib
-from benchmark.serving.variants import Variant
+from benchmark.rig.devices import Device, free_gib
+from benchmark.rig.variants import Variant
 from benchmark.workloads.job import Job
 
 WARM = 64
@@ -168,6 +172,15 @@ class Running:
         return self.url
 
     prefill = target
+
+
+@contextlib.contextmanager
+def command_line(command: str) -> Iterator[None]:
+    """As ``one_line_errors``, for a command that loads servers: ended by its keeper it still stops them."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    uvloop.install()
+    with one_line_errors(command):
+        yield
 
 
 @contextlib.contextmanager

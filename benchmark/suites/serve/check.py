@@ -14,13 +14,13 @@ from pathlib import Path
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SAME_CLIENT
-from benchmark.rig.piece import Figure, Piece, Table
-from benchmark.rig.rounds import interleaved, ratio
+from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results.rounds import interleaved, ratio
+from benchmark.rig.devices import Device
+from benchmark.rig.fleet import Fleet
+from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ENV, FAKE_BOOTSTRAP_HOST, ServerError
-from benchmark.serving.compare import Progress
-from benchmark.serving.devices import Device
-from benchmark.serving.fleet import Fleet
-from benchmark.serving.variants import BUILT_IN
+from benchmark.rig.variants import BUILT_IN
 from benchmark.workloads.job import Job
 
 TOKENS, CLIENTS = 1024, 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmark.rig.piece import Figure, Table
-from benchmark.serving.compare import GOAL, Compared
-from benchmark.serving.metrics import KINDS, QUANTILES
+from benchmark.results.metrics import KINDS, QUANTILES
+from benchmark.results.piece import Figure, Table
+from benchmark.suites.serve.compare import GOAL, Compared
 
 RATIOS = (
     ("short P50 TTFT", ("short", "p50_ms")),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.rig import model, servers
-from benchmark.serving.variants import CELLS, DUAL, LAPS, STOCK
+from benchmark.rig.variants import CELLS, DUAL, LAPS, STOCK
 
 CPU, CUDA = "cpu", "cuda"
 MODELS = model.REPO / "out" / "models"

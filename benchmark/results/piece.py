@@ -17,9 +17,9 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmark.results.bars import Bar
-from benchmark.rig.machine import commit, machine, versions
+from benchmark.results.machine import commit, machine, versions
+from benchmark.results.rounds import Ratio
 from benchmark.rig.model import REPO
-from benchmark.rig.rounds import Ratio
 
 NAME = "piece.json"
 

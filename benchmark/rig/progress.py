@@ -1,0 +1,38 @@
+"""What is going on, with the time since the start."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+EVERY_S = 10.0
+"""Between two lines of a live one where there is no terminal."""
+
+
+class Progress:
+    """Call it with what is going on: a line each, or one ``live`` line, as often as you like."""
+
+    def __init__(self, *, live: bool = False) -> None:
+        self._live = live
+        self._out = sys.stderr if live else sys.stdout
+        self._tty = live and self._out.isatty()
+        self._begin = time.monotonic()
+        self._last = -EVERY_S
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic() - self._begin
+        if self._live and not self._tty:
+            if now - self._last < EVERY_S:
+                return
+            self._last = now
+        line = f"[{now:5.0f} s] {text}"
+        with contextlib.suppress(BrokenPipeError):
+            self._out.write(f"\r\033[K{line}" if self._tty else f"{line}\n")
+            self._out.flush()
+
+    def done(self) -> None:
+        """Leave a live line."""
+        if self._tty:
+            self._out.write("\n")
+            self._out.flush()
