@@ -273,7 +273,7 @@ def test_what_cannot_be_read_is_marked_and_taken_for_as_long_as_the_body_allows(
 ) -> None:
     prompt = read_prompt(endpoint, body)
     assert prompt.unread == unread
-    ask = measure(prompt, ByteCounter(), 512, 4_000_000)
+    ask = measure(prompt, ByteCounter(), 4_000_000)
     assert (ask.total == 1_000_000) == unread
 
 

@@ -58,10 +58,10 @@ class Call:
             self.slo_ms = bodies.read_deadline(texts)
             self._raw, self._body = bodies.add_deadline(self.endpoint, self._raw, self._body, self.slo_ms)
 
-    def read(self, counter: TokenCounter, media_tokens: int) -> None:
+    def read(self, counter: TokenCounter) -> None:
         """Read and measure the prompt; of the body stays what an attempt needs: its bytes and its members' names."""
         self.prompt = read_prompt(self.endpoint, self._body)
-        self.ask = measure(self.prompt, counter, media_tokens, len(self._raw))
+        self.ask = measure(self.prompt, counter, len(self._raw))
         self._raw = bodies.without_routed(self._raw, self._body)
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
 

@@ -11,7 +11,7 @@ PROMPTS_MAX = 64
 """Of a batch, so many prompts are looked up in the prefix indexes: they stand for the rest."""
 
 
-def measure(prompt: Prompt, counter: TokenCounter, media_tokens: int, size: int) -> Ask:
+def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
     """Measure ``prompt``, of a request body of ``size`` bytes.
 
     What could not be read may be as long as the body allows.
@@ -21,4 +21,4 @@ def measure(prompt: Prompt, counter: TokenCounter, media_tokens: int, size: int)
         tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
     prints = [fingerprint(t.encode("utf-8", "surrogatepass"), prompt.media_at) for t in prompt.texts[:PROMPTS_MAX]]
     prints += [fingerprint(i) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
-    return Ask(tokens, prints, media_tokens, prompt.media - sum(len(p.media) for p in prints))
+    return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))

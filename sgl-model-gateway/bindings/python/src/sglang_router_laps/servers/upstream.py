@@ -13,6 +13,8 @@ from .instances import Instance
 
 KEEPALIVE_S = 4.0
 """Below the 5 s after which SGLang's own server closes an idle connection: the router must be the first to."""
+CONNECT_S = 5.0
+"""Longest wait for a connection (seconds): three lost packets are sent again by then."""
 
 DROPPED = frozenset(
     (
@@ -86,8 +88,7 @@ class RawHeaders(aiohttp.ClientRequest):
 class Sessions:
     """One client session per upstream, opened on first use."""
 
-    def __init__(self, timeout_s: float, connect_timeout_s: float) -> None:
-        self._connect_timeout_s = connect_timeout_s
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._open: dict[str, aiohttp.ClientSession] = {}
 
@@ -96,7 +97,7 @@ class Sessions:
         left = self._timeout_s - elapsed_s
         if left <= 0:
             raise TimeoutError
-        return aiohttp.ClientTimeout(total=left, sock_connect=self._connect_timeout_s)
+        return aiohttp.ClientTimeout(total=left, sock_connect=CONNECT_S)
 
     def of(self, instance: Instance) -> aiohttp.ClientSession:
         """The session of ``instance``. Needs a running event loop."""
@@ -105,7 +106,7 @@ class Sessions:
             session = self._open[instance.url] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_timeout_s),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S),
                 request_class=RawHeaders,
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
