@@ -23,30 +23,17 @@ FLAGS: dict[str, str] = {
 }
 """Knobs that are flags of their own."""
 
-_FIXED = "has one value for all"
-_HEALTH = "follows --health-check-interval-secs"
 RETIRED: dict[str, str] = {
-    "alpha": _FIXED,
-    "beta": _FIXED,
-    "gamma": _FIXED,
-    "backlog_unit": "is load_unit",
-    "spill_tokens": "is load_unit",
-    "deviation_cap": _FIXED,
-    "quantile": _FIXED,
-    "idle_pressure": _FIXED,
-    "recovering": _FIXED,
-    "cooldown_s": "follows --laps-rebalance-interval-s",
-    "signal_period_s": "follows --laps-rebalance-interval-s",
-    "prefix_tokens": _FIXED,
-    "prefix_load_factor": _FIXED,
-    "exact_bytes": _FIXED,
-    "image_tokens": _FIXED,
+    **dict.fromkeys(
+        ("alpha", "beta", "gamma", "deviation_cap", "quantile", "idle_pressure", "recovering", "prefix_tokens",
+         "prefix_load_factor", "exact_bytes", "image_tokens", "connect_timeout_s", "history_s"),
+        "has one value for all",
+    ),
+    **dict.fromkeys(("backlog_unit", "spill_tokens"), "is load_unit"),
+    **dict.fromkeys(("cooldown_s", "signal_period_s"), "follows --laps-rebalance-interval-s"),
+    **dict.fromkeys(("probe_backoff_s", "probe_backoff_max_s"), "follows --health-check-interval-secs"),
     "max_inflight": "is --max-concurrent-requests",
-    "connect_timeout_s": _FIXED,
-    "probe_backoff_s": _HEALTH,
-    "probe_backoff_max_s": _HEALTH,
-    "history_s": _FIXED,
-}
+}  # fmt: skip
 """Names that are no knobs, each with what to set in its place or why there is nothing to set."""
 
 

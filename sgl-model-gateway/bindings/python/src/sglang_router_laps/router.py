@@ -30,8 +30,6 @@ from .servers.supervisor import Supervisor
 from .servers.upstream import Sessions
 from .telemetry.history import History
 from .telemetry.journal import Journal
-from .telemetry.metrics import Metrics
-from .telemetry.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +41,7 @@ class Router:
     """Raises ConfigError when the servers and the configuration do not fit each other."""
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
+        self.config = config
         self.max_payload: int = args.max_payload_size
         self.timeout: float = args.request_timeout_secs
         self.places = Places(args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST)
@@ -80,20 +79,7 @@ class Router:
             budget=RetryBudget(),
             spawn=self.spawn,
         )
-        self.view = View(
-            config=config,
-            pairs=pairs,
-            instances=self.instances,
-            readers=self.readers,
-            control=self.control,
-            history=self.history,
-            journal=journal,
-            places=self.places,
-            supervisor=self.supervisor,
-            tokens=counter.as_dict,
-            started_at=time.monotonic(),
-        )
-        self.metrics = Metrics(self.view)
+        self.started_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
 

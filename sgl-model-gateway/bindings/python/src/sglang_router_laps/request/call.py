@@ -9,6 +9,7 @@ from typing import Any
 
 from laps_core.pools.pressure import Pool
 from laps_core.protocol import DEADLINE_HEADER
+from starlette.types import Scope
 
 from ..pools.ask import Ask
 from ..servers.instances import PrefillInstance
@@ -18,7 +19,6 @@ from . import logprobs
 from .ids import Ids
 from .measure import measure
 from .prompt import Prompt, batch_size, read_prompt
-from .replies import Scope
 from .tokens import TokenCounter
 
 NOTHING = Ask(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ import aiohttp
 from multidict import CIMultiDict
 
 from .instances import Instance
+
+logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 4.0
 """Below the 5 s after which SGLang's own server closes an idle connection: the router must be the first to."""
@@ -32,6 +35,8 @@ LOCAL = EXHAUSTED | {
 }  # fmt: skip
 """Connecting failed before anything left this machine."""
 
+Answer = tuple[int, bytes]
+"""Status and body of a server's reply."""
 Kind = Literal["refused", "unreachable", "lost", "cut"]
 
 
@@ -112,6 +117,21 @@ class Sessions:
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
             )
         return session
+
+    async def tell(
+        self, instance: Instance, path: str, authorization: str | None, timeout_s: float, body: Any = None
+    ) -> Answer | None:
+        """POST something beside the requests; None where ``instance`` is not reached."""
+        headers = {"authorization": authorization} if authorization else {}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self.of(instance).post(
+                instance.address(path), json=body, headers=headers, timeout=timeout
+            ) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as e:
+            logger.debug("%s at %s: %s", path, instance.url, e)
+            return None
 
     async def close(self) -> None:
         """Close all connections."""
