@@ -22,7 +22,7 @@ from sglang_router_laps.request.body import (
     splice,
     without_routed,
 )
-from sglang_router_laps.request.measure import measure
+from sglang_router_laps.request.call import measure
 from sglang_router_laps.request.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
 from sglang_router_laps.request.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 

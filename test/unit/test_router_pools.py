@@ -17,7 +17,7 @@ from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.ask import Ask
 from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.pools.shared import SHARERS, WATCHED, SharedPrefixes
-from sglang_router_laps.request.measure import measure
+from sglang_router_laps.request.call import measure
 from sglang_router_laps.request.prompt import CHAT, GENERATE, read_prompt
 from sglang_router_laps.request.tokens import ByteCounter
 from sglang_router_laps.servers.instances import PrefillInstance

@@ -13,14 +13,16 @@ from starlette.types import Scope
 
 from ..pools.ask import Ask
 from ..servers.instances import PrefillInstance
+from ..servers.prefixes import fingerprint
 from ..servers.upstream import forwarded
 from . import body as bodies
 from . import logprobs
 from .ids import Ids
-from .measure import measure
 from .prompt import Prompt, batch_size, read_prompt
-from .tokens import TokenCounter
+from .tokens import START_BYTES_PER_TOKEN, TokenCounter
 
+PROMPTS_MAX = 64
+"""Of a batch, so many prompts are looked up in the prefix indexes: they stand for the rest."""
 NOTHING = Ask(0)
 """What a request asks whose prompt is not known yet, or of no more use."""
 
@@ -81,3 +83,16 @@ class Call:
     def forget(self) -> None:
         """No other attempt will need it, and a stream can be long."""
         self._raw, self.prompt, self.ask = b"", None, NOTHING
+
+
+def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
+    """Measure ``prompt``, of a request body of ``size`` bytes.
+
+    What could not be read may be as long as the body allows.
+    """
+    tokens = counter.count(prompt)
+    if prompt.unread:
+        tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
+    prints = [fingerprint(t.encode("utf-8", "surrogatepass"), prompt.media_at) for t in prompt.texts[:PROMPTS_MAX]]
+    prints += [fingerprint(i) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
+    return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))
