@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -117,7 +117,7 @@ def test_it_needs_mini_lb(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_configuration_is_json_ready() -> None:
     args = parse(*TWO, "--enable-laps-alloc")
-    assert json.loads(json.dumps(args.laps.as_dict()))["interval_s"] == 5.0
+    assert json.loads(json.dumps(asdict(args.laps)))["interval_s"] == 5.0
 
 
 def test_there_are_at_most_ten_knobs() -> None:

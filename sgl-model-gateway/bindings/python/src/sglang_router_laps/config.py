@@ -6,7 +6,7 @@ Four come as flags of their own (see ``FLAGS``); the rest go into ``--laps-alloc
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from laps_core.config import ConfigError, read_knobs
@@ -101,10 +101,6 @@ class AllocConfig:
                 f"{_shown('initial_short')}: {self.initial_short} is not from {n_min} to {prefill - n_min}, "
                 f"what {prefill} --prefill and n_min {n_min} allow"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Knob name -> value, JSON-ready."""
-        return asdict(self)
 
 
 def _shown(name: str) -> str:

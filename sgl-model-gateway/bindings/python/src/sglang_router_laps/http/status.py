@@ -35,7 +35,7 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         "in_flight": router.places.taken,
         "max_inflight": router.places.most,
         "tasks": [asdict(w) for w in router.supervisor.watched],
-        "counts": router.counts.as_dict(),
+        "counts": asdict(router.counts),
         "ttft_ms": router.services.journal.ttft.quantiles_ms(time.monotonic()),
         "migrations": [
             {"at": round(m.at, 3), "instance": m.move.name, "from": m.move.source, "to": m.move.target,
@@ -43,7 +43,7 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
             for m in reversed(router.history.moves)
         ],
         "tokens": router.services.counter.as_dict(),
-        "config": router.config.as_dict(),
+        "config": asdict(router.config),
     }  # fmt: skip
     if history:
         result["history"] = list(router.history.samples)[-history:]
