@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,10 +30,7 @@ MAX_INFLIGHT = 96
 ROUTER_ARGS = (
     "--enable-laps-alloc", "--request-timeout-secs", "60", "--laps-rebalance-interval-s", "2",
     "--health-check-interval-secs", "2", "--health-check-timeout-secs", "3", "--health-failure-threshold", "2",
-    "--laps-alloc-config",
-    json.dumps({
-        "probe_backoff_s": 0.3, "probe_backoff_max_s": 2.0, "signal_period_s": 0.5, "max_inflight": MAX_INFLIGHT,
-    }),
+    "--max-concurrent-requests", str(MAX_INFLIGHT),
 )  # fmt: skip
 START_S = 300.0
 

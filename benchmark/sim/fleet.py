@@ -111,11 +111,9 @@ class Pooled(Plain):
         self.pools = Pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
         for server, instance in zip(servers, self.pools.instances, strict=True):
             instance.parks = hasattr(server.scheduler, "pacer")
-        self._loop = ControlLoop(
-            config.pressure, period_s=config.interval_s, sample_s=config.sample_s, start_s=self.now
-        )
+        self._loop = ControlLoop(config.pressure, self.now)
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
-        self._sample_s = config.sample_s
+        self._sample_s = config.pressure.sample_s
         self._events = events
         events.at(self._sample_s, self._beat, None)
 

@@ -84,11 +84,17 @@ def knob(default: Any, check: Check) -> Any:
 
 
 def read_knobs(
-    flag: str, text: str | None, known: Set[str], given: Mapping[str, Any], flags: Mapping[str, str]
+    flag: str,
+    text: str | None,
+    known: Set[str],
+    given: Mapping[str, Any],
+    flags: Mapping[str, str],
+    retired: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The JSON object in the text of ``flag``: names in ``known`` only, none that a flag has ``given`` already.
 
-    ``flags`` names those flags. Raises ConfigError.
+    ``flags`` names those flags; ``retired`` says of names that are no knobs what there is in their place. Raises
+    ConfigError.
     """
 
     def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,6 +114,8 @@ def read_knobs(
     if not isinstance(more, dict):
         raise ConfigError(f"{flag}: not a JSON object")
     for key in more:
+        if retired and key in retired:
+            raise ConfigError(f"{flag}: {key} {retired[key]}")
         if key not in known:
             raise ConfigError(f"{flag}: unknown key {key!r}; known: {', '.join(sorted(known))}")
         if key in given:

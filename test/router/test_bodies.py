@@ -314,7 +314,7 @@ HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\
 
 def test_half_sent_bodies_hold_no_place() -> None:
     async def run() -> None:
-        async with stack(2, config={"max_inflight": 3}) as s:
+        async with stack(2, args={"max_concurrent_requests": 3}) as s:
             halves = [Half(HEAD, b'{"text": "') for _ in range(10)]
             for half in halves:
                 await half.send(s)

@@ -282,8 +282,7 @@ def test_a_stopped_process_is_left_and_taken_back() -> None:
             assert process.stdout
             async with asyncio.timeout(180):
                 url = (await process.stdout.readline()).decode().strip()
-            config = {"probe_backoff_s": 0.1}
-            async with stack(2, 1, more_decodes=[url], args=PROBES, config=config) as s:
+            async with stack(2, 1, more_decodes=[url], args=PROBES) as s:
                 assert [(await s.post(text=SHORT))[0] for _ in range(2)] == [200] * 2
                 process.send_signal(signal.SIGSTOP)
                 async with asyncio.timeout(180):

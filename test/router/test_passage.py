@@ -223,7 +223,7 @@ def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(n: i
             p.gate.clear()
             return p
 
-        async with stack(2, config={"probe_backoff_s": 0.05, "spill": "off"}, make_prefill=held) as s:
+        async with stack(2, config={"spill": "off"}, make_prefill=held) as s:
             short, long = s.pool("short")[0], s.pool("long")[0]
             waiting = [asyncio.create_task(s.post(text=SHORT, stream=False)) for _ in range(n)]
             await s.until(lambda: len(short.bodies) == n)
@@ -313,7 +313,7 @@ def test_nobody_healthy_is_503_with_retry_after() -> None:
 
 def test_beyond_max_inflight_is_503() -> None:
     async def run() -> None:
-        async with stack(2, config={"max_inflight": 3}) as s:
+        async with stack(2, args={"max_concurrent_requests": 3}) as s:
             for p in s.prefills:
                 p.gate.clear()
             held = [asyncio.create_task(s.post(text=SHORT)) for _ in range(3)]

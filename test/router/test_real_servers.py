@@ -23,7 +23,7 @@ PREFILL = (
     "--max-total-tokens", "49152", "--enable-cache-report",
 )  # fmt: skip
 ENV = {"OMP_NUM_THREADS": "1"}
-CONFIG = {"probe_backoff_s": 0.3, "probe_backoff_max_s": 1.0, "spill": "off"}
+CONFIG = {"spill": "off"}
 SHORT = "What is the weather like?"
 LONG = "Tell me a story of the sea and of the wind, and begin again. " * 60
 
@@ -71,8 +71,9 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     decode = servers.decode(checkpoint, logs / "decode.log", "--max-total-tokens", "131072")
     decode.env = dict(ENV)
     router = servers.minilb(
-        prefills, [decode], logs / "router.log", "--enable-laps-alloc", "--laps-rebalance-interval-s", "600",
-        "--laps-tokenizer", str(checkpoint), "--laps-alloc-config", json.dumps({**CONFIG, "signal_period_s": 0.5}),
+        prefills, [decode], logs / "router.log", "--enable-laps-alloc", "--laps-rebalance-interval-s", "2.5",
+        "--laps-tokenizer", str(checkpoint), "--laps-alloc-config", json.dumps(CONFIG),
+        "--health-check-interval-secs", "1",
         module="sglang_router_laps.launch_router",
     )  # fmt: skip
     with servers.running(*prefills, decode, router):

@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def loop(start_s: float = 0.0) -> ControlLoop:
-    return ControlLoop(PressureConfig(), period_s=PERIOD_S, sample_s=SAMPLE_S, start_s=start_s)
+    return ControlLoop(PressureConfig(period_s=PERIOD_S), start_s)
 
 
 def test_each_period_has_one_decision_at_the_beat_nearest_to_its_end(asked: list[float]) -> None:

@@ -1,15 +1,20 @@
-"""The manual names every knob and every flag."""
+"""The manuals name every knob, every flag, and every key of the router's status."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from laps_core.config import FLAGS, LapsConfig
+from laps_core.pools.controller import Move
 from sglang_laps import options
 
-MANUAL = (Path(__file__).parents[2] / "docs" / "LAPS.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+MANUAL = (DOCS / "LAPS.md").read_text()
+ROUTER = (DOCS / "ROUTER.md").read_text()
 
 
 def test_every_knob_is_in_the_manual() -> None:
@@ -22,3 +27,43 @@ def test_every_flag_is_in_the_manual() -> None:
     options.add_flags(parser)
     flags = [s for action in parser._actions for s in action.option_strings]
     assert not [flag for flag in flags if f"`{flag}`" not in MANUAL]
+
+
+def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
+    pytest.importorskip("sglang_router")
+    from sglang_router_laps import cli, config
+
+    parser = argparse.ArgumentParser(add_help=False)
+    cli.add_laps_args(parser)
+    flags = [s for action in parser._actions for s in action.option_strings]
+    # Flags stand there with what they take.
+    assert not [flag for flag in flags if not re.search(rf"`{flag}[` ]", ROUTER)]
+    knobs = ROUTER[ROUTER.index("Keys of `--laps-alloc-config`") : ROUTER.index("Of the stock flags")]
+    assert not [f.name for f in fields(config.AllocConfig) if f"`{f.name}`" not in knobs]
+    assert not [name for name in config.RETIRED if f"`{name}`" in knobs]
+
+
+def keys(value: object) -> set[str]:
+    """All keys in a JSON value."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys, value.values()))
+    return set().union(*map(keys, value)) if isinstance(value, list) else set()
+
+
+def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
+    pytest.importorskip("sglang_router")
+    from sglang_router.router_args import RouterArgs
+    from sglang_router_laps.config import AllocConfig
+    from sglang_router_laps.http.status import status
+    from sglang_router_laps.router import Router
+    from sglang_router_laps.servers.supervisor import Watched
+
+    args = RouterArgs(prefill_urls=[("http://p:1", 1), ("http://p:2", 1)], decode_urls=["http://d:1"])
+    router = Router(args, AllocConfig())
+    router.history.note(0.0, router.pools.instances, {"short": 0.0, "long": 0.0}, Move("p", "short", "long", 0.0, "x"))
+    router.supervisor.watched.append(Watched("x"))
+    found = status(router, history=1)
+    # What a counter of tokens says of itself is its own, and classes are named all over.
+    del found["tokens"]
+    named = keys(found) - {"short", "long"} | {"tokens"}
+    assert not sorted(key for key in named if f"`{key}`" not in ROUTER)

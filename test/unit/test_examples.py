@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sglang_laps import options
 from sglang_router_laps.cli import LapsRouterArgs
 from sglang_router_laps.hook import make_balancer
+from sglang_router_laps.http.metrics import Metrics
 
 REPO = Path(__file__).parents[2]
 EXAMPLES = REPO / "examples"
@@ -206,7 +207,7 @@ def router_metrics() -> str:
     (words,) = [words for where, _, words in COMMANDS if where == "sglang-router.service"]
     plain = [w for w in words if w not in ("--laps-tokenizer", MODEL)]
     balancer: Any = make_balancer(router_args(plain))
-    return str(balancer.router.metrics.text()[0].decode())
+    return str(Metrics(balancer.router).text()[0].decode())
 
 
 def dashboards() -> list[Path]:

@@ -50,7 +50,11 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
 )
 def test_what_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:
     known = declared(*extras)
-    missing = {f"{name} ({path.relative_to(REPO)})" for name, path in imported(folder) if NAMES.get(name, name).lower() not in known}
+    missing = {
+        f"{name} ({path.relative_to(REPO)})"
+        for name, path in imported(folder)
+        if NAMES.get(name, name).lower() not in known
+    }
     assert not missing
 
 

@@ -22,7 +22,7 @@ from sglang_router_laps.request.body import (
     splice,
     without_routed,
 )
-from sglang_router_laps.request.measure import measure
+from sglang_router_laps.request.call import measure
 from sglang_router_laps.request.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
 from sglang_router_laps.request.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_read_is_marked_and_taken_for_as_long_as_the_body_allows(
 ) -> None:
     prompt = read_prompt(endpoint, body)
     assert prompt.unread == unread
-    ask = measure(prompt, ByteCounter(), 512, 4_000_000)
+    ask = measure(prompt, ByteCounter(), 4_000_000)
     assert (ask.total == 1_000_000) == unread
 
 

@@ -17,7 +17,7 @@ from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.ask import Ask
 from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.pools.shared import SHARERS, WATCHED, SharedPrefixes
-from sglang_router_laps.request.measure import measure
+from sglang_router_laps.request.call import measure
 from sglang_router_laps.request.prompt import CHAT, GENERATE, read_prompt
 from sglang_router_laps.request.tokens import ByteCounter
 from sglang_router_laps.servers.instances import PrefillInstance
@@ -316,7 +316,7 @@ def test_a_long_prefix_is_not_computed_again_to_be_rid_of_a_short_wait() -> None
 
 def chat_ask(*contents: object) -> Ask:
     prompt = read_prompt(CHAT, {"messages": [{"role": "user", "content": c} for c in contents]})
-    return measure(prompt, ByteCounter(), 512, 0)
+    return measure(prompt, ByteCounter(), 0)
 
 
 def image(name: str) -> dict[str, object]:
@@ -344,6 +344,6 @@ def test_media_without_a_place_in_the_text_always_count() -> None:
     p = pools()
     body = {"text": "".join(f"{i:05d}" for i in range(400)), "image_data": [["a", "b"], ["c"]]}
     for _ in range(2):
-        choice = p.choose(measure(read_prompt(GENERATE, body), ByteCounter(), 512, 0))
+        choice = p.choose(measure(read_prompt(GENERATE, body), ByteCounter(), 0))
         assert choice is not None
         assert choice.new_tokens >= 3 * 512

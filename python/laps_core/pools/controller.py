@@ -13,8 +13,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from laps_core.pools.pressure import POOLS, InstanceSignals, Pool, PressureConfig, pool_pressure, pressure
+from laps_core.pools.pressure import (
+    IDLE_PRESSURE,
+    POOLS,
+    InstanceSignals,
+    Pool,
+    PressureConfig,
+    pool_pressure,
+    pressure,
+)
 from laps_core.protocol import LONG, SHORT
+
+RECOVERING = 0.9
+"""A pool whose recent pressure is below this share of its longer mean is working its backlog off: no move to it."""
 
 
 def other(pool: Pool) -> Pool:
@@ -113,7 +124,7 @@ class PoolController:
         return self.config.ratio / (1 + self.config.ratio)
 
     def _share(self) -> float:
-        if max(self.raw.values()) <= self.config.idle_pressure:
+        if max(self.raw.values()) <= IDLE_PRESSURE:
             return 0.5
         return self.raw["short"] / (self.raw["short"] + self.raw["long"])
 
@@ -131,7 +142,7 @@ class PoolController:
         for target, share in shares:
             if share > self._edge():
                 trend = self._trend[target]
-                recovers = trend.recent < self.config.recovering * trend.longer
+                recovers = trend.recent < RECOVERING * trend.longer
                 return target if self._would_help(target, share) and not recovers else None
         return None
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from laps_core.config import ConfigError
 from laps_core.protocol import CLASSES, IDLE, ClassName, Load
 from laps_core.slo import OVERSHOOT_MAX
 
@@ -16,50 +15,45 @@ Pool = ClassName
 POOLS: tuple[Pool, Pool] = CLASSES
 
 
-@dataclass(frozen=True, kw_only=True)
-class PressureConfig:
-    """Weights and limits of Algorithm 2. Raises ConfigError on a bad value."""
+ALPHA = 1.0
+"""Weight of the backlog: what waits counts once."""
+BETA = 1.0
+"""Weight of the deviation: a server that answers at twice the deadline presses as much as one load waiting there."""
+GAMMA = 0.2
+"""Weight of the busy share, which lowers pressure: a backlog on a busy device is already being worked off. Small, or a
+busy server with a short queue would seem to need nothing."""
+QUANTILE = 0.9
+"""Which quantile over its instances is a pool's pressure: the hot ones, and of many not the hottest alone."""
+IDLE_PRESSURE = 0.25
+"""With both pools below this there is nothing to even out, whatever the ratio."""
+COOLDOWN_SHARE = 0.9
+"""Of a period, so that a timer's jitter never skips a decision."""
+BEATS = 5
+"""Samples of the signals in each period: enough to smooth them, and few questions to the servers."""
 
-    alpha: float = 1.0
-    """Weight of the backlog."""
-    beta: float = 1.0
-    """Weight of the SLO deviation."""
-    gamma: float = 0.2
-    """Weight of the busy share, which lowers pressure: a backlog on a busy device is already being worked off."""
-    backlog_unit: float = 2048.0
-    """Backlog that counts as pressure 1 (tokens)."""
-    deviation_cap: float = OVERSHOOT_MAX
-    """Relative SLO overshoot beyond which an instance is simply late (ratio). LAPS servers report no more than that."""
-    quantile: float = 0.9
-    """Which quantile over its instances is a pool's pressure (0..1)."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PressureConfig:
+    """What operators set of Algorithm 2; the rest follows from it."""
+
     ratio: float = 2.0
     """1 + tau: how many times the other pool's pressure calls for a move; also the half-width of the dead band."""
-    idle_pressure: float = 0.25
-    """With both pools below this there is nothing to even out, whatever the ratio."""
-    recovering: float = 0.9
-    """A pool whose recent pressure is below this share of its longer mean is working its backlog off: no move to it."""
-    cooldown_s: float = 4.5
-    """T_cool: least time between two moves (seconds)."""
+    period_s: float = 5.0
+    """Time between decisions (seconds)."""
+    load_unit: int = 2048
+    """Backlog that counts as pressure 1 (tokens)."""
     n_min: int = 1
     """Healthy instances each pool keeps."""
 
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ConfigError(f"{f.name}: {value!r} is not a finite number")
-        for name in ("alpha", "beta", "gamma", "idle_pressure", "recovering"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a number >= 0")
-        for name in ("backlog_unit", "deviation_cap", "cooldown_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a number > 0")
-        if not 0 <= self.quantile <= 1:
-            raise ConfigError(f"quantile: {self.quantile!r} is not from 0 to 1")
-        if self.ratio <= 1:
-            raise ConfigError(f"ratio: {self.ratio!r} is not a number > 1")
-        if not isinstance(self.n_min, int) or self.n_min < 1:
-            raise ConfigError(f"n_min: {self.n_min!r} is not a whole number of instances >= 1")
+    @property
+    def sample_s(self) -> float:
+        """Time between two samples of the signals (seconds)."""
+        return self.period_s / BEATS
+
+    @property
+    def cooldown_s(self) -> float:
+        """T_cool: least time between two moves (seconds)."""
+        return COOLDOWN_SHARE * self.period_s
 
     @property
     def smoothing_s(self) -> float:
@@ -84,24 +78,24 @@ def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
 
     The floor at 0 keeps ratios of pressures meaningful: an idle instance is not "less than idle" for being busy.
     """
-    q = max(0.0, signals.load.backlog_tokens) / config.backlog_unit
-    e = min(max(0.0, signals.load.slo_deviation), config.deviation_cap)
+    q = max(0.0, signals.load.backlog_tokens) / config.load_unit
+    e = min(max(0.0, signals.load.slo_deviation), OVERSHOOT_MAX)
     u = min(max(0.0, signals.load.busy_share), 1.0)
-    return max(0.0, config.alpha * q + config.beta * e - config.gamma * u)
+    return max(0.0, ALPHA * q + BETA * e - GAMMA * u)
 
 
 def pool_pressure(values: Sequence[float], config: PressureConfig) -> float:
-    """A pool's pressure: the configured quantile over its instances; 0.0 for none.
+    """A pool's pressure: the QUANTILE over its instances; 0.0 for none.
 
-    One instance counts at most ``ratio`` times the mean of the others, or ``idle_pressure`` if that is more. Of a few
+    One instance counts at most ``ratio`` times the mean of the others, or IDLE_PRESSURE if that is more. Of a few
     instances the P90 is nearly the largest: a single sick one, whose backlog does not move, would otherwise draw the
     other pool's instances over one by one. So bounded it cannot call for a move while the others of its pool are under
     no more pressure than the other pool.
     """
     if len(values) > 1:
         total, others = sum(values), len(values) - 1
-        values = [min(v, max(config.idle_pressure, config.ratio * (total - v) / others)) for v in values]
-    return quantile(values, config.quantile)
+        values = [min(v, max(IDLE_PRESSURE, config.ratio * (total - v) / others)) for v in values]
+    return quantile(values, QUANTILE)
 
 
 def quantile(values: Sequence[float], q: float) -> float:

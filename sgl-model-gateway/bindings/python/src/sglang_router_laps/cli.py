@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
 
-from .config import AllocConfig
+from .config import FLAGS, JSON_FLAG, AllocConfig
+
+SWITCH = "enable-laps-alloc"
 
 
 class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
@@ -51,57 +54,42 @@ def fail(line: str) -> NoReturn:
     raise SystemExit(2)
 
 
+FLAG_KNOBS: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
+    ("threshold", "TOKENS", int, "Longest short request, in expected new tokens (256 if not given)"),
+    ("interval_s", "SECONDS", float, "How often the pools are reconsidered (5.0 if not given)"),
+    ("ratio", "RATIO", float, "How many times the other pool's pressure moves an instance (2.0 if not given)"),
+    ("tokenizer", "PATH", str, "A tokenizer.json or its folder, for exact token counts; else estimated from bytes"),
+)
+"""Knob, what its flag takes, how that is read, and its help."""
+
+
 def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     """Add the LAPS group. Values are checked by ``parse_laps``, which says in one line what is wrong."""
     group = parser.add_argument_group("LAPS", "Length-aware prefill pools (MiniLB with two or more prefill servers)")
-    group.add_argument(
-        f"--{prefix}enable-laps-alloc",
-        action="store_true",
-        help="Route short and long prompts to prefill pools of their own and keep the pools in balance",
-    )
-    group.add_argument(
-        f"--{prefix}laps-alloc-threshold",
-        metavar="TOKENS",
-        help="Longest short request, in expected new tokens (256 if not given)",
-    )
-    group.add_argument(
-        f"--{prefix}laps-rebalance-interval-s",
-        metavar="SECONDS",
-        help="How often the pools are reconsidered (5.0 if not given)",
-    )
-    group.add_argument(
-        f"--{prefix}laps-rebalance-ratio",
-        metavar="RATIO",
-        help="How many times the other pool's pressure moves an instance (2.0 if not given)",
-    )
-    group.add_argument(
-        f"--{prefix}laps-tokenizer",
-        metavar="PATH",
-        help="A tokenizer.json or its folder, for exact token counts; without it they are estimated from bytes",
-    )
-    group.add_argument(
-        f"--{prefix}laps-alloc-config", metavar="JSON", help="All other knobs, as a JSON object; see docs/ROUTER.md"
-    )
+    switch = "Route short and long prompts to prefill pools of their own and keep the pools in balance"
+    group.add_argument(f"--{prefix}{SWITCH}", action="store_true", help=switch)
+    for knob, metavar, _, text in FLAG_KNOBS:
+        group.add_argument(FLAGS[knob].replace("--", f"--{prefix}"), metavar=metavar, help=text)
+    more = "All other knobs, as a JSON object; see docs/ROUTER.md"
+    group.add_argument(JSON_FLAG.replace("--", f"--{prefix}"), metavar="JSON", help=more)
 
 
 def parse_laps(args: argparse.Namespace, prefix: str = "") -> AllocConfig | None:
     """The AllocConfig of parsed flags; None when allocation is off. Raises ConfigError on a bad value."""
-    flags = {k.removeprefix(prefix): v for k, v in vars(args).items()}
-    if not flags.get("enable_laps_alloc"):
+
+    def value(flag: str) -> Any:
+        return getattr(args, prefix + flag.removeprefix("--").replace("-", "_"), None)
+
+    if not value(SWITCH):
         return None
     given: dict[str, Any] = {}
-    for name, flag, kind in (
-        ("threshold", "laps_alloc_threshold", int),
-        ("interval_s", "laps_rebalance_interval_s", float),
-        ("ratio", "laps_rebalance_ratio", float),
-        ("tokenizer", "laps_tokenizer", str),
-    ):
-        text = flags.get(flag)
+    for knob, _, read, _ in FLAG_KNOBS:
+        text = value(FLAGS[knob])
         if text is None:
             continue
         try:
-            given[name] = kind(text)
+            given[knob] = read(text)
         except ValueError:
-            what = "a whole number" if kind is int else "a number"
-            raise ConfigError(f"--{flag.replace('_', '-')}: {text!r} is not {what}") from None
-    return AllocConfig.parse(given, flags.get("laps_alloc_config"))
+            what = "a whole number" if read is int else "a number"
+            raise ConfigError(f"{FLAGS[knob]}: {text!r} is not {what}") from None
+    return AllocConfig.parse(given, value(JSON_FLAG))

@@ -24,27 +24,28 @@ from .request.tokens import make_counter
 from .servers.breaker import Breaker
 from .servers.health import Health
 from .servers.instances import Instance
-from .servers.places import Places
+from .servers.places import MOST, Places
 from .servers.signals import SignalReader
 from .servers.supervisor import Supervisor
 from .servers.upstream import Sessions
 from .telemetry.history import History
 from .telemetry.journal import Journal
-from .telemetry.metrics import Metrics
-from .telemetry.view import View
 
 logger = logging.getLogger(__name__)
+
+HISTORY_S = 300.0
+"""How far back status and page look (seconds)."""
 
 
 class Router:
     """Raises ConfigError when the servers and the configuration do not fit each other."""
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
-        limit = args.max_concurrent_requests
+        self.config = config
         self.max_payload: int = args.max_payload_size
         self.timeout: float = args.request_timeout_secs
-        self.places = Places(min(config.max_inflight, limit) if limit > 0 else config.max_inflight)
-        counter = make_counter(config.tokenizer, config.exact_bytes)
+        self.places = Places(args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST)
+        counter = make_counter(config.tokenizer)
         self.pools = Pools(args.prefill_urls, config)
         self.decoders = [Instance(url, "decode") for url in args.decode_urls]
         self.instances: list[Instance] = [*self.pools.instances, *self.decoders]
@@ -54,18 +55,19 @@ class Router:
         breaker = stock_flags.breaker_config(args)
         for i in self.instances:
             i.breaker = Breaker(breaker)
+        pressure = config.pressure
         pairs = Pairs(self.pools, self.decoders)
-        self.sessions = Sessions(self.timeout, config.connect_timeout_s)
+        self.sessions = Sessions(self.timeout)
         self.supervisor = Supervisor()
-        self.health = Health(self.instances, self.sessions, stock_flags.health_config(args, config), self.supervisor)
+        self.health = Health(self.instances, self.sessions, stock_flags.health_config(args), self.supervisor)
         self.readers = [
-            SignalReader(i, self.sessions, args.api_key, max(config.sample_s, 1.0), time.monotonic)
+            SignalReader(i, self.sessions, args.api_key, max(pressure.sample_s, 1.0), time.monotonic)
             for i in self.pools.instances
         ]
-        journal = Journal(config.history_s)
+        journal = Journal(HISTORY_S)
         self.counts = journal.counts
-        self.history = History(journal, round(config.history_s / config.sample_s))
-        self.control = Control(self.pools, self.readers, config, self.history.note)
+        self.history = History(journal, round(HISTORY_S / pressure.sample_s))
+        self.control = Control(self.pools, self.readers, pressure, self.history.note)
         self.services = Services(
             pairs=pairs,
             sessions=self.sessions,
@@ -75,23 +77,9 @@ class Router:
             journal=journal,
             retries=stock_flags.retry_config(args),
             budget=RetryBudget(),
-            image_tokens=config.image_tokens,
             spawn=self.spawn,
         )
-        self.view = View(
-            config=config,
-            pairs=pairs,
-            instances=self.instances,
-            readers=self.readers,
-            control=self.control,
-            history=self.history,
-            journal=journal,
-            places=self.places,
-            supervisor=self.supervisor,
-            tokens=counter.as_dict,
-            started_at=time.monotonic(),
-        )
-        self.metrics = Metrics(self.view)
+        self.started_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
 
-from .config import AllocConfig
 from .request.retries import RetryConfig
 from .servers.breaker import BreakerConfig
 from .servers.health import HealthConfig
@@ -103,7 +102,7 @@ def _defaults() -> tuple[RouterArgs, RouterArgs]:
     return RouterArgs(), RouterArgs.from_cli_args(parser.parse_args([]))
 
 
-def health_config(args: RouterArgs, config: AllocConfig) -> HealthConfig:
+def health_config(args: RouterArgs) -> HealthConfig:
     """Of --health-*."""
     return HealthConfig(
         endpoint=args.health_check_endpoint,
@@ -112,8 +111,6 @@ def health_config(args: RouterArgs, config: AllocConfig) -> HealthConfig:
         failures=args.health_failure_threshold,
         successes=args.health_success_threshold,
         probe=not args.disable_health_check,
-        backoff_s=config.probe_backoff_s,
-        backoff_max_s=config.probe_backoff_max_s,
     )
 
 

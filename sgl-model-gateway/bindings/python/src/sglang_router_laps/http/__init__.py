@@ -1,1 +1,1 @@
-"""The application that clients speak to, and the reading of what they send."""
+"""The application: what clients send, and what operators ask for."""

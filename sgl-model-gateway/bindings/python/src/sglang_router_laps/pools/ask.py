@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ..servers.prefixes import Fingerprint, PrefixIndex
 
+MEDIA_TOKENS = 512
+"""What one image, video or audio part counts. Models and resolutions differ widely: with one, a request is long."""
+
 
 @dataclass(slots=True)
 class Ask:
@@ -15,15 +18,13 @@ class Ask:
     tokens: int
     """Of texts and ids."""
     prompts: Sequence[Fingerprint] = ()
-    media_tokens: int = 0
-    """What one image, video or audio part counts."""
     media: int = 0
     """Such parts whose place in the prompt is not known: no server is taken to hold them."""
 
     @property
     def total(self) -> int:
         """Tokens of all of it."""
-        return self.tokens + (self.media + sum(len(p.media) for p in self.prompts)) * self.media_tokens
+        return self.tokens + (self.media + sum(len(p.media) for p in self.prompts)) * MEDIA_TOKENS
 
     def new(self, index: PrefixIndex) -> int:
         """Tokens expected to be computed where ``index`` tells what is held (>= 1)."""
@@ -35,4 +36,4 @@ class Ask:
         if share:
             # Of a batch the share is the mean over its prompts: an estimate that needs no lengths.
             share /= len(self.prompts)
-        return max(1, round(self.tokens * (1 - share)) + media * self.media_tokens)
+        return max(1, round(self.tokens * (1 - share)) + media * MEDIA_TOKENS)

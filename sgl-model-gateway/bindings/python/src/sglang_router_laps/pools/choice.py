@@ -14,8 +14,11 @@ from ..servers.instances import Clock, PrefillInstance, open_to
 from .ask import Ask
 from .shared import SharedPrefixes
 
+PREFIX_LOAD_FACTOR = 1.5
+"""The instance that holds the prefix is passed over when its load exceeds this many times its pool's mean: as much as
+computing a prefix again costs a pool that is evenly loaded."""
 FLOOD = 8
-"""A pool with this many times ``spill_tokens`` in flight everywhere need not find an idle instance to spill long
+"""A pool with this many times ``load_unit`` in flight everywhere need not find an idle instance to spill long
 requests to: one with as many times less in flight does."""
 
 
@@ -40,9 +43,9 @@ class Pools:
         """``servers``: (url, bootstrap port) of each. Raises ConfigError when they do not fit ``config``."""
         config.check_instances(len(servers))
         self.config = config
-        n_short = config.initial_short or max(config.pressure.n_min, len(servers) // 2)
+        n_short = config.initial_short or max(config.n_min, len(servers) // 2)
         self.instances = [
-            PrefillInstance(url, port, "short" if i < n_short else "long", config.prefix_tokens, clock)
+            PrefillInstance(url, port, "short" if i < n_short else "long", clock=clock)
             for i, (url, port) in enumerate(servers)
         ]
         self._shared = SharedPrefixes()
@@ -125,7 +128,7 @@ class Pools:
         if not self._shared.due(prompt, blocks):
             return None
         host = min((i for i in usable if i.pool == "short"), key=lambda i: (new[i], _load(i)), default=None)
-        if host is None or host.outstanding_tokens > self.config.spill_tokens:
+        if host is None or host.outstanding_tokens > self.config.load_unit:
             return None
         self._shared.copied(prompt, blocks)
         return host
@@ -133,11 +136,11 @@ class Pools:
     def _relief(self, home: Pool, own: list[PrefillInstance], usable: list[PrefillInstance]) -> list[PrefillInstance]:
         """Instances of the other pool that may take a request whose ``own`` pool is overloaded."""
         least = min(i.outstanding_tokens for i in own)
-        if least <= self.config.spill_tokens:
+        if least <= self.config.load_unit:
             return []
         others = [i for i in usable if i.pool != home and self._may_spill(home, i)]
         idle = [i for i in others if not i.outstanding]
-        if idle or home == "short" or least <= FLOOD * self.config.spill_tokens:
+        if idle or home == "short" or least <= FLOOD * self.config.load_unit:
             return idle
         return [i for i in others if i.outstanding_tokens * FLOOD <= least]
 
@@ -155,7 +158,7 @@ class Pools:
             return least
         mean = sum(i.outstanding_tokens for i in candidates) / len(candidates)
         # The threshold's worth of slack keeps a nearly idle pool from scattering conversations.
-        limit = self.config.prefix_load_factor * mean + self.config.threshold
+        limit = PREFIX_LOAD_FACTOR * mean + self.config.threshold
         # Nor is a long prefix computed again to be rid of a short wait.
         sooner = holder.outstanding_tokens + new[holder] <= least.outstanding_tokens + new[least]
         return holder if sooner or holder.outstanding_tokens <= limit else least

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 
 from laps_core.pools.controller import Move, PoolController
 from laps_core.pools.loop import ControlLoop
-from laps_core.pools.pressure import Pool
+from laps_core.pools.pressure import Pool, PressureConfig
 
-from ..config import AllocConfig
 from ..servers.instances import Clock, PrefillInstance
 from ..servers.signals import SignalReader
 from .choice import Pools
@@ -29,11 +28,11 @@ class Control:
         self,
         pools: Pools,
         readers: Sequence[SignalReader],
-        config: AllocConfig,
+        config: PressureConfig,
         note: Note,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._loop = ControlLoop(config.pressure, period_s=config.interval_s, sample_s=config.sample_s, start_s=clock())
+        self._loop = ControlLoop(config, clock())
         self._readers = readers
         self._pools = pools
         self._sample_s = config.sample_s

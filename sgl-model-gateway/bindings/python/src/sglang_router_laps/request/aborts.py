@@ -7,16 +7,12 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import aiohttp
-import orjson
-
 from ..servers.instances import Instance
-from ..servers.upstream import Sessions
-from .replies import JSON, Send, send_bytes, send_error
+from ..servers.upstream import Answer, Sessions
 
 logger = logging.getLogger(__name__)
 
-PATH = "abort_request"
+ABORT = "abort_request"
 TIMEOUT_S = 5.0
 
 
@@ -93,56 +89,33 @@ class Aborter:
         # A server with an admin key takes no other for this; the router's own key goes first.
         keys: list[str | None] = list(dict.fromkeys(k for k in (self._key, authorization) if k))
         keys = keys or [None]
-        try:
-            for rid in ids:
-                if self.live.holds(instance, rid):
-                    continue
-                status = 401
-                while keys and status in (401, 403):
-                    status, _ = await self._post(instance, {"rid": rid}, keys[0])
-                    if status in (401, 403):
-                        del keys[0]
-                if status >= 400 and instance not in self._refused:
-                    self._refused.add(instance)
-                    logger.warning(
-                        "%s %s answers aborts with %d; requests whose clients left end there some seconds later%s",
-                        instance.role, instance.url, status,
-                        " (give the router the servers' admin key: --api-key)" if status in (401, 403) else "",
-                    )  # fmt: skip
-                if not keys:
+        for rid in ids:
+            if self.live.holds(instance, rid):
+                continue
+            status = 401
+            while keys and status in (401, 403):
+                answer = await self._sessions.tell(instance, ABORT, keys[0], TIMEOUT_S, {"rid": rid})
+                if answer is None:
                     return
-        except (aiohttp.ClientError, OSError) as e:
-            logger.debug("%s abort at %s: %s", ids[0], instance.url, e)
+                status = answer[0]
+                if status in (401, 403):
+                    del keys[0]
+            if status >= 400 and instance not in self._refused:
+                self._refused.add(instance)
+                logger.warning(
+                    "%s %s answers aborts with %d; requests whose clients left end there some seconds later%s",
+                    instance.role, instance.url, status,
+                    " (give the router the servers' admin key: --api-key)" if status in (401, 403) else "",
+                )  # fmt: skip
+            if not keys:
+                return
 
-    async def _post(self, instance: Instance, body: dict[str, Any], authorization: str | None) -> tuple[int, bytes]:
-        async with self._sessions.of(instance).post(
-            instance.address(PATH),
-            json=body,
-            headers={"authorization": authorization} if authorization else {},
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-        ) as response:
-            return response.status, await response.read()
-
-    async def serve(self, raw: bytes, authorization: str | None, send: Send) -> None:
-        """``POST /abort_request`` of a client: to every server that has the request, with the client's own key."""
-        try:
-            body = orjson.loads(raw)
-            rid, everything = body.get("rid") or "", body.get("abort_all", False)
-            if not isinstance(rid, str) or not isinstance(everything, bool):
-                raise ValueError
-        except (ValueError, AttributeError):
-            message = '/abort_request takes {"rid": "..."} or {"abort_all": true}'
-            await send_error(send, 400, "invalid_request_error", message)
-            return
-        answers = await asyncio.gather(
-            *(self._forward(i, bodies, authorization) for i, bodies in self._wanted(rid, everything).items())
-        )
+    async def forward(self, rid: str, everything: bool, authorization: str | None) -> Sequence[Answer] | None:
+        """A client's abort to every server that has the request, with the client's own key; None: none was reached."""
+        wanted = self._wanted(rid, everything)
+        answers = await asyncio.gather(*(self._forward(i, bodies, authorization) for i, bodies in wanted.items()))
         reached = [a for a in answers if a is not None]
-        if answers and not reached:
-            await send_error(send, 503, "no_instance", "no server could be reached")
-            return
-        status, reply = next((a for a in reached if a[0] >= 400), (200, b""))
-        await send_bytes(send, status, reply, JSON if reply else b"text/plain")
+        return None if answers and not reached else reached
 
     def _wanted(self, rid: str, everything: bool) -> dict[Instance, list[dict[str, Any]]]:
         """What to ask of whom."""
@@ -165,14 +138,11 @@ class Aborter:
 
     async def _forward(
         self, instance: Instance, wanted: list[dict[str, Any]], authorization: str | None
-    ) -> tuple[int, bytes] | None:
+    ) -> Answer | None:
         """The server's first bad answer, or its last; None when it cannot be reached."""
-        answer = (200, b"")
-        try:
-            for body in wanted:
-                answer = await self._post(instance, body, authorization)
-                if answer[0] >= 400:
-                    break
-        except (aiohttp.ClientError, OSError):
-            return None
+        answer: Answer | None = (200, b"")
+        for body in wanted:
+            answer = await self._sessions.tell(instance, ABORT, authorization, TIMEOUT_S, body)
+            if answer is None or answer[0] >= 400:
+                break
         return answer

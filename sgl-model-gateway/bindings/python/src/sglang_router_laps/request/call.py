@@ -9,18 +9,20 @@ from typing import Any
 
 from laps_core.pools.pressure import Pool
 from laps_core.protocol import DEADLINE_HEADER
+from starlette.types import Scope
 
 from ..pools.ask import Ask
 from ..servers.instances import PrefillInstance
+from ..servers.prefixes import fingerprint
 from ..servers.upstream import forwarded
 from . import body as bodies
 from . import logprobs
 from .ids import Ids
-from .measure import measure
 from .prompt import Prompt, batch_size, read_prompt
-from .replies import Scope
-from .tokens import TokenCounter
+from .tokens import START_BYTES_PER_TOKEN, TokenCounter
 
+PROMPTS_MAX = 64
+"""Of a batch, so many prompts are looked up in the prefix indexes: they stand for the rest."""
 NOTHING = Ask(0)
 """What a request asks whose prompt is not known yet, or of no more use."""
 
@@ -58,10 +60,10 @@ class Call:
             self.slo_ms = bodies.read_deadline(texts)
             self._raw, self._body = bodies.add_deadline(self.endpoint, self._raw, self._body, self.slo_ms)
 
-    def read(self, counter: TokenCounter, media_tokens: int) -> None:
+    def read(self, counter: TokenCounter) -> None:
         """Read and measure the prompt; of the body stays what an attempt needs: its bytes and its members' names."""
         self.prompt = read_prompt(self.endpoint, self._body)
-        self.ask = measure(self.prompt, counter, media_tokens, len(self._raw))
+        self.ask = measure(self.prompt, counter, len(self._raw))
         self._raw = bodies.without_routed(self._raw, self._body)
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
 
@@ -81,3 +83,16 @@ class Call:
     def forget(self) -> None:
         """No other attempt will need it, and a stream can be long."""
         self._raw, self.prompt, self.ask = b"", None, NOTHING
+
+
+def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
+    """Measure ``prompt``, of a request body of ``size`` bytes.
+
+    What could not be read may be as long as the body allows.
+    """
+    tokens = counter.count(prompt)
+    if prompt.unread:
+        tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
+    prints = [fingerprint(t.encode("utf-8", "surrogatepass"), prompt.media_at) for t in prompt.texts[:PROMPTS_MAX]]
+    prints += [fingerprint(i) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
+    return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))

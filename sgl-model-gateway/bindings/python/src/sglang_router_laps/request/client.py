@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from starlette.types import Send
+
 from .faults import Reply
 from .ids import Ids
-from .replies import Send, error_body, send_bytes, send_error
+from .replies import error_body, send_bytes, send_error
 
 
 class Client:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from .body import read_json, write_json
+from .events import END, Events
 
 FIELD = "input_token_logprobs"
-END = b"\n\n"
 
 
 def wanted(body: dict[str, Any]) -> bool:
@@ -49,17 +49,15 @@ class StreamMerger:
             reply = _payload(event)
             if isinstance(reply, dict):
                 self._first.setdefault(reply.get("index", 0), reply)
-        self._rest = b""
+        self._events = Events()
 
     def feed(self, chunk: bytes) -> bytes:
         """The events that ``chunk`` completes, merged; chunks need not end where events do."""
-        *events, self._rest = (self._rest + chunk).split(END)
-        return b"".join(self._merged(events))
+        return b"".join(self._merged(self._events.feed(chunk).split(END)[:-1]))
 
     def flush(self) -> bytes:
         """What is left when the stream has ended."""
-        rest, self._rest = self._rest, b""
-        return rest
+        return self._events.flush()
 
     def _merged(self, events: list[bytes]) -> Iterator[bytes]:
         for event in events:

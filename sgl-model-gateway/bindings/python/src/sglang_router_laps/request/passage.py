@@ -33,7 +33,7 @@ class Passage:
     async def run(self) -> None:
         """Try on a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
         services, call, client = self._services, self._call, self._client
-        call.read(services.counter, services.image_tokens)
+        call.read(services.counter)
         services.budget.earn()
         ended: Ended | None = None
         for n in range(services.retries.attempts):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
-
 import orjson
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+from starlette.types import Send
 
 JSON = b"application/json"
+
+
+class Rejection(Exception):
+    """A request that is answered with an error at once."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
 
 
 async def send_bytes(
     send: Send, status: int, body: bytes, content_type: bytes = JSON, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Send a whole reply."""
+    """Send a whole reply, its headers as the bytes they are: starlette's Response takes them as text."""
     fixed = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
     await send({"type": "http.response.body", "body": body})
@@ -29,9 +31,7 @@ def error_body(status: int, kind: str, message: str) -> bytes:
     return orjson.dumps({"error": {"message": message, "type": kind, "code": status}})
 
 
-async def send_error(send: Send, status: int, kind: str, message: str, *, close: bool = False) -> None:
-    """Send an error; a 503 asks to try again in a second. ``close`` ends the connection with it."""
-    headers = [(b"retry-after", b"1")] if status == 503 else []
-    if close:
-        headers.append((b"connection", b"close"))
+async def send_error(send: Send, status: int, kind: str, message: str) -> None:
+    """Send an error: a 503 asks to try again in a second, a 408 ends the connection."""
+    headers = {503: [(b"retry-after", b"1")], 408: [(b"connection", b"close")]}.get(status)
     await send_bytes(send, status, error_body(status, kind, message), headers=headers)

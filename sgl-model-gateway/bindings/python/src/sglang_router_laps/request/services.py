@@ -27,7 +27,5 @@ class Services:
     journal: Journal
     retries: RetryConfig
     budget: RetryBudget
-    image_tokens: int
-    """What one image, video or audio part counts."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs what nobody waits for."""

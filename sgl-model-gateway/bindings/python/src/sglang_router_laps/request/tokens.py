@@ -16,6 +16,8 @@ MEMORY_TOKENS = 100_000.0
 """About how many tokens back the estimate remembers."""
 START_MESSAGE_TOKENS = 5.0
 """What a chat template adds to each message until replies say otherwise (tokens)."""
+EXACT_BYTES = 16384
+"""What of a request is tokenised at most; the rest is extrapolated: all other requests wait for it (bytes)."""
 CALL_BYTES = 64
 """What one text costs of the budget at least: many short ones are as much work as a long one (bytes)."""
 
@@ -82,7 +84,7 @@ class TokenizerCounter:
     Raises ConfigError when ``path`` holds no tokenizer or the ``tokenizers`` package is missing.
     """
 
-    def __init__(self, path: str, exact_bytes: int) -> None:
+    def __init__(self, path: str, exact_bytes: int = EXACT_BYTES) -> None:
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -139,6 +141,6 @@ class TokenizerCounter:
         return {"kind": "tokenizer", "path": self._path, "tokens_per_message": round(self._message_tokens, 2)}
 
 
-def make_counter(path: str | None, exact_bytes: int) -> TokenCounter:
+def make_counter(path: str | None) -> TokenCounter:
     """The exact counter when a tokenizer is given, else the estimate. Raises ConfigError."""
-    return TokenizerCounter(path, exact_bytes) if path else ByteCounter()
+    return TokenizerCounter(path) if path else ByteCounter()

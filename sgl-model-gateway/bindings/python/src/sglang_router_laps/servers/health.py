@@ -18,6 +18,8 @@ from .upstream import Kind, Local, Sessions, failure
 
 logger = logging.getLogger(__name__)
 
+PAUSE_S, PAUSE_MAX_S = 0.5, 15.0
+"""Between probes of an unhealthy instance, first and last (seconds): a restart takes a quarter of a minute at least."""
 GROWTH = 1.5
 JITTER = 0.3
 """A pause is stretched by up to this share, so that many routers do not probe in step."""
@@ -27,7 +29,7 @@ REFUSAL_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """Stock router flags (--health-*), and the back-off of --laps-alloc-config."""
+    """Stock router flags (--health-*)."""
 
     endpoint: str = "/health"
     interval_s: float = 60.0
@@ -39,8 +41,16 @@ class HealthConfig:
     """Probes in a row that heal it."""
     probe: bool = True
     """Whether healthy instances are probed too."""
-    backoff_s: float = 0.5
-    backoff_max_s: float = 15.0
+
+    @property
+    def pause_s(self) -> float:
+        """First pause between probes of an unhealthy instance, which is asked as often as a healthy one at least."""
+        return min(PAUSE_S, self.interval_s)
+
+    @property
+    def pause_max_s(self) -> float:
+        """Longest such pause (seconds)."""
+        return min(PAUSE_MAX_S, self.interval_s)
 
 
 class Health:
@@ -163,7 +173,7 @@ class Health:
             await asyncio.sleep(min(self._config.timeout_s, self._config.interval_s) * (1 + JITTER * random.random()))
 
     async def _heal(self, instance: Instance) -> None:
-        pause, good = self._config.backoff_s, 0
+        pause, good = self._config.pause_s, 0
         while good < self._config.successes:
             await asyncio.sleep(pause * (1 + JITTER * random.random()))
             try:
@@ -171,9 +181,9 @@ class Health:
             except Local as e:
                 why = str(e)
             if why is None:
-                good, pause = good + 1, self._config.backoff_s
+                good, pause = good + 1, self._config.pause_s
             else:
-                good, pause = 0, min(pause * GROWTH, self._config.backoff_max_s)
+                good, pause = 0, min(pause * GROWTH, self._config.pause_max_s)
         instance.failures = 0
         instance.breaker.healed()
         instance.healthy = True

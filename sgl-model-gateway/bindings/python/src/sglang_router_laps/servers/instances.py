@@ -23,6 +23,8 @@ SPAN_S = 5.0
 """Over about how long the router's own view of an instance is averaged (seconds)."""
 REST_S = 1.0
 """How long an instance that could not be reached for a reason of this machine's is passed over (seconds)."""
+PREFIX_TOKENS = 1 << 20
+"""Bound of the prefix index of one server: about what the KV cache of a large one holds (tokens)."""
 TOGETHER_S = 5.0
 """Requests that an instance loses within this time were lost together (seconds)."""
 
@@ -131,7 +133,7 @@ class PrefillInstance(Instance):
         url: str,
         bootstrap_port: int | None,
         pool: Pool,
-        prefix_tokens: int = 1 << 20,
+        prefix_tokens: int = PREFIX_TOKENS,
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(url, "prefill", clock)

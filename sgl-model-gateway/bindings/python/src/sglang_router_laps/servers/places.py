@@ -8,6 +8,8 @@ import resource
 
 logger = logging.getLogger(__name__)
 
+MOST = 8192
+"""Unless --max-concurrent-requests says otherwise: beyond, requests would only wait (requests)."""
 PER_REQUEST = 3
 """One connection of the client, one to a prefill and one to a decode server."""
 PER_SERVER = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -11,8 +12,12 @@ from multidict import CIMultiDict
 
 from .instances import Instance
 
+logger = logging.getLogger(__name__)
+
 KEEPALIVE_S = 4.0
 """Below the 5 s after which SGLang's own server closes an idle connection: the router must be the first to."""
+CONNECT_S = 5.0
+"""Longest wait for a connection (seconds): three lost packets are sent again by then."""
 
 DROPPED = frozenset(
     (
@@ -30,6 +35,8 @@ LOCAL = EXHAUSTED | {
 }  # fmt: skip
 """Connecting failed before anything left this machine."""
 
+Answer = tuple[int, bytes]
+"""Status and body of a server's reply."""
 Kind = Literal["refused", "unreachable", "lost", "cut"]
 
 
@@ -86,8 +93,7 @@ class RawHeaders(aiohttp.ClientRequest):
 class Sessions:
     """One client session per upstream, opened on first use."""
 
-    def __init__(self, timeout_s: float, connect_timeout_s: float) -> None:
-        self._connect_timeout_s = connect_timeout_s
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._open: dict[str, aiohttp.ClientSession] = {}
 
@@ -96,7 +102,7 @@ class Sessions:
         left = self._timeout_s - elapsed_s
         if left <= 0:
             raise TimeoutError
-        return aiohttp.ClientTimeout(total=left, sock_connect=self._connect_timeout_s)
+        return aiohttp.ClientTimeout(total=left, sock_connect=CONNECT_S)
 
     def of(self, instance: Instance) -> aiohttp.ClientSession:
         """The session of ``instance``. Needs a running event loop."""
@@ -105,12 +111,27 @@ class Sessions:
             session = self._open[instance.url] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_timeout_s),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S),
                 request_class=RawHeaders,
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
             )
         return session
+
+    async def tell(
+        self, instance: Instance, path: str, authorization: str | None, timeout_s: float, body: Any = None
+    ) -> Answer | None:
+        """POST something beside the requests; None where ``instance`` is not reached."""
+        headers = {"authorization": authorization} if authorization else {}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self.of(instance).post(
+                instance.address(path), json=body, headers=headers, timeout=timeout
+            ) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as e:
+            logger.debug("%s at %s: %s", path, instance.url, e)
+            return None
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,1 +1,1 @@
-"""What operators see: counts, times to first token, status, metrics and page."""
+"""What is recorded for operators: counts, times to first token, pools and pressures as they were."""

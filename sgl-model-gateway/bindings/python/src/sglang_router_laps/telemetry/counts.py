@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from laps_core.pools.pressure import Pool
 
@@ -38,7 +37,3 @@ class Counts:
     """Answered 4xx by the router: no JSON object, or a bad deadline header."""
     disconnected: int = 0
     """The client went away first."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)

@@ -1,0 +1,115 @@
+"""The routes that do not generate: for operators, and what is told to servers by a client."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from laps_core.protocol import STATUS_ROUTE
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.routing import Router as Routes
+from starlette.types import ASGIApp
+
+from ..request.aborts import ABORT
+from ..request.replies import Rejection, error_body
+from ..router import Router
+from ..servers.upstream import Answer
+from .metrics import Metrics
+from .request_body import read_body
+from .status import status
+
+PAGE = Path(__file__).parent / "page" / "index.html"
+"""Shows the status as it changes."""
+FLUSH = "flush_cache"
+FLUSH_S = 30.0
+"""How long a server's answer is waited for (seconds)."""
+JSON = "application/json"
+UNREACHED = Rejection(503, "no_instance", "no server could be reached")
+
+
+class Rest:
+    """The endpoints. What is none of ours goes to the stock application."""
+
+    def __init__(self, router: Router, stock: ASGIApp) -> None:
+        self._router = router
+        self._aborter = router.services.aborter
+        self._metrics = Metrics(router)
+        routes = [
+            Route(f"/{STATUS_ROUTE}", self.status),
+            Route("/metrics", self.metrics),
+            Route("/laps", self.page),
+            Route(f"/{ABORT}", self.abort, methods=["POST"]),
+            Route(f"/{FLUSH}", self.flush, methods=["POST"]),
+        ]
+        self.app = Routes(routes, redirect_slashes=False, default=stock, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
+        await self._router.open()
+        yield
+        await self._router.close()
+
+    async def status(self, request: Request) -> Response:
+        """``?history=1`` adds all samples, ``&last=N`` the last N of them."""
+        history, last = 0, request.query_params.get("last", "")
+        if request.query_params.get("history") == "1":
+            history = int(last) if last.isdecimal() else sys.maxsize
+        return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON)
+
+    async def metrics(self, _: Request) -> Response:
+        """For Prometheus."""
+        text, content_type = self._metrics.text()
+        return Response(text, media_type=content_type)
+
+    async def page(self, _: Request) -> Response:
+        """For people."""
+        return HTMLResponse(PAGE.read_bytes())
+
+    async def flush(self, request: Request) -> Response:
+        """To every healthy server. One that is not reached counts for nothing: its cache is gone."""
+        self._router.pools.forget_prefixes()
+        key = request.headers.get("authorization")
+        up = [i for i in self._router.instances if i.healthy]
+        answers = await asyncio.gather(*(self._router.sessions.tell(i, FLUSH, key, FLUSH_S) for i in up))
+        return _first_bad([a for a in answers if a is not None] or None, "text/plain")
+
+    async def abort(self, request: Request) -> Response:
+        """A client's abort, with its own key, to every server that has the request."""
+        router = self._router
+        try:
+            raw = await read_body(request.scope, request.receive, router.max_payload, router.timeout)
+        except ClientDisconnect:
+            router.counts.disconnected += 1
+            return Response()
+        except Rejection as e:
+            router.counts.refused += 1
+            return _error(e)
+        try:
+            body = orjson.loads(raw)
+            rid, everything = body.get("rid") or "", body.get("abort_all", False)
+            if not isinstance(rid, str) or not isinstance(everything, bool):
+                raise ValueError
+        except (ValueError, AttributeError):
+            message = '/abort_request takes {"rid": "..."} or {"abort_all": true}'
+            return _error(Rejection(400, "invalid_request_error", message))
+        return _first_bad(await self._aborter.forward(rid, everything, request.headers.get("authorization")))
+
+
+def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON) -> Response:
+    """The first bad answer, or that all is well; None: nobody has answered."""
+    if answers is None:
+        return _error(UNREACHED)
+    code, body = next((a for a in answers if a[0] >= 400), (200, b""))
+    return Response(body, code, media_type=media_type if body else "text/plain")
+
+
+def _error(e: Rejection) -> Response:
+    headers = {503: {"retry-after": "1"}, 408: {"connection": "close"}}.get(e.status)
+    return Response(error_body(e.status, e.kind, str(e)), e.status, headers, media_type=JSON)
