@@ -71,7 +71,7 @@ def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_el
             assert samples["laps_router_in_flight", ()] == 0
             assert samples["laps_router_pool_instances", (("pool", "short"),)] == 1
             assert sum(v for (name, _), v in samples.items() if name == "laps_router_instance_up") == 3
-            dashboard = (REPO / "docs" / "grafana-laps.json").read_text()
+            dashboard = (REPO / "examples/monitoring/grafana/dashboards/laps-router.json").read_text()
             json.loads(dashboard)
             asked = set(re.findall(r"\blaps_router_\w+", dashboard))
             assert asked

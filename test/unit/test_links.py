@@ -48,3 +48,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_pages_are_found() -> None:
     assert {"README.md", "docs/LAPS.md", "examples/README.md"} <= {str(page.relative_to(REPO)) for page in PAGES}
     assert links(REPO / "README.md")
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    text = (REPO / "docs" / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    files = [
+        f.relative_to(REPO).as_posix()
+        for top in ("python", "sgl-model-gateway", "test")
+        for f in (REPO / top).rglob("*.py")
+    ]
+    assert named
+    assert not [name for name in named if not any(f"/{f}".endswith(f"/{name}") for f in files)]
