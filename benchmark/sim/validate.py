@@ -206,7 +206,10 @@ def gather(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that needs real servers."""
     device, say = DEVICES[CPU], Progress()
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
-    knobs = json.dumps({"profile_save_path": str(args.out / "latency.json")})
+    learnt = args.out / "latency.json"
+    learnt.unlink(missing_ok=True)  # of an earlier run
+    learnt.parent.mkdir(parents=True, exist_ok=True)
+    knobs = json.dumps({"profile": str(learnt)})
     found = [BUILT_IN[FCFS], Variant(LAPS, (ON, "--laps-config", knobs))]
     with Fleet(device, CHUNK, found, False, args.out, prompts, say, True) as fleet:
 

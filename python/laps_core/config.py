@@ -74,6 +74,10 @@ def _threshold(v: Any) -> str | None:
     return None if v == AUTO or _whole(1, "tokens")(v) is None else "is not a whole number of tokens >= 1, nor auto"
 
 
+def _profile(v: Any) -> str | None:
+    return None if isinstance(v, bool) or _text(v) is None else "is not true or false, nor a path"
+
+
 def _deadline(v: Any) -> str | None:
     return None if deadline.valid(v) else f"is not {deadline.RANGE}"
 
@@ -144,42 +148,21 @@ class LapsConfig:
     """Share of the device that preempting long work may cost (0.01..1); sets the gap between preemptions."""
     slice_ms: float = knob(4.0, _real(0.0, 1000.0, "milliseconds"))
     """A long batch makes way about this often (ms); 0 = never before its end."""
-    status_period_s: float = knob(0.5, _real(0.05, 60.0, "seconds"))
-    """How often the Prometheus gauges are set (seconds)."""
 
     # -- the waiting window (AWD)
     window: str = knob("awd", _one_of("awd", "fixed"))
     """awd adapts W and D [L s3.1, Alg. 1]; fixed always waits the whole window or for a full batch."""
     wait_window_ms: float = knob(5.0, _MS)
     """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
-    wait_min_ms: float = knob(0.0, _MS)
-    """W_min: shortest window once waiting pays at all (ms)."""
     wait_max_batch: int = knob(8, _whole(1, "requests"))
     """Cap on the batch depth D (requests)."""
-    wait_head_max_ms: float = knob(20.0, _MS)
-    """T_max: the head of the short queue is never held longer than this (ms)."""
-    slack_sigma_ms: float = knob(2.0, _MS)
-    """sigma: dispatch at once when the smallest slack is this small (ms)."""
-    slack_margin_ms: float = knob(1.0, _MS)
-    """delta: safety margin taken off the slack when the window is sized (ms)."""
-    token_max: int = knob(2048, _whole(1, "tokens"))
-    """M_s: without deadlines, a short batch of this many tokens leaves at once."""
     ttft_slo_ms: float | None = knob(None, _or_none(_deadline))
     """Default deadline for the first token (ms after arrival); None = no deadlines."""
 
     # -- the latency model
-    profile: bool = knob(False, _switch)
-    """Measure a short latency profile at start (seconds of start-up time)."""
-    profile_path: str | None = knob(None, _or_none(_text))
-    """A saved latency model to start from (JSON)."""
-    profile_save_path: str | None = knob(None, _or_none(_text))
-    """Where to save the fitted latency model when the server is idle (JSON)."""
-    threshold_min: int = knob(64, _whole(1, "tokens"))
-    """Lower clamp of the automatic threshold (tokens)."""
-    threshold_max: int = knob(1024, _whole(1, "tokens"))
-    """Upper clamp of the automatic threshold (tokens)."""
-    threshold_period_s: float = knob(10.0, _S)
-    """The automatic threshold moves no more often than this (seconds)."""
+    profile: bool | str = knob(False, _profile)
+    """True: measure a short latency profile at start (seconds of start-up time). A path: start from the model saved
+    there, measure only where there is none, and save there when idle (JSON)."""
 
     # -- prefill CUDA graphs for short batches (see buckets.py)
     graphs: bool = knob(False, _switch)
@@ -218,10 +201,11 @@ class LapsConfig:
             if wrong:
                 name = FLAGS.get(f.name, f"--laps-config: {f.name}")
                 raise ConfigError(f"{name}: {json.dumps(value, default=str)} {wrong}")
-        if self.threshold_min > self.threshold_max:
-            raise ConfigError("--laps-config: threshold_min is greater than threshold_max")
-        if self.wait_min_ms > self.wait_window_ms > 0:
-            raise ConfigError("--laps-config: wait_min_ms is greater than the window (--laps-wait-window-ms)")
+
+    @property
+    def profile_path(self) -> str | None:
+        """The file of the latency model, if there is to be one."""
+        return self.profile if isinstance(self.profile, str) else None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], extra: str | None = None) -> LapsConfig:
@@ -229,7 +213,7 @@ class LapsConfig:
 
         A knob named by both is refused: it has no one value.
         """
-        more = read_knobs("--laps-config", extra, {f.name for f in fields(cls)}, given, FLAGS)
+        more = read_knobs("--laps-config", extra, {f.name for f in fields(cls)}, given, FLAGS, RETIRED)
         knobs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**given, **more}.items()}
         return cls(**knobs)
 
@@ -250,3 +234,14 @@ FLAGS: dict[str, str] = {
     "graph_max_length": "--batch-prefill-max-seq-len",
 }
 """Knobs that are flags of their own."""
+
+RETIRED: dict[str, str] = {
+    **dict.fromkeys(("profile_path", "profile_save_path"), "is profile, a path"),
+    "wait_head_max_ms": "is four times --laps-wait-window-ms",
+    **dict.fromkeys(
+        ("wait_min_ms", "slack_sigma_ms", "slack_margin_ms", "token_max", "threshold_min", "threshold_max",
+         "threshold_period_s", "status_period_s"),
+        "has one value for all",
+    ),
+}  # fmt: skip
+"""Names that are no knobs, each with what to set in its place or why there is nothing to set."""

@@ -122,13 +122,12 @@ def enable(args: argparse.Namespace) -> None:
         logger.warning("LAPS scheduler is off: %s.", reason)
         os.environ.pop(options.ENV, None)
         return
-    if config.profile_path:
-        saved_model.load(config.profile_path)  # a bad file is refused here, before any model loads
+    known = saved_model.load(config.profile_path).fitted  # a bad file is refused here, before any model loads
     options.to_env(config)
     transfers.be_patient()
     HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
     HookRegistry.apply_hooks()
-    if config.profile:
+    if config.profile and not known:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))
     logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name

@@ -16,16 +16,24 @@ PERIOD_S = 10.0
 
 
 def load(path: str | None) -> LatencyModel:
-    """Read what ``save`` wrote; None = a new model. Raises ConfigError."""
+    """Read what ``save`` wrote. A new model where `path` is None, or its folder has no such file yet.
+
+    Raises ConfigError.
+    """
     if path is None:
         return LatencyModel()
+    told = f"--laps-config: profile: {path}"
     try:
         with open(path, encoding="utf-8") as f:
             text = f.read()
+    except FileNotFoundError:
+        if not os.path.isdir(os.path.dirname(path) or "."):
+            raise ConfigError(f"{told}: there is no such folder") from None
+        return LatencyModel()
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not text"
-        raise ConfigError(f"--laps-config: profile_path: {path}: {reason}") from None
-    return LatencyModel.from_json(text, f"--laps-config: profile_path: {path}")
+        raise ConfigError(f"{told}: {reason}") from None
+    return LatencyModel.from_json(text, told)
 
 
 def save(model: LatencyModel, path: str) -> None:

@@ -179,7 +179,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def _laps_tell(self, now: float, done: Any = None) -> None:
         """Prometheus, if this rank serves it."""
         if self.laps is not None and self.laps.series is not None:
-            self.laps.series.tell(now, self.laps_config.status_period_s, self.laps_status, done or {})
+            self.laps.series.tell(now, self.laps_status, done or {})
 
     def get_internal_state(self, recv_req: Any) -> Any:
         """SGLang's internal state with a "laps" entry: /server_info and /laps_status read it."""

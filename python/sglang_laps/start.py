@@ -103,7 +103,7 @@ def compose(scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any
         builder=builder,
         interlude=Interlude(scheduler, core, builder, ranks, cutter),
         ranks=ranks,
-        saver=saved_model.Saver(pacer.model, config.profile_save_path if ranks.saves else None),
+        saver=saved_model.Saver(pacer.model, config.profile_path if ranks.saves else None),
         cutter=cutter,
         whole=whole,
         series=Series(_labels()) if scheduler.metrics_reporter.enable_metrics and ranks.leader else None,

@@ -10,6 +10,9 @@ from laps_core.protocol import Load, Status, read_status
 
 from sglang_laps import __version__
 
+PERIOD_S = 0.5
+"""The Prometheus gauges are set no more often than this."""
+
 
 @dataclass(slots=True)
 class Totals:
@@ -81,13 +84,11 @@ class Series:
             )
         }
 
-    def tell(
-        self, now: float, period_s: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]
-    ) -> None:
-        """Count what was `done` for each class; set the gauges where `period_s` (seconds) has passed since."""
+    def tell(self, now: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]) -> None:
+        """Count what was `done` for each class; set the gauges where PERIOD_S has passed since."""
         for cls, total in done.items():
             self.count(cls, total)
-        if self._told_s is None or now - self._told_s >= period_s:
+        if self._told_s is None or now - self._told_s >= PERIOD_S:
             self._told_s = now
             self.show(status())
 

@@ -20,7 +20,7 @@ FIXED = (
     "--laps-wait-window-ms",
     "500",
     "--laps-config",
-    '{"window": "fixed", "wait_head_max_ms": 1000, "profile": true}',
+    '{"window": "fixed", "profile": true}',
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang_laps import saved_model
 
 from .conftest import LAPS, Prefill
 from .test_prefill_server import ids, send_all
@@ -21,7 +22,7 @@ def prefill(
     request: pytest.FixtureRequest, start_prefill: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prefill]:
     saved = tmp_path_factory.mktemp("profile") / "model.json"
-    knobs = f'{{"wait_head_max_ms": 5000, "profile_save_path": "{saved}"}}'
+    knobs = f'{{"profile": "{saved}"}}'
     args = ("--laps-wait-window-ms", "0") if request.param == "off" else (*SLOW, knobs)
     with start_prefill(*LAPS, *args) as running:
         running.saved = saved  # type: ignore[attr-defined]
@@ -51,6 +52,4 @@ def test_the_latency_model_is_saved_when_idle(prefill: Prefill) -> None:
         if path.exists():
             break
         asyncio.run(asyncio.sleep(0.2))
-    from laps_core.latency.model import LatencyModel
-
-    assert LatencyModel.load(str(path)).fitted
+    assert saved_model.load(str(path)).fitted

@@ -55,8 +55,10 @@ def test_flags_and_json() -> None:
         ),
         (["--laps-ttft-slo-ms", "1e10"], "--laps-ttft-slo-ms: 10000000000.0 is not a number"),
         (["--laps-config", '{"ttft_slo_ms": 1%s}' % (400 * "0")], "--laps-ttft-slo-ms: 1000"),
-        (["--laps-config", '{"slack_sigma_ms": 1%s}' % (400 * "0")], "--laps-config: slack_sigma_ms: 1000"),
-        (["--laps-config", '{"profile_save_path": "a\\u0000b"}'], "--laps-config: profile_save_path: "),
+        (["--laps-config", '{"slice_ms": 1%s}' % (400 * "0")], "--laps-config: slice_ms: 1000"),
+        (["--laps-config", '{"profile": "a\\u0000b"}'], "--laps-config: profile: "),
+        (["--laps-config", '{"profile_save_path": "x"}'], "--laps-config: profile_save_path is profile, a path"),
+        (["--laps-config", '{"token_max": 9}'], "--laps-config: token_max has one value for all"),
         (["--laps-config", '{"guard": 0.5, "guard": 0.1}'], "--laps-config: guard is given twice"),
         (
             ["--laps-length-threshold", "9", "--laps-config", '{"length_threshold": 8}'],

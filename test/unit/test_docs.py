@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from laps_core.config import FLAGS, LapsConfig
+from laps_core.config import FLAGS, RETIRED, LapsConfig
 from laps_core.pools.controller import Move
 from sglang_laps import options
 
@@ -20,6 +20,7 @@ ROUTER = (DOCS / "ROUTER.md").read_text()
 def test_every_knob_is_in_the_manual() -> None:
     missing = [f.name for f in fields(LapsConfig) if f"`{f.name}`" not in MANUAL and f.name not in FLAGS]
     assert not missing
+    assert not [name for name in RETIRED if f"`{name}`" in MANUAL]
 
 
 def test_every_flag_is_in_the_manual() -> None:

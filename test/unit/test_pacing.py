@@ -522,7 +522,7 @@ def contended(me: Pacer) -> None:
 
 @pytest.mark.parametrize("work", [lambda me: None, contended])
 def test_asking_for_the_status_changes_nothing(work: Callable[[Pacer], None]) -> None:
-    me = pacer(known=False, length_threshold="auto", threshold_period_s=0.0, wait_window_ms=5.0, ttft_slo_ms=400.0)
+    me = pacer(known=False, length_threshold="auto", wait_window_ms=5.0, ttft_slo_ms=400.0)
     fitted(me)
     work(me)
     me.slo.record(4.0, "short", 0.7, 0.4)

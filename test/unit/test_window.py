@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.scheduling.waiting import Waiting
-from laps_core.scheduling.window import REASONS, Decision, Dispatch, Wait, Window
+from laps_core.scheduling.window import HEAD_MAX, REASONS, SIGMA_S, TOKEN_MAX, Decision, Dispatch, Wait, Window
 
 MS = 1e-3
 FIXED_S, TOKEN_S = 8 * MS, 10e-6
@@ -53,8 +53,7 @@ class Reference:
         self.w, self.d = self.config.wait_window_ms * MS, max(self.levels)
 
     def clip(self, w: float) -> float:
-        top = self.config.wait_window_ms * MS
-        return max(min(self.config.wait_min_ms * MS, top), min(w, top))
+        return min(w, self.config.wait_window_ms * MS)
 
     def after(self, depth: int, tau: float, reason: str) -> None:
         if depth >= self.d:
@@ -75,12 +74,12 @@ class Reference:
         served = now + service_s(waiting, budget)
         met = [s.deadline_s for s in waiting if s.deadline_s is not None and s.deadline_s >= served]
         slack = min(met) - served if met else math.inf
-        if slack <= c.slack_sigma_ms * MS:
+        if slack <= SIGMA_S:
             return "slack"
         tokens = sum(s.tokens for s in waiting)
-        if picked < len(waiting) or tokens >= budget or (slack == math.inf and tokens >= c.token_max):
+        if picked < len(waiting) or tokens >= budget or (slack == math.inf and tokens >= TOKEN_MAX):
             return "tokens"
-        if held is not None and now - held >= c.wait_head_max_ms * MS:
+        if held is not None and now - held >= HEAD_MAX * c.wait_window_ms * MS:
             return "head_of_line"
         return None
 
@@ -89,10 +88,7 @@ CONFIGS = st.builds(
     LapsConfig,
     window=st.sampled_from(["awd", "awd", "fixed"]),
     wait_window_ms=st.sampled_from([0.0, 2.0, 5.0, 30.0]),
-    wait_min_ms=st.sampled_from([0.0, 1.0]),
     wait_max_batch=st.integers(1, 12),
-    wait_head_max_ms=st.sampled_from([3.0, 20.0]),
-    token_max=st.sampled_from([300, 2048]),
 )
 
 
@@ -182,7 +178,7 @@ def test_follows_the_reference_and_never_waits_wrongly(
             held = now if held is None else held
             assert fitting
             assert now < answer.until_s
-            assert answer.until_s <= held + config.wait_head_max_ms * MS + 1e-12
+            assert answer.until_s <= held + HEAD_MAX * w_max + 1e-12
             assert answer.until_s <= max(held, completed) + w_max + 1e-12
             for s, lost in zip(waiting, late, strict=True):
                 if s.deadline_s is not None and not lost:
@@ -203,7 +199,7 @@ def test_follows_the_reference_and_never_waits_wrongly(
         model.after(len(answer.picked), tau, answer.reason)
         assert window.depth == model.d
         assert window.window_s == pytest.approx(model.w)
-        assert config.wait_min_ms * MS <= window.window_s <= w_max or w_max == 0.0
+        assert 0.0 <= window.window_s <= w_max or w_max == 0.0
         assert 1 <= window.depth <= config.wait_max_batch
         running, done_at = len(answer.picked), now + predict([(waiting[i].tokens, 0) for i in answer.picked])
         waiting = [s for i, s in enumerate(waiting) if i not in set(answer.picked)]
@@ -382,9 +378,9 @@ def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:
 
 
 def test_token_max_sends_a_heavy_batch_without_deadlines() -> None:
-    window, now = known_bursts(LapsConfig(token_max=500))
-    assert ask(window, now, [short(now, 250)] * 2) == Dispatch((0, 1), "tokens")
-    answer = ask(window, now, [short(now, 250, now + 1.0)] * 2)
+    window, now = known_bursts(LapsConfig())
+    assert ask(window, now, [short(now, TOKEN_MAX // 2)] * 2) == Dispatch((0, 1), "tokens")
+    answer = ask(window, now, [short(now, TOKEN_MAX // 2, now + 1.0)] * 2)
     assert isinstance(answer, Wait), "M_s is a rule of the deadline-free mode"
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from laps_core.config import LapsConfig
-
+LOW, HIGH = 64, 1024
+"""Clamps of the automatic threshold (tokens). Below, nearly every request would be long; above, a short batch would
+itself be long work."""
+PERIOD_S = 10.0
+"""The automatic threshold moves no more often than this (seconds)."""
 _HYSTERESIS = 0.15
 """The boundary must leave the threshold in force by this share before the threshold follows."""
 
@@ -33,12 +36,11 @@ class HasBoundary(Protocol):
 class AutoThreshold:
     """``--laps-length-threshold auto``: the first-turn boundary, clamped, and slow to move so that classes do not flap.
 
-    Moves at most once per ``threshold_period_s``, and only when the boundary is 15% away from the threshold in force.
+    Moves at most once per PERIOD_S, and only when the boundary is 15% away from the threshold in force.
     """
 
-    def __init__(self, config: LapsConfig, start: int = 256) -> None:
-        self._low, self._high, self._period_s = config.threshold_min, config.threshold_max, config.threshold_period_s
-        self.tokens = min(max(start, self._low), self._high)
+    def __init__(self, start: int = 256) -> None:
+        self.tokens = min(max(start, LOW), HIGH)
         """Longest short request (tokens, inclusive)."""
         self.source = "default"
         """Where it comes from: "default" until steps are measured, then "knee"."""
@@ -46,13 +48,13 @@ class AutoThreshold:
 
     def update(self, now: float, model: HasBoundary) -> int:
         """The threshold in force (tokens) at ``now`` (seconds), read again from the model when the period is over."""
-        if now - self._read_s < self._period_s:
+        if now - self._read_s < PERIOD_S:
             return self.tokens
         found = model.boundary()
         if found is None:
             return self.tokens
         self._read_s = now
-        wanted = round(min(max(found, self._low), self._high))
+        wanted = round(min(max(found, LOW), HIGH))
         if self.source == "default" or abs(wanted - self.tokens) > _HYSTERESIS * self.tokens:
             self.tokens = wanted
         self.source = "knee"

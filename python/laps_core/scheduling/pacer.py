@@ -78,7 +78,7 @@ class Pacer:
         self._threshold = usable_threshold(
             START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
         )
-        self._auto = AutoThreshold(config, self._threshold) if auto else None
+        self._auto = AutoThreshold(self._threshold) if auto else None
         self.gap = Gap(config.preempt_overhead)
         self.guard = Guard(config.guard)
         self.slo = SloLedger()

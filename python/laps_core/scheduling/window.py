@@ -31,6 +31,16 @@ Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 
 REASONS = ("depth", "window", "slack", "head_of_line", "preempt", "idle", "tokens")
 
+SIGMA_S = 2e-3
+"""sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
+predicted."""
+DELTA_S = 1e-3
+"""delta: taken off the slack when the window is sized (seconds)."""
+TOKEN_MAX = 2048
+"""M_s: without deadlines, a short batch of this many new tokens leaves at once. It fills the device; more in it would
+gain nothing."""
+HEAD_MAX = 4.0
+"""T_max: the head of the short queue is never held longer than this many times W_max."""
 _HORIZON_WINDOWS = 4
 _ONE = 0.9
 """Expected arrivals that count as one; a smoothed share never quite reaches it."""
@@ -96,11 +106,6 @@ class Window:
         """``depths``, ``lengths``: batch depths and request lengths (tokens) of captured graphs, if any."""
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
-        self._w_min_s = min(config.wait_min_ms, config.wait_window_ms) / 1e3
-        self._head_max_s = config.wait_head_max_ms / 1e3
-        self._sigma_s = config.slack_sigma_ms / 1e3
-        self._delta_s = config.slack_margin_ms / 1e3
-        self._token_max = config.token_max
         self._cap = config.wait_max_batch
         powers = (1 << i for i in range(self._cap.bit_length()))
         self._levels = sorted({d for d in (depths or powers) if 0 < d <= self._cap} | {self._cap})
@@ -224,19 +229,19 @@ class Window:
             self._mode = "sla" if slack < math.inf else "deadline-free"
         if k >= (self._cap if self._fixed else self._depth):
             return "depth"
-        if slack <= self._sigma_s:
+        if slack <= SIGMA_S:
             return "slack"
-        if k < len(shorts) or tokens >= token_budget or (slack == math.inf and tokens >= self._token_max):
+        if k < len(shorts) or tokens >= token_budget or (slack == math.inf and tokens >= TOKEN_MAX):
             return "tokens"
         since = self._idle_since(now)
-        head_end = (now if self._held_since is None else self._held_since) + self._head_max_s
+        head_end = (now if self._held_since is None else self._held_since) + HEAD_MAX * self._w_max_s
         # What is left below a tick is over: a timer may wake its sleeper that much early.
         if self._held_since is not None and now > head_end - _TICK_S:
             return "head_of_line"
         end = self._window_end(now, since, shorts, slack, k)
         if now > end - _TICK_S:
             return "window"
-        last = min(end, now + slack - self._sigma_s, head_end)
+        last = min(end, now + slack - SIGMA_S, head_end)
         wait = self._worth(now, since, last, shorts, k, predict)
         if wait is None or wait.until_s - now < _TICK_S:
             return "idle"
@@ -251,7 +256,7 @@ class Window:
             return min(s.since_s for s in shorts) + self._w_max_s
         if slack == math.inf:
             return since + self._window_s
-        w_sla = max(0.0, slack - self._delta_s)
+        w_sla = max(0.0, slack - DELTA_S)
         due = max(self._arrivals.returning(now), self._arrivals.following(now))
         rate = self._arrivals.rate(now)
         w_gr = due.by_s - now if due.requests >= _ONE else (self._depth - k) / max(rate, 1e-9)
@@ -368,7 +373,7 @@ class Window:
             self._skip_next = max(1, self._skip_next // 2)
 
     def _clip(self, seconds: float) -> float:
-        return min(max(seconds, self._w_min_s), self._w_max_s)
+        return min(seconds, self._w_max_s)
 
     # -- report
 
