@@ -84,11 +84,16 @@ def knob(default: Any, check: Check) -> Any:
 
 
 def read_knobs(
-    flag: str, text: str | None, known: Set[str], given: Mapping[str, Any], flags: Mapping[str, str]
+    flag: str,
+    text: str | None,
+    known: Set[str],
+    given: Mapping[str, Any],
+    flags: Mapping[str, str],
+    instead: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The JSON object in the text of ``flag``: names in ``known`` only, none that a flag has ``given`` already.
 
-    ``flags`` names those flags. Raises ConfigError.
+    ``flags`` names those flags; ``instead``: what to use for a name that is not known. Raises ConfigError.
     """
 
     def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -109,6 +114,8 @@ def read_knobs(
         raise ConfigError(f"{flag}: not a JSON object")
     for key in more:
         if key not in known:
+            if instead and key in instead:
+                raise ConfigError(f"{flag}: unknown key {key!r}; use {instead[key]}")
             raise ConfigError(f"{flag}: unknown key {key!r}; known: {', '.join(sorted(known))}")
         if key in given:
             raise ConfigError(f"{flag}: {key} is given by {flags[key]} too")
@@ -173,35 +180,21 @@ class LapsConfig:
     threshold_period_s: float = knob(10.0, _S)
     """The automatic threshold moves no more often than this (seconds)."""
 
-    # -- prefill CUDA graphs for short batches (see buckets.py)
+    # -- prefill CUDA graphs for short batches (see ladder.py)
     graphs: bool = knob(False, _switch)
-    """Replay short batches from captured (L, B) cells where that is faster."""
+    """Replay short batches from full CUDA graphs where that was timed faster."""
     graph_lengths: Sequence[int] = knob((8, 16, 32, 64, 128, 256), _sizes("tokens"))
-    """L: longest new length a cell takes (tokens) [L s4.2]."""
+    """L: the longest admits requests (tokens), the products L x B give the row counts [L s4.2]."""
     graph_batches: Sequence[int] = knob((1, 2, 4, 8, 16, 32, 64), _sizes("requests"))
-    """B: request slots of a cell [L s4.2]."""
+    """B: the largest admits batches (requests) and is every graph's number of request slots [L s4.2]."""
     graph_max_length: int | None = knob(None, _or_none(_whole(1, "tokens")))
-    """Lengths beyond this are dropped from the grid (tokens); None keeps all."""
+    """Lengths beyond this are left out of L (tokens); None keeps all."""
     graph_max_tokens: int = knob(2048, _whole(1, "tokens"))
-    """No cell has more rows than this (tokens): beyond, launches hide behind compute."""
-    graph_pad_max: float = knob(0.25, _real(0.0, 0.9, ""))
-    """Most padded rows of a replay, as a share of its rows (0..1)."""
+    """No graph has more rows than this (tokens): beyond, launches hide behind compute."""
     graph_strategy: str = knob("latency", _one_of("latency", "memory"))
-    """latency picks the fastest cell, memory the one with the fewest padded rows [L s3.1]."""
-    graph_budget: int = knob(64, _whole(1, "graphs"))
-    """Most cells captured."""
-    graph_budget_s: float = knob(60.0, _S)
-    """Capture at start ends before it takes longer than this (seconds)."""
-    graph_budget_mib: float = knob(2048.0, _real(0.0, math.inf, "MiB"))
-    """Capture ends before it takes more device memory than this (MiB)."""
-    graph_explore_every: int = knob(64, _whole(2, "batches"))
-    """Each so many batches a cell would win, one goes the stock way, to keep its estimate fresh."""
+    """Row counts captured. memory: the products L x B alone; latency: steps between them too, to pad less [L s3.1]."""
     graph_always: bool = knob(False, _switch)
-    """Replay whenever a cell covers the batch, faster or not: for tests and measurements."""
-    graph_swaps: int = knob(1, _whole(0, "cells"))
-    """Cells replaced per idle moment, when traffic wants others; 0 keeps the set of the start."""
-    graph_window: int = knob(512, _whole(1, "batches"))
-    """Short batches looked back on to call a cell dead."""
+    """Replay whenever a graph holds the batch, faster or not: for measurements."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -221,7 +214,7 @@ class LapsConfig:
 
         A knob named by both is refused: it has no one value.
         """
-        more = read_knobs("--laps-config", extra, {f.name for f in fields(cls)}, given, FLAGS)
+        more = read_knobs("--laps-config", extra, {f.name for f in fields(cls)}, given, FLAGS, INSTEAD)
         knobs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**given, **more}.items()}
         return cls(**knobs)
 
@@ -242,3 +235,11 @@ FLAGS: dict[str, str] = {
     "graph_max_length": "--batch-prefill-max-seq-len",
 }
 """Knobs that are flags of their own."""
+
+INSTEAD: dict[str, str] = {
+    "graph_budget": "graph_strategy, or fewer L and B",
+    "graph_budget_s": "graph_strategy, or fewer L and B",
+    "graph_budget_mib": "graph_max_tokens",
+    "graph_pad_max": "graph_strategy",
+}
+"""What a refused key's job is done by."""

@@ -32,7 +32,7 @@ _GRAPH_FIELDS = {
     "batch_prefill_batch_sizes": "graph_batches",
     "batch_prefill_max_seq_len": "graph_max_length",
 }
-"""Flags of the prefill graph cells -> LapsConfig fields."""
+"""Flags of the prefill graphs -> LapsConfig fields."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -63,18 +63,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="Deadline for the first token of a request that brings none of its own (default: no deadlines).",
     )
     group.add_argument("--laps-config", metavar="JSON", help="Any other knob, as a JSON object; see docs/LAPS.md.")
-    group.add_argument(GRAPHS, action="store_true", help="Replay batched short prefills from (L, B) CUDA graphs.")
+    group.add_argument(GRAPHS, action="store_true", help="Replay batched short prefills from full CUDA graphs.")
     group.add_argument(
         "--batch-prefill-seq-lengths",
         nargs="+",
         metavar="TOKENS",
-        help="L: longest new length each graph takes (default: 8 to 256 by powers of two).",
+        help="L: the longest is the longest prompt for graphs, and L x B are their row counts (default: 8 to 256).",
     )
     group.add_argument(
         "--batch-prefill-batch-sizes",
         nargs="+",
         metavar="REQUESTS",
-        help="B: request slots of each graph (default: 1 to 64 by powers of two).",
+        help="B: the largest is the largest batch for graphs (default: 1 to 64, by powers of two as L).",
     )
     group.add_argument("--batch-prefill-max-seq-len", metavar="TOKENS", help="Lengths beyond this are left out of L.")
     group.add_argument(
@@ -83,7 +83,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def graph_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """LapsConfig fields that the flags of the prefill graph cells set on this command line."""
+    """LapsConfig fields that the flags of the prefill graphs set on this command line."""
     values: dict[str, Any] = {"graphs": True} if getattr(args, GRAPHS[2:].replace("-", "_"), False) else {}
     for flag, name in _GRAPH_FIELDS.items():
         text = getattr(args, flag, None)
