@@ -45,7 +45,7 @@ def build(runner: Any, config: LapsConfig) -> PrefillFront | str:
     try:
         with _full_backend(ladder):
             made = cuda_graph_setup.capture_prefill_graph(model_runner=runner, eager_runner=runner.eager_runner)
-        full = getattr(made, "runner", None)
+        full: Any = getattr(made, "runner", None)
         if not hasattr(full, "capture_num_tokens"):
             return "SGLang cannot capture full prefill graphs of this model (see the line above)"
         ladder = replace(ladder, rows=tuple(full.capture_num_tokens))  # it may leave some out
