@@ -42,7 +42,7 @@ def attach(model_runner: Any, config: LapsConfig) -> None:
     ``model_runner.init_cuda_graphs()``, with nothing served yet."""
     from sglang_laps.graphs.capture import build
 
-    model_runner.laps_graphs = built = build(model_runner, config)
+    model_runner.laps_graphs = built = build(model_runner, config, ATTENTION)
     if isinstance(built, str):
         logger.warning("LAPS prefill graphs are off: %s.", built)
     else:

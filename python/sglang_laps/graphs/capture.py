@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,6 @@ from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
 from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_schedule
 from sglang.srt.utils import get_cuda_graph_max_batch_size
 
-from sglang_laps.graphs import ATTENTION
 from sglang_laps.graphs.front import PrefillFront
 
 logger = logging.getLogger(__name__)
@@ -30,9 +29,9 @@ WEIGHT_ONLY = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 """Quantizations that leave activations alone. A scale taken over all rows would let the padded ones sway the real."""
 
 
-def build(runner: Any, config: LapsConfig) -> PrefillFront | str:
-    """The front of a model runner, or why there is none."""
-    if reason := _unsupported(runner):
+def build(runner: Any, config: LapsConfig, backends: Mapping[str, Sequence[str]]) -> PrefillFront | str:
+    """The front of a model runner, or why there is none. ``backends``: attention backends to be had, by device."""
+    if reason := _unsupported(runner, backends):
         return reason
     chunk, slots = get_schedule().chunked_prefill_size, runner.req_to_token_pool.size
     most, multiple = chunk if chunk and chunk > 0 else config.graph_max_tokens, get_cuda_graph_max_batch_size(1)
@@ -77,13 +76,13 @@ def _full_backend(ladder: Ladder) -> Iterator[None]:
         config.prefill = held
 
 
-def _unsupported(runner: Any) -> str | None:
+def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | None:
     """What the graphs cannot be combined with, or None. The same on every rank."""
     parallel, device = get_parallel(), runner.device
     attention = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
-    name, known = type(attention).__name__, ATTENTION.get(device, ())
+    name, known = type(attention).__name__, backends.get(device, ())
     checks = (
-        (device not in ATTENTION, f"device {device} has no graph capture"),
+        (device not in backends, f"device {device} has no graph capture"),
         (get_exec().graph.cuda_graph_config.prefill.backend == Backend.FULL, "SGLang's own are of the backend 'full'"),
         (name not in known, f"attention backend {name} is not one of {', '.join(known)}"),
         (getattr(attention, "use_mla", False), "multi-head latent attention"),
