@@ -1,14 +1,13 @@
-"""Prefill graph cells against SGLang's own prefill graphs, in one run.
+"""Batches of short prefills from full graphs against SGLang's own prefill graphs, in one run. Needs a GPU.
 
-    python -m benchmark.graphs                     on a GPU: Qwen2.5 shapes with dummy weights
-    python -m benchmark.graphs --emulate           anywhere: a tiny model, emulated capture; no measure of gains
+    python -m benchmark.graphs                     Qwen2.5 shapes with dummy weights
     python -m benchmark.graphs --lengths FILE      prompt lengths from a column of a CSV (may be gzipped)
-    python -m benchmark.graphs --shapes 7B --modes breakable cells --concurrency 1 8 32 128 --prompts lmsys \
+    python -m benchmark.graphs --shapes 7B --modes breakable graphs --concurrency 1 8 32 128 --prompts lmsys \
         --seconds 4 --rounds 2                     the short version: about five minutes on one GPU
 
-Serving: a closed loop of N clients on a prefill server per mode, each prompt new. Modes take turns within a round and
-figures are medians over rounds. Micro: one batch per cell, timed through the cell, the server's default path and the
-eager path. Tables go to the terminal, results to out/graphs.json, the picture to out/graphs.png.
+A closed loop of N clients on a prefill server per mode, each prompt new. Modes take turns within a round and figures
+are medians over rounds. What one batch takes on each path: ``benchmark.ladder``. Tables go to the terminal, results to
+out/graphs.json, the picture to out/graphs.png.
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ import gzip
 import itertools
 import json
 import math
-import os
 import random
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -33,34 +29,29 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.rig import load, model, servers, stats
+import torch
+
+from benchmark.rig import load, runner, servers, stats
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 TRACE = Path(__file__).parent / "traces" / "lmsys_lengths.csv.gz"
 
-CELLS_FLAGS = ("--enable-laps-scheduler", "--enable-batch-prefill-cuda-graph")
 MODES: dict[str, tuple[str, ...]] = {
     "disabled": ("--cuda-graph-backend-prefill", "disabled"),
     "breakable": ("--cuda-graph-backend-prefill", "breakable"),
     "full": ("--cuda-graph-backend-prefill", "full"),
     "laps": ("--enable-laps-scheduler",),
-    "cells": CELLS_FLAGS,
+    "graphs": ("--enable-laps-scheduler", "--enable-batch-prefill-cuda-graph"),
 }
-"""``laps`` is the scheduler without cells: what it and the cells each contribute can be told apart."""
+"""``laps`` is the scheduler without full graphs: what it and they each contribute can be told apart."""
 DEFAULT = "breakable"
-EMULATED_MODES = {
-    "disabled": (),
-    "cells": (*CELLS_FLAGS, "--laps-config", '{"graph_budget": 16}'),
-    "always": (*CELLS_FLAGS, "--laps-config", '{"graph_always": true, "graph_budget": 16}'),
-}
-"""An emulated replay is never faster than the eager path: ``cells`` shows the choice, ``always`` the padding."""
 
 SHORT = 256
 LMSYS = ((0.0, 1), (0.1, 7), (0.5, 20), (0.9, 129), (0.99, 1180), (1.0, 4005))
 """Quantiles of the prompt lengths of LMSYS-Chat-1M (tokens, bytes / 4), where the list itself is not at hand."""
 
 TARGETS = {"least": 0.98, "best": 1.15, "padded": 0.25, "capture_s": 60.0, "capture_mib": 2048.0}
-WEIGHTS_GIB = {"tiny": 0.1, "0.5B": 1.0, "7B": 15.3, "14B": 29.6, "32B": 65.5}
+WEIGHTS_GIB = {"0.5B": 1.0, "7B": 15.3, "14B": 29.6, "32B": 65.5}
 
 
 # -- prompts
@@ -125,11 +116,11 @@ def status(server: servers.Server) -> dict[str, Any]:
         return {}
 
 
-def captured(server: servers.Server) -> dict[str, float]:
-    """Prefill capture of this server: seconds and MiB, of the cells if it has any, else of the stock graphs."""
+def captured(server: servers.Server) -> dict[str, Any]:
+    """Prefill capture of this server: seconds and MiB, of the full graphs if it has any, else of the stock graphs."""
     graphs = status(server)
     if graphs.get("on"):
-        return {"capture_s": graphs["capture_s"], "capture_mib": graphs["capture_mib"], "cells": len(graphs["cells"])}
+        return {k: graphs[k] for k in ("capture_s", "capture_mib", "row_counts", "faster")}
     log = server.log.read_text(errors="replace")
     found = re.search(r"target prefill CUDA graph end\. elapsed=([\d.]+) s, mem usage=([-\d.]+) GB", log)
     return {"capture_s": float(found[1]), "capture_mib": float(found[2]) * 1024} if found else {}
@@ -160,31 +151,20 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, shape: str, folder: Path) -> None:
         self.args, self.shape, self.folder = args, shape, folder
-        self.modes = EMULATED_MODES if args.emulate else {m: MODES[m] for m in args.modes}
-        if args.emulate:
-            self.model = model.make(OUT / "models")
-            self.flags = ("--max-total-tokens", "32768", "--chunked-prefill-size", "1024")
-        else:
-            from sglang_laps.graphs import rig
-
-            self.model = rig.write_shape(shape, folder / shape)
-            self.flags = (
-                "--dtype", "bfloat16", "--load-format", "dummy", "--skip-tokenizer-init",
-                "--attention-backend", args.attention, "--sampling-backend", "pytorch", "--grammar-backend", "none",
-                "--max-total-tokens", "131072", "--mem-fraction-static", "0.7", *args.flags,
-            )  # fmt: skip
+        self.modes = {m: MODES[m] for m in args.modes}
+        self.model = runner.write_shape(shape, folder / shape)
+        self.flags = (
+            "--dtype", "bfloat16", "--load-format", "dummy", "--skip-tokenizer-init",
+            "--attention-backend", args.attention, "--sampling-backend", "pytorch", "--grammar-backend", "none",
+            "--max-total-tokens", "131072", "--mem-fraction-static", "0.7", *args.flags,
+        )  # fmt: skip
 
     def server(self, mode: str) -> servers.Server:
         log = OUT / "logs" / f"graphs-{self.shape}-{mode}.log"
-        env = {"OMP_NUM_THREADS": "1"} if self.args.emulate else {}
-        return servers.prefill(self.model, log, *self.flags, *self.modes[mode], env=env, name=f"{self.shape} {mode}")
+        return servers.prefill(self.model, log, *self.flags, *self.modes[mode], name=f"{self.shape} {mode}")
 
     def together(self) -> bool:
         """Whether all modes fit in memory at once."""
-        if self.args.emulate:
-            return False
-        import torch
-
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         return len(self.modes) * (1.3 * WEIGHTS_GIB[self.shape] + 12) < 0.9 * memory
 
@@ -202,7 +182,7 @@ class Bench:
     def run(self) -> dict[str, Any]:
         """Medians over rounds per prompts, clients and mode."""
         rounds: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
-        capture: dict[str, dict[str, float]] = {}
+        capture: dict[str, dict[str, Any]] = {}
         names = list(self.modes)
         for at in range(self.args.rounds):
             order = names if at % 2 == 0 else names[::-1]
@@ -222,7 +202,7 @@ class Bench:
         return {"shape": self.shape, "capture": capture, "rows": rows}
 
     def _round(self, up: dict[str, servers.Server], at: int, rounds: dict[tuple[str, int, str], Any]) -> None:
-        vocabulary = 2000 if self.args.emulate else 150000
+        vocabulary = 150000
         kinds = {
             "lmsys": lengths_of(self.args.lengths, 10000, random.Random(1)),
             "uniform": list(range(1, SHORT + 1)),
@@ -239,72 +219,6 @@ class Bench:
                     rounds.setdefault((kind, clients, mode), []).append(figures)
 
 
-# -- micro
-
-
-def micro(args: argparse.Namespace, shape: str) -> list[dict[str, Any]]:
-    """Milliseconds per forward for a batch of each cell: through it, by default, eager. In a process of its own."""
-    command = [sys.executable, "-m", "benchmark.graphs", "--micro-one", shape, "--attention", args.attention]
-    done = subprocess.run(
-        [*command, *(["--emulate"] if args.emulate else [])], stdout=subprocess.PIPE, text=True, check=False
-    )
-    lines = [x for x in done.stdout.splitlines() if x.startswith("MICRO ")]
-    if done.returncode or not lines:
-        print(f"  micro-benchmark of {shape} ended with code {done.returncode}", flush=True)
-        return []
-    return list(json.loads(lines[-1][6:]))
-
-
-def micro_one(args: argparse.Namespace, shape: str) -> None:
-    """Time every captured cell (at most 24 of them) and print the result as one line."""
-    from laps_core.config import LapsConfig
-    from sglang_laps.graphs import attach, rig
-    from sglang_laps.graphs.runner import full_batch
-
-    flags = ["--max-total-tokens", "65536", "--max-running-requests", "128", "--chunked-prefill-size", "2048"]
-    flags += (
-        ["--device", "cpu", "--dtype", "float32"]
-        if args.emulate
-        else ["--dtype", "bfloat16", "--attention-backend", args.attention, "--mem-fraction-static", "0.7"]
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        runner = rig.boot(rig.write_shape(shape, Path(folder), context=32768), *flags)
-    stock = runner.prefill_cuda_graph_runner
-    front = attach(runner, LapsConfig(graphs=True, graph_always=True, graph_budget=12 if args.emulate else 64))
-    if front is None:
-        raise SystemExit(runner.laps_graphs_off)
-    paths = {"cell": front, "default": stock, "eager": runner.eager_runner}
-    rng = random.Random(0)
-    vocabulary = rig.SHAPES[shape][-1]
-    results = []
-    picked = sorted(front.cells.cells)
-    for cell in picked[:: max(1, len(picked) // 24)]:
-        # As full as a batch of this cell is on average: its last request is cut short.
-        lens = [n for n, _ in full_batch(cell).requests]
-        lens[-1] = max(1, lens[-1] - cell.tokens // 10)
-        times: dict[str, list[float]] = {name: [] for name in paths}
-        for _ in range(3 if args.emulate else 12):
-            for name, path in paths.items():
-                rig.clear(runner)
-                reqs = [
-                    rig.request(str(i), [rng.randrange(10, vocabulary) for _ in range(n)]) for i, n in enumerate(lens)
-                ]
-                runner.prefill_cuda_graph_runner = path
-                batch = rig.forward_batch(runner, reqs)
-                rig.synchronize(runner)
-                begin = time.perf_counter()
-                runner.forward(batch)
-                rig.synchronize(runner)
-                times[name].append((time.perf_counter() - begin) * 1e3)
-        results.append(
-            {"shape": str(cell), "tokens": sum(lens), "requests": len(lens), "mib": round(front.cells.mib[cell], 2)}
-            | {name: round(statistics.median(t[1:]), 3) for name, t in times.items()}
-        )
-    print("MICRO " + json.dumps(results), flush=True)
-    sys.stdout.flush()
-    os._exit(0)  # the distributed group of a lone process has no one to say goodbye to
-
-
 # -- what it shows
 
 
@@ -318,12 +232,12 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """Each target of the cells, met or missed, for one shape."""
+    """Each target of the full graphs, met or missed, for one shape."""
     at = {(r["prompts"], r["clients"], r["mode"]): r for r in result["rows"]}
     ratios = {
         (kind, clients): row["per_s"] / at[kind, clients, DEFAULT]["per_s"]
         for (kind, clients, mode), row in at.items()
-        if mode == "cells" and (kind, clients, DEFAULT) in at and at[kind, clients, DEFAULT]["per_s"]
+        if mode == "graphs" and (kind, clients, DEFAULT) in at and at[kind, clients, DEFAULT]["per_s"]
     }
     said = []
 
@@ -333,13 +247,13 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
     if ratios:
         low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
-        say(f"requests/s of the cells by stock default, worst point {low}", ratios[low], TARGETS["least"], least=True)
-        say(f"requests/s of the cells by stock default, best point {high}", ratios[high], TARGETS["best"], least=True)
-    shown = at.get(("lmsys", 32, "always")) or at.get(("lmsys", 32, "cells")) or {}
+        say(f"requests/s of the graphs by stock default, worst point {low}", ratios[low], TARGETS["least"], least=True)
+        say(f"requests/s of the graphs by stock default, best point {high}", ratios[high], TARGETS["best"], least=True)
+    shown = at.get(("lmsys", 32, "graphs"), {})
     if padded := shown.get("padded_share"):
         say("padded share at 32 clients, LMSYS lengths", padded, TARGETS["padded"], least=False)
     for key in ("capture_s", "capture_mib"):
-        if (value := result["capture"].get("cells", {}).get(key)) is not None:
+        if (value := result["capture"].get("graphs", {}).get(key)) is not None:
             say(key, value, TARGETS[key], least=False)
     return said
 
@@ -370,14 +284,11 @@ def picture(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 def device() -> str:
     """What this ran on."""
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    return str(torch.cuda.get_device_name(0))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--emulate", action="store_true", help="tiny model, emulated capture: no GPU needed")
     parser.add_argument("--shapes", nargs="+", default=["0.5B", "7B", "14B", "32B"], choices=list(WEIGHTS_GIB))
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128])
@@ -389,47 +300,34 @@ def main() -> None:
         "--warm", type=float, default=10.0, help="load before the first measurement of a server (seconds)"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--attention", default="fa3", help="attention backend (on a GPU)")
+    parser.add_argument("--attention", default="fa3", help="attention backend")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more server options; last")
-    parser.add_argument("--skip", choices=["serve", "micro"], help="leave one part out")
-    parser.add_argument("--micro-one", metavar="SHAPE", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.micro_one:
-        micro_one(args, args.micro_one)
-        return
-    if args.emulate:
-        args.shapes, args.modes = ["tiny"], list(EMULATED_MODES)
-        args.concurrency, args.rounds = [1, 8, 32], 1
-        args.seconds, args.warm = min(args.seconds, 3.0), 1.0
+    if not torch.cuda.is_available():
+        raise SystemExit("Nothing was measured: CUDA graphs need a GPU, and there is none here.")
     (OUT / "logs").mkdir(parents=True, exist_ok=True)
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes:
             print(f"{shape} on {device()}", flush=True)
-            result: dict[str, Any] = {"shape": shape, "capture": {}, "rows": []}
-            if args.skip != "serve":
-                result = Bench(args, shape, Path(folder)).run()
-                print(
-                    table(
-                        result["rows"],
-                        (
-                            "prompts", "clients", "mode", "per_s", "tokens_per_s", "p50_ms", "p90_ms", "p99_ms",
-                            "hit_rate", "padded_share", "failed",
-                        ),
-                    )
-                )  # fmt: skip
-                print("\n".join(f"  capture of {m}: {c}" for m, c in result["capture"].items() if c), flush=True)
-                print("\n".join(f"  {line}" for line in verdict(result)), flush=True)
-            if args.skip != "micro":
-                result["micro"] = micro(args, shape)
-                print(table(result["micro"], ("shape", "tokens", "requests", "cell", "default", "eager", "mib")))
+            result = Bench(args, shape, Path(folder)).run()
+            print(
+                table(
+                    result["rows"],
+                    (
+                        "prompts", "clients", "mode", "per_s", "tokens_per_s", "p50_ms", "p90_ms", "p99_ms",
+                        "hit_rate", "padded_share", "failed",
+                    ),
+                )
+            )  # fmt: skip
+            print("\n".join(f"  capture of {m}: {c}" for m, c in result["capture"].items() if c), flush=True)
+            print("\n".join(f"  {line}" for line in verdict(result)), flush=True)
             results.append(result)
             # After each shape: a run that is cut off keeps what it has.
             lengths = args.lengths.name if args.lengths else "quantiles"
-            whole = {"device": device(), "emulated": args.emulate, "lengths": lengths, "results": results}
+            whole = {"device": device(), "lengths": lengths, "results": results}
             (OUT / "graphs.json").write_text(json.dumps(whole, indent=1) + "\n")
-    if any(r["rows"] for r in results):
-        picture([r for r in results if r["rows"]], OUT / "graphs.png")
+    picture(results, OUT / "graphs.png")
     print(f"written: {OUT / 'graphs.json'}", flush=True)
 
 

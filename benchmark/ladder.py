@@ -51,7 +51,7 @@ def flags(shape: str, backend: str, attention: str) -> list[str]:
 
 def one(shape: str, backend: str, attention: str) -> None:
     """Time every batch on this path, and eager with the breakable graphs; print one line. Ends the process."""
-    from sglang_laps.graphs import rig
+    from benchmark.rig import runner as rig
 
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -86,7 +86,8 @@ def one(shape: str, backend: str, attention: str) -> None:
 def timed(runner: Any, lens: Sequence[int], rng: random.Random, vocabulary: int) -> tuple[float, bool]:
     """One forward pass: ms, and whether a graph ran it."""
     import torch
-    from sglang_laps.graphs import rig
+
+    from benchmark.rig import runner as rig
 
     rig.clear(runner)
     reqs = [rig.request(str(i), [rng.randrange(10, vocabulary) for _ in range(n)]) for i, n in enumerate(lens)]
@@ -102,8 +103,9 @@ def timed(runner: Any, lens: Sequence[int], rng: random.Random, vocabulary: int)
 def sliced(runner: Any, vocabulary: int) -> list[dict[str, Any]]:
     """A long batch, whole and cut after every k layers with a short batch in each pause: how far its logits part."""
     import torch
-    from sglang_laps.graphs import rig
     from sglang_laps.slices import Slices
+
+    from benchmark.rig import runner as rig
 
     rng = random.Random(1)
     ids = [rng.randrange(10, vocabulary) for _ in range(SLICED_TOKENS)]

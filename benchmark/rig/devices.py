@@ -45,7 +45,7 @@ class Device:
 
 
 def _shape_only() -> Path:
-    from sglang_laps.graphs import rig
+    from benchmark.rig import runner as rig
 
     return rig.write_shape(CUDA_SHAPE, MODELS / f"shape-{CUDA_SHAPE}", context=131072)
 

@@ -1,33 +1,27 @@
-"""How long a batch takes on the simulated device, from a graph cell where one pays."""
+"""How long a batch takes on the simulated device, replayed from a full graph where the server would."""
 
 from __future__ import annotations
 
 import random
 
-from laps_core.buckets import Batch as Shape
-from laps_core.buckets import Buckets, Cell
 from laps_core.config import LapsConfig
-from sglang_laps.graphs.plan import Limits, make_plan
+from laps_core.ladder import MOST_ROWS, Ladder
 
 from benchmark.sim.profile import Profile
 from benchmark.sim.request import Batch
 
 
 class Device:
-    """One device. With ``cells`` (the configured grid) a covered batch replays where its predicted time is less."""
+    """One device. ``cells``: LAPS's knobs; with them it has the ladder of graphs that they ask for."""
 
     def __init__(self, profile: Profile, *, cells: LapsConfig | None = None, seed: int = 0) -> None:
         c = profile.coefficients
         self._terms = c.alpha, c.linear, c.gamma_r, c.per_request, c.fixed
         self.profile = profile
-        self._cell_fixed_s = profile.cell_fixed_s
-        self._buckets: Buckets | None = None
+        self._ladder: Ladder | None = None
         if cells is not None and profile.cell_fixed_s is not None:
-            top = max(cells.graph_lengths)
-            plan = make_plan(cells, Limits(tokens=cells.graph_max_tokens, length=top, slots=1 << 20, granule=8))
-            if plan is not None:
-                self._buckets = Buckets(plan.cells, pad_max=cells.graph_pad_max, granule=plan.granule)
-        self._found: dict[tuple[int, int, int], Cell | None] = {}
+            ladder = Ladder.of(cells, tokens=MOST_ROWS, length=max(cells.graph_lengths), slots=1 << 20)
+            self._ladder = ladder and ladder.timed({n: self._times(ladder.sample(n), n) for n in ladder.rows})
         self._spread = list(profile.spread)
         self._rng = random.Random(seed)
 
@@ -44,22 +38,22 @@ class Device:
         alpha, linear, gamma_r, per_request, fixed = self._terms
         body = alpha * attention + linear * tokens + gamma_r * history + per_request * count
         took = body + fixed
-        if self._buckets is not None and self._cell_fixed_s is not None:
-            cell = self._cell(tokens, longest, count, batch)
-            if cell is not None:
-                rows = cell.tokens - tokens
-                replay = body + self._cell_fixed_s + linear * rows + alpha * rows * rows
-                if replay < took:
-                    took, batch.replayed = replay, True
+        ladder = self._ladder
+        if ladder is not None and longest <= ladder.length:
+            new_tokens = [new for _, new, _ in batch.parts]
+            rows = ladder.choose(new_tokens)[0] if ladder.admits(new_tokens) else None
+            if rows is not None:
+                took, batch.replayed = body + self._replay_s(rows - tokens), True
         if self._spread:
             took *= self._spread[int(self._rng.random() * len(self._spread))]
         return took
 
-    def _cell(self, tokens: int, longest: int, count: int, batch: Batch) -> Cell | None:
-        key = tokens, longest, count
-        try:
-            return self._found[key]
-        except KeyError:
-            cell = self._buckets.nearest(Shape.of(new for _, new, _ in batch.parts)) if self._buckets else None
-            self._found[key] = cell
-            return cell
+    def _replay_s(self, padding: int) -> float:
+        """What a replay takes besides the batch's own work."""
+        alpha, linear, *_ = self._terms
+        return (self.profile.cell_fixed_s or 0.0) + linear * padding + alpha * padding * padding
+
+    def _times(self, new: list[int], rows: int) -> tuple[float, float]:
+        alpha, linear, _, per_request, fixed = self._terms
+        body = alpha * sum(n * n for n in new) + linear * sum(new) + per_request * len(new)
+        return body + fixed, body + self._replay_s(rows - sum(new))

@@ -25,7 +25,7 @@ class Profile:
     coefficients: Coefficients
     """Of a step on the stock path."""
     cell_fixed_s: float | None = None
-    """``fixed`` of a step replayed from a graph cell; None = there are no cells."""
+    """``fixed`` of a step replayed from a full graph; None = there are none."""
     eager_fixed_s: float | None = None
     """``fixed`` of a step without any prefill graph; None = the stock path has none."""
     front_s: float = 0.0

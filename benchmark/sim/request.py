@@ -92,4 +92,4 @@ class Batch:
         """What it is a slice of."""
         self.begin = self.end = 0.0
         self.replayed = False
-        """From a graph cell."""
+        """From a full graph."""

@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.save(args.out / f"{made.name}.json")
         c = made.coefficients
         print(
-            f"{made.name}: fixed {c.fixed * 1e3:.2f} ms (eager {(made.eager_fixed_s or 0) * 1e3:.2f}, cell "
+            f"{made.name}: fixed {c.fixed * 1e3:.2f} ms (eager {(made.eager_fixed_s or 0) * 1e3:.2f}, graph "
             f"{(made.cell_fixed_s or 0) * 1e3:.2f}), {c.linear * 1e6:.1f} us/token, {c.alpha * 1e9:.2f} ns/token^2, "
             f"boundary {made.details['boundary_tokens']:.0f} tokens"
         )

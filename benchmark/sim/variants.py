@@ -29,7 +29,7 @@ class Variant:
     policy: str | None = None
     laps: Mapping[str, Any] = field(default_factory=dict)
     cells: bool = False
-    """Graph cells for short batches."""
+    """Full graphs for short batches."""
     eager: bool = False
     """No prefill graphs of SGLang's own."""
 

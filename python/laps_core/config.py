@@ -164,35 +164,16 @@ class LapsConfig:
     """True: measure a short latency profile at start (seconds of start-up time). A path: start from the model saved
     there, measure only where there is none, and save there when idle (JSON)."""
 
-    # -- prefill CUDA graphs for short batches (see buckets.py)
+    # -- prefill CUDA graphs for short batches (see ladder.py)
     graphs: bool = knob(False, _switch)
-    """Replay short batches from captured (L, B) cells where that is faster."""
+    """Replay short batches from full CUDA graphs where that was timed faster."""
     graph_lengths: Sequence[int] = knob((8, 16, 32, 64, 128, 256), _sizes("tokens"))
-    """L: longest new length a cell takes (tokens) [L s4.2]."""
+    """L: the longest admits requests (tokens), the products L x B give the row counts [L s4.2]."""
     graph_batches: Sequence[int] = knob((1, 2, 4, 8, 16, 32, 64), _sizes("requests"))
-    """B: request slots of a cell [L s4.2]."""
-    graph_max_length: int | None = knob(None, _or_none(_whole(1, "tokens")))
-    """Lengths beyond this are dropped from the grid (tokens); None keeps all."""
-    graph_max_tokens: int = knob(2048, _whole(1, "tokens"))
-    """No cell has more rows than this (tokens): beyond, launches hide behind compute."""
-    graph_pad_max: float = knob(0.25, _real(0.0, 0.9, ""))
-    """Most padded rows of a replay, as a share of its rows (0..1)."""
-    graph_strategy: str = knob("latency", _one_of("latency", "memory"))
-    """latency picks the fastest cell, memory the one with the fewest padded rows [L s3.1]."""
-    graph_budget: int = knob(64, _whole(1, "graphs"))
-    """Most cells captured."""
-    graph_budget_s: float = knob(60.0, _S)
-    """Capture at start ends before it takes longer than this (seconds)."""
-    graph_budget_mib: float = knob(2048.0, _real(0.0, math.inf, "MiB"))
-    """Capture ends before it takes more device memory than this (MiB)."""
-    graph_explore_every: int = knob(64, _whole(2, "batches"))
-    """Each so many batches a cell would win, one goes the stock way, to keep its estimate fresh."""
-    graph_always: bool = knob(False, _switch)
-    """Replay whenever a cell covers the batch, faster or not: for tests and measurements."""
-    graph_swaps: int = knob(1, _whole(0, "cells"))
-    """Cells replaced per idle moment, when traffic wants others; 0 keeps the set of the start."""
-    graph_window: int = knob(512, _whole(1, "batches"))
-    """Short batches looked back on to call a cell dead."""
+    """B: the largest admits batches (requests) and is every graph's number of request slots [L s4.2]."""
+    graph_strategy: str = knob("latency", _one_of("latency", "memory", "always"))
+    """Row counts captured. memory: the products L x B alone; latency: steps between them too, to pad less [L s3.1];
+    always: the same, and each batch that a graph holds is replayed, faster or not, for measurements."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -231,16 +212,19 @@ FLAGS: dict[str, str] = {
     "graphs": "--enable-batch-prefill-cuda-graph",
     "graph_lengths": "--batch-prefill-seq-lengths",
     "graph_batches": "--batch-prefill-batch-sizes",
-    "graph_max_length": "--batch-prefill-max-seq-len",
 }
 """Knobs that are flags of their own."""
 
 RETIRED: dict[str, str] = {
     **dict.fromkeys(("profile_path", "profile_save_path"), "is profile, a path"),
     "wait_head_max_ms": "is four times --laps-wait-window-ms",
+    "graph_max_length": "is --batch-prefill-max-seq-len",
+    "graph_always": 'is graph_strategy "always"',
+    **dict.fromkeys(("graph_budget", "graph_budget_s", "graph_pad_max"), "is graph_strategy, or fewer L and B"),
+    **dict.fromkeys(("graph_explore_every", "graph_swaps", "graph_window"), "is gone: graphs are chosen at start"),
     **dict.fromkeys(
         ("wait_min_ms", "slack_sigma_ms", "slack_margin_ms", "token_max", "threshold_min", "threshold_max",
-         "threshold_period_s", "status_period_s"),
+         "threshold_period_s", "status_period_s", "graph_max_tokens", "graph_budget_mib"),
         "has one value for all",
     ),
 }  # fmt: skip

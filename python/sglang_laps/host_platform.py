@@ -57,12 +57,6 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         """The one attention backend that needs no kernels of its own."""
         return DEFAULTS["attention_backend"]
 
-    def get_full_graph_backend_cls(self) -> type[Any]:
-        """Prefill graph cells are emulated: a replay runs the recorded body again on its static buffers."""
-        from sglang_laps.graphs.backend import EmulatedGraphBackend
-
-        return EmulatedGraphBackend
-
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill the arguments of DEFAULTS that the user left open."""
         for name, value in DEFAULTS.items():

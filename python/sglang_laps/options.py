@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from laps_core.config import AUTO, ConfigError, LapsConfig
@@ -26,13 +27,13 @@ _FIELDS: dict[str, type] = {
 """LapsConfig fields that are flags of their own, and how their text is read."""
 
 GRAPHS = "--enable-batch-prefill-cuda-graph"
+LONGEST = "--batch-prefill-max-seq-len"
 PIECEWISE = "--enable-piecewise-cuda-graph"
 _GRAPH_FIELDS = {
     "batch_prefill_seq_lengths": "graph_lengths",
     "batch_prefill_batch_sizes": "graph_batches",
-    "batch_prefill_max_seq_len": "graph_max_length",
 }
-"""Flags of the prefill graph cells -> LapsConfig fields."""
+"""Flags of the prefill graphs -> LapsConfig fields."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -63,33 +64,43 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="Deadline for the first token of a request that brings none of its own (default: no deadlines).",
     )
     group.add_argument("--laps-config", metavar="JSON", help="Any other knob, as a JSON object; see docs/LAPS.md.")
-    group.add_argument(GRAPHS, action="store_true", help="Replay batched short prefills from (L, B) CUDA graphs.")
+    group.add_argument(GRAPHS, action="store_true", help="Replay batched short prefills from full CUDA graphs.")
     group.add_argument(
         "--batch-prefill-seq-lengths",
         nargs="+",
         metavar="TOKENS",
-        help="L: longest new length each graph takes (default: 8 to 256 by powers of two).",
+        help="L: the longest is the longest prompt for graphs, and L x B are their row counts (default: 8 to 256).",
     )
     group.add_argument(
         "--batch-prefill-batch-sizes",
         nargs="+",
         metavar="REQUESTS",
-        help="B: request slots of each graph (default: 1 to 64 by powers of two).",
+        help="B: the largest is the largest batch for graphs (default: 1 to 64, by powers of two as L).",
     )
-    group.add_argument("--batch-prefill-max-seq-len", metavar="TOKENS", help="Lengths beyond this are left out of L.")
+    group.add_argument(LONGEST, metavar="TOKENS", help="Lengths beyond this are left out of L.")
     group.add_argument(
         PIECEWISE, action="store_true", help="Accepted and ignored: SGLang's default prefill graphs cover it."
     )
 
 
 def graph_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """LapsConfig fields that the flags of the prefill graph cells set on this command line."""
+    """LapsConfig fields that the flags of the prefill graphs set on this command line."""
     values: dict[str, Any] = {"graphs": True} if getattr(args, GRAPHS[2:].replace("-", "_"), False) else {}
     for flag, name in _GRAPH_FIELDS.items():
         text = getattr(args, flag, None)
         if text is not None:
-            values[name] = _number(text) if isinstance(text, str) else _numbers(text)
+            values[name] = _numbers(text)
     return values
+
+
+def _within(longest: str | None, config: LapsConfig) -> LapsConfig:
+    """Without the lengths of L beyond --batch-prefill-max-seq-len (tokens). Raises ConfigError."""
+    if longest is None:
+        return config
+    kept = tuple(n for n in config.graph_lengths if longest.isdecimal() and n <= int(longest))
+    if not kept:
+        raise ConfigError(f"{LONGEST}: {longest} leaves no length of {', '.join(map(str, config.graph_lengths))}")
+    return replace(config, graph_lengths=kept)
 
 
 def _numbers(texts: Sequence[str]) -> list[Any]:
@@ -111,7 +122,8 @@ def from_args(args: argparse.Namespace) -> LapsConfig:
     """The configuration on this command line. Raises ConfigError."""
     texts = given(args)
     extra = texts.pop("config", None)
-    return LapsConfig.parse({name: _read(name, text) for name, text in texts.items()} | graph_flags(args), extra)
+    values = {name: _read(name, text) for name, text in texts.items()} | graph_flags(args)
+    return _within(getattr(args, "batch_prefill_max_seq_len", None), LapsConfig.parse(values, extra))
 
 
 def _read(name: str, text: str) -> Any:

@@ -16,8 +16,10 @@ SGLang name                                                    what LAPS does wi
 ``managers.tokenizer_manager.TokenizerManager``                hooked, ``_validate_one_request``: an empty prompt and
                                                                n > 1 are answered 400 (enabled only)
 ``entrypoints.warmup.warmup``                                  one more warm-up, ``profile.py`` (enabled only)
-``model_executor.model_runner.ModelRunner``                    hooked (prefill graph cells enabled only):
-  ``init_cuda_graphs``, ``forward``                            see ``graphs/`` and what it lists in ``USES``
+``model_executor.model_runner.ModelRunner.init_cuda_graphs``   hooked (prefill graphs enabled only): ``graphs/``
+``model_executor.model_runner_components.cuda_graph_setup``    ``capture_prefill_graph`` called once more with another
+                                                               prefill ``PhaseConfig`` in ``get_exec().graph``; the
+                                                               ``PrefillCudaGraphRunner`` it makes is used as it is
 ``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``: see ``transfers.py`` (enabled
                                                                only)
 ``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)

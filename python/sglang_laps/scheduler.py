@@ -170,8 +170,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             now = time.perf_counter()
             self._laps_tell(now)
             self.laps.saver.when_due(now)
-            if self.laps_config.graphs and self.is_fully_idle():
-                graphs.idle(self.tp_worker.model_runner)
         super().on_idle()
 
     # -- status

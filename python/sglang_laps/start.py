@@ -16,7 +16,7 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import graphs, saved_model, slices
+from sglang_laps import saved_model, slices
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
@@ -77,7 +77,6 @@ def compose(scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any
             config.length_threshold,
             pacer.threshold_tokens,
         )
-    graphs.use_model(runner, pacer.model.predict)
 
     def cached(req: Any) -> int:
         if req.positional_embed_overrides is not None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 
 import pytest
 from laps_core.config import ConfigError, LapsConfig
@@ -83,3 +84,15 @@ def test_the_environment_carries_the_configuration(monkeypatch: pytest.MonkeyPat
     assert options.from_env({options.ENV: "1"}) == LapsConfig()
     with pytest.raises(ConfigError, match=f"{options.ENV}: "):
         options.from_env({options.ENV: "nonsense"})
+
+
+def test_lengths_beyond_the_longest_are_left_out() -> None:
+    assert parsed("--batch-prefill-max-seq-len", "100").graph_lengths == (8, 16, 32, 64)
+    with pytest.raises(ConfigError, match="--batch-prefill-max-seq-len: 7 leaves no length of 8, 16"):
+        parsed("--batch-prefill-max-seq-len", "7")
+    with pytest.raises(ConfigError, match="--batch-prefill-max-seq-len: many leaves no length"):
+        parsed("--batch-prefill-max-seq-len", "many")
+
+
+def test_a_server_has_fifteen_knobs() -> None:
+    assert len(fields(LapsConfig)) == 15

@@ -15,7 +15,7 @@ REPO = Path(__file__).parents[2]
 ROUTER = "sgl-model-gateway/bindings/python/src"
 NAMES = {"yaml": "pyyaml"}
 """Packages that are imported under another name."""
-OURS = {"laps_core", "sglang_laps", "sglang_router_laps", "benchmark"}
+OURS = {"laps_core", "sglang_laps", "sglang_router_laps", "benchmark", "graph_tape"}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 

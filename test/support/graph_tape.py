@@ -1,0 +1,229 @@
+"""CUDA graphs on a CPU: a tape of the operations that a capture runs, played again on the same tensors.
+
+With this folder in PYTHONPATH it is a plugin of SGLang: its full graph backend, as it is, captures tapes, and attention
+computes from FlashAttention's capture-stable metadata alone. Like a device, a tape runs no Python again, and refuses
+what a capture cannot hold: reads of values by the host, outputs whose shape depends on values, copies from Python
+lists. Memory that was not written holds NaN, or an absurd number.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero")
+VALUE_SHAPED = ("aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2", "aten::bincount")
+FROM_HOST = ("aten::lift_fresh", "aten::lift_fresh_copy")
+EMPTY = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
+TO_HOST = (torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.__array__)
+
+RUN_A_MODEL = {"sglang.srt.managers.scheduler", "benchmark.rig.runner"}
+"""Modules that only processes with a model have imported when plugins are loaded."""
+REACH = 512
+"""Longest sequence the attention below computes (tokens): it gathers so much for each row."""
+
+
+class NotCapturable(RuntimeError):
+    """What a captured graph could not replay."""
+
+
+def spoil(value: Any) -> None:
+    """Fill memory nobody has written."""
+    if torch.is_tensor(value):
+        value.fill_(torch.nan if value.is_floating_point() else 7 if value.dtype == torch.bool else -(1 << 20))
+
+
+class _Methods(TorchFunctionMode):
+    """Refuses tensor methods that bring values to the host without an operation."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in TO_HOST:
+            raise NotCapturable(f"a capture reads values: Tensor.{func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+class _Record(TorchDispatchMode):
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name in HOST_READS:
+            raise NotCapturable(f"a capture reads values: {name}")
+        if name in VALUE_SHAPED or (name == "aten::repeat_interleave" and kwargs.get("output_size") is None):
+            raise NotCapturable(f"a capture has a shape that depends on values: {name}")
+        if name in FROM_HOST:
+            raise NotCapturable(f"a capture copies from the host: {name}")
+        if name == "aten::index" and any(torch.is_tensor(i) and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+            raise NotCapturable("a capture has a shape that depends on values: an index by a mask")
+        out = func(*args, **kwargs)
+        if name in EMPTY:
+            spoil(out)
+        self._tape.add(func, args, kwargs, out, name in EMPTY)
+        return out
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A tensor that the tape makes: the how manieth."""
+
+    at: int
+
+
+class Tape:
+    """Stands in for ``torch.cuda.CUDAGraph``."""
+
+    played = 0
+    """Replays of all tapes."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, Any, list[_Made | None], bool]] = []
+        self._last: dict[int, int] = {}
+        self._made: Any = WeakIdKeyDictionary()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Everything run inside goes on the tape."""
+        with _Methods(), _Record(self):
+            yield
+        self._made = WeakIdKeyDictionary()
+
+    def add(self, func: Any, args: Any, kwargs: Any, out: Any, empty: bool) -> None:
+        """One operation that was run."""
+
+        def known(value: Any) -> Any:
+            made = self._made.get(value) if torch.is_tensor(value) else None
+            if made is not None:
+                self._last[made.at] = len(self._calls)
+            return value if made is None else made
+
+        inputs = tree_map(known, (args, kwargs))
+        outs: list[_Made | None] = []
+        for value in tree_flatten(out)[0]:
+            # What an operation in place gives back is its argument.
+            new = torch.is_tensor(value) and not any(value is a for a in tree_flatten((args, kwargs))[0])
+            outs.append(_Made(len(self._last)) if new else None)
+            if new:
+                self._made[value] = outs[-1]
+                self._last[len(self._last)] = len(self._calls)
+        self._calls.append((func, inputs, outs, empty))
+
+    def replay(self) -> None:
+        """Run the operations again. Tensors from before the capture are the same, those made in it are new."""
+        made: dict[int, Any] = {}
+
+        def now(value: Any) -> Any:
+            return made[value.at] if isinstance(value, _Made) else value
+
+        with torch.no_grad():
+            for i, (func, inputs, outs, empty) in enumerate(self._calls):
+                args, kwargs = tree_map(now, inputs)
+                found = func(*args, **kwargs)
+                if empty:
+                    spoil(found)
+                made |= {o.at: v for o, v in zip(outs, tree_flatten(found)[0], strict=True) if o is not None}
+                for gone in [at for at in made if self._last[at] <= i]:
+                    del made[gone]
+        Tape.played += 1
+
+    def reset(self) -> None:
+        """Forget it."""
+        self._calls.clear()
+
+
+@contextmanager
+def graph(cuda_graph: Tape, **_: Any) -> Iterator[None]:
+    """Stands in for ``torch.cuda.graph``."""
+    with cuda_graph.recording():
+        yield
+
+
+def attention(runner: Any) -> Any:
+    """torch_native attention, but for captured graphs from FlashAttention's own metadata, with nothing read by Python.
+
+    NaN where no request has a row, as from a kernel that does not write there.
+    """
+    # Kernels that need a driver; the metadata code does not.
+    missing = [n for n in ("sgl_kernel", "sglang.kernels.ops.attention.flash_attention") if n not in sys.modules]
+    sys.modules.update({name: MagicMock() for name in missing})
+    from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
+
+    for name in missing:
+        del sys.modules[name]
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    class TapedAttention(TorchNativeAttnBackend):  # type: ignore[misc]
+        _init_full_cg_prefill_metadata = FlashAttentionBackend._init_full_cg_prefill_metadata
+
+        def __init__(self) -> None:
+            super().__init__(runner)
+            self.kv_index_translator = runner.kv_index_translator
+            self.req_to_token = runner.req_to_token_pool.req_to_token
+            self.max_context_len = self.max_num_pages = runner.model_config.context_len
+            self.page_size = runner.page_size
+            self.captured = False
+
+        def can_run_prefill_cuda_graph(self, forward_batch: Any) -> bool:
+            return max(forward_batch.seq_lens_cpu.tolist()) <= REACH
+
+        def init_forward_metadata(self, forward_batch: Any) -> None:
+            self.captured = False
+            super().init_forward_metadata(forward_batch)
+
+        def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+            self.captured = True
+            self._init_full_cg_prefill_metadata(forward_batch, in_capture)
+
+        def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool = True) -> Any:
+            if not self.captured:
+                return super().forward_extend(q, k, v, layer, batch, save_kv_cache)
+            m = self.forward_metadata
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, None), k, v)
+            kvs = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+            rows = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+            each = layer.tp_q_head_num // kvs[0].shape[1]
+            at = torch.arange(rows.shape[0])[:, None]
+            mine = (m.cu_seqlens_q[1:] <= at).sum(1, keepdim=True)
+            table = m.page_table[:, :REACH].long()
+            count, reach = table.shape
+            # Each row is held against the whole history of every request, and sees its own up to itself.
+            slot, position = torch.arange(count).repeat_interleave(reach), torch.arange(reach).repeat(count)
+            held = position < m.cache_seqlens_int32[slot]
+            last = (m.cache_seqlens_int32 - m.cu_seqlens_q[1:])[slot] + at
+            seen = (slot == mine) & (position <= last)
+            k, v = (kv[table.where(held.view(table.shape), 0)].flatten(0, 1).repeat_interleave(each, 1) for kv in kvs)
+            scores = torch.einsum("rhd,shd->hrs", rows, k) * layer.scaling
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            out = torch.einsum("hrs,shd->rhd", weights, v.where(held[:, None, None], 0.0))
+            return out.where((at < m.cu_seqlens_q[-1])[:, :, None], torch.nan).reshape(q.shape)
+
+    return TapedAttention()
+
+
+def load() -> None:
+    """Entry point of the group ``sglang.srt.plugins``: acts in processes that run a model on a CPU."""
+    from sglang_laps import graphs
+
+    if torch.cuda.is_available() or sys.modules.keys().isdisjoint(RUN_A_MODEL):
+        return
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    ATTENTION_BACKENDS["torch_native"] = attention
+    graphs.ATTENTION["cpu"] = ("TapedAttention",)
+    parallel_state.get_current_device_stream_fast = torch.cpu.current_stream
+    torch.cuda.CUDAGraph = Tape  # type: ignore[assignment,misc]
+    torch.cpu.graph, torch.cpu.graph_pool_handle = graph, lambda: (0, 0)  # type: ignore[attr-defined]
