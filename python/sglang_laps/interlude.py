@@ -55,7 +55,7 @@ class Interlude:
                 yield
         finally:
             self._core.under_way.remove(flight)
-            self._core.pacer.launch_s = self._cutter.launch_s
+            self._core.pacer.sizes.launch_s = self._cutter.launch_s
 
     def _pause(self, flight: Flight, layers: int, layers_left: int) -> bool:
         """Between two slices of `flight`, of `layers` in all; whether anything else ran on the device."""

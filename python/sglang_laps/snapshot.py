@@ -50,7 +50,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, laps: Laps) -> dict[str, 
         "slices": {
             "on": laps.cutter is not None,
             "why_not": laps.whole,
-            "launch_ms": 1e3 * pacer.launch_s,
+            "launch_ms": 1e3 * pacer.sizes.launch_s,
         },
         **pacer.status(now),
         "totals": {cls.value: asdict(total) for cls, total in core.totals.items()},

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from laps_core.config import LapsConfig
+from laps_core.scheduling.decision import Dispatch
 from laps_core.scheduling.waiting import Waiting
-from laps_core.scheduling.window import Dispatch, Window
+from laps_core.scheduling.window import Window
 
 OFF = LapsConfig(wait_window_ms=0.0)
 AWD = LapsConfig()

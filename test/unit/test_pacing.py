@@ -172,7 +172,7 @@ def test_a_batch_that_the_host_could_not_keep_up_with_runs_whole() -> None:
     tokens = 2000
     took = F + tokens * TOKEN
     assert me.plan(0.0, [], [long(tokens)]).layers > 0
-    me.launch_s = 0.51 * took
+    me.sizes.launch_s = 0.51 * took
     assert me.plan(0.0, [], [long(tokens)]).layers == 0
     assert me.plan(0.0, [], [long(2 * tokens)]).layers > 0
 
@@ -444,7 +444,8 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
     """The same arrivals through the pacer and through a window of its own, to the last number."""
-    from laps_core.scheduling.window import Dispatch, Window
+    from laps_core.scheduling.decision import Dispatch
+    from laps_core.scheduling.window import Window
 
     config = LapsConfig()
     me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS)

@@ -94,6 +94,14 @@ OLDEST_EVERY = 8
 requests that any order would leave behind for good may cost those that it would serve."""
 
 
+def passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
+    """Whether somebody older than one of the `picked` is not among them."""
+    if not picked or len(picked) == len(waiting):
+        return False
+    youngest_s, taken = max(waiting[i].since_s for i in picked), set(picked)
+    return any(w.since_s < youngest_s and i not in taken for i, w in enumerate(waiting))
+
+
 class Patience:
     """Bounds how often a request is passed over, under any order and any load.
 

@@ -7,38 +7,29 @@ and its ``Plan`` travels to the others as whole numbers.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from laps_core.config import AUTO, ConfigError, LapsConfig
+from laps_core.config import AUTO, LapsConfig
 from laps_core.latency.boundary import AutoThreshold
 from laps_core.latency.model import LatencyModel, StepSample
 from laps_core.length import LONG, SHORT, LengthClass, usable_threshold
+from laps_core.scheduling.decision import Dispatch, Wait
 from laps_core.scheduling.gap import AIM, Gap
 from laps_core.scheduling.guard import Guard
-from laps_core.scheduling.order import LEAST_WORK, Patience, Work, order_named, sorted_by
+from laps_core.scheduling.order import LEAST_WORK, Patience, Work, order_named, passes_over, sorted_by
 from laps_core.scheduling.packing import overtake, pack
 from laps_core.scheduling.plan import LOOKAHEAD, Launch, Paused, Plan
 from laps_core.scheduling.room import Room
+from laps_core.scheduling.sizes import Sizes
 from laps_core.scheduling.waiting import Waiting
-from laps_core.scheduling.window import Dispatch, Wait, Window
+from laps_core.scheduling.window import Window
 from laps_core.slo import SloLedger
 
-TOKEN_S = 1e-4
-"""Work of a token (seconds) while the latency model is not fitted; only orders use it."""
 OVERTAKE_DEPTH = 2
 """Batches of long work under way at once: one that runs, and one that it has overtaken."""
 START_THRESHOLD = 256
 """Where the automatic threshold starts (tokens)."""
-
-
-def _passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
-    """Whether somebody older than one of the `picked` is not among them."""
-    if not picked or len(picked) == len(waiting):
-        return False
-    youngest_s, taken = max(waiting[i].since_s for i in picked), set(picked)
-    return any(w.since_s < youngest_s and i not in taken for i, w in enumerate(waiting))
 
 
 class Pacer:
@@ -61,19 +52,9 @@ class Pacer:
 
         Raises ConfigError where a chunk holds less than one unit.
         """
-        if chunk_tokens is not None and chunk_tokens < unit:
-            raise ConfigError(
-                f"--chunked-prefill-size: {chunk_tokens} is less than {unit} tokens, what a cut is rounded to"
-            )
         self._config = config
-        self._chunk = chunk_tokens
-        self._budget = chunk_tokens or 1 << 30
-        self._unit = unit
-        self._layers = layers
-        self._slice_s = config.slice_ms / 1e3
-        self.launch_s = 0.0
-        """Host time (seconds) to launch a whole pass in slices; 0 = not known, or nothing is launched."""
-        self.model = LatencyModel() if model is None else model
+        known = LatencyModel() if model is None else model
+        self.sizes = Sizes(known, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=config.slice_ms / 1e3)
         auto = config.length_threshold == AUTO
         self._threshold = usable_threshold(
             START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
@@ -82,8 +63,7 @@ class Pacer:
         self.gap = Gap(config.preempt_overhead)
         self.guard = Guard(config.guard)
         self.slo = SloLedger()
-        graphs = (config.graph_batches, config.graph_lengths) if config.graphs else ((), ())
-        self.window = Window(config, *graphs)
+        self.window = Window(config, config.graph_batches if config.graphs else ())
         self._seen_s: float | None = None
         self._blind = False
         self._order = None if config.order == LEAST_WORK else order_named(config.order)
@@ -91,6 +71,15 @@ class Pacer:
         self._short_patience, self._long_patience = Patience(), Patience()
         self._room = Room()
         self.preemptions = self.overtakes = 0
+
+    @property
+    def model(self) -> LatencyModel:
+        """How long a step takes."""
+        return self.sizes.model
+
+    @model.setter
+    def model(self, model: LatencyModel) -> None:
+        self.sizes.model = model
 
     def threshold(self, now: float) -> int:
         """Longest short request (tokens): as configured, or from the latency model."""
@@ -101,7 +90,8 @@ class Pacer:
     @property
     def threshold_tokens(self) -> int:
         """The threshold in force (tokens)."""
-        return self._threshold if self._auto is None else usable_threshold(self._auto.tokens, self._chunk, self._unit)
+        tokens = self._threshold if self._auto is None else self._auto.tokens
+        return usable_threshold(tokens, self.sizes.chunk, self.sizes.unit)
 
     @property
     def threshold_source(self) -> str:
@@ -144,12 +134,12 @@ class Pacer:
             self.guard.none_waits()
             return self._alone(now, shorts, threshold)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
-        behind = self._behind(now, longs)
+        behind = self.sizes.behind(now, longs)
         # Without slices short requests share the step of a chunk, which is left half of it.
-        alone = paused is None and bool(self._layers)
-        budget = self._budget if alone else self._preempting_budget()
+        alone = paused is None and bool(self.sizes.layers)
+        budget = self.sizes.budget if alone else self.sizes.preempting_budget(self._threshold)
         plan = self._shorts(now, shorts, budget, threshold)
-        opens_s = self.gap.opens_s(self.fixed_s, behind, full=plan.full)
+        opens_s = self.gap.opens_s(self.sizes.fixed_s, behind, full=plan.full)
         due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
         if urgent is not None:
             due = urgent is SHORT
@@ -158,13 +148,13 @@ class Pacer:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if paused is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
         if paused is None:
-            joining = sum(self._whole_units(shorts[i].tokens) for i in plan.picked)
+            joining = sum(self.sizes.whole_units(shorts[i].tokens) for i in plan.picked)
             plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed else order)
         if shorts and due:
             return plan._replace(order=(SHORT,))
-        may = now >= self._overtook_s + self.gap.seconds(self.fixed_s, behind) and urgent is not SHORT
+        may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s, behind) and urgent is not SHORT
         return self._overtaking(longs, waiting, paused, budget, plan) if may else plan
 
     def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, threshold: int) -> Plan:
@@ -174,7 +164,7 @@ class Pacer:
             return plan
         ranks, late_last = self._short_line(now, shorts)
         view = [shorts[i] for i in ranks]
-        said = self.window.leave(now, view, token_budget=budget, predict=self._predict, late_last=late_last)
+        said = self.window.leave(now, view, token_budget=budget, predict=self.model.predict, late_last=late_last)
         full = sum(shorts[ranks[i]].tokens for i in said.picked) > budget - threshold
         return self._with(plan, said, ranks, shorts)._replace(full=full)
 
@@ -184,8 +174,8 @@ class Pacer:
         deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
         if not deadlines or opens_s == math.inf:
             return False
-        done_s = now + (self._predict([(w.tokens, w.history) for w in picked]) or 0.0)
-        earliest_s = opens_s - self.gap.seconds(self.fixed_s, behind) + (self.fixed_s or 0.0)
+        done_s = now + (self.model.predict([(w.tokens, w.history) for w in picked]) or 0.0)
+        earliest_s = opens_s - self.gap.seconds(self.sizes.fixed_s, behind) + (self.sizes.fixed_s or 0.0)
         return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
 
     def _short_line(self, now: float, shorts: Sequence[Waiting]) -> tuple[Sequence[int], bool]:
@@ -197,23 +187,16 @@ class Pacer:
     def _with(self, plan: Plan, said: Dispatch, ranks: Sequence[int], shorts: Sequence[Waiting]) -> Plan:
         picked = tuple(ranks[i] for i in said.picked)
         return plan._replace(
-            picked=picked,
-            reason=said.reason,
-            waited_s=said.waited_s,
-            late=said.late,
-            passed_over=_passes_over(shorts, picked),
-        )
-
-    def _preempting_budget(self) -> int:
-        """New tokens of a batch that preempts: half a chunk. Then its activations and those of what is paused, which
-        are two tensors of hidden states, are less than SGLang has set aside for one whole chunk."""
-        return self._budget if self._chunk is None else max(self._threshold, self._budget // 2)
+            picked=picked, reason=said.reason, waited_s=said.waited_s, late=said.late,
+            passed_over=passes_over(shorts, picked),
+        )  # fmt: skip
 
     def _alone(self, now: float, shorts: Sequence[Waiting], threshold: int) -> Plan:
         """No long work: AWD decides when the short batch leaves [L s3.1, Alg. 1]."""
         ranks, late_last = self._short_line(now, shorts)
         view = [shorts[i] for i in ranks]
-        said = self.window.decide(now, view, token_budget=self._budget, predict=self._predict, late_last=late_last)
+        budget, predict = self.sizes.budget, self.model.predict
+        said = self.window.decide(now, view, token_budget=budget, predict=predict, late_last=late_last)
         if isinstance(said, Wait):
             return Plan((), threshold=threshold, waiting=bool(shorts), until_s=said.until_s)
         return self._with(Plan((SHORT,), threshold=threshold), said, ranks, shorts)
@@ -239,50 +222,35 @@ class Pacer:
         if oldest_first or (due and longs[oldest].rank == longs[line[0]].rank):
             line.remove(oldest)
             line.insert(0, oldest)
-        fixed_s = math.inf if self.fixed_s is None else self.fixed_s
-        budget, mixed = self._budget // self._unit * self._unit, False
-        if not self._layers and self._chunk is not None:
-            budget, mixed = self._timely_chunk(longs[line[0]], joining), joining > 0
-        packed = pack([longs[i] for i in line], self._beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
+        sizes = self.sizes
+        fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
+        budget, mixed = sizes.budget // sizes.unit * sizes.unit, False
+        if not sizes.layers and sizes.chunk is not None:
+            budget, mixed = sizes.timely_chunk(longs[line[0]], joining, self.gap.seconds(sizes.fixed_s)), joining > 0
+        packed = pack([longs[i] for i in line], self.sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
         picked = tuple(line[i] for i in packed.picked[:LOOKAHEAD])
-        tokens = self._whole_units(packed.tokens) + (joining if mixed else 0)
+        tokens = self.sizes.whole_units(packed.tokens) + (joining if mixed else 0)
         return plan._replace(
             order=(LONG,),
             longs=picked,
-            tokens=0 if self._chunk is None else min(self._budget, tokens),
-            layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
+            tokens=0 if sizes.chunk is None else min(self.sizes.budget, tokens),
+            layers=self.sizes.slice_layers([longs[i] for i in picked], packed.tokens),
             oldest=oldest in picked,
             mixed=mixed,
         )
 
-    def _timely_chunk(self, first: Waiting, joining: int) -> int:
-        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M].
-
-        What a chunk costs however small it is, a step's fixed time and its long history read once more, does not
-        count, and is never more than half of it.
-        """
-        full = max(1, (self._budget - joining) // self._unit)
-        least_s = self.model.predict([(0, first.history)]) or 0.0
-        limit_s = max(self.gap.seconds(self.fixed_s), least_s)
-
-        def too_long(units: int) -> bool:
-            took = self.model.predict([(units * self._unit, first.history)])
-            return took is not None and took - least_s > limit_s
-
-        return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self._unit
-
     def _overtaking(self, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan) -> Plan:
         """Never the oldest's turn: it is one that is paused, or will come when that is done."""
-        if self._order is not None or self.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or self.guard.due():
+        if self._order is not None or self.sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or self.guard.due():
             return plan
-        new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self._work_s(longs[i]))
+        new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self.sizes.work_s(longs[i]))
         packed = overtake(
             [longs[i] for i in new],
-            self._beside_s,
+            self.sizes.beside_s,
             budget=budget,
             left_s=paused.left_s,
             running=paused.requests,
-            fixed_s=self.fixed_s,
+            fixed_s=self.sizes.fixed_s,
             waiting=waiting,
         )
         if not packed.picked:
@@ -291,67 +259,24 @@ class Pacer:
         return plan._replace(
             order=(LONG,),
             longs=picked,
-            tokens=self._whole_units(packed.tokens),
-            layers=self._slice_layers([longs[i] for i in picked], packed.tokens),
+            tokens=self.sizes.whole_units(packed.tokens),
+            layers=self.sizes.slice_layers([longs[i] for i in picked], packed.tokens),
         )
-
-    def _whole_units(self, tokens: int) -> int:
-        return -(-tokens // self._unit) * self._unit
-
-    def _slice_layers(self, longs: Sequence[Waiting], tokens: int) -> int:
-        """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause.
-
-        Or the device would wait for the host: layer by layer a pass is launched without SGLang's prefill graphs.
-        """
-        if not self._layers or not longs:
-            return 0
-        shape, room = [], tokens
-        for w in longs:
-            shape.append((min(w.tokens, room), w.history))
-            room -= shape[-1][0]
-        took = self._predict(shape)
-        if took is None:
-            return 1
-        if took <= 2.0 * max(self._slice_s, self.launch_s):
-            return 0
-        return max(1, min(self._layers, int(self._slice_s * self._layers / took)))
-
-    @property
-    def fixed_s(self) -> float | None:
-        """F: what a step costs whatever is in it (seconds); None = not known."""
-        known = self.model.coefficients
-        return None if known is None else known.fixed + known.per_request
-
-    @property
-    def _predict(self) -> Callable[[Sequence[tuple[int, int]]], float | None]:
-        return self.model.predict
-
-    def _work_s(self, w: Waiting) -> float:
-        """Predicted time of what is left, in a batch of its own (seconds)."""
-        return self.model.predict([(w.tokens, w.history)]) or w.tokens * TOKEN_S
-
-    def _lone_s(self, w: Waiting) -> float:
-        whole = w.new_tokens or w.tokens
-        return self.model.predict([(whole, max(0, w.history - whole + w.tokens))]) or whole * TOKEN_S
-
-    def _beside_s(self, w: Waiting) -> float:
-        return max(0.0, self._work_s(w) - (self.fixed_s or 0.0))
-
-    def _behind(self, now: float, longs: Sequence[Waiting]) -> float:
-        return max(((now - w.since_s) / self._lone_s(w) for w in longs), default=0.0)
 
     def _line(self, now: float, longs: Sequence[Waiting]) -> list[int]:
         """Indices of `longs` in the order to serve them."""
         if self._order is None:
-            return sorted(range(len(longs)), key=lambda i: (longs[i].rank, self._work_s(longs[i]), longs[i].since_s))
-        works = [Work(self._work_s(w), self._lone_s(w)) for w in longs]
+            return sorted(
+                range(len(longs)), key=lambda i: (longs[i].rank, self.sizes.work_s(longs[i]), longs[i].since_s)
+            )
+        works = [Work(self.sizes.work_s(w), self.sizes.lone_s(w)) for w in longs]
         return sorted(sorted_by(self._order, longs, works, now), key=lambda i: longs[i].rank)
 
     def _ranked(self, now: float, waiting: Sequence[Waiting]) -> Sequence[int]:
         """Indices of short requests in the configured order; least work leaves them in theirs."""
         if self._order is None:
             return range(len(waiting))
-        works = [Work(work_s, work_s) for work_s in map(self._work_s, waiting)]
+        works = [Work(work_s, work_s) for work_s in map(self.sizes.work_s, waiting)]
         return sorted_by(self._order, waiting, works, now)
 
     # -- batches
@@ -368,7 +293,7 @@ class Pacer:
         if cls is LONG:
             self._long_patience.served(not plan.oldest)
         if preempts:
-            self.gap.sent(now, self.fixed_s, full=plan.full)
+            self.gap.sent(now, self.sizes.fixed_s, full=plan.full)
         if within:
             self.preemptions += cls is SHORT
             self.overtakes += cls is LONG
@@ -414,7 +339,7 @@ class Pacer:
                 "source": self.threshold_source,
             },
             "preemption": {
-                "gap_ms": self.gap.seconds(self.fixed_s) * 1e3,
+                "gap_ms": self.gap.seconds(self.sizes.fixed_s) * 1e3,
                 "by_short_batches": self.preemptions,
                 "by_smaller_prompts": self.overtakes,
             },

@@ -16,20 +16,16 @@ checked: when holds cost more than they saved, the next chances are skipped, twi
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.scheduling.arrivals import Arrivals
+from laps_core.scheduling.decision import Decision, Dispatch, Hold, Predict, Tally, Wait
 from laps_core.scheduling.waiting import Waiting
-
-Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
-"""(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
-
-REASONS = ("depth", "window", "slack", "head_of_line", "preempt", "idle", "tokens")
 
 SIGMA_S = 2e-3
 """sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
@@ -50,43 +46,6 @@ _TAU_MARGIN = 2.0
 _RELAX = 0.125
 _NET_GAIN = 0.25
 _SKIP_MAX = 64
-WAIT_EDGES_MS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-"""Upper edges of the histogram of waits; the last bucket is above them."""
-
-
-class Dispatch(NamedTuple):
-    """Run these now."""
-
-    picked: tuple[int, ...]
-    """Indices into the requests given, in the order to run them."""
-    reason: str
-    """One of REASONS."""
-    waited_s: float = 0.0
-    """How long the window held the batch (not the queueing before it)."""
-    late: int = 0
-    """How many of those picked can no longer make their deadline."""
-
-
-class Wait(NamedTuple):
-    """Run no short batch before ``until_s``, unless something arrives: then decide again."""
-
-    until_s: float
-    """Infinite when nothing waits."""
-    reason: str
-    """What the wait is for: "returning", "burst", "fixed", or "empty"."""
-
-
-Decision = Dispatch | Wait
-
-
-class _Hold(NamedTuple):
-    """What the window last waited for."""
-
-    depth: int
-    """Requests that were there."""
-    expected: float
-    saving_s: float
-    returning: bool
 
 
 class Window:
@@ -102,30 +61,26 @@ class Window:
     arrival.
     """
 
-    def __init__(self, config: LapsConfig, depths: Sequence[int] = (), lengths: Sequence[int] = ()) -> None:
-        """``depths``, ``lengths``: batch depths and request lengths (tokens) of captured graphs, if any."""
+    def __init__(self, config: LapsConfig, depths: Sequence[int] = ()) -> None:
+        """``depths``: batch depths that graphs were captured for, if any."""
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
         self._cap = config.wait_max_batch
         powers = (1 << i for i in range(self._cap.bit_length()))
         self._levels = sorted({d for d in (depths or powers) if 0 < d <= self._cap} | {self._cap})
-        self._lengths = sorted(lengths)
         self._window_s = self._w_max_s
         self._depth = self._levels[-1]
         self._arrivals = Arrivals(_HORIZON_WINDOWS * self._w_max_s, self._w_max_s)
         self._started: deque[float] = deque(maxlen=8)
         self._service_s = 0.0
         self._held_since: float | None = None
-        self._hold: _Hold | None = None
-        self._settling: tuple[_Hold, float, int] | None = None
+        self._hold: Hold | None = None
+        self._settling: tuple[Hold, float, int] | None = None
         self._net_s = 0.0
         self._skip = 0
         self._skip_next = 1
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
-        self._reasons: Counter[str] = Counter()
-        self._waits = [0] * (len(WAIT_EDGES_MS) + 1)
-        self._depths: Counter[int] = Counter()
-        self._late = 0
+        self._tally = Tally()
 
     # -- events
 
@@ -146,10 +101,7 @@ class Window:
         self._started.append(now)
         self._adapt(depth, idle_s, reason)
         self._held_since = self._hold = None
-        self._reasons[reason] += 1
-        self._waits[bisect_left(WAIT_EDGES_MS, waited_s * 1e3)] += 1
-        self._depths[1 << max(0, depth - 1).bit_length()] += 1
-        self._late += late
+        self._tally.left(depth, waited_s, reason, late)
 
     def completed(self, now: float, n: int) -> None:
         """A batch of ``n`` short requests is done; call it before its clients can know."""
@@ -260,7 +212,7 @@ class Window:
         due = max(self._arrivals.returning(now), self._arrivals.following(now))
         rate = self._arrivals.rate(now)
         w_gr = due.by_s - now if due.requests >= _ONE else (self._depth - k) / max(rate, 1e-9)
-        return min(since + self._w_max_s, now + self._clip(min(w_sla, w_gr)))
+        return min(since + self._w_max_s, now + min(self._w_max_s, min(w_sla, w_gr)))
 
     def _worth(
         self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int, predict: Predict | None
@@ -276,7 +228,7 @@ class Window:
             # How soon they come may be unknown: then try for as long as it can pay. The outcome teaches.
             until = min(last, since + saved) if due.by_s == math.inf else due.by_s
             if until <= last and until - since <= saved:
-                self._hold = _Hold(k, due.requests, saved, True)
+                self._hold = Hold(k, due.requests, saved, True)
                 return Wait(until, "returning")
         due = self._arrivals.following(now)
         if due.requests >= _ONE:
@@ -284,7 +236,7 @@ class Window:
             until = last if due.by_s == math.inf else min(last, now + (due.by_s - now) * m / due.requests)
             saved = self._saving(shorts, m, predict)
             if m * saved > (k + m) * (until - now):
-                self._hold = _Hold(k, m, saved, False)
+                self._hold = Hold(k, m, saved, False)
                 return Wait(until, "burst")
         return None
 
@@ -322,14 +274,11 @@ class Window:
     def _pick(
         self, shorts: Sequence[Waiting], slacks: Sequence[float], token_budget: int, late_last: bool
     ) -> list[int]:
-        """Those that fit: late ones last, the first always; among captured lengths, the first one's length first."""
+        """Those that fit: late ones last, the first always."""
         behind = [late_last and slack < 0.0 for slack in slacks]
         order = sorted(range(len(shorts)), key=behind.__getitem__)
         if sum(s.tokens for s in shorts) <= token_budget:
             return order
-        if self._lengths:
-            head = self._bucket(shorts[order[0]].tokens)
-            order.sort(key=lambda i: (behind[i], self._bucket(shorts[i].tokens) != head))
         picked, room = [order[0]], token_budget - shorts[order[0]].tokens
         for i in order[1:]:
             if shorts[i].tokens <= room:
@@ -337,21 +286,18 @@ class Window:
                 room -= shorts[i].tokens
         return picked
 
-    def _bucket(self, tokens: int) -> int:
-        return bisect_left(self._lengths, tokens)
-
     # -- adaptation
 
     def _adapt(self, depth: int, tau_s: float, reason: str) -> None:
         if depth >= self._depth:
             if tau_s > 0.0:
-                self._window_s = self._clip(_TAU_MARGIN * tau_s)
+                self._window_s = min(self._w_max_s, _TAU_MARGIN * tau_s)
             above = bisect_right(self._levels, depth)
             self._depth = self._levels[min(above, len(self._levels) - 1)]
             return
         if reason == "window":
             self._depth = max(1, depth)
-        self._window_s = self._clip(self._window_s + _RELAX * (self._w_max_s - self._window_s))
+        self._window_s = min(self._w_max_s, self._window_s + _RELAX * (self._w_max_s - self._window_s))
 
     def _settle(self) -> None:
         """Did the last hold pay? When holds as a whole do not, skip the next few chances.
@@ -372,9 +318,6 @@ class Window:
         elif paid:
             self._skip_next = max(1, self._skip_next // 2)
 
-    def _clip(self, seconds: float) -> float:
-        return min(seconds, self._w_max_s)
-
     # -- report
 
     @property
@@ -389,17 +332,13 @@ class Window:
 
     def status(self) -> dict[str, Any]:
         """What /laps_status says of the window (JSON-ready)."""
-        edges = [*(f"<={e:g}" for e in WAIT_EDGES_MS), f">{WAIT_EDGES_MS[-1]:g}"]
         return {
             "mode": self._mode,
             "window_ms": self._window_s * 1e3,
             "window_max_ms": self._w_max_s * 1e3,
             "depth": self._depth,
             "depth_max": self._cap,
-            "dispatched": {r: self._reasons[r] for r in REASONS},
-            "waits_ms": dict(zip(edges, self._waits, strict=True)),
-            "depths": {f"<={d}": n for d, n in sorted(self._depths.items())},
-            "late": self._late,
+            **self._tally.status(),
             "returning_share": self._arrivals.share,
             "service_ms": self._service_s * 1e3,
         }

@@ -1,0 +1,107 @@
+"""How long waiting work takes, and the sizes that follow: of a batch, a chunk, a slice."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from laps_core.config import ConfigError
+from laps_core.latency.model import LatencyModel
+from laps_core.scheduling.waiting import Waiting
+
+TOKEN_S = 1e-4
+"""Work of a token (seconds) while the latency model is not fitted; only orders use it."""
+
+
+class Sizes:
+    """Of one server. Lengths are tokens, times seconds."""
+
+    def __init__(
+        self, model: LatencyModel, *, chunk_tokens: int | None, unit: int, layers: int, slice_s: float
+    ) -> None:
+        """`chunk_tokens`: one batch's budget; None = unlimited. `unit`: a cut prompt ends on a multiple of this.
+        `layers`: of the model; 0 = no slices. `slice_s`: a long batch makes way about this often.
+
+        Raises ConfigError where a chunk holds less than one unit.
+        """
+        if chunk_tokens is not None and chunk_tokens < unit:
+            raise ConfigError(
+                f"--chunked-prefill-size: {chunk_tokens} is less than {unit} tokens, what a cut is rounded to"
+            )
+        self.model = model
+        self.chunk, self.unit, self.layers = chunk_tokens, unit, layers
+        self.budget = chunk_tokens or 1 << 30
+        """New tokens of a batch."""
+        self.launch_s = 0.0
+        """Host time to launch a whole pass in slices; 0 = not known, or nothing is launched."""
+        self._slice_s = slice_s
+
+    # -- times
+
+    @property
+    def fixed_s(self) -> float | None:
+        """F: what a step costs whatever is in it; None = not known."""
+        known = self.model.coefficients
+        return None if known is None else known.fixed + known.per_request
+
+    def work_s(self, w: Waiting) -> float:
+        """Predicted time of what is left, in a batch of its own."""
+        return self.model.predict([(w.tokens, w.history)]) or w.tokens * TOKEN_S
+
+    def lone_s(self, w: Waiting) -> float:
+        """Predicted time of all of it, alone on the server."""
+        whole = w.new_tokens or w.tokens
+        return self.model.predict([(whole, max(0, w.history - whole + w.tokens))]) or whole * TOKEN_S
+
+    def beside_s(self, w: Waiting) -> float:
+        """Predicted time of what is left, beside others in a batch."""
+        return max(0.0, self.work_s(w) - (self.fixed_s or 0.0))
+
+    def behind(self, now: float, longs: Sequence[Waiting]) -> float:
+        """Wait over lone time of the prompt furthest behind."""
+        return max(((now - w.since_s) / self.lone_s(w) for w in longs), default=0.0)
+
+    # -- sizes
+
+    def whole_units(self, tokens: int) -> int:
+        """Rounded up."""
+        return -(-tokens // self.unit) * self.unit
+
+    def preempting_budget(self, threshold: int) -> int:
+        """New tokens of a batch that preempts: half a chunk. Then its activations and those of what is paused, which
+        are two tensors of hidden states, are less than SGLang has set aside for one whole chunk."""
+        return self.budget if self.chunk is None else max(threshold, self.budget // 2)
+
+    def timely_chunk(self, first: Waiting, joining: int, gap_s: float) -> int:
+        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M].
+
+        What a chunk costs however small it is, a step's fixed time and its long history read once more, does not
+        count, and is never more than half of it. `joining`: tokens of short requests in the same step.
+        """
+        full = max(1, (self.budget - joining) // self.unit)
+        least_s = self.model.predict([(0, first.history)]) or 0.0
+        limit_s = max(gap_s, least_s)
+
+        def too_long(units: int) -> bool:
+            took = self.model.predict([(units * self.unit, first.history)])
+            return took is not None and took - least_s > limit_s
+
+        return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self.unit
+
+    def slice_layers(self, longs: Sequence[Waiting], tokens: int) -> int:
+        """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause.
+
+        Or the device would wait for the host: layer by layer a pass is launched without SGLang's prefill graphs.
+        """
+        if not self.layers or not longs:
+            return 0
+        shape, room = [], tokens
+        for w in longs:
+            shape.append((min(w.tokens, room), w.history))
+            room -= shape[-1][0]
+        took = self.model.predict(shape)
+        if took is None:
+            return 1
+        if took <= 2.0 * max(self._slice_s, self.launch_s):
+            return 0
+        return max(1, min(self.layers, int(self._slice_s * self.layers / took)))
