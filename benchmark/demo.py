@@ -1,14 +1,13 @@
 """The main job, seen: short turns and long documents through a real router, prefill and decode server, on this machine.
 
 The same multi-turn load goes to a prefill server with LAPS and to a stock one with ``fcfs``, in turns (A B B A), both
-in front of one decode server. What comes out: one table, one picture, ``result.json``.
+in front of one decode server. What comes out: one table, one picture, ``piece.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import signal
 import statistics
@@ -21,9 +20,8 @@ from typing import Any
 
 import aiohttp
 
-from benchmark.results.machine import machine, versions
 from benchmark.results.pictures import distributions
-from benchmark.results.piece import Table
+from benchmark.results.piece import Piece, Table, command
 from benchmark.rig import model, servers, stats
 from benchmark.rig.load import Seen, session, spread, stream
 from benchmark.rig.progress import Progress
@@ -235,18 +233,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("demo: interrupted; every server has been stopped", file=sys.stderr)
         return 130
     result = {name: summary(r) for name, r in rounds.items()}
-    print(table(result))
-    record = {
-        "variants": result,
-        "machine": machine(),
-        "versions": versions(),
-        "seed": args.seed,
-        "load": {"documents_per_s": round(rate, 3), "users": SESSIONS, "seconds": args.seconds, "lone_long_s": alone},
-    }
-    (args.out / "result.json").write_text(json.dumps(record, indent=2) + "\n")
+    load = {"documents_per_s": round(rate, 3), "users": SESSIONS, "seconds": args.seconds, "lone_long_s": alone}
+    piece = Piece(
+        name="demo",
+        title="Short turns and long documents",
+        text="The same load through a router, a prefill server with LAPS or stock fcfs, and a decode server, in turns.",
+        seed=args.seed,
+        tables=[table(result)],
+        pictures={"ttft.png": "Distribution of the time to first token; the dotted line is P90."},
+        data={"variants": result, "load": load},
+        command=command("benchmark.demo", argv),
+    )
     picture(rounds, args.out / "ttft.png")
-    for path in (args.out / "result.json", args.out / "ttft.png"):
-        print(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    piece.write(args.out)
+    piece.tell(args.out)
+    print(args.out / "ttft.png")
     for error in sorted({s.error for r in rounds.values() for seen, _ in r for s in seen if s.error})[:5]:
         print(f"demo: a request failed: {error}", file=sys.stderr)
     return 1 if any(v["failed"] for v in result.values()) else 0
