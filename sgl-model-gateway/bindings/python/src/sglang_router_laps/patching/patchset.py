@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_HUNK = re.compile(r"^@@ -(\d+),0 \+(\d+)(?:,(\d+))? @@")
+_FILE = re.compile(rb"^\+\+\+ b/(\S+)", re.MULTILINE)
+_HUNK = re.compile(rb"^@@ -(\d+),0 \+\d+(?:,\d+)? @@.*\n((?:\+.*\n)+)", re.MULTILINE)
 
 
 class PatchError(Exception):
@@ -85,25 +86,12 @@ def _read(file: Path) -> Patch:
 
 
 def _parse(file: Path) -> tuple[str, list[Hunk]]:
-    path, hunks = "", []
-    lines = file.read_bytes().splitlines(keepends=True)
-    at = 0
-    while at < len(lines):
-        line = lines[at].decode()
-        at += 1
-        if line.startswith("+++ b/"):
-            path = line[6:].strip()
-        elif line.startswith("@@"):
-            head = _HUNK.match(line)
-            if head is None:
-                raise PatchError(f"{file.name}: a hunk that does more than insert: {line.strip()}")
-            count = int(head.group(3) or 1)
-            added = lines[at : at + count]
-            if len(added) < count or not all(a.startswith(b"+") for a in added):
-                raise PatchError(f"{file.name}: a hunk that does more than insert: {line.strip()}")
-            hunks.append(Hunk(int(head.group(1)), tuple(a[1:] for a in added)))
-            at += count
-    return path, hunks
+    text = file.read_bytes()
+    head, rest = _FILE.search(text), _HUNK.sub(b"", text).splitlines()
+    if head is None or not all(line.startswith((b"--- ", b"+++ ")) for line in rest):
+        raise PatchError(f"{file.name}: a hunk that does more than insert")
+    hunks = [Hunk(int(m[1]), tuple(a[1:] for a in m[2].splitlines(keepends=True))) for m in _HUNK.finditer(text)]
+    return head[1].decode(), hunks
 
 
 def rewrite(root: Path, patches: Sequence[Patch], *, apply: bool) -> list[str]:
