@@ -175,7 +175,9 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
         piece.write(args.out)
         two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found[1:]]
         cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(TP)))}
-        pair = replace(device, env={**device.env, **cores})
+        # SGLang's loader for CPUs cannot share one KV head among ranks.
+        shape = replace(devices.CPU_SHAPE, kv_heads=TP)
+        pair = replace(device, env={**device.env, **cores}, checkpoint=lambda: model.make(devices.MODELS, shape))
         with Fleet(pair, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
             ranks = measure(fleet, (LAPS, WHOLE), prompts, args, say, meet=False)
         piece.tables[0].rows = [*piece.tables[0].rows, *rows(ranks, f", TP {TP}")]
