@@ -6,8 +6,8 @@
         --seconds 4 --rounds 2                     the short version: about five minutes on one GPU
 
 A closed loop of N clients on a prefill server per mode, each prompt new. Modes take turns within a round and figures
-are medians over rounds. What one batch takes on each path: ``benchmark.ladder``. Tables go to the terminal, results to
-out/graphs.json, the picture to out/graphs.png.
+are medians over rounds. What one batch takes on each path: ``benchmark.ladder``. Tables go to the terminal, all of it
+to the folder of --out.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from typing import Any
 
 import torch
 
+from benchmark.results.bars import Bar
+from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.rig import load, runner, servers, stats
+from benchmark.rig.model import REPO
 
-OUT = Path(__file__).resolve().parents[1] / "out"
 TRACE = Path(__file__).parent / "traces" / "lmsys_lengths.csv.gz"
 
 MODES: dict[str, tuple[str, ...]] = {
@@ -50,7 +52,9 @@ SHORT = 256
 LMSYS = ((0.0, 1), (0.1, 7), (0.5, 20), (0.9, 129), (0.99, 1180), (1.0, 4005))
 """Quantiles of the prompt lengths of LMSYS-Chat-1M (tokens, bytes / 4), where the list itself is not at hand."""
 
-TARGETS = {"least": 0.98, "best": 1.15, "padded": 0.25, "capture_s": 60.0, "capture_mib": 2048.0}
+LEAST, BEST = Bar(least=0.98), Bar(least=1.15)
+"""Requests/s with the graphs over those of stock, at the worst and at the best number of clients."""
+PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)
 WEIGHTS_GIB = {"0.5B": 1.0, "7B": 15.3, "14B": 29.6, "32B": 65.5}
 
 
@@ -160,7 +164,7 @@ class Bench:
         )  # fmt: skip
 
     def server(self, mode: str) -> servers.Server:
-        log = OUT / "logs" / f"graphs-{self.shape}-{mode}.log"
+        log = self.args.out / "logs" / f"graphs-{self.shape}-{mode}.log"
         return servers.prefill(self.model, log, *self.flags, *self.modes[mode], name=f"{self.shape} {mode}")
 
     def together(self) -> bool:
@@ -208,13 +212,13 @@ class Bench:
             "uniform": list(range(1, SHORT + 1)),
         }
         for server in up.values():
-            warm = Prompts(kinds["uniform"], vocabulary, seed="warm")
+            warm = Prompts(kinds["uniform"], vocabulary, seed=f"warm {self.args.seed}")
             asyncio.run(closed_loop(server.url, max(self.args.concurrency), self.args.warm, warm))
         for kind in self.args.prompts:
             for clients in self.args.concurrency:
                 for mode, server in up.items():
                     # The same prompts for every mode.
-                    prompts = Prompts(kinds[kind], vocabulary, seed=f"{kind} {clients} {at}")
+                    prompts = Prompts(kinds[kind], vocabulary, seed=f"{kind} {clients} {at} {self.args.seed}")
                     figures = measure(server, clients, self.args.seconds, prompts)
                     rounds.setdefault((kind, clients, mode), []).append(figures)
 
@@ -222,40 +226,42 @@ class Bench:
 # -- what it shows
 
 
-def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    """Aligned text."""
-    cells = [[str(r.get(c, "")) if r.get(c) is not None else "-" for c in columns] for r in rows]
-    widths = [max(len(c), *(len(row[i]) for row in cells)) if cells else len(c) for i, c in enumerate(columns)]
-    lines = ["  ".join(c.rjust(w) for c, w in zip(columns, widths, strict=True))]
-    lines += ["  ".join(v.rjust(w) for v, w in zip(row, widths, strict=True)) for row in cells]
-    return "\n".join(lines)
+COLUMNS = (
+    "prompts", "clients", "mode", "per_s", "tokens_per_s", "p50_ms", "p90_ms", "p99_ms", "hit_rate", "padded_share",
+    "failed",
+)  # fmt: skip
 
 
-def verdict(result: dict[str, Any]) -> list[str]:
-    """Each target of the full graphs, met or missed, for one shape."""
+def table(result: dict[str, Any]) -> Table:
+    """All that was measured of one shape; medians over rounds."""
+    cells = [["-" if row.get(c) is None else str(row[c]) for c in COLUMNS] for row in result["rows"]]
+    return Table(f"Short prompts, {result['shape']}", [c.replace("_", " ") for c in COLUMNS], cells)
+
+
+def figures(result: dict[str, Any]) -> list[Figure]:
+    """What the full graphs have to reach, for one shape."""
     at = {(r["prompts"], r["clients"], r["mode"]): r for r in result["rows"]}
     ratios = {
         (kind, clients): row["per_s"] / at[kind, clients, DEFAULT]["per_s"]
         for (kind, clients, mode), row in at.items()
         if mode == "graphs" and (kind, clients, DEFAULT) in at and at[kind, clients, DEFAULT]["per_s"]
     }
-    said = []
+    found = []
 
-    def say(what: str, value: float, target: float, *, least: bool) -> None:
-        met = value >= target if least else value <= target
-        said.append(f"{what}: {value:.3g} (target {'>=' if least else '<='} {target:g}) {'met' if met else 'MISSED'}")
+    def add(what: str, value: float | None, bar: Bar) -> None:
+        if value is not None:
+            found.append(Figure.of(f"{result['shape']}: {what}", value, bar))
 
     if ratios:
         low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
-        say(f"requests/s of the graphs by stock default, worst point {low}", ratios[low], TARGETS["least"], least=True)
-        say(f"requests/s of the graphs by stock default, best point {high}", ratios[high], TARGETS["best"], least=True)
-    shown = at.get(("lmsys", 32, "graphs"), {})
-    if padded := shown.get("padded_share"):
-        say("padded share at 32 clients, LMSYS lengths", padded, TARGETS["padded"], least=False)
-    for key in ("capture_s", "capture_mib"):
-        if (value := result["capture"].get("graphs", {}).get(key)) is not None:
-            say(key, value, TARGETS[key], least=False)
-    return said
+        told = "requests/s, graphs / {}, {} prompts, {} clients"
+        add(told.format(DEFAULT, *low), ratios[low], LEAST)
+        add(told.format(DEFAULT, *high), ratios[high], BEST)
+    add("padded share at 32 clients, LMSYS lengths", at.get(("lmsys", 32, "graphs"), {}).get("padded_share"), PADDED)
+    capture = result["capture"].get("graphs") or {}
+    add("capture (s)", capture.get("capture_s"), CAPTURE_S)
+    add("capture (MiB)", capture.get("capture_mib"), CAPTURE_MIB)
+    return found
 
 
 def picture(results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -287,7 +293,7 @@ def device() -> str:
     return str(torch.cuda.get_device_name(0))
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["0.5B", "7B", "14B", "32B"], choices=list(WEIGHTS_GIB))
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
@@ -302,33 +308,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--attention", default="fa3", help="attention backend")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more server options; last")
-    args = parser.parse_args()
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts' tokens")
+    parser.add_argument("--out", type=Path, default=REPO / "out" / "graphs")
+    args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("Nothing was measured: CUDA graphs need a GPU, and there is none here.")
-    (OUT / "logs").mkdir(parents=True, exist_ok=True)
-    results = []
+    (args.out / "logs").mkdir(parents=True, exist_ok=True)
+    text = (
+        f"Batches of short prefills from full graphs against SGLang's own prefill graphs on one {device()}, dummy "
+        f"weights of Qwen2.5 shapes; lengths: {args.lengths.name if args.lengths else 'quantiles of LMSYS-Chat-1M'}."
+    )
+    piece = Piece("graphs", "Full graphs for short prefills", text, args.seed, [], [], data={"results": []})
+    piece.command = command("benchmark.graphs", argv)
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes:
             print(f"{shape} on {device()}", flush=True)
             result = Bench(args, shape, Path(folder)).run()
-            print(
-                table(
-                    result["rows"],
-                    (
-                        "prompts", "clients", "mode", "per_s", "tokens_per_s", "p50_ms", "p90_ms", "p99_ms",
-                        "hit_rate", "padded_share", "failed",
-                    ),
-                )
-            )  # fmt: skip
-            print("\n".join(f"  capture of {m}: {c}" for m, c in result["capture"].items() if c), flush=True)
-            print("\n".join(f"  {line}" for line in verdict(result)), flush=True)
-            results.append(result)
+            piece.tables = [*piece.tables, table(result)]
+            piece.figures += figures(result)
+            piece.data["results"].append(result)
+            print(piece.tables[-1], flush=True)
             # After each shape: a run that is cut off keeps what it has.
-            lengths = args.lengths.name if args.lengths else "quantiles"
-            whole = {"device": device(), "lengths": lengths, "results": results}
-            (OUT / "graphs.json").write_text(json.dumps(whole, indent=1) + "\n")
-    picture(results, OUT / "graphs.png")
-    print(f"written: {OUT / 'graphs.json'}", flush=True)
+            piece.write(args.out)
+    picture(piece.data["results"], args.out / "graphs.png")
+    piece.pictures["graphs.png"] = "Requests/s and P99 TTFT of short prompts over clients, by prefill graphs."
+    piece.write(args.out)
+    for figure in piece.figures:
+        print(figure)
+    print(args.out)
 
 
 if __name__ == "__main__":
