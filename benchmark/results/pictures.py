@@ -16,7 +16,7 @@ COLOURS = {
     "shortest-prefill-first": "#7a5195",
     "laps-dual": "#56b4a0",
     "laps": "#0b6e4f",
-    "laps-cells": "#1f77b4",
+    "laps-graphs": "#1f77b4",
     "AWD": "#1f77b4",
     "fixed window": "#ff7f0e",
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.rig import model, servers
-from benchmark.rig.variants import CELLS, DUAL, LAPS, STOCK
+from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK
 
 CPU, CUDA = "cpu", "cuda"
 MODELS = model.REPO / "out" / "models"
@@ -74,7 +74,7 @@ DEVICES = {
         ),
         chunk=4096,
         longest=65536,
-        variants=(*STOCK, DUAL, LAPS, CELLS),
+        variants=(*STOCK, DUAL, LAPS, GRAPHS),
         vocabulary=(10, 150000),
         server_gib=30.0,
         layers=28,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 FCFS, SPF = "fcfs", "shortest-prefill-first"
 STOCK = (FCFS, "hrrn", SPF)
-DUAL, LAPS, CELLS = "laps-dual", "laps", "laps-cells"
+DUAL, LAPS, GRAPHS = "laps-dual", "laps", "laps-graphs"
 ON = "--enable-laps-scheduler"
 
 
@@ -31,7 +31,7 @@ BUILT_IN = {
         *(Variant(policy, ("--schedule-policy", policy)) for policy in STOCK),
         Variant(DUAL, (ON, "--laps-wait-window-ms", "0")),
         Variant(LAPS, (ON,)),
-        Variant(CELLS, (ON, "--enable-batch-prefill-cuda-graph")),
+        Variant(GRAPHS, (ON, "--enable-batch-prefill-cuda-graph")),
     )
 }
 
@@ -51,8 +51,8 @@ def chosen(names: Sequence[str], more: Sequence[Variant], *, cuda: bool) -> list
     for name in names:
         if name not in BUILT_IN:
             raise ValueError(f"no variant {name!r}: {', '.join(BUILT_IN)}, or your own with --variant NAME='ARGS'")
-        if name == CELLS and not cuda:
-            raise ValueError(f"{CELLS} needs --device cuda: on a CPU there are no CUDA graphs")
+        if name == GRAPHS and not cuda:
+            raise ValueError(f"{GRAPHS} needs --device cuda: on a CPU there are no CUDA graphs")
     found = [*(BUILT_IN[n] for n in names), *more]
     twice = {v.name for v in found if sum(w.name == v.name for w in found) > 1}
     if twice:

@@ -12,15 +12,15 @@ from benchmark.sim.request import Batch
 
 
 class Device:
-    """One device. ``cells``: LAPS's knobs; with them it has the ladder of graphs that they ask for."""
+    """One device. ``graphs``: LAPS's knobs; with them it has the ladder of graphs that they ask for."""
 
-    def __init__(self, profile: Profile, *, cells: LapsConfig | None = None, seed: int = 0) -> None:
+    def __init__(self, profile: Profile, *, graphs: LapsConfig | None = None, seed: int = 0) -> None:
         c = profile.coefficients
         self._terms = c.alpha, c.linear, c.gamma_r, c.per_request, c.fixed
         self.profile = profile
         self._ladder: Ladder | None = None
-        if cells is not None and profile.cell_fixed_s is not None:
-            ladder = Ladder.of(cells, tokens=MOST_ROWS, length=max(cells.graph_lengths), slots=1 << 20)
+        if graphs is not None and profile.graph_fixed_s is not None:
+            ladder = Ladder.of(graphs, tokens=MOST_ROWS, length=max(graphs.graph_lengths), slots=1 << 20)
             self._ladder = ladder and ladder.timed({n: self._times(ladder.sample(n), n) for n in ladder.rows})
         self._spread = list(profile.spread)
         self._rng = random.Random(seed)
@@ -51,7 +51,7 @@ class Device:
     def _replay_s(self, padding: int) -> float:
         """What a replay takes besides the batch's own work."""
         alpha, linear, *_ = self._terms
-        return (self.profile.cell_fixed_s or 0.0) + linear * padding + alpha * padding * padding
+        return (self.profile.graph_fixed_s or 0.0) + linear * padding + alpha * padding * padding
 
     def _times(self, new: list[int], rows: int) -> tuple[float, float]:
         alpha, linear, _, per_request, fixed = self._terms

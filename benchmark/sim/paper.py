@@ -2,7 +2,7 @@
 
     python -m benchmark.sim.paper
 
-"vanilla" is stock fcfs without prefill graphs, what the paper compared with; "graphs only" adds the cells, "dual queue
+"vanilla" is stock fcfs without prefill graphs, what the paper compared with; "graphs only" adds the graphs, "dual queue
 only" the two queues without the window, "full" is LAPS. SGLang 0.5.23 with its own prefill graphs stands beside them.
 """
 
@@ -30,11 +30,11 @@ OUT = Path(__file__).resolve().parents[2] / "out" / "paper"
 MODELS = ("7b", "14b", "32b")
 PATHS = {
     "vanilla": "eager-fcfs",
-    "graphs only": "eager-fcfs-cells",
+    "graphs only": "eager-fcfs-graphs",
     "dual queue only": "eager-dual",
-    "full": "eager-laps-cells",
+    "full": "eager-laps-graphs",
     "0.5.23 fcfs": "fcfs",
-    "0.5.23 LAPS": "laps-cells",
+    "0.5.23 LAPS": "laps-graphs",
 }
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 HIGH = 32
@@ -89,8 +89,8 @@ class Point:
         def p90(kind: str) -> float:
             return groups[kind].ttft["p90"] if groups[kind].requests else float("nan")
 
-        cell = o.profile.cell_fixed_s or 0.0
-        fixed_s = (o.batches - o.replayed) * o.profile.coefficients.fixed + o.replayed * cell
+        graph = o.profile.graph_fixed_s or 0.0
+        fixed_s = (o.batches - o.replayed) * o.profile.coefficients.fixed + o.replayed * graph
         return cls(
             o.rate, groups["all"].ttft["mean"], p90("short"), p90("long"), groups["all"].violations or 0.0,
             o.utilisation, o.batches / max(1, len(o.record)), fixed_s / sum(o.busy_s), o.seconds,
@@ -187,7 +187,7 @@ def _single_claims(r: Run, found: Mapping[str, Mapping[str, Sequence[Point]]]) -
         Claim(
             "graphs alone bring little; the two queues make them pay (requests/s, many clients)",
             f"{percent(alone)} alone, {percent(after)} on top of the two queues", alone <= 1.05 and after > alone,
-            "a batch that holds a long prompt fits no cell; batches of short ones do",
+            "a batch that holds a long prompt fits no graph; batches of short ones do",
         )
     )  # fmt: skip
 
@@ -231,7 +231,7 @@ def slo(r: Run) -> None:
         ways = {
             "plain data parallel": ("eager-fcfs", "round-robin"),
             "SGLang router": ("eager-fcfs", "least-load"),
-            "LAPS": ("eager-laps-cells", "pools"),
+            "LAPS": ("eager-laps-graphs", "pools"),
         }
         knobs = {"LAPS": {"ttft_slo_ms": 1e3 * SLO_S}}
         if servers == 1:
@@ -308,7 +308,7 @@ def interference(r: Run) -> None:
     ):
         x = short_clients if moving == "short" else long_clients
         seen: dict[str, list[Point]] = {}
-        for name, path in (("vanilla", "eager-fcfs"), ("0.5.23 fcfs", "fcfs"), ("full", "eager-laps-cells")):
+        for name, path in (("vanilla", "eager-fcfs"), ("0.5.23 fcfs", "fcfs"), ("full", "eager-laps-graphs")):
             seen[name] = [
                 r.point(
                     path, "7b",
@@ -350,7 +350,7 @@ def window(r: Run) -> None:
         curves[kind] = {
             f"{kind}, {c} clients": [
                 r.point(
-                    "eager-laps-cells", "7b", lambda c=c: Closed(lmsys(256), c, r.requests, r.seed),  # type: ignore[misc]
+                    "eager-laps-graphs", "7b", lambda c=c: Closed(lmsys(256), c, r.requests, r.seed),  # type: ignore[misc]
                     knobs={"window": kind, "wait_window_ms": w},
                 )
                 for w in widths
@@ -387,8 +387,8 @@ def distillation(r: Run) -> None:
     ways = {
         "plain data parallel": ("eager-fcfs", "round-robin"),
         "SGLang router": ("eager-fcfs", "least-load"),
-        "LAPS": ("eager-laps-cells", "pools"),
-        "LAPS schedulers, SGLang router": ("eager-laps-cells", "least-load"),
+        "LAPS": ("eager-laps-graphs", "pools"),
+        "LAPS schedulers, SGLang router": ("eager-laps-graphs", "least-load"),
     }
     n, in_flight = 4 * r.requests, 256
     seen = {

@@ -24,7 +24,7 @@ class Profile:
     """Where the numbers are from."""
     coefficients: Coefficients
     """Of a step on the stock path."""
-    cell_fixed_s: float | None = None
+    graph_fixed_s: float | None = None
     """``fixed`` of a step replayed from a full graph; None = there are none."""
     eager_fixed_s: float | None = None
     """``fixed`` of a step without any prefill graph; None = the stock path has none."""

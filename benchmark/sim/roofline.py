@@ -143,7 +143,7 @@ def profile(gpu_name: str, model_name: str, assumed: Assumed | None = None) -> P
         name=f"{gpu_name}-{model_name}",
         source=ANALYTIC,
         coefficients=known,
-        cell_fixed_s=path(assumed.full_layer_s).fixed + assumed.replay_s,
+        graph_fixed_s=path(assumed.full_layer_s).fixed + assumed.replay_s,
         eager_fixed_s=path(assumed.eager_layer_s).fixed,
         front_s=assumed.front_s,
         step_host_s=assumed.step_host_s,
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         c = made.coefficients
         print(
             f"{made.name}: fixed {c.fixed * 1e3:.2f} ms (eager {(made.eager_fixed_s or 0) * 1e3:.2f}, graph "
-            f"{(made.cell_fixed_s or 0) * 1e3:.2f}), {c.linear * 1e6:.1f} us/token, {c.alpha * 1e9:.2f} ns/token^2, "
+            f"{(made.graph_fixed_s or 0) * 1e3:.2f}), {c.linear * 1e6:.1f} us/token, {c.alpha * 1e9:.2f} ns/token^2, "
             f"boundary {made.details['boundary_tokens']:.0f} tokens"
         )
     return 0

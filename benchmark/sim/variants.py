@@ -28,14 +28,14 @@ class Variant:
 
     policy: str | None = None
     laps: Mapping[str, Any] = field(default_factory=dict)
-    cells: bool = False
+    graphs: bool = False
     """Full graphs for short batches."""
     eager: bool = False
     """No prefill graphs of SGLang's own."""
 
     def knobs(self, more: Mapping[str, Any]) -> LapsConfig:
         """LAPS's knobs, ``more`` before its own."""
-        return LapsConfig(**{"graphs": self.cells, **self.laps, **more})
+        return LapsConfig(**{"graphs": self.graphs, **self.laps, **more})
 
     def scheduler(self, chunk: int | None, device: Device, more: Mapping[str, Any]) -> Scheduler:
         """A new one; ``more``: further knobs of LAPS."""
@@ -50,13 +50,13 @@ VARIANTS: dict[str, Variant] = {
     "shortest-prefill-first": Variant("shortest-prefill-first"),
     "dual": Variant(laps=DUAL_ONLY),
     "laps": Variant(),
-    "laps-cells": Variant(cells=True),
+    "laps-graphs": Variant(graphs=True),
     # SGLang before it had prefill graphs: what the paper compares with.
     "eager-fcfs": Variant("fcfs", eager=True),
-    "eager-fcfs-cells": Variant("fcfs", eager=True, cells=True),
+    "eager-fcfs-graphs": Variant("fcfs", eager=True, graphs=True),
     "eager-dual": Variant(laps=DUAL_ONLY, eager=True),
     "eager-laps": Variant(eager=True),
-    "eager-laps-cells": Variant(eager=True, cells=True),
+    "eager-laps-graphs": Variant(eager=True, graphs=True),
 }
 
 
@@ -76,8 +76,8 @@ def run(
     """Simulate ``workload`` on ``servers`` of one variant behind ``router`` (one server needs none)."""
     events = Events()
     profile = profile.eager() if variant.eager else profile
-    cells = variant.knobs(knobs or {}) if variant.cells else None
-    devices = [Device(profile, cells=cells, seed=seed * 1009 + i) for i in range(servers)]
+    ladder = variant.knobs(knobs or {}) if variant.graphs else None
+    devices = [Device(profile, graphs=ladder, seed=seed * 1009 + i) for i in range(servers)]
     meter = router == "pools" and servers > 1
     made = [
         Server(f"http://p{i}", variant.scheduler(chunk, device, knobs or {}), device, events, meter=meter)

@@ -16,7 +16,7 @@ CPU = ["--device", "cpu"]
         (["--workload", "nope"], "no workload 'nope'"),
         (["--variants", "fcfs,nope"], "no variant 'nope'"),
         (["--variants", "fcfs,fcfs"], "given twice"),
-        (["--variants", "laps-cells"], "needs --device cuda"),
+        (["--variants", "laps-graphs"], "needs --device cuda"),
         (["--variant", "fcfs=--x"], "built-in"),
         (["--variant", "mine"], "is not NAME='ARGS'"),
         (["--variant", "mine='"], "No closing quotation"),

@@ -25,7 +25,7 @@ from benchmark.workloads.lengths import fixed, log_uniform, mix, uniform
 from benchmark.workloads.streams import Closed, Open, Sessions, Trace
 
 PROFILE = Profile(
-    name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), cell_fixed_s=3e-3,
+    name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), graph_fixed_s=3e-3,
     poll_s=1e-9,
 )  # fmt: skip
 HOST = Profile(
@@ -121,14 +121,14 @@ def test_laps_never_mixes_classes_and_cuts_no_short_request() -> None:
 
     workload = Open(MIX, 40.0, 4000, seed=6)
     short = sum(job.new + job.cached <= 256 for job in workload.arrivals())
-    for name in ("dual", "laps", "laps-cells"):
+    for name in ("dual", "laps", "laps-graphs"):
         groups = watch(name, workload, check).groups()
         assert groups["short"].requests == short
         assert groups["short"].requests + groups["long"].requests == groups["all"].requests == 4000
     assert kinds == {True, False}
 
 
-@pytest.mark.parametrize("name", ["fcfs", "laps-cells"])
+@pytest.mark.parametrize("name", ["fcfs", "laps-graphs"])
 def test_the_same_seed_gives_the_same_run(name: str) -> None:
     def once(seed: int) -> tuple[Sequence[float], float]:
         outcome = run(VARIANTS[name], Sessions(MIX, uniform(8, 200), 20, 1500, seed=seed), HOST, servers=3,

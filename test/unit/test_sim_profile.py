@@ -33,7 +33,7 @@ def test_analytic_profiles_say_so_and_are_those_in_the_folder(gpu: str, model: s
     # Where prefill turns compute-bound on such hardware [L s2.1].
     assert 150 <= made.details["boundary_tokens"] <= 512
     assert made.eager_fixed_s is not None
-    assert made.cell_fixed_s is not None
+    assert made.graph_fixed_s is not None
     assert made.coefficients.fixed <= made.eager_fixed_s
 
 
@@ -45,7 +45,7 @@ def test_parameters_without_embeddings_are_as_published(model: str, billions: fl
 def test_a_slower_host_costs_only_where_launches_are_what_takes_longest() -> None:
     slow = Assumed(breakable_layer_s=1e-3)
     assert profile("h200", "qwen2.5-7b", slow).coefficients.fixed == pytest.approx(28e-3 + slow.around_s)
-    assert profile("h200", "qwen2.5-7b", slow).cell_fixed_s == profile("h200", "qwen2.5-7b").cell_fixed_s
+    assert profile("h200", "qwen2.5-7b", slow).graph_fixed_s == profile("h200", "qwen2.5-7b").graph_fixed_s
 
 
 def test_profiles_survive_the_disk(tmp_path: Path) -> None:
@@ -59,16 +59,16 @@ def test_profiles_survive_the_disk(tmp_path: Path) -> None:
 
 def test_cells_replay_where_they_are_faster_and_cover_the_batch() -> None:
     known = profile("h200", "qwen2.5-7b").eager()
-    device = Device(known, cells=LapsConfig(graphs=True))
+    device = Device(known, graphs=LapsConfig(graphs=True))
     covered, long = batch(20, 30, 40), batch(20, 4000)
     with_cells, without = device.seconds(covered), Device(known).seconds(covered)
     assert covered.replayed
     assert with_cells < without
     device.seconds(long)
     assert not long.replayed
-    # On SGLang's own graphs a step of this model waits for its weights anyhow: no cell pays.
+    # On SGLang's own graphs a step of this model waits for its weights anyhow: no graph pays.
     other = batch(20, 30, 40)
-    Device(profile("h200", "qwen2.5-7b"), cells=LapsConfig(graphs=True)).seconds(other)
+    Device(profile("h200", "qwen2.5-7b"), graphs=LapsConfig(graphs=True)).seconds(other)
     assert not other.replayed
 
 
