@@ -133,6 +133,9 @@ class Tape:
                 found = func(*args, **kwargs)
                 if empty:
                     spoil(found)
+                for work in tree_flatten(found)[0]:
+                    if isinstance(work, torch.ScriptObject):
+                        work.wait()  # of a collective: on a device the stream would
                 made |= {o.at: v for o, v in zip(outs, tree_flatten(found)[0], strict=True) if o is not None}
                 for gone in [at for at in made if self._last[at] <= i]:
                     del made[gone]
