@@ -102,8 +102,7 @@ def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | No
 
 def _times(runner: Any, stock: Any, full: Any, new: list[int]) -> tuple[float, float]:
     """Seconds of a batch with so many new tokens per request: stock path, full graph (infinite if it takes none)."""
-    took: dict[Any, list[float]] = {stock: [], full: []}
-    device = torch.get_device_module(runner.device)
+    took, device = {stock: list[float](), full: list[float]()}, torch.get_device_module(runner.device)
     for _ in range(REPEATS):
         for path, seconds in took.items():
             runner.prefill_cuda_graph_runner, batch = path, _batch(runner, full, new)
