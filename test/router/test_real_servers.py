@@ -113,7 +113,8 @@ def test_chat_streams_right_for_both_classes(rig: Rig, tmp_path: Path) -> None:
         "short": 1,
         "long": 1,
     }
-    assert {p["signals"]["source"] for p in after["prefill"]} == {"laps_status"}
+    # A server that has just been called healthy is read at the next beat.
+    rig.until(lambda s: {p["signals"]["source"] for p in s["prefill"]} == {"laps_status"})
 
 
 def test_counts_are_exact_with_a_tokenizer(rig: Rig) -> None:
