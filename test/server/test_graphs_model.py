@@ -184,6 +184,8 @@ def test_poisoned_rows_and_slots_change_nothing(runner: Any, always: Any, seed: 
     rng = random.Random(100 + seed)
     count = rng.choice([3, 9, 15])
     news = [ids(rng, rng.randint(4, 12)) for _ in range(count)]
+    if sum(map(len, news)) in always.ladder.rows:
+        news[0] = news[0][:-1]  # or nothing would be padded
     olds = [ids(rng, rng.randint(1, 90)) if rng.random() < 0.5 else [] for _ in range(count)]
     before = always.status()
     clean, clean_kv = serve(runner, always, news, olds)
