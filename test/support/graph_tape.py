@@ -208,9 +208,10 @@ def attention(runner: Any) -> Any:
             last = (m.cache_seqlens_int32 - m.cu_seqlens_q[1:])[slot] + at
             seen = (slot == mine) & (position <= last)
             k, v = (kv[table.where(held.view(table.shape), 0)].flatten(0, 1).repeat_interleave(each, 1) for kv in kvs)
-            scores = torch.einsum("rhd,shd->hrs", rows, k) * layer.scaling
+            # As a kernel does it: sums in full precision, whatever the model is held in.
+            scores = torch.einsum("rhd,shd->hrs", rows.float(), k.float()) * layer.scaling
             weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-            out = torch.einsum("hrs,shd->rhd", weights, v.where(held[:, None, None], 0.0))
+            out = torch.einsum("hrs,shd->rhd", weights, v.float().where(held[:, None, None], 0.0)).to(q.dtype)
             return out.where((at < m.cu_seqlens_q[-1])[:, :, None], torch.nan).reshape(q.shape)
 
     return TapedAttention()
