@@ -77,7 +77,10 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         module="sglang_router_laps.launch_router",
     )  # fmt: skip
     with servers.running(*prefills, decode, router):
-        yield Rig(prefills, decode, router, checkpoint)
+        rig = Rig(prefills, decode, router, checkpoint)
+        # It was up before them, and looks again at its own pace.
+        rig.until(lambda s: all(i["healthy"] for i in (*s["prefill"], *s["decode"])))
+        yield rig
 
 
 def chat(text: str, new: int = 12) -> dict[str, Any]:
