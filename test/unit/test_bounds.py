@@ -143,8 +143,9 @@ class Toy:
             return
         self.paused.pop()
         batch.end = self.now
-        for below in self.paused:
-            below.paused_s += batch.end - batch.begin
+        if self.paused:
+            # One below that is paused for both, and is told of this time with its own.
+            self.paused[-1].paused_s += batch.end - batch.begin
         shape = [(part, job.done) for job, part in batch.parts]
         self.pacer.finished(
             batch.launch, batch.begin, batch.end, self.now, shape, batch.end - batch.begin - batch.paused_s,
