@@ -128,7 +128,6 @@ def read_knobs(
 
 
 _MS = _real(0.0, math.inf, "milliseconds")
-_S = _real(0.0, math.inf, "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

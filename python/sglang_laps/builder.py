@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from laps_core.length import SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.plan import Paused, Plan
 
 from sglang_laps import slices
@@ -92,7 +92,7 @@ class Builder:
         """Show the builder this part. Afterwards `cut` has the prompt that it left in the slot."""
         sched = self._scheduler
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size
-        if part.tokens and part.cls is not SHORT and full_chunk and not sched.enable_staging:
+        if part.tokens and part.cls is LONG and full_chunk and not sched.enable_staging:
             sched.chunked_prefill_size = min(part.tokens, full_chunk)
         self.adder = self._adder_for(part, held)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
@@ -117,7 +117,8 @@ class Builder:
 
     def _built(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None) -> None:
         sched = self._scheduler
-        sliced = self._cutter is not None and slices.fits(batch)
+        # It looks at every request: asked of those batches alone that are to be cut.
+        sliced = part.cls is LONG and plan.layers > 0 and self._cutter is not None and slices.fits(batch)
         self._core.built(part, batch, plan, cut, sched.chunked_req, time.perf_counter(), sliced=sliced)
         if not part.whole:
             sched.chunked_req = cut
