@@ -116,7 +116,7 @@ class LapsCore:
             [self.classes.waiting(r) for r in views.short[:LOOKAHEAD]],
             [self._long(r, id(r) in begun) for r in longs],
             waiting=len(views.short) + len(longs),
-            urgent=self._urgent(views.short, longs),
+            urgent=self._urgent(views.short, [*longs, *(r for f in self.under_way for r in f.reqs)]),
             paused=paused,
             lacking=self.lacking and (frees_memory or bool(self._flights or self.under_way)),
         )
@@ -129,19 +129,23 @@ class LapsCore:
     def paused(self, flight: Flight, layers_left: int, layers: int) -> Paused:
         """Between two slices of `flight`, with `layers_left` of all `layers` to go: how the plan sees it."""
         whole_s = self.pacer.model.predict(flight.shape) or float("inf")
-        requests = sum(len(f.shape) for f in self.under_way)
-        return Paused(whole_s * layers_left / layers, requests, len(self.under_way))
+        reqs = [r for f in self.under_way for r in f.reqs]
+        rank = min(map(self._rank, reqs), default=0)
+        return Paused(whole_s * layers_left / layers, len(reqs), len(self.under_way), rank)
+
+    def _rank(self, req: Req) -> int:
+        return 0 if self._priority is None else self._priority(req)
 
     def _long(self, req: Req, begun: bool) -> Waiting:
         tag: Tag = req.laps_tag
-        rank = 0 if self._priority is None else self._priority(req)
+        rank = self._rank(req)
         if not begun:
             return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
         done = max(req.prefix_len, req.extend_end or 0)
         return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
 
     def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req]) -> LengthClass | None:
-        """The class with the strictly higher priority, if the server schedules by it."""
+        """The class with the strictly higher priority, if the server schedules by it. `longs`: paused ones too."""
         if self._priority is None or not shorts or not longs:
             return None
         short, long = min(map(self._priority, shorts)), min(map(self._priority, longs))

@@ -76,6 +76,7 @@ def load() -> None:
 
     stock = sys.modules[SCHEDULER].Scheduler
     HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
+    transfers.be_patient()
     HookRegistry.register(transfers.CHECK_STATUS, transfers.check_status, HookType.AROUND)
     graphs.install(config)
 
@@ -126,7 +127,6 @@ def enable(args: argparse.Namespace) -> None:
         return
     known = saved_model.load(config.profile_path).fitted  # a bad file is refused here, before any model loads
     options.to_env(config)
-    transfers.be_patient()
     HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
     HookRegistry.apply_hooks()
     if config.profile and not known:

@@ -23,7 +23,7 @@ CHECK_STATUS = "sglang.srt.disaggregation.common.conn.CommonKVManager.check_stat
 
 
 def be_patient() -> None:
-    """Set in the environment of a prefill server what the user has not."""
+    """Set in the environment of a prefill server's scheduler what the user has not."""
     for name, value in TCP.items():
         os.environ.setdefault(name, value)
     # One of the two bounds the other.

@@ -75,6 +75,19 @@ def test_priorities_come_before_classes(short: list[int], long: list[int], low_f
     assert plan.order[0] is first
 
 
+@pytest.mark.parametrize(("short", "goes"), [(2, False), (3, True), (4, True)])
+def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None:
+    me = core(priority=lambda r: -(r.priority or 0))
+    running = flight(me, layers=1)
+    running.reqs[0].priority = 3
+    me.under_way.append(running)
+    shorts = [Request("s", 50, priority=short)]
+    paused = me.paused(running, 20, 28)
+    assert paused.rank == -3
+    plan = me.decide(1.0, Views(shorts, []), [], None, paused, frees_memory=False)
+    assert plan.order == ((SHORT,) if goes else ())
+
+
 @pytest.mark.parametrize("by_priority", [True, False])
 def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     me = core(priority=(lambda r: 3) if by_priority else None)

@@ -323,6 +323,12 @@ def test_for_a_short_request_of_higher_priority_nothing_long_overtakes() -> None
     assert pacer().plan(1.0, [], longs, paused=paused(1.0), urgent=SHORT).order == ()
 
 
+def test_nothing_of_lower_priority_overtakes_what_is_paused() -> None:
+    plan = pacer().plan(1.0, [], [long(400, rank=1), long(500, rank=0)], paused=paused(1.0))
+    assert plan.longs == (1,)
+    assert pacer().plan(1.0, [], [long(400, rank=1)], paused=paused(1.0)).order == ()
+
+
 # -- overtaking
 
 

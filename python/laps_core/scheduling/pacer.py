@@ -243,7 +243,8 @@ class Pacer:
         """Never the oldest's turn: it is one that is paused, or will come when that is done."""
         if self._order is not None or self.sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or self.guard.due():
             return plan
-        new = sorted((i for i, w in enumerate(longs) if not w.started), key=lambda i: self.sizes.work_s(longs[i]))
+        new = [i for i, w in enumerate(longs) if not w.started and w.rank <= paused.rank]
+        new.sort(key=lambda i: self.sizes.work_s(longs[i]))
         packed = overtake(
             [longs[i] for i in new],
             self.sizes.beside_s,

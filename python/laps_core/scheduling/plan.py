@@ -24,6 +24,8 @@ class Paused(NamedTuple):
     requests: int
     depth: int
     """Batches of long work under way."""
+    rank: int = 0
+    """Highest priority among their requests; smaller is higher."""
 
 
 @dataclass(slots=True)

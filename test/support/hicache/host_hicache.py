@@ -1,0 +1,123 @@
+"""HiCache without a GPU: streams that are threads, and copies that are late on purpose.
+
+SGLang's copies between device and host are CUDA kernels on streams of their own. Here each stream is a thread that does
+its work in order, a copy is torch's, and it takes ``LATE_S`` and overwrites its target with NaN until it is done. So a
+batch that reads a layer before that layer's copy has ended computes NaN, as it would read old memory on a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import torch
+
+LATE_S = 0.01
+"""Time that each copy takes (seconds); loading a prompt's prefix takes one for each layer."""
+
+
+class Stream:
+    """Work in order, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._todo.get()()
+
+    def put(self, work: Callable[[], object]) -> None:
+        self._todo.put(work)
+
+    def wait_stream(self, other: object) -> None:
+        """Nothing: the host computes what it launches at once, so the others' work is done."""
+
+    def synchronize(self) -> None:
+        event = Event()
+        event.record(self)
+        event.synchronize()
+
+
+class Host:
+    """The stream that batches run on: the calling thread itself."""
+
+    def put(self, work: Callable[[], object]) -> None:
+        work()
+
+    def wait_event(self, event: Event) -> None:
+        event.synchronize()
+
+
+_host = Host()
+_local = threading.local()
+
+
+def current_stream() -> Stream | Host:
+    return getattr(_local, "stream", _host)
+
+
+@contextmanager
+def stream(on: Stream) -> Iterator[None]:
+    before, _local.stream = current_stream(), on
+    try:
+        yield
+    finally:
+        _local.stream = before
+
+
+class Event:
+    """As of CUDA: done until it is recorded, then once its stream gets there."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        if enable_timing:
+            raise NotImplementedError
+        self._done = threading.Event()
+        self._done.set()
+
+    def record(self, on: Stream | Host | None = None) -> None:
+        self._done = threading.Event()
+        (on or current_stream()).put(self._done.set)
+
+    def wait(self, on: Stream | Host | None = None) -> None:
+        (on or current_stream()).put(self._done.wait)
+
+    def query(self) -> bool:
+        return self._done.is_set()
+
+    def synchronize(self) -> None:
+        self._done.wait()
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[torch.Tensor],
+    dst_layers: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copy the tokens at these indices, layer by layer, on the current stream."""
+    for dst in dst_layers:
+        dst[dst_indices] = torch.nan
+
+    def copy() -> None:
+        time.sleep(LATE_S)
+        for src, dst in zip(src_layers, dst_layers, strict=True):
+            dst[dst_indices] = src[src_indices]
+
+    current_stream().put(copy)
+
+
+def load() -> None:
+    """Entry point of ``sglang.srt.plugins``."""
+    from sglang.srt.managers import cache_controller
+    from sglang.srt.mem_cache import l2_transfer
+    from sglang.srt.mem_cache.pool_host import mha
+
+    device = SimpleNamespace(__name__="host", Stream=Stream, Event=Event, stream=stream, current_stream=current_stream)
+    cache_controller.device_module = l2_transfer.device_module = device
+    mha.transfer_kv_direct = transfer_kv_direct
