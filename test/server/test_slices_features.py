@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +12,12 @@ import pytest
 from benchmark.rig import load
 
 from .conftest import LAPS, Prefill, Reference
-from .test_slices import EVERY_LAYER, ask, checkpoint, ids, post, until_slices_run
+from .test_slices import CACHED, EVERY_LAYER, ask, checkpoint, ids, post, until_slices_run
 
 __all__ = ["checkpoint"]
 
 pytestmark = [pytest.mark.usefixtures("clean")]
 
-SUPPORT = Path(__file__).parents[1] / "support" / "hicache"
-"""A plugin of SGLang, once it is in PYTHONPATH."""
 HICACHE = (
     "--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-io-backend", "direct",
     "--hicache-mem-layout", "layer_first", "--hicache-write-policy", "write_through",
@@ -32,9 +28,8 @@ MODES = {"normal": ("--disable-overlap-schedule",), "overlap": ()}
 
 @pytest.fixture(scope="module", params=list(MODES))
 def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))}
     more = ("--enable-priority-scheduling", "--grammar-backend", "xgrammar", "--max-total-tokens", str(POOL))
-    with start_prefill(*LAPS, *EVERY_LAYER, *HICACHE, *more, *MODES[request.param], env=env) as running:
+    with start_prefill(*LAPS, *EVERY_LAYER, *HICACHE, *more, *MODES[request.param], env=CACHED) as running:
         yield running
 
 
@@ -44,9 +39,9 @@ def preemptions(prefill: Prefill) -> int:
 
 def test_prefixes_that_come_back_from_the_host_while_batches_preempt(prefill: Prefill, reference: Reference) -> None:
     rng = random.Random(5)
-    documents = [ids(20 + i, 2500) for i in range(4)]
-    longs = [document + ids(40 + i, 700 + 300 * i) for i, document in enumerate(documents)]
-    shorts = [rng.choice(documents) + ids(60 + i, rng.randint(5, 90)) for i in range(12)]
+    documents = [ids(20 + i, 1500) for i in range(8)]
+    longs = [document + ids(40 + i, 700 + 300 * i) for i, document in enumerate(documents[:4])]
+    shorts = [documents[4 + i % 4] + ids(60 + i, rng.randint(5, 90)) for i in range(12)]
     plain = [ids(80 + i, rng.randint(5, 90)) for i in range(24)]
     before = preemptions(prefill)
 
@@ -63,8 +58,8 @@ def test_prefixes_that_come_back_from_the_host_while_batches_preempt(prefill: Pr
 
     answers = asyncio.run(scenario())
     assert all(status == 200 for status, _, _ in answers), answers
-    loaded = [answer["meta_info"]["cached_tokens_details"]["host"] for _, answer, _ in answers[: len(longs)]]
-    assert sum(tokens >= 2000 for tokens in loaded) >= 2, loaded
+    cached = [answer["meta_info"]["cached_tokens_details"] or {"host": 0} for _, answer, _ in answers]
+    assert sum(details["host"] >= 1400 for details in cached) >= 4, cached
     assert preemptions(prefill) > before
     for (_, answer, _), prompt in zip(answers, [*longs, *shorts, *plain], strict=True):
         assert answer["output_ids"] == reference.greedy(prompt, 1), f"{len(prompt)} tokens"

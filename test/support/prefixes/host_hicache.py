@@ -1,22 +1,25 @@
-"""HiCache without a GPU: streams that are threads, and copies that are late on purpose.
+"""Prefix caching in tests, HiCache too, without a decode server and without a GPU.
 
-SGLang's copies between device and host are CUDA kernels on streams of their own. Here each stream is a thread that does
-its work in order, a copy is torch's, and it takes ``LATE_S`` and overwrites its target with NaN until it is done. So a
-batch that reads a layer before that layer's copy has ended computes NaN, as it would read old memory on a GPU.
+Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, as others' do. SGLang's copies between device and host are
+CUDA kernels on streams of their own. Here each stream is a thread that does its work in order, a copy is torch's, and
+it takes ``LATE_S`` and overwrites its target with NaN until it is done. So a batch that reads a layer before that
+layer's copy has ended computes NaN, as it would read old memory on a GPU.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-LATE_S = 0.01
+LATE_S = 0.05
 """Time that each copy takes (seconds); loading a prompt's prefix takes one for each layer."""
 
 
@@ -112,12 +115,27 @@ def transfer_kv_direct(
     current_stream().put(copy)
 
 
+def host_memory(dims: tuple[int, ...], dtype: torch.dtype, *_: object, **__: object) -> torch.Tensor:
+    """The host tier's buffer, not registered with a driver."""
+    return torch.empty(dims, dtype=dtype)
+
+
 def load() -> None:
     """Entry point of ``sglang.srt.plugins``."""
-    from sglang.srt.managers import cache_controller
+    if "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from sglang.srt.managers import cache_controller, schedule_batch
     from sglang.srt.mem_cache import l2_transfer
     from sglang.srt.mem_cache.pool_host import mha
 
     device = SimpleNamespace(__name__="host", Stream=Stream, Event=Event, stream=stream, current_stream=current_stream)
     cache_controller.device_module = l2_transfer.device_module = device
     mha.transfer_kv_direct = transfer_kv_direct
+    mha.ALLOC_MEMORY_FUNCS["cpu"] = host_memory
+    made = schedule_batch.Req.__init__
+
+    def make(req: Any, *args: Any, **kwargs: Any) -> None:
+        made(req, *args, **kwargs)
+        req.skip_radix_cache_insert = False
+
+    schedule_batch.Req.__init__ = make
