@@ -21,11 +21,27 @@ from sglang_router_laps.router import Router
 
 Body = dict[str, Any]
 ROUTES = ("generate", "v1/completions", "v1/chat/completions")
+SHORT, LONG = "a" * 40, "b" * 8000
+"""Prompts of the two classes."""
+PROBES = {"health_check_interval_secs": 0.3, "health_check_timeout_secs": 0.3}
+NO_PROBES = {"disable_health_check": True}
+"""Arguments of a router that looks often whether its servers are well, or never."""
 
 
 def rooms_of(body: Body) -> list[int]:
     room = body["bootstrap_room"]
     return room if isinstance(room, list) else [room]
+
+
+async def events_of(response: aiohttp.ClientResponse) -> list[str]:
+    """What a stream sent, event by event."""
+    return [e[6:] for e in (await response.text()).split("\n\n") if e.startswith("data: ")]
+
+
+def entry(status: Body, server: FakeServer | str) -> Body:
+    """What the router's status says of a server."""
+    url = server if isinstance(server, str) else server.url
+    return next(i for i in (*status["prefill"], *status["decode"]) if i["url"] == url)
 
 
 @dataclass
@@ -54,6 +70,9 @@ class FakeServer:
         self.port = 0
         self.healthy = True
         self.connections: set[Any] = set()
+        self.peers: set[Any] = set()
+        """Where requests came from: one for each connection."""
+        self.probed = 0
         self._runner: web.AppRunner | None = None
 
     @property
@@ -89,6 +108,7 @@ class FakeServer:
         raise NotImplementedError
 
     async def _health(self, _: web.Request) -> web.Response:
+        self.probed += 1
         return web.Response(status=200 if self.healthy else 503)
 
     async def _flush(self, _: web.Request) -> web.Response:
@@ -104,6 +124,8 @@ class FakeServer:
         self.bodies.append(body)
         self.headers.append(request.headers)
         self.connections.add(request.transport)
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
         self.running += 1
         try:
             return await self.serve(request, body)

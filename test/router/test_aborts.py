@@ -11,9 +11,7 @@ import pytest
 from aiohttp import web
 from sglang_router_laps.request import ids
 
-from .fakes import Body, FakeDecode, FakePrefill, FakeServer, Stack, World, stack
-
-SHORT = "a" * 40
+from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, World, stack
 
 
 class Strict(FakeServer):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sglang_router
 from sglang_router_laps.patching.command import PATCHES, main
-from sglang_router_laps.patching.patchset import PatchError, _parse, read_series
+from sglang_router_laps.patching.patchset import PatchError, read_series
 
 from benchmark.rig import servers
 
@@ -122,10 +122,11 @@ def test_the_hunks_only_insert() -> None:
 
 
 def test_a_hunk_with_context_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "x.patch"
-    file.write_text("--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n a\n+b\n c\n")
+    (tmp_path / "series").write_text("some-1.0/x.patch\n")
+    (tmp_path / "some-1.0").mkdir()
+    (tmp_path / "some-1.0/x.patch").write_text("--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n a\n+b\n c\n")
     with pytest.raises(PatchError, match="more than insert"):
-        _parse(file)
+        read_series(tmp_path)
 
 
 def test_the_patched_launcher_knows_the_flags(root: Path) -> None:

@@ -14,11 +14,9 @@ from .fakes import FakePrefill, World, stack
 class StockPrefill(FakePrefill):
     """A stock server: no /laps_status, but whichever of the others it is told to have."""
 
-    loads: dict[str, Any] | None = None
-    metrics: str | None = None
-
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, loads: dict[str, Any] | None = None, metrics: str | None = None) -> None:
         super().__init__(world, laps=False)
+        self.loads, self.metrics, self.asked = loads, metrics, 0
 
     def add_routes(self, app: web.Application) -> None:
         super().add_routes(app)
@@ -32,6 +30,7 @@ class StockPrefill(FakePrefill):
         return web.json_response(self.loads)
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.asked += 1
         if self.metrics is None:
             raise web.HTTPNotFound
         return web.Response(text=self.metrics)
@@ -57,17 +56,13 @@ def test_a_laps_server_says_its_load() -> None:
 
 
 def test_a_stock_server_is_read_by_its_loads() -> None:
+    ranks = [{"num_waiting_uncached_tokens": n, "total_prefill_busy_us": 0} for n in (100, 23)]
+    loads = iter([{"loads": ranks}, None])
+
     async def run() -> None:
-        async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
-            one = s.prefills[0]
-            assert isinstance(one, StockPrefill)
-            one.loads = {
-                "loads": [
-                    {"num_waiting_uncached_tokens": 100, "total_prefill_busy_us": 0},
-                    {"num_waiting_uncached_tokens": 23, "total_prefill_busy_us": 0},
-                ]
-            }
-            s.lb.readers[0]._level = 0
+        async with stack(
+            2, config={"interval_s": 0.2}, make_prefill=lambda world: StockPrefill(world, next(loads))
+        ) as s:
             await s.until(lambda: s.lb.readers[0].source == "v1/loads")
             assert s.lb.readers[0].load.backlog_tokens == 123
             assert s.lb.readers[1].source == "router"
@@ -77,13 +72,12 @@ def test_a_stock_server_is_read_by_its_loads() -> None:
 
 
 def test_a_stock_server_with_metrics_alone_is_read_by_its_queue_length() -> None:
+    metrics = '# HELP x\nsglang:num_queue_reqs{model_name="m",tp_rank="0"} 3.0\n'
+
     async def run() -> None:
-        async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
-            for p in s.prefills:
-                assert isinstance(p, StockPrefill)
-                p.metrics = '# HELP x\nsglang:num_queue_reqs{model_name="m",tp_rank="0"} 3.0\n'
-            for r in s.lb.readers:
-                r._level = 0
+        async with stack(
+            2, config={"interval_s": 0.2}, make_prefill=lambda world: StockPrefill(world, metrics=metrics)
+        ) as s:
             await s.post(text="a" * 400)
             short = next(r for r in s.lb.readers if r.instance.pool == "short")
             await s.until(lambda: short.source == "metrics" and short.load.backlog_tokens > 0)
@@ -163,16 +157,17 @@ def test_a_flush_that_a_server_refuses_is_told_and_one_that_is_gone_is_no_error(
 
 
 def test_a_number_beyond_all_numbers_is_no_signal() -> None:
+    made: list[StockPrefill] = []
+
+    def lying(world: World) -> StockPrefill:
+        made.append(StockPrefill(world, metrics='sglang:num_queue_reqs{a="b"} 1e999\n'))
+        return made[-1]
+
     async def run() -> None:
-        async with stack(2, config={"interval_s": 0.2}, make_prefill=StockPrefill) as s:
-            one = s.prefills[0]
-            assert isinstance(one, StockPrefill)
+        async with stack(2, config={"interval_s": 0.2}, make_prefill=lying) as s:
             reader = s.lb.readers[0]
             with reader.instance.lease(100):
-                one.metrics = 'sglang:num_queue_reqs{a="b"} 1e999\n'
-                await s.until(lambda: reader._level == 3)
-                reader._level = 2
-                await s.until(lambda: reader._level == 3 and reader.load.backlog_tokens == 100)
+                await s.until(lambda: made[0].asked > 0 and reader.load.backlog_tokens == 100)
                 assert (await s.status())["prefill"][0]["signals"]["source"] == "router"
 
     asyncio.run(run())

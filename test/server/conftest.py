@@ -23,6 +23,15 @@ ENV = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
+def mixin() -> Any:
+    """What LAPS puts before SGLang's scheduler. Imported when it is needed: SGLang takes its time."""
+    os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
+    from sglang_laps.scheduler import LapsPrefillMixin
+
+    return LapsPrefillMixin
+
+
+@pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """The small checkpoint, made once."""
     return model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")))

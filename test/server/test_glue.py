@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import pickle
 import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,60 +17,8 @@ from laps_core.scheduling.plan import Paused, Plan
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore, Part
 
-from .adders import Alone, Loads
-
-os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
-
-
-@pytest.fixture(scope="module")
-def mixin() -> Any:
-    from sglang_laps.scheduler import LapsPrefillMixin
-
-    return LapsPrefillMixin
-
-
-class Request:
-    """A request as far as the swap looks at it: `done` of `tokens` are computed. Compared by identity."""
-
-    def __init__(self, rid: str, tokens: int = 300, done: int = 0) -> None:
-        self.rid, self.seqlen, self.full_untruncated_fill_ids = rid, tokens, range(tokens)
-        self.prefix_len = self.extend_end = done
-        self.priority = None
-        self.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens, looked=0)
-
-    def __repr__(self) -> str:
-        return self.rid
-
-
-class Fields:
-    """What LAPS touches of the stock scheduler's fields, and LAPS over them."""
-
-    enable_staging = False
-    enable_overlap = False
-    chunked_prefill_size = 512
-    max_total_num_tokens = 4096
-
-    def __init__(self, queue: list[Request], held: Request | None = None, parked: Sequence[Request] = ()) -> None:
-        from sglang_laps.builder import Builder
-
-        self.waiting_queue, self.chunked_req = queue, held
-        self.load_inquirer = Loads()
-        self._pending_chunked_abort_req: Any = None
-        core = laps_core()
-        core.parked = list(parked)
-        builder: Any = Builder(self, core, Alone(), lambda _: None, None)  # type: ignore[arg-type]
-        self.laps: Any = SimpleNamespace(core=core, builder=builder)
-
-    @property
-    def in_progress(self) -> list[Any]:
-        """Prompts between two of their chunks."""
-        found: list[Any] = self.laps.core.in_progress(self.chunked_req)
-        return found
-
-
-def laps_core() -> LapsCore:
-    classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
-    return LapsCore(Pacer(LapsConfig(), chunk_tokens=512), classes)
+from .adders import Alone
+from .fields import Fields, Request
 
 
 def requests(*names: str) -> list[Request]:
@@ -138,141 +84,6 @@ def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls:
     with pytest.raises(RuntimeError, match="s was cut in a batch of whole requests"):
         builder.build(None, Paused(1.0, 1, 1))  # type: ignore[arg-type]
     assert (me.waiting_queue, me.chunked_req) == (whole, held)
-
-
-class Sender:
-    """The end of a transfer that no decode server has joined yet."""
-
-    def __init__(self) -> None:
-        from sglang.srt.disaggregation.base.conn import KVPoll
-
-        self.state = KVPoll.Bootstrapping
-
-    def poll(self) -> Any:
-        return self.state
-
-
-class Parks(Fields):
-    """What SGLang's own chunk handling needs of a scheduler that has parked an optimistic prefill."""
-
-    attn_cp_cpu_group = attn_tp_cpu_group = None
-
-    def __init__(self, held: Any, parked: Sequence[Any]) -> None:
-        super().__init__([], held, parked)
-        self.sent: list[Any] = []
-        self.failed: list[Any] = []
-
-    def checkpoint_disagg_prefill(self, req: Any) -> None:
-        pass
-
-    def send_kv_chunk(self, req: Any) -> None:
-        self.sent.append(req)
-
-    def handle_bootstrap_failure(self, req: Any) -> None:
-        from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-        self.failed.append(req)
-        req.finished_reason = FINISH_ABORT("no decode server")
-
-
-def optimistic() -> Any:
-    req: Any = Request("optimistic", 900, done=300)
-    req.pending_bootstrap, req.disagg_kv_sender, req.finished_reason, req.to_finish = True, Sender(), None, None
-    return req
-
-
-@pytest.fixture
-def parks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """parks(held, parked): SGLang's own chunk handling under LAPS."""
-    from sglang.srt.disaggregation import prefill
-
-    monkeypatch.setattr(
-        prefill, "poll_and_all_reduce_attn_cp_tp_group", lambda senders, *_: [s.poll() for s in senders]
-    )
-    return type("S", (Parks, mixin, prefill.SchedulerDisaggregationPrefillMixin), {"__init__": Parks.__init__})
-
-
-@pytest.mark.parametrize("held", [True, False])
-def test_an_optimistic_prefill_learns_at_once_that_no_decode_server_takes_it(parks: Any, held: bool) -> None:
-    """In the slot, or parked beside it."""
-    from sglang.srt.disaggregation.base.conn import KVPoll
-
-    one, other = optimistic(), optimistic()
-    me = parks(one, [other]) if held else parks(other, [one])
-    batch = SimpleNamespace(batch_is_full=False)
-    me.process_prefill_chunk(last_batch=None, running_batch=batch)
-    assert me.in_progress == ([one, other] if held else [other, one])
-    assert (me.sent, me.failed) == ([], [])
-    one.disagg_kv_sender.state = KVPoll.Failed
-    me.process_prefill_chunk(last_batch=None, running_batch=batch)
-    assert me.in_progress == [other]
-    assert (me.sent, me.failed) == ([], [one])
-
-
-def test_a_chunk_is_sent_once(parks: Any) -> None:
-    one, other = optimistic(), optimistic()
-    one.pending_bootstrap = other.pending_bootstrap = False
-    me = parks(one, [other])
-    me.laps.core.unsent = True
-    batch = SimpleNamespace(batch_is_full=False)
-    for _ in range(3):
-        me.process_prefill_chunk(last_batch=None, running_batch=batch)
-        assert (me.sent, me.chunked_req, me.laps.core.parked) == ([one], one, [other])
-
-
-class Aborts(Fields):
-    """SGLang's end of an aborted prompt in the slot, as far as LAPS relies on it."""
-
-    def __init__(self, held: Any, parked: Sequence[Any]) -> None:
-        super().__init__([], held, parked)
-        self.ended: list[Any] = []
-
-    def end(self) -> None:
-        req = self._pending_chunked_abort_req
-        if req is not None:
-            assert self.chunked_req is req, "it ends what is in the slot"
-            self.ended.append(req)
-            self.chunked_req = self._pending_chunked_abort_req = None
-
-    def took(self, recv_req: Any) -> None:
-        if self.chunked_req and (recv_req.abort_all or self.chunked_req.rid.startswith(recv_req.rid)):
-            self._pending_chunked_abort_req = self.chunked_req
-
-
-@pytest.mark.parametrize(
-    ("rid", "every", "ended", "left"),
-    [
-        ("Q", False, ["Q"], ["P", "R", "RR"]),
-        ("R", False, ["R", "RR"], ["P", "Q"]),
-        ("P", False, ["P"], ["Q", "R", "RR"]),
-        ("", True, ["P", "Q", "R", "RR"], []),
-        ("none", False, [], ["P", "Q", "R", "RR"]),
-    ],
-)
-def test_parked_prompts_are_aborted_each_once_it_is_safe(
-    mixin: Any, rid: str, every: bool, ended: list[str], left: list[str]
-) -> None:
-    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
-    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(
-        Request("P", done=9), [Request("Q", done=9), Request("R", done=9), Request("RR", done=9)]
-    )
-    me.abort_request(SimpleNamespace(rid=rid, abort_all=every))
-    assert me.ended == [], "not yet: its chunk may run"
-    for _ in range(2):
-        me.process_pending_chunked_abort()
-        assert [r.rid for r in me.ended] == ended
-        assert [r.rid for r in me.in_progress] == left
-    assert (me.laps.core.aborted(), me._pending_chunked_abort_req) == ([], None)
-
-
-def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mixin: Any) -> None:
-    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
-    held, parked = Request("P", done=9), Request("Q", done=9)
-    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(held, [parked])
-    me.abort_request(SimpleNamespace(rid="Q", abort_all=False))
-    me.chunked_req, me.laps.core.parked = parked, [held]
-    me.process_pending_chunked_abort()
-    assert (me.ended, me.chunked_req, me.laps.core.parked) == ([parked], None, [held])
 
 
 def overridden(mixin: Any) -> list[str]:
@@ -358,24 +169,24 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
     pacer = Pacer(config, chunk_tokens=1024)
     core = LapsCore(pacer, Classes(config, 256, untouchable, float))
     core.parked = [Request("Q", 700, done=600)]
-    me = SimpleNamespace(
-        laps_config=config,
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace()),
-        waiting_queue=[
+    fields: dict[str, Any] = {
+        "laps_config": config,
+        "tp_worker": SimpleNamespace(model_runner=SimpleNamespace()),
+        "waiting_queue": [
             req("cached", 9000, Tag(1e-9, 1e-9, None, new_tokens=40)),
             req("long", 900, Tag(1e-9, 1e-9, None, new_tokens=900)),
             req("new", 70),
             req("new and long", 3000),
         ],
-        chunked_req=Request("P", 5000, done=2048),
-        laps=SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0"),
-    )
+        "chunked_req": Request("P", 5000, done=2048),
+        "laps": SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0"),
+    }
     core.books.busy.add(0.0, 1e-6)
     pacer.slo.record(1e-9, "short", 2.0, 1.0)
-    asked = type("Asked", (mixin,), {})
-    before = pickle.dumps(vars(me))
-    told = [_status_of(asked, me) for _ in range(3)]
-    assert pickle.dumps(vars(me)) == before
+    asked = type("Asked", (mixin,), {"__init__": lambda self: vars(self).update(fields)})()
+    before = pickle.dumps(vars(asked))
+    told = [asked.laps_status() for _ in range(3)]
+    assert pickle.dumps(vars(asked)) == before
     for status in told:
         queues = status["queues"]
         assert (queues["short"]["depth"], queues["short"]["waiting_tokens"]) == (2, 40 + 70)
@@ -388,13 +199,6 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             "total_tokens": 5000,
         }
         assert status["slices"] == {"on": False, "why_not": "slice_ms is 0", "launch_ms": 0.0}
-
-
-def _status_of(cls: Any, me: Any) -> Any:
-    """``laps_status`` of a scheduler with these fields."""
-    scheduler = cls.__new__(cls)
-    vars(scheduler).update(vars(me))
-    return scheduler.laps_status()
 
 
 def test_the_profile_reads_the_chunk_that_sglang_chose() -> None:
@@ -419,7 +223,7 @@ def test_the_profile_reads_the_chunk_that_sglang_chose() -> None:
     assert max(lengths) == profile.CHUNKS * 2048
 
 
-def test_launches_are_timed_where_there_are_any() -> None:
+def test_launches_are_timed_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that runs on its own: what the call takes is the host's."""
     from sglang_laps import slices
 
@@ -431,11 +235,11 @@ def test_launches_are_timed_where_there_are_any() -> None:
         batch.split_index += kwargs["split_forward_count"]
         return "logits"
 
-    runner = SimpleNamespace(model_config=SimpleNamespace(num_hidden_layers=8), device="cpu", forward=forward)
-    cutter = slices.Slices(runner)
     waits: list[int] = []
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: waits.append(len(calls)))
-    cutter._events = SimpleNamespace(Event=lambda: event)
+    monkeypatch.setattr("torch.get_device_module", lambda _: SimpleNamespace(Event=lambda: event))
+    runner = SimpleNamespace(model_config=SimpleNamespace(num_hidden_layers=8), device="cuda", forward=forward)
+    cutter = slices.Slices(runner)
     assert cutter.launch_s == 0.0
     with cutter.cut(2, lambda _: False):
         assert runner.forward(SimpleNamespace(forward_mode=None, split_index=0)) == "logits"

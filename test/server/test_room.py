@@ -110,7 +110,7 @@ def server(adder: Callable[[int, int], Any]) -> Any:
     config = LapsConfig(length_basis="prompt")
     core: Any = LapsCore(Pacer(config, chunk_tokens=512), Classes(config, 256, lambda _: 0, lambda: 0.0))
     core.decide, core.built = me.decide, me.built
-    builder = Builder(me, core, Alone(), Stock.get_new_batch_prefill.__get__(me), None)  # type: ignore[arg-type]
+    builder = Builder(me, core, Alone(), super(LapsPrefillMixin, me).get_new_batch_prefill, None)  # type: ignore[arg-type]
     me.laps = SimpleNamespace(core=core, builder=builder)
     for _ in range(5):
         assert me.round(ends=False) == [250, 250]

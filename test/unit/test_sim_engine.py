@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.latency.model import Coefficients
 from laps_core.length import LONG, SHORT
+from simulated import CHUNK, HOST, MIX, PROFILE
 
 from benchmark.sim.device import Device
 from benchmark.sim.engine import Events, Server, simulate
@@ -21,19 +20,9 @@ from benchmark.sim.request import Batch, Request
 from benchmark.sim.stock import Fcfs, Scheduler
 from benchmark.sim.variants import VARIANTS, run
 from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import fixed, log_uniform, mix, uniform
+from benchmark.workloads.lengths import fixed, uniform
 from benchmark.workloads.streams import Closed, Open, Sessions, Trace
 
-PROFILE = Profile(
-    name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), graph_fixed_s=3e-3,
-    poll_s=1e-9,
-)  # fmt: skip
-HOST = Profile(
-    name="host", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), front_s=1e-3, poll_s=1e-4,
-    front_token_s=1e-6, step_host_s=5e-4, request_host_s=2e-4, reply_s=3e-4, spread=(0.9, 1.0, 1.3),
-)  # fmt: skip
-MIX = mix(uniform(8, 256), log_uniform(1000, 20000), 0.1)
-CHUNK = 2048
 WHOLE = {"slice_ms": 0.0, "preempt_overhead": 0.01}
 """Chunks as stock cuts them, in one piece."""
 
@@ -137,57 +126,6 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
 
     assert once(1) == once(1)
     assert once(1) != once(2)
-
-
-class Matched:
-    """Poisson arrivals whose own rate and service moments the formula is given: most of the sampling noise cancels."""
-
-    follows = False
-
-    def __init__(self, utilisation: float, n: int) -> None:
-        rng = random.Random(11)
-        c = PROFILE.coefficients
-        sizes = [40 if rng.random() < 0.8 else 900 for _ in range(n)]
-        service = [c.alpha * s * s + c.linear * s + c.per_request + c.fixed for s in sizes]
-        mean = sum(service) / n
-        gaps = [rng.expovariate(1.0) for _ in range(n)]
-        scale = mean / utilisation / (sum(gaps) / n)
-        self.gaps = [g * scale for g in gaps]
-        self.sizes = sizes
-        second = sum(s * s for s in service) / n
-        self.expected = utilisation / mean * second / (2.0 * (1.0 - utilisation))
-
-    def arrivals(self) -> Iterator[Job]:
-        at = 0.0
-        for i, (gap, size) in enumerate(zip(self.gaps, self.sizes, strict=True)):
-            at += gap
-            yield Job(at, size, number=i)
-
-    def answered(self, now: float, job: Job) -> None:
-        return None
-
-
-@pytest.mark.parametrize("utilisation", [0.3, 0.5, 0.7])
-def test_mean_wait_is_that_of_the_pollaczek_khinchine_formula(utilisation: float) -> None:
-    workload = Matched(utilisation, 200_000)
-    events = Events()
-    server = Server("one", Fcfs(None, max_requests=1), Device(PROFILE), events)
-    outcome = simulate(workload, Single([server]), events)
-    mean = sum(outcome.record.wait) / len(outcome.record)
-    assert mean == pytest.approx(workload.expected, rel=0.02)
-    assert outcome.utilisation == pytest.approx(utilisation, rel=0.01)
-
-
-def test_waits_equal_lindleys_recursion() -> None:
-    workload = Matched(0.8, 2000)
-    events = Events()
-    outcome = simulate(workload, Single([Server("one", Fcfs(None, 1), Device(PROFILE), events)]), events)
-    c, free, at = PROFILE.coefficients, 0.0, 0.0
-    for gap, size, wait in zip(workload.gaps, workload.sizes, outcome.record.wait, strict=True):
-        at += gap
-        begin = max(at, free)
-        assert wait == pytest.approx(begin - at, abs=1e-5)
-        free = begin + c.alpha * size * size + c.linear * size + c.per_request + c.fixed
 
 
 def test_a_lone_request_takes_what_the_profile_says() -> None:

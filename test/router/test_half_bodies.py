@@ -1,0 +1,79 @@
+"""Bodies that come in part, not at all, or too large."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from .fakes import Stack, stack
+
+
+class Half:
+    """A client that sends the head of a request and a part of its body, and then nothing."""
+
+    def __init__(self, head: bytes, part: bytes) -> None:
+        self._data = head + part
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def send(self, s: Stack) -> asyncio.StreamReader:
+        host, port = s.url.removeprefix("http://").split(":")
+        reader, self.writer = await asyncio.open_connection(host, int(port))
+        self.writer.write(self._data)
+        await self.writer.drain()
+        return reader
+
+
+HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+
+
+def test_half_sent_bodies_hold_no_place() -> None:
+    async def run() -> None:
+        async with stack(2, args={"max_concurrent_requests": 3}) as s:
+            halves = [Half(HEAD, b'{"text": "') for _ in range(10)]
+            for half in halves:
+                await half.send(s)
+            for _ in range(3):
+                assert (await s.post(text="a"))[0] == 200
+            assert s.lb.places.taken == 0
+            for half in halves:
+                assert half.writer
+                half.writer.close()
+            await s.until(lambda: s.lb.counts.disconnected == 10)
+
+    asyncio.run(run())
+
+
+def test_a_body_that_does_not_come_is_408_and_the_connection_closes() -> None:
+    async def run() -> None:
+        async with stack(2, args={"request_timeout_secs": 0.3}) as s:
+            half = Half(HEAD, b'{"text": "')
+            reader = await half.send(s)
+            answer = await asyncio.wait_for(reader.read(), 30)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert s.lb.counts.refused == 1
+            assert half.writer
+            half.writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_body_larger_than_max_payload_size_is_413() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"text": "'
+        for _ in range(100):
+            yield b"a" * 100
+        yield b'"}'
+
+    async def run() -> None:
+        async with stack(2, args={"max_payload_size": 5000}) as s:
+            bodies: tuple[Any, ...] = (b'{"text": "%b"}' % (b"a" * 5000), pieces())
+            for body in bodies:
+                async with s.client.post(f"{s.url}/generate", data=body) as response:
+                    assert response.status == 413
+                    assert "5000 bytes" in (await response.json())["error"]["message"]
+            assert (await s.post(text="a" * 4000))[0] == 200
+            await s.at_rest()
+            assert sum(len(p.bodies) for p in s.prefills) == 1
+
+    asyncio.run(run())

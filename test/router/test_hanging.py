@@ -1,0 +1,152 @@
+"""Servers that accept everything and answer nothing: whom they cost an answer, and when they are taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, FakePrefill, Stack, entry, stack
+
+
+async def whole(s: Stack, **body: Any) -> tuple[int, bytes]:
+    async with s.client.post(f"{s.url}/generate", json=body) as r:
+        return r.status, await r.read()
+
+
+class Hanging:
+    """While ``hung``, everything is accepted and nothing is answered."""
+
+    hung = False
+
+    async def _wait(self) -> None:
+        if self.hung:
+            await asyncio.Event().wait()
+
+
+class HangingPrefill(Hanging, FakePrefill):
+    async def _health(self, request: web.Request) -> web.Response:
+        await self._wait()
+        return await super()._health(request)
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await self._wait()
+        return await super().serve(request, body)
+
+
+class HangingDecode(Hanging, FakeDecode):
+    async def _health(self, request: web.Request) -> web.Response:
+        await self._wait()
+        return await super()._health(request)
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await self._wait()
+        return await super().serve(request, body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_what_waits_at_a_server_that_hangs_is_answered_by_another(role: str, stream: bool) -> None:
+    async def run() -> None:
+        async with stack(
+            2, 2, args=PROBES, config={"spill": "off"}, make_prefill=HangingPrefill, make_decode=HangingDecode
+        ) as s:
+            victim: Any = s.pool("short")[0] if role == "prefill" else s.decodes[0]
+            victim.hung = True
+            async with asyncio.timeout(180):
+                replies = await asyncio.gather(*(whole(s, text=SHORT, stream=stream) for _ in range(6)))
+            assert [status for status, _ in replies] == [200] * 6
+            assert all(b"t2" in reply for _, reply in replies)
+            found = await s.status()
+            assert not entry(found, victim)["healthy"]
+            assert found["counts"]["failed"] == 0
+            victim.hung = False
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+STOPPABLE = """
+import asyncio
+from aiohttp import web
+
+async def health(request):
+    return web.Response()
+
+async def generate(request):
+    await request.read()
+    return web.json_response({"text": "t", "meta_info": {"prompt_tokens": 1}})
+
+async def main():
+    app = web.Application()
+    app.router.add_get("/health", health)
+    app.router.add_post("/generate", generate)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print("http://127.0.0.1:%d" % runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_stopped_process_is_left_and_taken_back() -> None:
+    async def run() -> None:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", STOPPABLE, stdout=asyncio.subprocess.PIPE)
+        try:
+            assert process.stdout
+            async with asyncio.timeout(180):
+                url = (await process.stdout.readline()).decode().strip()
+            async with stack(2, 1, more_decodes=[url], args=PROBES) as s:
+                assert [(await s.post(text=SHORT))[0] for _ in range(2)] == [200] * 2
+                process.send_signal(signal.SIGSTOP)
+                async with asyncio.timeout(180):
+                    replies = await asyncio.gather(*(s.post(text=SHORT) for _ in range(8)))
+                assert [status for status, _ in replies] == [200] * 8
+                assert not entry(await s.status(), url)["healthy"]
+                process.send_signal(signal.SIGCONT)
+                instance = next(i for i in s.lb.decoders if i.url == url)
+                await s.until(lambda: instance.healthy, timeout=120)
+                await s.at_rest()
+        finally:
+            process.kill()
+            await process.wait()
+
+    asyncio.run(run())
+
+
+def test_time_outs_are_failures_of_a_server_that_says_nothing() -> None:
+    async def run() -> None:
+        async with stack(2, args={"request_timeout_secs": 0.3, **NO_PROBES}, config={"spill": "off"}) as s:
+            short = s.pool("short")[0]
+            short.gate.clear()
+            instance = s.lb.pools.by_url(short.url)
+            assert [(await s.post(text=SHORT))[0] for _ in range(3)] == [504] * 3
+            assert not instance.healthy
+            # The decode server waited with it, but answers others.
+            assert (await s.post(text=SHORT))[0] == 200
+            short.gate.set()
+
+    asyncio.run(run())
+
+
+def test_a_busy_server_is_not_taken_for_a_hung_one() -> None:
+    async def run() -> None:
+        args = {"health_check_interval_secs": 0.2, "health_check_timeout_secs": 0.2}
+        async with stack(2, args=args, make_decode=lambda w: HangingDecode(w, chunks=60, pause_s=0.05)) as s:
+            decode: Any = s.decodes[0]
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+                await r.content.readany()
+                # It still sends tokens, but answers no probe any more.
+                decode.hung = True
+                assert b"[DONE]" in await r.read()
+            assert s.lb.decoders[0].healthy
+            decode.hung = False
+
+    asyncio.run(run())

@@ -1,0 +1,164 @@
+"""What a router runs out of, or cannot reach for reasons of its own: no server is blamed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from .fakes import LONG, NO_PROBES, SHORT, FakeDecode, Stack, World, entry, stack
+
+
+@contextlib.asynccontextmanager
+async def separate_router(s: Stack, limit: tuple[int, int] | None, tmp: Path) -> AsyncIterator[tuple[int, str]]:
+    """(pid, URL) of a router of its own process in front of the fakes of ``s``."""
+    flags = [f for p in s.prefills for f in ("--prefill", p.url, "8998")]
+    flags += [f for d in s.decodes for f in ("--decode", d.url)]
+    with (tmp / "router.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sglang_router_laps.launch_router", "--mini-lb", "--pd-disaggregation",
+            "--enable-laps-alloc", "--host", "127.0.0.1", "--port", "0", *flags, stdout=log, stderr=log,
+            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)) if limit else None,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(180):
+                while b"running on http://" not in (text := (tmp / "router.log").read_bytes()):
+                    assert process.returncode is None, text.decode()
+                    await asyncio.sleep(0.05)
+            url = text.split(b"running on ", 1)[1].split()[0].decode()
+            yield process.pid, url
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def test_no_descriptors_left_is_503_and_blames_no_server(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with stack(2, 2) as s, separate_router(s, None, tmp_path) as (pid, url):
+            async with s.client.post(f"{url}/generate", json={"text": SHORT}) as r:
+                assert r.status == 200
+            # The router closes idle connections to the servers after 4 s; only then a new one is needed.
+            async with asyncio.timeout(120):
+                while any(f.connections for f in (*s.prefills, *s.decodes)) or s.decodes[0].port in open_ports(pid):
+                    await asyncio.sleep(0.2)
+            async with aiohttp.ClientSession() as client:
+                async with client.get(f"{url}/laps_status") as r:
+                    await r.read()
+                before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+                # Below what is open already: what is there stays, and nothing new can be had.
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+                async with client.post(f"{url}/generate", json={"text": LONG}) as r:
+                    # Read to its end, the connection serves again: a new one could not be accepted.
+                    await r.read()
+                    assert r.status == 503
+                    assert r.headers["retry-after"] == "1"
+                async with client.get(f"{url}/laps_status") as r:
+                    found = await r.json()
+                assert all(i["healthy"] and not i["lost"] for i in (*found["prefill"], *found["decode"]))
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+                async with client.post(f"{url}/generate", json={"text": LONG}) as r:
+                    assert r.status == 200
+
+    asyncio.run(run())
+
+
+def open_ports(pid: int) -> set[int]:
+    """Remote ports that the process is connected to."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(fd))
+    found = set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        field = line.split()
+        if f"socket:[{field[9]}]" in inodes:
+            found.add(int(field[2].split(":")[1], 16))
+    return found
+
+
+def test_sixty_descriptors_serve_as_many_as_they_can(tmp_path: Path) -> None:
+    async def run() -> None:
+        def slow(world: World) -> FakeDecode:
+            return FakeDecode(world, pause_s=0.1)
+
+        async with (
+            stack(2, 2, make_decode=slow) as s,
+            separate_router(s, (60, 60), tmp_path) as (_, url),
+            aiohttp.ClientSession() as client,
+        ):
+            async with client.get(f"{url}/laps_status") as r:
+                assert (await r.json())["max_inflight"] < 20
+
+            async def one() -> int:
+                async with client.post(f"{url}/generate", json={"text": SHORT}) as r:
+                    await r.read()
+                    return r.status
+
+            statuses = await asyncio.gather(*(one() for _ in range(20)))
+            assert set(statuses) <= {200, 503}
+            assert 200 in statuses
+            async with client.get(f"{url}/laps_status") as r:
+                found = await r.json()
+            assert all(i["healthy"] for i in (*found["prefill"], *found["decode"]))
+
+    asyncio.run(run())
+
+
+def test_the_descriptor_limit_is_raised_at_start(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def run() -> None:
+        async with stack(2) as s, separate_router(s, (128, hard), tmp_path) as (pid, _):
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+
+    asyncio.run(run())
+
+
+class NoName(aiohttp.abc.AbstractResolver):
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def resolve(self, *_: Any, **__: Any) -> Any:
+        raise OSError(-3, "Temporary failure in name resolution")
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_name_that_does_not_resolve_is_no_dead_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiohttp.connector.DefaultResolver", NoName)
+
+    async def run() -> None:
+        async with stack(2, 0, more_decodes=["http://decode.example:1"], args=NO_PROBES) as s:
+            for _ in range(5):
+                async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
+                    assert r.status == 503
+                    assert r.headers["retry-after"] == "1"
+                    assert "decode.example" in (await r.json())["error"]["message"]
+            assert entry(await s.status(), "http://decode.example:1")["healthy"]
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_tls_that_fails_is_no_dead_server_and_another_serves() -> None:
+    async def run() -> None:
+        async with stack(2, 1) as plain:
+            wrong = plain.decodes[0].url.replace("http:", "https:")
+            async with stack(2, 1, more_decodes=[wrong], args=NO_PROBES) as s:
+                for _ in range(6):
+                    assert (await s.post(text=SHORT))[0] == 200
+                found = await s.status()
+                assert entry(found, wrong)["healthy"]
+                assert found["counts"]["retried"] >= 1
+
+    asyncio.run(run())

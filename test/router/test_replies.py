@@ -1,0 +1,186 @@
+"""Replies that tell of an error, break off, or come in pieces; and what a stream holds on to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+
+from .fakes import SHORT, Body, FakeDecode, FakePrefill, World, answer, events_of, stack
+
+
+class FailingPrefill(FakePrefill):
+    """Answers 200 and says in the stream, or in the reply, that it failed."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await self.gate.wait()
+        error = {"message": "too long", "type": "BadRequestError", "code": 400}
+        return await answer(request, body, [{"error": error}])
+
+
+class AbortingPrefill(FakePrefill):
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        reason = {"type": "abort", "message": "no memory", "status_code": 503}
+        return await answer(request, body, [{"text": "", "meta_info": {"finish_reason": reason}}])
+
+
+@pytest.mark.parametrize(
+    ("make", "stream", "expected"),
+    [
+        (FailingPrefill, True, (400, "too long")),
+        (FailingPrefill, False, (400, "too long")),
+        (AbortingPrefill, True, (503, "no memory")),
+        (AbortingPrefill, False, (503, "no memory")),
+    ],
+)
+def test_an_error_inside_the_prefill_reply_is_the_answer_at_once(
+    make: Callable[[World], FakePrefill], stream: bool, expected: tuple[int, str]
+) -> None:
+    async def run() -> None:
+        async with stack(2, make_prefill=make) as s:
+            async with asyncio.timeout(120):
+                async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": stream}) as r:
+                    found = (r.status, (await r.json())["error"]["message"])
+            assert found == expected
+            await s.at_rest()
+            # Only the decode server still has it.
+            await s.until(lambda: len(s.decodes[0].aborted) >= 1)
+            assert not any(p.aborted for p in s.prefills)
+
+    asyncio.run(run())
+
+
+class HalfDecode(FakeDecode):
+    """Sends the first prompt's events of a batch, then waits for the second, which never comes."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text": "t0", "index": 0}\n\n')
+        await asyncio.Event().wait()
+        return response
+
+
+def test_a_prefill_error_after_the_stream_has_begun_ends_the_stream() -> None:
+    def late(world: World) -> FakePrefill:
+        p = FailingPrefill(world)
+        p.gate.clear()
+        return p
+
+    async def run() -> None:
+        async with stack(2, make_prefill=late, make_decode=HalfDecode) as s:
+            async with asyncio.timeout(120):
+                async with s.client.post(f"{s.url}/generate", json={"text": [SHORT, SHORT], "stream": True}) as r:
+                    assert r.status == 200
+                    await r.content.readany()
+                    for p in s.prefills:
+                        p.gate.set()
+                    events = await events_of(r)
+            assert json.loads(events[-1])["error"]["message"] == "too long"
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+class BreakingDecode(FakeDecode):
+    """Breaks the connection in the middle of its second event."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text": "t0"}\n\ndata: {"text": "half of')
+        # What has been written must have left before the connection is cut.
+        await asyncio.sleep(0.2)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+
+def test_a_stream_that_breaks_inside_an_event_ends_with_one_error_event() -> None:
+    async def run() -> None:
+        async with stack(2, make_decode=BreakingDecode) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+                events = [json.loads(e) for e in await events_of(r)]
+            assert [e.get("text") for e in events] == ["t0", None]
+            assert events[-1]["error"]["type"] == "upstream_lost"
+
+    asyncio.run(run())
+
+
+class SlowPieces(FakeDecode):
+    """Writes each event in pieces that end anywhere."""
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in (b"data: {", b'"text": 1}\n', b'\ndata: {"text": 2}\n\nda', b"ta: [DONE]\n\n", b"rest"):
+            await response.write(piece)
+            await asyncio.sleep(0.05)
+        await response.write_eof()
+        return response
+
+
+def test_a_stream_in_pieces_arrives_whole() -> None:
+    async def run() -> None:
+        async with stack(2, make_decode=SlowPieces) as s:
+            body = {"text": SHORT, "stream": True}
+            async with s.client.post(f"{s.url}/generate", json=body) as r:
+                assert await r.read() == b'data: {"text": 1}\n\ndata: {"text": 2}\n\ndata: [DONE]\n\nrest'
+
+    asyncio.run(run())
+
+
+class Forgetful:
+    """Keeps nothing of a request's body."""
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        async for _ in request.content.iter_any():
+            pass
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text": "t0"}\n\n')
+        if isinstance(self, FakeDecode):
+            await self.world.event(0).wait()
+        await response.write_eof()
+        return response
+
+
+class ForgetfulPrefill(Forgetful, FakePrefill):
+    pass
+
+
+class ForgetfulDecode(Forgetful, FakeDecode):
+    pass
+
+
+def test_a_body_is_let_go_of_when_the_stream_has_begun() -> None:
+    size, n = 2_000_000, 8
+    raw = json.dumps({"stream": True, "text": "x" * size}).encode()
+
+    async def run() -> None:
+        async with (
+            stack(2, make_prefill=ForgetfulPrefill, make_decode=ForgetfulDecode) as s,
+            contextlib.AsyncExitStack() as open_,
+        ):
+            tracemalloc.start()
+            try:
+                for _ in range(n):
+                    r = await open_.enter_async_context(s.client.post(f"{s.url}/generate", data=raw))
+                    assert await r.content.readany()
+                await s.until(lambda: all(i.outstanding == 0 for i in s.lb.pools.instances))
+                end = time.monotonic() + 20
+                while (held := tracemalloc.get_traced_memory()[0]) > n * size / 4 and time.monotonic() < end:
+                    await asyncio.sleep(0.1)
+            finally:
+                tracemalloc.stop()
+            assert s.lb.places.taken == n
+            assert held < n * size / 4
+            s.decodes[0].world.event(0).set()
+
+    asyncio.run(run())

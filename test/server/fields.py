@@ -1,0 +1,58 @@
+"""What LAPS touches of a stock scheduler, without SGLang's own: for tests that need no server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from laps_core.config import LapsConfig
+from laps_core.scheduling.pacer import Pacer
+from sglang_laps.classes import Classes, Tag
+from sglang_laps.core import LapsCore
+
+from .adders import Alone, Loads
+
+
+class Request:
+    """A request as far as the swap looks at it: `done` of `tokens` are computed. Compared by identity."""
+
+    def __init__(self, rid: str, tokens: int = 300, done: int = 0) -> None:
+        self.rid, self.seqlen, self.full_untruncated_fill_ids = rid, tokens, range(tokens)
+        self.prefix_len = self.extend_end = done
+        self.priority = None
+        self.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens, looked=0)
+
+    def __repr__(self) -> str:
+        return self.rid
+
+
+class Fields:
+    """What LAPS touches of the stock scheduler's fields, and LAPS over them."""
+
+    enable_staging = False
+    enable_overlap = False
+    chunked_prefill_size = 512
+    max_total_num_tokens = 4096
+
+    def __init__(self, queue: list[Request], held: Request | None = None, parked: Sequence[Request] = ()) -> None:
+        from sglang_laps.builder import Builder
+
+        self.waiting_queue, self.chunked_req = queue, held
+        self.load_inquirer = Loads()
+        self._pending_chunked_abort_req: Any = None
+        core = laps_core()
+        core.parked = list(parked)
+        builder: Any = Builder(self, core, Alone(), lambda _: None, None)  # type: ignore[arg-type]
+        self.laps: Any = SimpleNamespace(core=core, builder=builder)
+
+    @property
+    def in_progress(self) -> list[Any]:
+        """Prompts between two of their chunks."""
+        found: list[Any] = self.laps.core.in_progress(self.chunked_req)
+        return found
+
+
+def laps_core() -> LapsCore:
+    classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
+    return LapsCore(Pacer(LapsConfig(), chunk_tokens=512), classes)

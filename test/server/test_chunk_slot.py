@@ -1,0 +1,146 @@
+"""One slot for a prompt between two chunks, and others parked beside it: each is sent, ended and aborted once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from .fields import Fields, Request
+
+
+class Sender:
+    """The end of a transfer that no decode server has joined yet."""
+
+    def __init__(self) -> None:
+        from sglang.srt.disaggregation.base.conn import KVPoll
+
+        self.state = KVPoll.Bootstrapping
+
+    def poll(self) -> Any:
+        return self.state
+
+
+class Parks(Fields):
+    """What SGLang's own chunk handling needs of a scheduler that has parked an optimistic prefill."""
+
+    attn_cp_cpu_group = attn_tp_cpu_group = None
+
+    def __init__(self, held: Any, parked: Sequence[Any]) -> None:
+        super().__init__([], held, parked)
+        self.sent: list[Any] = []
+        self.failed: list[Any] = []
+
+    def checkpoint_disagg_prefill(self, req: Any) -> None:
+        pass
+
+    def send_kv_chunk(self, req: Any) -> None:
+        self.sent.append(req)
+
+    def handle_bootstrap_failure(self, req: Any) -> None:
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        self.failed.append(req)
+        req.finished_reason = FINISH_ABORT("no decode server")
+
+
+def optimistic() -> Any:
+    req: Any = Request("optimistic", 900, done=300)
+    req.pending_bootstrap, req.disagg_kv_sender, req.finished_reason, req.to_finish = True, Sender(), None, None
+    return req
+
+
+@pytest.fixture
+def parks(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """parks(held, parked): SGLang's own chunk handling under LAPS."""
+    from sglang.srt.disaggregation import prefill
+
+    monkeypatch.setattr(
+        prefill, "poll_and_all_reduce_attn_cp_tp_group", lambda senders, *_: [s.poll() for s in senders]
+    )
+    return type("S", (Parks, mixin, prefill.SchedulerDisaggregationPrefillMixin), {"__init__": Parks.__init__})
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_an_optimistic_prefill_learns_at_once_that_no_decode_server_takes_it(parks: Any, held: bool) -> None:
+    """In the slot, or parked beside it."""
+    from sglang.srt.disaggregation.base.conn import KVPoll
+
+    one, other = optimistic(), optimistic()
+    me = parks(one, [other]) if held else parks(other, [one])
+    batch = SimpleNamespace(batch_is_full=False)
+    me.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert me.in_progress == ([one, other] if held else [other, one])
+    assert (me.sent, me.failed) == ([], [])
+    one.disagg_kv_sender.state = KVPoll.Failed
+    me.process_prefill_chunk(last_batch=None, running_batch=batch)
+    assert me.in_progress == [other]
+    assert (me.sent, me.failed) == ([], [one])
+
+
+def test_a_chunk_is_sent_once(parks: Any) -> None:
+    one, other = optimistic(), optimistic()
+    one.pending_bootstrap = other.pending_bootstrap = False
+    me = parks(one, [other])
+    me.laps.core.unsent = True
+    batch = SimpleNamespace(batch_is_full=False)
+    for _ in range(3):
+        me.process_prefill_chunk(last_batch=None, running_batch=batch)
+        assert (me.sent, me.chunked_req, me.laps.core.parked) == ([one], one, [other])
+
+
+class Aborts(Fields):
+    """SGLang's end of an aborted prompt in the slot, as far as LAPS relies on it."""
+
+    def __init__(self, held: Any, parked: Sequence[Any]) -> None:
+        super().__init__([], held, parked)
+        self.ended: list[Any] = []
+
+    def end(self) -> None:
+        req = self._pending_chunked_abort_req
+        if req is not None:
+            assert self.chunked_req is req, "it ends what is in the slot"
+            self.ended.append(req)
+            self.chunked_req = self._pending_chunked_abort_req = None
+
+    def took(self, recv_req: Any) -> None:
+        if self.chunked_req and (recv_req.abort_all or self.chunked_req.rid.startswith(recv_req.rid)):
+            self._pending_chunked_abort_req = self.chunked_req
+
+
+@pytest.mark.parametrize(
+    ("rid", "every", "ended", "left"),
+    [
+        ("Q", False, ["Q"], ["P", "R", "RR"]),
+        ("R", False, ["R", "RR"], ["P", "Q"]),
+        ("P", False, ["P"], ["Q", "R", "RR"]),
+        ("", True, ["P", "Q", "R", "RR"], []),
+        ("none", False, [], ["P", "Q", "R", "RR"]),
+    ],
+)
+def test_parked_prompts_are_aborted_each_once_it_is_safe(
+    mixin: Any, rid: str, every: bool, ended: list[str], left: list[str]
+) -> None:
+    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
+    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(
+        Request("P", done=9), [Request("Q", done=9), Request("R", done=9), Request("RR", done=9)]
+    )
+    me.abort_request(SimpleNamespace(rid=rid, abort_all=every))
+    assert me.ended == [], "not yet: its chunk may run"
+    for _ in range(2):
+        me.process_pending_chunked_abort()
+        assert [r.rid for r in me.ended] == ended
+        assert [r.rid for r in me.in_progress] == left
+    assert (me.laps.core.aborted(), me._pending_chunked_abort_req) == ([], None)
+
+
+def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mixin: Any) -> None:
+    stock = type("Stock", (), {"abort_request": Aborts.took, "process_pending_chunked_abort": Aborts.end})
+    held, parked = Request("P", done=9), Request("Q", done=9)
+    me: Any = type("S", (Aborts, mixin, stock), {"__init__": Aborts.__init__})(held, [parked])
+    me.abort_request(SimpleNamespace(rid="Q", abort_all=False))
+    me.chunked_req, me.laps.core.parked = parked, [held]
+    me.process_pending_chunked_abort()
+    assert (me.ended, me.chunked_req, me.laps.core.parked) == ([parked], None, [held])

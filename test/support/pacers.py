@@ -1,0 +1,60 @@
+"""A pacer and what waits for it, for the tests of the policy put together."""
+
+from __future__ import annotations
+
+from laps_core.config import LapsConfig
+from laps_core.latency.model import Coefficients
+from laps_core.length import SHORT
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import Launch, Paused, Plan
+from laps_core.scheduling.waiting import Waiting
+
+from benchmark.sim.profile import Profile
+
+F, TOKEN = 5e-3, 25e-6
+
+
+GAP = F / 0.15
+
+
+LAYERS, CHUNK = 28, 8192
+
+
+KNOWN = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TOKEN, 0.0, 0.0, F))
+
+
+def pacer(
+    *, known: bool = True, layers: int = LAYERS, chunk: int | None = CHUNK, unit: int = 1, **knobs: object
+) -> Pacer:
+    """Steps take F and TOKEN a token; `known`: it has been told."""
+    config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})  # type: ignore[arg-type]
+    me = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers)
+    if known:
+        me.model = KNOWN.model()
+    return me
+
+
+def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float | None = None) -> Waiting:
+    """`key`: for whoever reads."""
+    return Waiting(tokens, 0, arrival, deadline)
+
+
+def long(tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, rank: int = 0) -> Waiting:
+    return Waiting(tokens - done, done, since, deadline, tokens, done > 0, rank)
+
+
+def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
+    return Paused(left_s, requests, depth)
+
+
+def launch(me: Pacer, at: float, plan: Plan, *, within: bool = False) -> Launch:
+    cls = plan.order[0]
+    return me.launched(at, cls, len(plan.picked if cls is SHORT else plan.longs), plan, within=within)
+
+
+def run(
+    me: Pacer, plan: Plan, begin: float, end: float, *shape: tuple[int, int], stock: bool = True, within: bool = False
+) -> None:
+    """The first batch of the plan, from its launch to its end."""
+    sent = launch(me, begin, plan, within=within)
+    me.finished(sent, begin, end, end, shape or ((50, 0),), end - begin, stock=stock, within=within)

@@ -1,0 +1,20 @@
+"""Requests and predictions that the window's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from laps_core.scheduling.waiting import Waiting
+
+MS = 1e-3
+
+
+FIXED_S, TOKEN_S = 8 * MS, 10e-6
+
+
+def predict(requests: Sequence[tuple[int, int]]) -> float:
+    return FIXED_S + TOKEN_S * sum(new for new, _ in requests)
+
+
+def short(at: float = 0.0, tokens: int = 100, deadline: float | None = None) -> Waiting:
+    return Waiting(tokens, 0, at, deadline)

@@ -1,0 +1,180 @@
+"""Which long prompt the pacer serves first: least work, the guard, the other orders, priorities, and who overtakes."""
+
+from __future__ import annotations
+
+import pytest
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.order import OLDEST_EVERY
+from laps_core.scheduling.pacer import OVERTAKE_DEPTH, Pacer
+from laps_core.scheduling.room import ROOM_S
+from laps_core.scheduling.waiting import Waiting
+from pacers import CHUNK, GAP, long, pacer, paused, run, short
+
+
+def order_of(me: Pacer, now: float, longs: list[Waiting]) -> list[int]:
+    """The order in which these would be served, were each a batch of its own."""
+    left, found = list(range(len(longs))), []
+    while left:
+        first = left[me.plan(now, [], [longs[i] for i in left], waiting=1).longs[0]]
+        found.append(first)
+        left.remove(first)
+    return found
+
+
+def test_the_least_work_goes_first() -> None:
+    me = pacer()
+    assert order_of(me, 1.0, [long(3000), long(900), long(20_000, done=19_500), long(900, -1.0)]) == [2, 3, 1, 0]
+    cached = Waiting(300, 100_000, 0.0, None, 300)
+    assert order_of(pacer(), 1.0, [long(400), cached]) == [1, 0]
+
+
+def test_an_idle_server_runs_the_small_one_alone_and_a_loaded_one_fills_the_batch() -> None:
+    longs = [long(2000 + i) for i in range(3)]
+    assert pacer().plan(0.0, [], longs).longs == (0,)
+    assert pacer().plan(0.0, [], longs, waiting=100).longs == (0, 1, 2)
+
+
+def test_what_others_have_earned_puts_the_oldest_first() -> None:
+    me = pacer()
+    longs = [long(20_000, 0.0), long(600, 1.0), long(500, 2.0)]
+    plan = me.plan(3.0, [], longs)
+    assert plan.longs[0] == 2
+    assert not plan.oldest
+    run(me, plan, 3.0, 3.02, (500, 0), stock=False)
+    assert me.guard.due()
+    plan = me.plan(3.1, [], longs[:2])
+    assert plan.longs[0] == 0
+    assert plan.oldest
+    run(me, plan, 3.1, 3.3, (CHUNK, 0), stock=False)
+    assert not me.guard.due()
+    assert me.plan(3.4, [], [long(20_000, 0.0, done=CHUNK), longs[1]]).longs[0] == 1
+
+
+def test_nobody_is_cut_into_the_batch_of_another() -> None:
+    alone = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(4000, 1.0)], waiting=100)
+    assert (alone.longs, alone.tokens, alone.oldest) == ((1,), 4000, False)
+    whole = pacer().plan(1.0, [], [long(4100, 0.0), long(4000, 1.0)], waiting=100)
+    assert (whole.longs, whole.oldest) == ((1, 0), True)
+    first = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(7000, 1.0)])
+    assert (first.longs, first.oldest) == ((0,), True)
+
+
+def test_without_a_guard_the_least_work_is_always_first() -> None:
+    me = pacer(guard=0.0)
+    for i in range(50):
+        plan = me.plan(float(i), [], [long(20_000, 0.0), long(500, float(i))])
+        assert plan.longs[0] == 1
+        run(me, plan, float(i), i + 0.1, (500, 0), stock=False)
+
+
+def test_the_guard_forgets_what_was_earned_when_no_long_work_is_left() -> None:
+    for forget in (lambda me: me.nothing_waits(), lambda me: me.plan(2.0, [short("a")], [])):
+        me = pacer()
+        run(me, me.plan(0.0, [], [long(20_000, 0.0), long(500, 1.0)]), 1.0, 1.1, (500, 0), stock=False)
+        assert me.guard.due()
+        forget(me)
+        assert not me.guard.due()
+
+
+def test_the_guard_stands_back_for_what_found_no_memory() -> None:
+    me = pacer()
+    longs = [long(20_000, 0.0), long(500, 1.0)]
+    run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
+    assert me.plan(1.1, [], longs, lacking=True).longs[0] == 0
+    later = me.plan(1.2 + ROOM_S, [], longs, lacking=True)
+    assert not later.keeps_room
+    assert later.longs[0] == 1, "room was kept for it in vain"
+    assert me.plan(1.3 + ROOM_S, [], longs).longs[0] == 0
+
+
+@pytest.mark.parametrize("order", ["fcfs", "edf", "lars", "s-edf"])
+def test_the_other_orders_are_what_they_say(order: str) -> None:
+    longs = [
+        long(900, 0.3, deadline=50.0),
+        long(20_000, 0.2, deadline=40.0),
+        long(900, 0.1),
+        long(900, 0.0, deadline=0.5),
+    ]
+    expected = {"fcfs": [3, 2, 1, 0], "edf": [1, 0, 2, 3], "lars": [3, 1, 0, 2], "s-edf": [1, 0, 2, 3]}
+    assert order_of(pacer(order=order), 1.0, longs) == expected[order]
+
+
+def test_deadlines_order_short_requests_too_when_asked() -> None:
+    shorts = [
+        short("late", deadline=0.5),
+        short("none"),
+        short("second", deadline=9.0),
+        short("first", deadline=5.0),
+    ]
+    assert pacer(order="edf").plan(1.0, shorts, [long(5000)]).picked == (3, 2, 1, 0)
+    # In order of arrival; only what is too late goes last.
+    assert pacer().plan(1.0, shorts, [long(5000)]).picked == (1, 2, 3, 0)
+
+
+def test_patience_bounds_how_often_the_other_orders_pass_a_long_prompt_over() -> None:
+    me, turns = pacer(order="edf"), 0
+    for turns in range(1, 20):
+        now = float(turns)
+        plan = me.plan(now, [], [long(9000, 0.0), long(9000, now, deadline=now + 60.0)], waiting=1)
+        run(me, plan, now, now + 0.2, (CHUNK, 0), stock=False)
+        if plan.longs[0] == 0:
+            break
+    assert turns == OLDEST_EVERY
+
+
+def test_a_higher_priority_comes_before_work_and_guard() -> None:
+    me = pacer()
+    longs = [long(500, 0.0), long(20_000, 1.0, rank=-1), long(30_000, 2.0, rank=-1)]
+    for i in range(3):
+        plan = me.plan(3.0 + i, [], longs)
+        assert plan.longs[0] == 1
+        run(me, plan, 3.0 + i, 3.2 + i, (CHUNK, 0), stock=False)
+
+
+def test_for_a_short_request_of_higher_priority_nothing_long_overtakes() -> None:
+    longs = [long(400, 0.9)]
+    assert pacer().plan(1.0, [], longs, paused=paused(1.0)).order == (LONG,)
+    assert pacer().plan(1.0, [], longs, paused=paused(1.0), urgent=SHORT).order == ()
+
+
+def test_nothing_of_lower_priority_overtakes_what_is_paused() -> None:
+    plan = pacer().plan(1.0, [], [long(400, rank=1), long(500, rank=0)], paused=paused(1.0))
+    assert plan.longs == (1,)
+    assert pacer().plan(1.0, [], [long(400, rank=1)], paused=paused(1.0)).order == ()
+
+
+def test_what_is_much_smaller_overtakes_what_is_paused() -> None:
+    me = pacer()
+    longs = [long(9000), long(400), long(300), long(50_000, done=49_900)]
+    plan = me.plan(1.0, [], longs, paused=paused(0.5))
+    assert (plan.order, plan.longs) == ((LONG,), (2, 1))
+    assert plan.tokens == 700
+    assert me.plan(1.0, [], longs, paused=paused(0.01)).order == (), "what is paused is nearly done"
+    assert me.plan(1.0, [], longs, paused=paused(0.5, depth=OVERTAKE_DEPTH)).order == ()
+    assert me.plan(1.0, [], longs, paused=paused(0.5), waiting=400).order == (), "all of them would pay for it"
+
+
+def test_a_short_batch_goes_before_one_that_overtakes() -> None:
+    assert pacer().plan(1.0, [short("a")], [long(400)], paused=paused(0.5)).order == (SHORT,)
+
+
+def test_two_that_overtake_are_a_gap_apart() -> None:
+    me = pacer(guard=0.0)
+    plan = me.plan(1.0, [], [long(400, 1.0)], paused=paused(0.5))
+    run(me, plan, 1.0, 1.02, (400, 0), stock=False, within=True)
+    assert me.status(2.0)["preemption"]["by_smaller_prompts"] == 1
+    assert me.plan(1.02 + GAP - 1e-6, [], [long(400, 1.0)], paused=paused(0.5)).order == ()
+    assert me.plan(1.02 + GAP + 1e-6, [], [long(400, 1.0)], paused=paused(0.5)).order == (LONG,)
+
+
+@pytest.mark.parametrize("knobs", [{"known": False}, {"order": "fcfs"}, {"order": "lars"}])
+def test_nothing_overtakes_by_guesswork_or_against_the_order(knobs: dict[str, object]) -> None:
+    assert pacer(**knobs).plan(1.0, [], [long(300)], paused=paused(9.0)).order == ()  # type: ignore[arg-type]
+
+
+def test_nothing_overtakes_while_the_oldest_is_due() -> None:
+    me = pacer()
+    plan = me.plan(1.0, [], [long(400, 0.9)], paused=paused(0.5))
+    run(me, plan, 1.0, 1.02, (400, 0), stock=False, within=True)
+    assert me.guard.due(), "what has overtaken has earned it"
+    assert me.plan(2.0, [], [long(400, 1.9)], paused=paused(0.5)).order == ()

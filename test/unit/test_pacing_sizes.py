@@ -1,0 +1,125 @@
+"""How large a batch of the pacer is: the chunk, its units, slices, and steps that cannot be paused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from laps_core.config import ConfigError
+from laps_core.latency.model import Coefficients
+from laps_core.length import LONG
+from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, long, pacer, paused, short
+
+
+def test_a_batch_stays_within_the_chunk_and_what_preempts_within_half() -> None:
+    many = [short(i, 200) for i in range(50)]
+    me = pacer(chunk=1024)
+    assert me.plan(1.0, many, []).picked == (0, 1, 2, 3, 4)
+    assert me.plan(1.0, many, [long(5000)]).picked == (0, 1, 2, 3, 4)
+    assert me.plan(1.0, many, [], paused=paused()).picked == (0, 1), "beside the activations of what is paused"
+    assert me.plan(1.0, [short("a", 256)], [], paused=paused()).picked == (0,)
+    assert len(pacer(chunk=None).plan(1.0, many, [], paused=paused()).picked) == 50
+    small = pacer(chunk=300).plan(1.0, [short("a", 256), short("b", 256)], [], paused=paused())
+    assert small.picked == (0,), "a short request fits, whatever the half"
+
+
+def test_a_long_batch_is_whole_units() -> None:
+    me = pacer(chunk=1000, unit=64)
+    assert me.plan(0.0, [], [long(5000)]).tokens == 960
+    assert me.plan(0.0, [], [long(300)]).tokens == 320
+    assert pacer(chunk=None).plan(0.0, [], [long(5000)]).tokens == 0
+    assert pacer(chunk=1024).plan(0.0, [], [long(1 << 20)]).tokens == 1024
+
+
+def test_a_chunk_that_holds_no_unit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="32 is less than 64 tokens"):
+        pacer(chunk=32, unit=64)
+    assert pacer(chunk=64, unit=64).plan(0.0, [], [long(5000)]).tokens == 64
+
+
+def test_a_lone_long_prompt_goes_chunk_after_chunk() -> None:
+    me, done = pacer(chunk=1024, layers=0), 0
+    while done < 5000:
+        plan = me.plan(float(done), [], [long(5000, done=done)])
+        assert (plan.order, plan.longs) == ((LONG,), (0,))
+        done += plan.tokens
+    assert done == 5000
+
+
+def test_a_batch_that_the_host_could_not_keep_up_with_runs_whole() -> None:
+    me = pacer()
+    tokens = 2000
+    took = F + tokens * TOKEN
+    assert me.plan(0.0, [], [long(tokens)]).layers > 0
+    me.sizes.launch_s = 0.51 * took
+    assert me.plan(0.0, [], [long(tokens)]).layers == 0
+    assert me.plan(0.0, [], [long(2 * tokens)]).layers > 0
+
+
+def test_slices_take_their_time_from_the_model() -> None:
+    me = pacer()
+    took = F + CHUNK * TOKEN
+    plan = me.plan(0.0, [], [long(20_000)])
+    assert plan.layers == max(1, int(4e-3 / (took / LAYERS)))
+    assert pacer(slice_ms=50.0).plan(0.0, [], [long(20_000)]).layers == int(50e-3 / (took / LAYERS))
+    assert pacer(slice_ms=1000.0).plan(0.0, [], [long(20_000)]).layers == 0, "two slices are not worth a pause"
+    assert me.plan(0.0, [], [long(100)]).layers == 0
+    assert pacer(known=False).plan(0.0, [], [long(20_000)]).layers == 1, "nothing is known: as often as it can be"
+    assert pacer(layers=0).plan(0.0, [], [long(20_000)]).layers == 0
+    whole = pacer(slice_ms=6.0)
+    assert whole.plan(0.0, [], [long(280)]).layers == 0
+    assert whole.plan(0.0, [], [long(281)]).layers > 0
+
+
+def test_without_slices_a_chunk_takes_no_longer_than_the_gap() -> None:
+    me = pacer(layers=0)
+    tokens = me.plan(0.0, [], [long(20_000)]).tokens
+    assert tokens == int(GAP / TOKEN)
+    assert pacer(layers=0, unit=64).plan(0.0, [], [long(20_000)]).tokens == tokens // 64 * 64
+    assert pacer(layers=0, unit=4096).plan(0.0, [], [long(20_000)]).tokens == 4096, "one unit at least"
+    assert pacer(layers=0, known=False).plan(0.0, [], [long(20_000)]).tokens == CHUNK
+    assert pacer(layers=0, preempt_overhead=0.01).plan(0.0, [], [long(20_000)]).tokens == CHUNK
+    slow = pacer(layers=0)
+    slow.model.predict = lambda requests: F + sum(TOKEN * n + 1e-9 * n * (n + 2 * h) for n, h in requests)  # type: ignore[method-assign]
+    tokens = slow.plan(0.0, [], [long(200_000, done=100_000)]).tokens
+    assert slow.model.predict([(tokens, 100_000)]) - F <= GAP < slow.model.predict([(tokens + 1, 100_000)]) - F  # type: ignore[operator]
+
+
+def test_a_long_history_does_not_make_for_tiny_chunks() -> None:
+    """Read once more it takes longer than the gap: then a chunk is as long as that, not one token."""
+    me, history = pacer(layers=0), 100_000
+    me.model = replace(KNOWN, coefficients=Coefficients(0.0, TOKEN, 1e-6, 0.0, F)).model()
+    least_s = F + 1e-6 * history
+    assert least_s > GAP
+    assert me.plan(0.0, [], [long(200_000, done=history)]).tokens == pytest.approx(least_s / TOKEN, abs=1)
+
+
+def test_without_slices_short_requests_share_the_step() -> None:
+    me = pacer(layers=0)
+    plan = me.plan(1.0, [short("a"), short("b", 100)], [long(20_000)])
+    assert plan.mixed
+    assert (plan.order[0], plan.picked, plan.longs) == (LONG, (0, 1), (0,))
+    assert plan.tokens == int(GAP / TOKEN) + 150
+    paged = pacer(layers=0, unit=64, preempt_overhead=1.0).plan(1.0, [short("a", 1), short("b", 65)], [long(20_000)])
+    assert paged.tokens == int(F / TOKEN) // 64 * 64 + 64 + 128, "each begins a page of its own"
+    assert not me.plan(1.0, [], [long(20_000)]).mixed
+    assert not pacer().plan(1.0, [short("a")], [long(20_000)]).mixed
+    assert pacer(layers=0, chunk=1024).plan(1.0, [short("a", 200)], [long(20_000)]).tokens == 1024
+
+
+def test_a_shared_step_counts_for_both() -> None:
+    me = pacer(layers=0)
+    plan = me.plan(1.0, [short("a"), short("b")], [long(20_000)])
+    sent = me.launched(1.0, LONG, 3, plan, shorts=2)
+    assert (sent.cls, sent.preempts, sent.shorts) == (LONG, False, 2)
+    me.finished(sent, 1.0, 1.1, 1.1, [(50, 0), (50, 0), (1000, 0)], 0.1, stock=False)
+    assert sum(me.status(2.0)["window"]["dispatched"].values()) == 1
+
+
+def test_without_slices_short_requests_leave_the_chunk_half_of_the_step() -> None:
+    crowd = [short(i, 256) for i in range(64)]
+    plan = pacer(layers=0).plan(1.0, crowd, [long(9000)])
+    assert plan.mixed
+    joining = sum(256 for _ in plan.picked)
+    assert 0 < joining <= CHUNK // 2
+    assert plan.tokens > joining

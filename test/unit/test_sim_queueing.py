@@ -1,0 +1,66 @@
+"""The simulator against the queueing formula and Lindley's recursion, with one queue and one server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from simulated import PROFILE
+
+from benchmark.sim.device import Device
+from benchmark.sim.engine import Events, Server, simulate
+from benchmark.sim.fleet import Single
+from benchmark.sim.stock import Fcfs
+from benchmark.workloads.job import Job
+
+
+class Matched:
+    """Poisson arrivals whose own rate and service moments the formula is given: most of the sampling noise cancels."""
+
+    follows = False
+
+    def __init__(self, utilisation: float, n: int) -> None:
+        rng = random.Random(11)
+        c = PROFILE.coefficients
+        sizes = [40 if rng.random() < 0.8 else 900 for _ in range(n)]
+        service = [c.alpha * s * s + c.linear * s + c.per_request + c.fixed for s in sizes]
+        mean = sum(service) / n
+        gaps = [rng.expovariate(1.0) for _ in range(n)]
+        scale = mean / utilisation / (sum(gaps) / n)
+        self.gaps = [g * scale for g in gaps]
+        self.sizes = sizes
+        second = sum(s * s for s in service) / n
+        self.expected = utilisation / mean * second / (2.0 * (1.0 - utilisation))
+
+    def arrivals(self) -> Iterator[Job]:
+        at = 0.0
+        for i, (gap, size) in enumerate(zip(self.gaps, self.sizes, strict=True)):
+            at += gap
+            yield Job(at, size, number=i)
+
+    def answered(self, now: float, job: Job) -> None:
+        return None
+
+
+@pytest.mark.parametrize("utilisation", [0.3, 0.5, 0.7])
+def test_mean_wait_is_that_of_the_pollaczek_khinchine_formula(utilisation: float) -> None:
+    workload = Matched(utilisation, 200_000)
+    events = Events()
+    server = Server("one", Fcfs(None, max_requests=1), Device(PROFILE), events)
+    outcome = simulate(workload, Single([server]), events)
+    mean = sum(outcome.record.wait) / len(outcome.record)
+    assert mean == pytest.approx(workload.expected, rel=0.02)
+    assert outcome.utilisation == pytest.approx(utilisation, rel=0.01)
+
+
+def test_waits_equal_lindleys_recursion() -> None:
+    workload = Matched(0.8, 2000)
+    events = Events()
+    outcome = simulate(workload, Single([Server("one", Fcfs(None, 1), Device(PROFILE), events)]), events)
+    c, free, at = PROFILE.coefficients, 0.0, 0.0
+    for gap, size, wait in zip(workload.gaps, workload.sizes, outcome.record.wait, strict=True):
+        at += gap
+        begin = max(at, free)
+        assert wait == pytest.approx(begin - at, abs=1e-5)
+        free = begin + c.alpha * size * size + c.linear * size + c.per_request + c.fixed

@@ -1,0 +1,196 @@
+"""The waiting window as a state machine, against a plain reference model of Algorithm 1."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laps_core.config import LapsConfig
+from laps_core.scheduling.decision import REASONS, Decision, Wait
+from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.window import HEAD_MAX, SIGMA_S, TOKEN_MAX, Window
+from windows import MS, predict, short
+
+
+def service_s(waiting: list[Waiting], budget: int) -> float:
+    """Predicted time of one batch of the first of them."""
+    batch, left = [waiting[0]], budget - waiting[0].tokens
+    for s in waiting[1:]:
+        left -= s.tokens
+        if left < 0:
+            break
+        batch.append(s)
+    return predict([(s.tokens, 0) for s in batch])
+
+
+@dataclass
+class Reference:
+    """W and D after each dispatch, and what forces a dispatch. Knows nothing of expected arrivals."""
+
+    config: LapsConfig
+    levels: list[int]
+    w: float = 0.0
+    d: int = 0
+
+    def __post_init__(self) -> None:
+        self.w, self.d = self.config.wait_window_ms * MS, max(self.levels)
+
+    def clip(self, w: float) -> float:
+        return min(w, self.config.wait_window_ms * MS)
+
+    def after(self, depth: int, tau: float, reason: str) -> None:
+        if depth >= self.d:
+            if tau > 0:
+                self.w = self.clip(2 * tau)
+            self.d = next((x for x in self.levels if x > depth), self.levels[-1])
+        else:
+            if reason == "window":
+                self.d = max(1, depth)
+            self.w = self.clip(self.w + (self.config.wait_window_ms * MS - self.w) / 8)
+
+    def forced(self, now: float, waiting: list[Waiting], picked: int, budget: int, held: float | None) -> str | None:
+        c = self.config
+        if c.wait_window_ms == 0:
+            return "idle"
+        if picked >= (c.wait_max_batch if c.window == "fixed" else self.d):
+            return "depth"
+        served = now + service_s(waiting, budget)
+        met = [s.deadline_s for s in waiting if s.deadline_s is not None and s.deadline_s >= served]
+        slack = min(met) - served if met else math.inf
+        if slack <= SIGMA_S:
+            return "slack"
+        tokens = sum(s.tokens for s in waiting)
+        if picked < len(waiting) or tokens >= budget or (slack == math.inf and tokens >= TOKEN_MAX):
+            return "tokens"
+        if held is not None and now - held >= HEAD_MAX * c.wait_window_ms * MS:
+            return "head_of_line"
+        return None
+
+
+CONFIGS = st.builds(
+    LapsConfig,
+    window=st.sampled_from(["awd", "awd", "fixed"]),
+    wait_window_ms=st.sampled_from([0.0, 2.0, 5.0, 30.0]),
+    wait_max_batch=st.integers(1, 12),
+)
+
+
+@dataclass
+class Step:
+    """Time passes, requests arrive, and the window is asked if the device is free."""
+
+    passed_ms: float
+    tokens: list[int]
+    slo_ms: float | None
+    long_waits: bool
+    gaps_ms: list[float] = field(default_factory=list)
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        passed_ms=st.sampled_from([0.0, 0.3, 1.0, 2.5, 6.0, 40.0]),
+        tokens=st.lists(st.sampled_from([8, 60, 250]), max_size=5),
+        slo_ms=st.sampled_from([None, None, 5.0, 12.0, 20.0, 100.0]),
+        long_waits=st.sampled_from([False, False, True]),
+    ),
+    max_size=60,
+)
+
+
+BURSTS = [
+    step
+    for _ in range(3)
+    for step in (
+        Step(40.0, [60], None, False),
+        Step(1.0, [60] * 3, None, False),
+        Step(40.0, [], None, False),
+        Step(40.0, [], None, False),
+    )
+]
+"""Teaches the window that company follows a first request."""
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    CONFIGS,
+    st.tuples(st.sampled_from([[], BURSTS]), STEPS).map(lambda parts: parts[0] + parts[1]),
+    st.sampled_from([(), (2, 6), (1, 4, 64)]),
+    st.sampled_from([400, 8192]),
+)
+def test_follows_the_reference_and_never_waits_wrongly(
+    config: LapsConfig, steps: list[Step], depths: tuple[int, ...], budget: int
+) -> None:
+    powers = [1 << i for i in range(10)]
+    levels = sorted({d for d in (depths or powers) if d <= config.wait_max_batch} | {config.wait_max_batch})
+    window, twin, model = Window(config, depths), Window(config, depths), Reference(config, levels)
+    w_max = config.wait_window_ms * MS
+    waiting: list[Waiting] = []
+    now, done_at, running, completed = 0.0, 0.0, 0, -math.inf
+    held: float | None = None
+    for step in steps:
+        now += step.passed_ms * MS
+        for tokens in step.tokens:
+            deadline = None if step.slo_ms is None else now + step.slo_ms * MS
+            waiting.append(short(now, tokens, deadline))
+        for each in (window, twin):
+            each.arrived(now, len(step.tokens))
+        if running and now >= done_at:
+            for each in (window, twin):
+                each.completed(done_at, running)
+            running, completed = 0, done_at
+        if running:
+            continue
+        preempts = step.long_waits and bool(waiting)
+        answers: list[Decision] = [
+            (each.leave if preempts else each.decide)(now, tuple(waiting), token_budget=budget, predict=predict)
+            for each in (window, twin)
+        ]
+        answer = answers[0]
+        assert answers[1] == answer, "equal inputs, equal outputs"
+        if not waiting:
+            assert answer == Wait(math.inf, "empty")
+            held = None
+            continue
+        served = now + service_s(waiting, budget)
+        late = [s.deadline_s is not None and s.deadline_s < served for s in waiting]
+        fitting = budget >= sum(s.tokens for s in waiting)
+        if isinstance(answer, Wait):
+            assert not preempts, "while long work waits nothing is held"
+            assert model.forced(now, waiting, len(waiting), budget, held) is None
+            held = now if held is None else held
+            assert fitting
+            assert now < answer.until_s
+            assert answer.until_s <= held + HEAD_MAX * w_max + 1e-12
+            assert answer.until_s <= max(held, completed) + w_max + 1e-12
+            for s, lost in zip(waiting, late, strict=True):
+                if s.deadline_s is not None and not lost:
+                    assert answer.until_s + served - now <= s.deadline_s + 1e-12, "it could have made it"
+            continue
+        assert len(set(answer.picked)) == len(answer.picked)
+        assert late[answer.picked[0]] <= min(late), "late ones last"
+        assert answer.picked[0] == late.index(min(late)), "the head is always taken"
+        total = sum(waiting[i].tokens for i in answer.picked)
+        assert len(answer.picked) == len(waiting) if fitting else (total <= budget or len(answer.picked) == 1)
+        assert answer.late == sum(late[i] for i in answer.picked)
+        forced = "preempt" if preempts else model.forced(now, waiting, len(answer.picked), budget, held)
+        assert answer.reason == forced or (forced is None and answer.reason in ("window", "idle"))
+        tau = 0.0 if held is None else now - max(held, completed)
+        assert answer.waited_s == (0.0 if held is None else now - held)
+        for each in (window, twin):
+            each.dispatched(now, len(answer.picked), answer.waited_s, answer.reason, answer.late)
+        model.after(len(answer.picked), tau, answer.reason)
+        assert window.depth == model.d
+        assert window.window_s == pytest.approx(model.w)
+        assert 0.0 <= window.window_s <= w_max or w_max == 0.0
+        assert 1 <= window.depth <= config.wait_max_batch
+        running, done_at = len(answer.picked), now + predict([(waiting[i].tokens, 0) for i in answer.picked])
+        waiting = [s for i, s in enumerate(waiting) if i not in set(answer.picked)]
+        held = None
+    status = json.loads(json.dumps(window.status()))
+    assert set(status["dispatched"]) == set(REASONS)
+    assert sum(status["waits_ms"].values()) == sum(status["dispatched"].values())
