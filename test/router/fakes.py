@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import uvicorn
 from aiohttp import web
+from laps_core.pools.pressure import Pool
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsMiniLoadBalancer
@@ -89,9 +90,8 @@ class FakeServer:
         self.add_routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
         """As a killed process: the port closes and every open connection breaks."""
@@ -260,8 +260,8 @@ class Stack:
         async with self.client.post(f"{self.url}/{route}", json=body) as r:
             return r.status, await r.json(content_type=None)
 
-    def pool(self, name: str) -> list[FakePrefill]:
-        urls = {i.url for i in self.lb.pools.members(name)}  # type: ignore[arg-type]
+    def pool(self, name: Pool) -> list[FakePrefill]:
+        urls = {i.url for i in self.lb.pools.members(name)}
         return [p for p in self.prefills if p.url in urls]
 
     async def until(self, true: Callable[[], bool], timeout: float = 10.0) -> None:
@@ -274,6 +274,20 @@ class Stack:
         await self.until(lambda: self.lb.places.taken == 0)
         for i in self.lb.instances:
             assert (i.outstanding, i.outstanding_tokens) == (0, 0), i.url
+
+
+@contextlib.asynccontextmanager
+async def serving(config: uvicorn.Config) -> AsyncIterator[int]:
+    """Its port, while it is served in this event loop."""
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
 
 
 @contextlib.asynccontextmanager
@@ -301,25 +315,20 @@ async def stack(
     )
     balancer = LapsMiniLoadBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
     mini_lb.lb = balancer
-    server = uvicorn.Server(
-        uvicorn.Config(
-            LapsApp(balancer.router, mini_lb.app),
-            host="127.0.0.1",
-            port=0,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-        )
+    served = uvicorn.Config(
+        LapsApp(balancer.router, mini_lb.app),
+        host="127.0.0.1",
+        port=0,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
     )
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        async with (
+            serving(served) as port,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+        ):
             yield Stack(p, d, balancer.router, balancer, f"http://127.0.0.1:{port}", client)
     finally:
-        server.should_exit = True
-        await task
-        for s in (*p, *d):
-            await s.stop()
+        for server in (*p, *d):
+            await server.stop()

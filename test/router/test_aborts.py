@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -140,8 +141,9 @@ def test_the_ids_of_an_abort_are_those_sglang_knows(route: str, body: Body, ids:
         async with stack(2) as s:
             await leave(s, route=route, **body)
             prefill = next(p for p in s.prefills if p.bodies)
-            for server, there in ((prefill, ".prefill"), (s.decodes[0], "")):
-                await s.until(lambda server=server: len(server.aborted) == len(ids))
+            both: tuple[tuple[FakeServer, str], ...] = ((prefill, ".prefill"), (s.decodes[0], ""))
+            for server, there in both:
+                await s.until(partial(lambda f: len(f.aborted) == len(ids), server))
                 assert server.aborted == [one.format(there) for one in ids]
 
     asyncio.run(run())

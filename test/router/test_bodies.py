@@ -17,7 +17,7 @@ from aiohttp import web
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 
-from .fakes import Body, FakeDecode, FakePrefill, Stack, stack
+from .fakes import Body, FakeDecode, FakePrefill, FakeServer, Stack, serving, stack
 
 OWN = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "rid")
 """Members that a router adds."""
@@ -25,14 +25,11 @@ CUT = 599
 """Stands for an answer that began and broke off."""
 
 
-class Reader:
+class Reader(FakeServer):
     """Answers what it can read as JSON with 200 and all else with 400, as SGLang does."""
 
     bodies: list[Any]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.reply = b"{}"
+    reply = b"{}"
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -59,7 +56,7 @@ async def stock_router(s: Stack) -> AsyncIterator[str]:
     spec = importlib.util.spec_from_file_location("stock_mini_lb", mini_lb.__file__)
     assert spec
     assert spec.loader
-    stock = importlib.util.module_from_spec(spec)
+    stock: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stock)
     args = RouterArgs(
         mini_lb=True,
@@ -68,15 +65,8 @@ async def stock_router(s: Stack) -> AsyncIterator[str]:
         decode_urls=[d.url for d in s.decodes],
     )
     stock.lb = stock.MiniLoadBalancer(args)
-    server = uvicorn.Server(uvicorn.Config(stock.app, host="127.0.0.1", port=0, log_level="critical"))
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
+    async with serving(uvicorn.Config(stock.app, host="127.0.0.1", port=0, log_level="critical")) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +149,7 @@ async def send(
             await response.read()
         except aiohttp.ClientPayloadError:
             status = CUT
-        return status, {body for server in servers for body in server.bodies}  # type: ignore[misc]
+        return status, {body for server in servers for body in server.bodies}
 
 
 def test_every_body_is_answered_as_by_the_stock_router_or_better(caplog: pytest.LogCaptureFixture) -> None:
@@ -201,11 +191,12 @@ def test_a_deadline_is_added_to_any_parameters_or_refused(params: bytes) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_nan_in_a_logprob_reply_is_no_error(stream: bool) -> None:
+def test_nan_in_a_logprob_reply_is_no_error(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with reading_stack() as s:
-            for server in (*s.prefills, *s.decodes):
-                server.reply = b'{"text":"x","index":0,"meta_info":{"x":NaN,"input_token_logprobs":[[NaN,1]]}}'  # type: ignore[attr-defined]
+            monkeypatch.setattr(
+                Reader, "reply", b'{"text":"x","index":0,"meta_info":{"x":NaN,"input_token_logprobs":[[NaN,1]]}}'
+            )
             body = {"text": "a", "return_logprob": True, "stream": stream}
             async with s.client.post(f"{s.url}/generate", json=body) as response:
                 assert response.status == 200
@@ -218,11 +209,10 @@ def test_nan_in_a_logprob_reply_is_no_error(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("reply", [b"nonsense", b'{"meta_info":{"input_token_logprobs":null}}', b"\xff", nested(1020)])
-def test_a_logprob_reply_that_cannot_be_merged_is_passed_on(reply: bytes) -> None:
+def test_a_logprob_reply_that_cannot_be_merged_is_passed_on(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with reading_stack() as s:
-            for server in (*s.prefills, *s.decodes):
-                server.reply = reply  # type: ignore[attr-defined]
+            monkeypatch.setattr(Reader, "reply", reply)
             for stream in (False, True):
                 body = {"text": "a", "return_logprob": True, "stream": stream}
                 async with s.client.post(f"{s.url}/generate", json=body) as response:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from laps_core.pools.pressure import POOLS
+from laps_core.pools.pressure import POOLS, Pool
 
 from .fakes import LONG, SHORT, FakeDecode, FakePrefill, Stack, events_of, stack
 
@@ -16,7 +16,8 @@ from .fakes import LONG, SHORT, FakeDecode, FakePrefill, Stack, events_of, stack
 def test_both_classes_stream_through_their_own_pool() -> None:
     async def run() -> None:
         async with stack(2) as s:
-            for text, pool in ((SHORT, "short"), (LONG, "long")):
+            classes: tuple[tuple[str, Pool], ...] = ((SHORT, "short"), (LONG, "long"))
+            for text, pool in classes:
                 async with s.client.post(f"{s.url}/generate", json={"text": text, "stream": True}) as r:
                     assert r.status == 200
                     assert r.headers["content-type"].startswith("text/event-stream")

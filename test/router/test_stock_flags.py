@@ -16,12 +16,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.hook import make_balancer
 from sglang_router_laps.stock_flags import HONOURED, IGNORED, REFUSED, flag
 
-from .fakes import Stack, stack
+from .fakes import Stack, serving, stack
 from .test_args import TWO, parse
 
 LAPS = (*TWO, "--enable-laps-alloc")
@@ -93,15 +92,8 @@ async def served(s: Stack) -> AsyncIterator[str]:
     """The stack's balancer as a launch would serve it: host and port."""
     config = s.balancer.server_config()
     config.host, config.port = "127.0.0.1", 0
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
+    async with serving(config) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

@@ -98,3 +98,11 @@ class Alone:
     def agree(self, plan: Plan) -> Plan:
         """Its own."""
         return plan
+
+
+def builder(scheduler: Any, core: Any, stock: Any) -> Any:
+    """Of a scheduler of one rank whose batches cannot be cut into slices; `stock`: its own way to the next batch."""
+    from sglang_laps.builder import Builder
+
+    alone: Any = Alone()
+    return Builder(scheduler, core, alone, stock, None)

@@ -11,7 +11,7 @@ from laps_core.scheduling.pacer import Pacer
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 
-from .adders import Alone, Loads
+from .adders import Loads, builder
 
 
 class Request:
@@ -36,15 +36,12 @@ class Fields:
     max_total_num_tokens = 4096
 
     def __init__(self, queue: list[Request], held: Request | None = None, parked: Sequence[Request] = ()) -> None:
-        from sglang_laps.builder import Builder
-
         self.waiting_queue, self.chunked_req = queue, held
         self.load_inquirer = Loads()
         self._pending_chunked_abort_req: Any = None
         core = laps_core()
         core.parked = list(parked)
-        builder: Any = Builder(self, core, Alone(), lambda _: None, None)  # type: ignore[arg-type]
-        self.laps: Any = SimpleNamespace(core=core, builder=builder)
+        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, lambda _: None))
 
     @property
     def in_progress(self) -> list[Any]:

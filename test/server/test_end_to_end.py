@@ -130,7 +130,7 @@ def test_chat_text_streams(router: servers.Server, reference: Reference) -> None
             return await load.stream(http, router.url + "/v1/chat/completions", body, "chat", 0.0)
 
     seen = asyncio.run(run())
-    prompt = reference.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    prompt: Any = reference.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert seen.error is None
     assert seen.text == reference.tokenizer.decode(reference.greedy(prompt, NEW))
 

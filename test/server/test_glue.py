@@ -17,7 +17,7 @@ from laps_core.scheduling.plan import Paused, Plan
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore, Part
 
-from .adders import Alone
+from .adders import builder
 from .fields import Fields, Request
 
 
@@ -67,8 +67,6 @@ def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens() -> None:
 
 @pytest.mark.parametrize("cls", [SHORT, LONG])
 def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls: Any) -> None:
-    from sglang_laps.builder import Builder
-
     one, held = Request("s"), Request("P", 900, done=100)
     whole = [one]
     me: Any = Fields(whole, held)
@@ -80,9 +78,8 @@ def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls:
     me.laps.core.decide = lambda *_, **__: plan
     me.disagg_prefill_inflight_queue = []
     one.laps_tag.new_tokens = 300 if cls is LONG else 30
-    builder = Builder(me, me.laps.core, Alone(), stock, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="s was cut in a batch of whole requests"):
-        builder.build(None, Paused(1.0, 1, 1))  # type: ignore[arg-type]
+        builder(me, me.laps.core, stock).build(None, Paused(1.0, 1, 1))
     assert (me.waiting_queue, me.chunked_req) == (whole, held)
 
 
@@ -94,14 +91,18 @@ def overridden(mixin: Any) -> list[str]:
     return [name for name in found if not name.startswith("__")]
 
 
-def test_off_inside_the_scheduler_leaves_every_method_to_sglang(mixin: Any) -> None:
+def test_off_inside_the_scheduler_leaves_every_method_to_sglang(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_laps.scheduler import scheduler_class
 
     called: list[tuple[str, Any]] = []
     answer = SimpleNamespace(internal_state={})
 
-    def method(name: str, said: Any) -> Any:
-        return lambda self, *args, **kwargs: called.append((name, (args, kwargs))) or said
+    def method(name: str, says: Any) -> Any:
+        def stock_method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            called.append((name, (args, kwargs)))
+            return says
+
+        return stock_method
 
     def init(self: Any) -> None:
         self.server_args = SimpleNamespace(disaggregation_mode="null", pp_size=1)
@@ -109,8 +110,9 @@ def test_off_inside_the_scheduler_leaves_every_method_to_sglang(mixin: Any) -> N
     names = overridden(mixin)
     assert {"ingest_requests", "process_prefill_chunk", "run_batch", "on_idle"} <= set(names)
     stock = type("Stock", (), {"__init__": init, **{name: method(name, answer) for name in names}})
+    said: Any
     for said in (answer, [], None):
-        stock.ingest_requests = method("ingest_requests", said)  # type: ignore[attr-defined]
+        monkeypatch.setattr(stock, "ingest_requests", method("ingest_requests", said))
         me = scheduler_class(stock, LapsConfig(graphs=True))()
         before = dict(vars(me))
         for name in names:
@@ -183,7 +185,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
     }
     core.books.busy.add(0.0, 1e-6)
     pacer.slo.record(1e-9, "short", 2.0, 1.0)
-    asked = type("Asked", (mixin,), {"__init__": lambda self: vars(self).update(fields)})()
+    asked = type("Asked", (mixin,), {"__init__": lambda self: self.__dict__.update(fields)})()
     before = pickle.dumps(vars(asked))
     told = [asked.laps_status() for _ in range(3)]
     assert pickle.dumps(vars(asked)) == before

@@ -18,7 +18,7 @@ from sglang_laps.core import LapsCore
 
 from benchmark.rig import load
 
-from .adders import Alone, Cache, Loads, Prompt, adder
+from .adders import Cache, Loads, Prompt, adder, builder
 from .conftest import LAPS, Prefill
 from .test_prefill_server import ask, ids
 
@@ -27,7 +27,7 @@ POOL = 4096
 
 
 def request(tokens: int) -> Any:
-    req = Prompt(tokens)
+    req: Any = Prompt(tokens)
     req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
     return req
 
@@ -59,13 +59,13 @@ class Stock:
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         make: Any = self.get_prefill_adder_class()
-        builder = make(1, self.cache, self.cache, None, 1.0, 1 << 20, self.chunked_prefill_size)
+        made = make(1, self.cache, self.cache, None, 1.0, 1 << 20, self.chunked_prefill_size)
         for req in self.waiting_queue:
-            if builder.add_one_req(req, has_chunked_req=False, truncation_align_size=None) is not AddReqResult.CONTINUE:
+            if made.add_one_req(req, has_chunked_req=False, truncation_align_size=None) is not AddReqResult.CONTINUE:
                 break
-        taken = builder.can_run_list
+        taken = made.can_run_list
         self.waiting_queue = [r for r in self.waiting_queue if r not in taken]
-        self.chunked_req = builder.new_chunked_req
+        self.chunked_req = made.new_chunked_req
         self.cache.free -= sum(r.extend_len for r in taken)
         return SimpleNamespace(
             running_batch=running_batch, batch_to_run=SimpleNamespace(reqs=taken, prefill_stats=None) if taken else None
@@ -78,16 +78,19 @@ class Rounds:
     batch: list[Any]
     owed = True
 
+    laps: Any
+    disagg_prefill_inflight_queue: list[Any]
+
     def decide(self, now: float, views: Any, longs: Any, *_: Any, frees_memory: bool) -> Plan:
         if not longs or not self.owed:
             return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
-        if self.laps.core.lacking and frees_memory:  # type: ignore[attr-defined]
+        if self.laps.core.lacking and frees_memory:
             return Plan((LONG,), longs=(0,), tokens=512, keeps_room=True)
         return Plan((LONG, SHORT), longs=(0,), tokens=512)
 
     def built(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:
         self.batch = batch.reqs
-        self.disagg_prefill_inflight_queue.append(batch.reqs)  # type: ignore[attr-defined]
+        self.disagg_prefill_inflight_queue.append(batch.reqs)
 
     def round(self, ends: bool = True) -> list[int]:
         """Two short requests come, the oldest batch under way ends. Lengths of what was built then."""
@@ -103,15 +106,14 @@ class Rounds:
 @pytest.fixture
 def server(adder: Callable[[int, int], Any]) -> Any:
     """Five short batches are under way, and hold more than the long request leaves."""
-    from sglang_laps.builder import Builder
     from sglang_laps.scheduler import LapsPrefillMixin
 
     me: Any = type("Server", (Rounds, LapsPrefillMixin, Stock), {"__init__": Stock.__init__})()
     config = LapsConfig(length_basis="prompt")
     core: Any = LapsCore(Pacer(config, chunk_tokens=512), Classes(config, 256, lambda _: 0, lambda: 0.0))
     core.decide, core.built = me.decide, me.built
-    builder = Builder(me, core, Alone(), super(LapsPrefillMixin, me).get_new_batch_prefill, None)  # type: ignore[arg-type]
-    me.laps = SimpleNamespace(core=core, builder=builder)
+    stock = super(LapsPrefillMixin, me).get_new_batch_prefill
+    me.laps = SimpleNamespace(core=core, builder=builder(me, core, stock))
     for _ in range(5):
         assert me.round(ends=False) == [250, 250]
     return me

@@ -25,7 +25,7 @@ def prefill(
     knobs = f'{{"profile": "{saved}"}}'
     args = ("--laps-wait-window-ms", "0") if request.param == "off" else (*SLOW, knobs)
     with start_prefill(*LAPS, *args) as running:
-        running.saved = saved  # type: ignore[attr-defined]
+        running.saved = saved
         yield running
 
 

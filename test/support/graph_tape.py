@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import torch
@@ -135,7 +135,7 @@ class Tape:
                     spoil(found)
                 for work in tree_flatten(found)[0]:
                     if isinstance(work, torch.ScriptObject):
-                        work.wait()  # of a collective: on a device the stream would
+                        cast(Any, work).wait()  # of a collective: on a device the stream would
                 made |= {o.at: v for o, v in zip(outs, tree_flatten(found)[0], strict=True) if o is not None}
                 for gone in [at for at in made if self._last[at] <= i]:
                     del made[gone]
@@ -168,7 +168,7 @@ def attention(runner: Any) -> Any:
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-    class TapedAttention(TorchNativeAttnBackend):  # type: ignore[misc]
+    class TapedAttention(TorchNativeAttnBackend):
         _init_full_cg_prefill_metadata = FlashAttentionBackend._init_full_cg_prefill_metadata
 
         def __init__(self) -> None:
@@ -229,5 +229,7 @@ def load() -> None:
     ATTENTION_BACKENDS["torch_native"] = attention
     graphs.ATTENTION["cpu"] = ("TapedAttention",)
     parallel_state.get_current_device_stream_fast = torch.cpu.current_stream
-    torch.cuda.CUDAGraph = Tape  # type: ignore[assignment,misc]
-    torch.cpu.graph, torch.cpu.graph_pool_handle = graph, lambda: (0, 0)  # type: ignore[attr-defined]
+    device: Any = torch.cpu
+    device.graph, device.graph_pool_handle = graph, lambda: (0, 0)
+    device = torch.cuda
+    device.CUDAGraph = Tape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from laps_core.config import LapsConfig
 from laps_core.latency.model import Coefficients
 from laps_core.length import SHORT
@@ -23,11 +25,9 @@ LAYERS, CHUNK = 28, 8192
 KNOWN = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TOKEN, 0.0, 0.0, F))
 
 
-def pacer(
-    *, known: bool = True, layers: int = LAYERS, chunk: int | None = CHUNK, unit: int = 1, **knobs: object
-) -> Pacer:
+def pacer(*, known: bool = True, layers: int = LAYERS, chunk: int | None = CHUNK, unit: int = 1, **knobs: Any) -> Pacer:
     """Steps take F and TOKEN a token; `known`: it has been told."""
-    config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})  # type: ignore[arg-type]
+    config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})
     me = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers)
     if known:
         me.model = KNOWN.model()

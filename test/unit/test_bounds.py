@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ class Toy:
 
     feed: Feed
     layers: int = LAYERS
-    knobs: dict[str, object] = field(default_factory=dict)
+    knobs: dict[str, Any] = field(default_factory=dict)
     now: float = 0.0
     shorts: list[Job] = field(default_factory=list)
     longs: list[Job] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Toy:
     ran: list[Batch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        config = LapsConfig(**{"wait_window_ms": 0.0, **self.knobs})  # type: ignore[arg-type]
+        config = LapsConfig(**{"wait_window_ms": 0.0, **self.knobs})
         self.pacer = Pacer(config, chunk_tokens=CHUNK, layers=self.layers)
         self.pacer.model = MODEL
 
@@ -200,12 +201,12 @@ def test_nothing_is_lost_and_nothing_runs_twice(spec: list[tuple[int, float]], l
 @given(arrivals, layers)
 @settings(deadline=None, max_examples=20)
 def test_equal_inputs_give_equal_schedules(spec: list[tuple[int, float]], layers: int) -> None:
-    ends = []
-    for _ in range(2):
+    def ends() -> list[float]:
         jobs = made(spec)
-        Toy(played(jobs), layers).run(lambda toy, jobs=jobs: all(j.done == j.tokens for j in jobs))
-        ends.append([j.finished for j in jobs])
-    assert ends[0] == ends[1]
+        Toy(played(jobs), layers).run(lambda _: all(j.done == j.tokens for j in jobs))
+        return [j.finished for j in jobs]
+
+    assert ends() == ends()
 
 
 @given(arrivals, layers)

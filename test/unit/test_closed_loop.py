@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from laps_core.config import LapsConfig
@@ -58,8 +59,8 @@ def closed_loop(
     window = Window(config)
     run = Run(0.0, window=window)
 
-    def predict(requests: object) -> float:
-        return fixed_s + per_token_s * sum(new for new, _ in requests)  # type: ignore[attr-defined]
+    def predict(requests: Sequence[tuple[int, int]]) -> float:
+        return fixed_s + per_token_s * sum(new for new, _ in requests)
 
     pending = [(think(clients[i]), i) for i in range(users)]
     heapq.heapify(pending)
@@ -107,9 +108,11 @@ def test_closed_loop_is_never_slower_than_the_dual_queue(
     fixed_ms: float, token_us: float, known: bool, poll: bool
 ) -> None:
     for users in (1, 4, 8, 16, 32, 64):
-        device = {"fixed_s": fixed_ms / 1e3, "per_token_s": token_us / 1e6, "think": lambda r: r.uniform(0.4e-3, 3e-3)}
-        off = closed_loop(OFF, users, **device)  # type: ignore[arg-type]
-        awd = closed_loop(AWD, users, known=known, poll=poll, **device)  # type: ignore[arg-type]
+        device = partial(
+            closed_loop, fixed_s=fixed_ms / 1e3, per_token_s=token_us / 1e6, think=lambda r: r.uniform(0.4e-3, 3e-3)
+        )
+        off = device(OFF, users)
+        awd = device(AWD, users, known=known, poll=poll)
         assert awd.rate >= 0.98 * off.rate, users
         if users == 1:
             assert max(awd.waits) == 0.0
@@ -128,9 +131,13 @@ def test_closed_loop_gains_where_the_fixed_cost_dominates(users: int, poll: bool
 @pytest.mark.parametrize("poll", [False, True])
 def test_clients_too_slow_to_wait_for_are_not_waited_for(think_s: float, poll: bool) -> None:
     for users in (1, 4, 8, 16, 32):
-        kind = {"fixed_s": 8e-3, "per_token_s": 5e-6, "think": lambda r: think_s + r.expovariate(1 / think_s)}
-        off = closed_loop(OFF, users, poll=poll, **kind)  # type: ignore[arg-type]
-        awd = closed_loop(AWD, users, poll=poll, **kind)  # type: ignore[arg-type]
+        off, awd = (
+            closed_loop(
+                config, users, fixed_s=8e-3, per_token_s=5e-6, think=lambda r: think_s + r.expovariate(1 / think_s),
+                poll=poll,
+            )
+            for config in (OFF, AWD)
+        )  # fmt: skip
         assert awd.rate >= 0.98 * off.rate, users
 
 

@@ -11,8 +11,8 @@ from laps_core import deadline
 from laps_core.config import LapsConfig
 from sglang_laps import deadlines
 
-HOSTILE = [5e-324, 1e-310, 1e-9, 0.099, 0, 0.0, -5, 1e9 + 1, 1e300, math.inf, math.nan, 10**30, 10**400, -(10**400)]
-HOSTILE += [True, False, "60", [60], {}]
+HOSTILE: list[Any] = [True, False, "60", [60], {}]
+HOSTILE += [5e-324, 1e-310, 1e-9, 0.099, 0, 0.0, -5, 1e9 + 1, 1e300, math.inf, math.nan, 10**30, 10**400, -(10**400)]
 
 
 def request(custom: Any = None, created: float = 0.0, received: float = 0.0) -> Any:

@@ -31,7 +31,9 @@ MODEL = "/models/some-model"
 class Unit(configparser.RawConfigParser):
     """A systemd unit. Raises configparser.Error where it is none, or where a setting is there twice."""
 
-    optionxform = staticmethod(str)  # type: ignore[assignment]
+    def optionxform(self, optionstr: str) -> str:
+        """Names are as they are written."""
+        return optionstr
 
     def __init__(self, path: Path) -> None:
         super().__init__(delimiters=("=",), comment_prefixes=("#",))

@@ -131,7 +131,7 @@ def test_an_error_is_the_routers_own_where_no_server_said_so() -> None:
 
 
 def test_sending_ends_with_the_servers_and_says_what_went_last() -> None:
-    cases = CASES[:30]
+    cases, served = CASES[:30], 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal served
@@ -146,7 +146,6 @@ def test_sending_ends_with_the_servers_and_says_what_went_last() -> None:
             port = server.sockets[0].getsockname()[1]
             return await comparison.run(port, cases, lambda _: None, lambda: served < 10, marked=True)
 
-    served = 0
     ours = asyncio.run(run())
     sent = [c for c, o in zip(cases, ours, strict=True) if o]
     assert 10 <= len(sent) < 30

@@ -20,6 +20,8 @@ PIECES = 6
 class Bench:
     """A server that streams, with a proxy in front of it."""
 
+    proxy: Proxy
+
     def __init__(self) -> None:
         self.evidence = Evidence()
         self.gate = asyncio.Event()
@@ -60,7 +62,7 @@ class Bench:
 async def bench() -> AsyncIterator[Bench]:
     b = Bench()
     server = await asyncio.start_server(b.serve, "127.0.0.1", 0)
-    b.proxy = Proxy("p", free_port(), server.sockets[0].getsockname()[1], b.evidence, seed=1)  # type: ignore[attr-defined]
+    b.proxy = Proxy("p", free_port(), server.sockets[0].getsockname()[1], b.evidence, seed=1)
     await b.proxy.listen()
     try:
         yield b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +14,8 @@ sizes = st.lists(st.integers(1, 300), min_size=1, max_size=6)
 strategies = st.sampled_from(["latency", "memory"])
 
 
-def ladder(
-    tokens: int = MOST_ROWS, length: int = 32768, slots: int = 4096, multiple: int = 1, **knobs: object
-) -> Ladder:
-    made = Ladder.of(LapsConfig(**knobs), tokens=tokens, length=length, slots=slots, multiple=multiple)  # type: ignore[arg-type]
+def ladder(tokens: int = MOST_ROWS, length: int = 32768, slots: int = 4096, multiple: int = 1, **knobs: Any) -> Ladder:
+    made = Ladder.of(LapsConfig(**knobs), tokens=tokens, length=length, slots=slots, multiple=multiple)
     assert made is not None
     return made
 

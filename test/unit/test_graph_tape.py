@@ -30,9 +30,14 @@ def test_a_replay_computes_from_what_static_tensors_hold_now() -> None:
 
 
 def test_a_replay_runs_no_python() -> None:
-    calls = []
+    calls: list[int] = []
     x = torch.ones(3)
-    tape, _ = taped(lambda: calls.append(1) or x + len(calls))
+
+    def capture() -> torch.Tensor:
+        calls.append(1)
+        return x + len(calls)
+
+    tape, _ = taped(capture)
     before = len(calls)
     tape.replay()
     assert len(calls) == before

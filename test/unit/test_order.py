@@ -52,8 +52,8 @@ def test_edf_serves_who_can_make_it_then_open_ended_then_late(jobs: list[Job]) -
     got = [jobs[i] for i in order("edf", jobs)]
     rank = [1 if w.deadline_s is None else 2 if slack_s(w, work, NOW) < 0 else 0 for w, work in got]
     assert rank == sorted(rank)
-    in_time = [w.deadline_s for (w, _), r in zip(got, rank, strict=True) if r == 0]
-    assert in_time == sorted(in_time)  # type: ignore[type-var]
+    in_time = [w.deadline_s or 0.0 for (w, _), r in zip(got, rank, strict=True) if r == 0]
+    assert in_time == sorted(in_time)
 
 
 @given(JOBS)

@@ -11,6 +11,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan
 from laps_core.scheduling.room import ROOM_S
+from laps_core.scheduling.waiting import Waiting
 from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, launch, long, pacer, paused, run, short
 
 # -- the gap
@@ -123,7 +124,8 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
     me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS)
     me.model = KNOWN.model()
     window, now, held = Window(config), 0.0, 0
-    came, waiting = [1.0 + 4e-4 * i for i in range(6)], []
+    came = [1.0 + 4e-4 * i for i in range(6)]
+    waiting: list[Waiting] = []
     looked_s: float | None = None
     """When it last looked, if a batch has left since: what has come meanwhile came at an unknown time."""
     before_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from laps_core.config import ConfigError
@@ -80,9 +81,10 @@ def test_without_slices_a_chunk_takes_no_longer_than_the_gap() -> None:
     assert pacer(layers=0, known=False).plan(0.0, [], [long(20_000)]).tokens == CHUNK
     assert pacer(layers=0, preempt_overhead=0.01).plan(0.0, [], [long(20_000)]).tokens == CHUNK
     slow = pacer(layers=0)
-    slow.model.predict = lambda requests: F + sum(TOKEN * n + 1e-9 * n * (n + 2 * h) for n, h in requests)  # type: ignore[method-assign]
+    model: Any = slow.model
+    model.predict = lambda requests: F + sum(TOKEN * n + 1e-9 * n * (n + 2 * h) for n, h in requests)
     tokens = slow.plan(0.0, [], [long(200_000, done=100_000)]).tokens
-    assert slow.model.predict([(tokens, 100_000)]) - F <= GAP < slow.model.predict([(tokens + 1, 100_000)]) - F  # type: ignore[operator]
+    assert model.predict([(tokens, 100_000)]) - F <= GAP < model.predict([(tokens + 1, 100_000)]) - F
 
 
 def test_a_long_history_does_not_make_for_tiny_chunks() -> None:

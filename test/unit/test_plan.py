@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import LONG, SHORT
@@ -9,6 +11,12 @@ from laps_core.scheduling.plan import LOOKAHEAD, PLAN_NUMBERS, Plan
 
 views = st.lists(st.integers(0, LOOKAHEAD - 1), unique=True, max_size=LOOKAHEAD).map(tuple)
 tokens = st.integers(0, 1 << 40)
+
+
+def made(fields: dict[str, Any]) -> Plan:
+    return Plan(**fields)
+
+
 plans = st.fixed_dictionaries(
     {
         "order": st.sampled_from([(), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT)]),
@@ -19,7 +27,7 @@ plans = st.fixed_dictionaries(
         "threshold": tokens,
         **{flag: st.booleans() for flag in ("waiting", "mixed", "keeps_room")},
     }
-).map(lambda fields: Plan(**fields))
+).map(made)
 
 
 @given(plans)

@@ -10,6 +10,7 @@ from laps_core.pools.pressure import (
     IDLE_PRESSURE,
     QUANTILE,
     InstanceSignals,
+    Pool,
     PressureConfig,
     pool_pressure,
     pressure,
@@ -31,13 +32,13 @@ class Fleet:
 
     def __init__(self, short: int, long: int, config: PressureConfig = CONFIG, unhealthy: frozenset[int] = frozenset()):
         self.controller = PoolController(config)
-        self.pool = {f"p{i}": "short" if i < short else "long" for i in range(short + long)}
+        self.pool: dict[str, Pool] = {f"p{i}": "short" if i < short else "long" for i in range(short + long)}
         self.healthy = {f"p{i}": i not in unhealthy for i in range(short + long)}
         self.now = 0.0
         self.next_decision = PERIOD_S
         self.moves: list[Move] = []
 
-    def count(self, pool: str) -> int:
+    def count(self, pool: Pool) -> int:
         return sum(1 for name, p in self.pool.items() if p == pool and self.healthy[name])
 
     def step(self, short_tokens: float, long_tokens: float) -> None:
@@ -222,7 +223,7 @@ def test_a_pool_that_works_its_backlog_off_needs_no_more_help() -> None:
 @pytest.mark.parametrize("pool", ["short", "long"])
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("rest", [0.0, 2048.0, 20_480.0])
-def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: str, n: int, rest: float) -> None:
+def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: Pool, n: int, rest: float) -> None:
     """Its backlog does not move; all others are under the same load."""
     fleet = Fleet(n, n)
     sick = next(name for name, p in fleet.pool.items() if p == pool)

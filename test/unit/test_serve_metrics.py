@@ -134,7 +134,10 @@ def test_tables_have_a_row_per_variant_and_say_what_is_not_there() -> None:
 
 
 def test_a_picture_is_the_same_bytes_for_the_same_figures(tmp_path: Path) -> None:
-    curves = {SHORT: {"fcfs": [1.0, 2.0, 3.0], "laps": [0.5, 0.6, 0.7]}, LONG: {"fcfs": [], "laps": []}}
+    curves: dict[str, dict[str, list[float]]] = {
+        SHORT: {"fcfs": [1.0, 2.0, 3.0], "laps": [0.5, 0.6, 0.7]},
+        LONG: {"fcfs": [], "laps": []},
+    }
     for name in ("a.svg", "b.svg"):
         pictures.distributions(curves, "t", tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

@@ -161,13 +161,14 @@ class Remembered(Laps):
         self.used: list[Device] = [device]
         self.told: list[Any] = []
         self.held = 0
-        told = self.pacer.finished
+        pacer: Any = self.pacer
+        told = pacer.finished
 
         def finished(*args: Any, **kwargs: Any) -> None:
             self.told.append((*args, kwargs))
             told(*args, **kwargs)
 
-        self.pacer.finished = finished  # type: ignore[method-assign]
+        pacer.finished = finished
 
     def next(self, now: float) -> Batch | float | None:
         said = super().next(now)
@@ -215,7 +216,6 @@ def test_a_batch_is_finished_once_and_its_slices_add_up(profile: Profile) -> Non
 
 
 def test_without_slices_short_requests_share_the_long_steps() -> None:
-    knobs = {"slice_ms": 0.0}
     shared = 0
 
     def check(now: float, said: Any, waiting: int) -> None:
@@ -226,7 +226,7 @@ def test_without_slices_short_requests_share_the_long_steps() -> None:
             assert sum(new for _, new, _ in said.parts) <= CHUNK
             shared += len({r.class_tokens <= 256 for r, _, _ in said.parts}) == 2
 
-    outcome = watch("dual", Open(MIX, 40.0, 1500, seed=12), check, **knobs)
+    outcome = watch("dual", Open(MIX, 40.0, 1500, seed=12), check, slice_ms=0.0)
     assert len(outcome.record) == 1500
     assert shared
     stock = run(VARIANTS["fcfs"], Open(MIX, 40.0, 1500, seed=12), PROFILE, chunk=CHUNK)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import pytest
 from laps_core.config import LapsConfig
 from laps_core.scheduling.decision import Decision, Dispatch, Wait
 from laps_core.scheduling.waiting import Waiting
 from laps_core.scheduling.window import TOKEN_MAX, Window
-from windows import MS, predict, short
+from windows import MS, about, predict, short
 
 
-def ask(window: Window, now: float, shorts: list[Waiting], **more: object) -> Decision:
-    given: dict[str, object] = {"token_budget": 8192, "predict": predict} | more
-    return window.decide(now, shorts, **given)  # type: ignore[arg-type]
+def ask(window: Window, now: float, shorts: list[Waiting], **more: Any) -> Decision:
+    return window.decide(now, shorts, **{"token_budget": 8192, "predict": predict, **more})
 
 
 def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[int]]:
@@ -88,7 +87,7 @@ def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
     assert 2 * MS < answer.until_s - now < 5 * MS
     window.arrived(now + 1 * MS, 7)
     full = ask(window, now + 1 * MS, [short(now)] * 8)
-    assert full == Dispatch(tuple(range(8)), "depth", pytest.approx(1 * MS))
+    assert full == Dispatch(tuple(range(8)), "depth", about(1 * MS))
 
 
 def test_leaves_at_the_end_when_the_burst_does_not_come() -> None:
@@ -144,7 +143,7 @@ def test_a_batch_that_preempts_takes_all_that_is_there_and_is_not_held() -> None
     assert isinstance(ask(window, now, [short(now)]), Wait)
     later = now + 1 * MS
     answer = window.leave(later, [short(now), short(later, deadline=now)], token_budget=8192, predict=predict)
-    assert answer == Dispatch((0, 1), "preempt", pytest.approx(1 * MS), late=1)
+    assert answer == Dispatch((0, 1), "preempt", about(1 * MS), late=1)
 
 
 def test_window_zero_is_the_dual_queue_only() -> None:
@@ -156,7 +155,7 @@ def test_window_zero_is_the_dual_queue_only() -> None:
 def test_fixed_window_waits_from_the_first_arrival() -> None:
     window = Window(LapsConfig(window="fixed"))
     assert ask(window, 1.0, [short(0.998), short(0.999)]) == Wait(0.998 + 5 * MS, "fixed")
-    assert ask(window, 1.003, [short(0.998)]) == Dispatch((0,), "window", pytest.approx(3 * MS))
+    assert ask(window, 1.003, [short(0.998)]) == Dispatch((0,), "window", about(3 * MS))
     assert ask(window, 1.0, [short(1.0)] * 8) == Dispatch(tuple(range(8)), "depth")
     # A timer that wakes its sleeper a few microseconds early has ended the window all the same.
     assert isinstance(early := ask(window, 1.002_990, [short(0.998)]), Dispatch)
@@ -166,7 +165,7 @@ def test_fixed_window_waits_from_the_first_arrival() -> None:
 def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:
     window = Window(LapsConfig(window="fixed", wait_window_ms=30.0))
     answer = ask(window, 0.0, [short(0.0, deadline=predict([(100, 0)]) + 6 * MS)])
-    assert answer == Wait(pytest.approx(4 * MS), "fixed")
+    assert answer == Wait(about(4 * MS), "fixed")
 
 
 def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:

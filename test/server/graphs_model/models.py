@@ -1,0 +1,115 @@
+"""One model under the full graphs and under SGLang's own path, held against each other."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+CONTEXT = 1024
+
+
+DTYPE = os.environ.get("LAPS_TEST_DTYPE", "float32")
+"""On the CPU; a GPU serves bfloat16."""
+
+
+VOCABULARY = 512
+
+
+LENGTHS, SLOTS, MOST = (8, 32, 128), (1, 2, 4, 8, 16), 192
+
+
+def config(**knobs: Any) -> Any:
+    from laps_core.config import LapsConfig
+
+    given = {"graph_lengths": LENGTHS, "graph_batches": SLOTS, "graph_strategy": "memory"}
+    return LapsConfig(**{"graphs": True, **given, **knobs})
+
+
+@contextmanager
+def graphs(runner: Any, **knobs: Any) -> Iterator[Any]:
+    """The runner's front, or the reason there is none; the runner as it was afterwards."""
+    from sglang_laps.graphs import attach, capture
+
+    # SGLang keeps one such object per attention backend, for one number of request slots.
+    kept: list[tuple[Any, str]] = [(runner, "prefill_cuda_graph_runner"), (runner, "laps_graphs")]
+    kept += [(runner.attn_backend, "full_cg_prefill_metadata"), (capture, "MOST_ROWS")]
+    held = [getattr(owner, name, None) for owner, name in kept]
+    capture.MOST_ROWS = MOST
+    runner.prefill_cuda_graph_runner = runner.stock_path
+    runner.attn_backend.full_cg_prefill_metadata = None
+    try:
+        attach(runner, config(**knobs))
+        yield runner.laps_graphs
+    finally:
+        for (owner, name), value in zip(kept, held, strict=True):
+            setattr(owner, name, value)
+
+
+def ids(rng: random.Random, count: int) -> list[int]:
+    # Token 0 is what padded rows carry; some tests poison it.
+    return [rng.randrange(1, VOCABULARY) for _ in range(count)]
+
+
+def serve(runner: Any, path: Any, news: list[list[int]], olds: list[list[int]] | None = None) -> tuple[Any, list[Any]]:
+    """Prefill ``news`` after ``olds`` were cached by the eager path. Returns the turn and the KV of each request."""
+    from benchmark.rig import runner as rig
+
+    olds = olds or [[]] * len(news)
+    rig.clear(runner)
+    held = runner.prefill_cuda_graph_runner
+    first = [rig.request(str(i), old or new) for i, (new, old) in enumerate(zip(news, olds, strict=True))]
+    try:
+        runner.prefill_cuda_graph_runner = runner.eager_runner
+        if cached := [r for r, old in zip(first, olds, strict=True) if old]:
+            rig.prefill(runner, cached)
+        reqs = [rig.continued(r, new) if old else r for r, new, old in zip(first, news, olds, strict=True)]
+        runner.prefill_cuda_graph_runner = path
+        turn = rig.prefill(runner, reqs)
+    finally:
+        runner.prefill_cuda_graph_runner = held
+    return turn, [rig.kv_of(runner, r) for r in reqs]
+
+
+def compare(runner: Any, front: Any, news: list[list[int]], olds: list[list[int]] | None, cuda: bool) -> int:
+    """Serve by the stock path and by the front, and hold them against each other. Returns the replays."""
+    import torch
+
+    want, want_kv = serve(runner, front.stock, news, olds)
+    before = front.replayed
+    got, got_kv = serve(runner, front, news, olds)
+    rough = cuda or DTYPE == "bfloat16"
+    # bfloat16 holds logits of 4 to 8 in steps of 1/32: three of them.
+    tight: dict[str, Any] = {"rtol": 2e-2, "atol": 3 / 32} if rough else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(got.logits, want.logits, **tight)
+    for a, b in zip(got_kv, want_kv, strict=True):
+        for x, y in zip(a, b, strict=True):
+            torch.testing.assert_close(x, y, **tight)
+    for mine, theirs, row in zip(got.tokens, want.tokens, want.logits, strict=True):
+        top = row.topk(2).values
+        if top[0] - top[1] > (0.2 if rough else 1e-3):
+            assert mine == theirs
+    return int(front.replayed - before)
+
+
+@contextmanager
+def poison(runner: Any) -> Iterator[None]:
+    """NaN wherever only padded rows look: token 0 and the KV sink."""
+    import torch
+
+    table = runner.model.model.embed_tokens.weight
+    pool = runner.token_to_kv_pool
+    layers = range(runner.model_config.num_hidden_layers)
+    sinks = [b[0] for i in layers for b in (pool.get_key_buffer(i), pool.get_value_buffer(i))]
+    row = table[0].clone()
+    with torch.no_grad():
+        for place in (table[0], *sinks):
+            place.fill_(torch.nan)
+        try:
+            yield
+        finally:
+            table[0] = row
+            for sink in sinks:
+                sink.zero_()
