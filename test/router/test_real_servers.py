@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -13,16 +12,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from served import NORMAL, Beside, Prefill, checkpoint, on, prefill_server
 
-from benchmark.rig import load, model, servers
+from benchmark.rig import load, servers
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), *on(NORMAL)]
 
-PREFILL = (
-    "--enable-laps-scheduler", "--disable-overlap-schedule", "--chunked-prefill-size", "512",
-    "--max-total-tokens", "49152", "--enable-cache-report",
-)  # fmt: skip
-ENV = {"OMP_NUM_THREADS": "1"}
 CONFIG = {"spill": "off"}
 SHORT = "What is the weather like?"
 LONG = "Tell me a story of the sea and of the wind, and begin again. " * 60
@@ -31,10 +26,8 @@ LONG = "Tell me a story of the sea and of the wind, and begin again. " * 60
 class Rig:
     """Running servers, and what tests ask of them."""
 
-    def __init__(
-        self, prefills: list[servers.Server], decode: servers.Server, router: servers.Server, checkpoint: Path
-    ):
-        self.prefills, self.decode, self.router, self.checkpoint = prefills, decode, router, checkpoint
+    def __init__(self, prefills: list[servers.Server], decode: servers.Server, router: servers.Server):
+        self.prefills, self.decode, self.router = prefills, decode, router
 
     def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.router.url}/laps_status", timeout=30) as reply:
@@ -62,22 +55,20 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    checkpoint = model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")))
+def rig(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     logs = tmp_path_factory.mktemp("rig")
-    prefills = [
-        servers.prefill(checkpoint, logs / f"prefill{i}.log", *PREFILL, env=ENV, name=f"prefill {i}") for i in range(2)
-    ]
-    decode = servers.decode(checkpoint, logs / "decode.log", "--max-total-tokens", "131072")
-    decode.env = dict(ENV)
+    another = prefill_server(NORMAL, logs, "another prefill server").start()
+    decode = beside.decode(tmp_path_factory)
+    prefills = [prefill.server, another]
     router = servers.minilb(
         prefills, [decode], logs / "router.log", "--enable-laps-alloc", "--laps-rebalance-interval-s", "2.5",
-        "--laps-tokenizer", str(checkpoint), "--laps-alloc-config", json.dumps(CONFIG),
+        "--laps-tokenizer", str(checkpoint()), "--laps-alloc-config", json.dumps(CONFIG),
         "--health-check-interval-secs", "1",
         module="sglang_router_laps.launch_router",
     )  # fmt: skip
-    with servers.running(*prefills, decode, router):
-        rig = Rig(prefills, decode, router, checkpoint)
+    with another, servers.running(router):
+        another.ready()
+        rig = Rig(prefills, decode, router)
         # It was up before them, and looks again at its own pace.
         rig.until(lambda s: all(i["healthy"] for i in (*s["prefill"], *s["decode"])))
         yield rig

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
+from served import NORMAL, Prefill, on
 
 from benchmark import serve
 from benchmark.results.piece import Piece
 
-from .conftest import LAPS, Prefill
-
-pytestmark = [pytest.mark.usefixtures("clean")]
-
-
-@pytest.fixture(scope="module")
-def prefill(start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    with start_prefill(*LAPS, "--disable-overlap-schedule") as running:
-        yield running
+pytestmark = on(NORMAL)
 
 
 def test_every_request_is_answered_and_counted(prefill: Prefill, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ would never start."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +15,6 @@ from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.waiting import Waiting
 
 from .adders import Prompt, adder
-from .conftest import LAPS, Reference
-from .test_prefill_server import ids, send_all
 
 __all__ = ["adder"]
 SERVER_CHUNK = 10_000 // 64 * 64
@@ -59,22 +56,3 @@ def costing(token_s: float) -> LatencyModel:
     known = {"alpha": 0.0, "linear": token_s, "gamma_r": 0.0, "per_request": 0.0, "fixed": 0.005}
     saved = {"kind": "laps-latency", "version": VERSION, "coefficients": known, "parts": None}
     return LatencyModel.from_json(json.dumps({**saved, "samples": [], "held_out": []}))
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("slice_ms", [0, 4])
-def test_a_server_with_pages_serves_long_prompts_whole(
-    start_prefill: Callable[..., Any], reference: Reference, slice_ms: int
-) -> None:
-    pages = ("--page-size", "64", "--chunked-prefill-size", "192", "--laps-config", json.dumps({"slice_ms": slice_ms}))
-    with start_prefill(*LAPS, *pages) as server:
-        for prompt in (ids(1, 300), ids(2, 700)):
-            before = server.totals()["long"]
-            assert asyncio.run(send_all(server, [prompt])) == reference.greedy(prompt, 1)
-            after = server.totals()["long"]
-            assert after["tokens"] - before["tokens"] == len(prompt)
-            assert after["batches"] - before["batches"] >= -(-len(prompt) // 192)
-        mixed = [ids(1, 300), ids(2, 700)] + [ids(3, 60)] * 8
-        assert len(asyncio.run(send_all(server, mixed, spread_s=0.2))) == 10
-        server.all_tokens_are_free()
-        server.must_be_clean()

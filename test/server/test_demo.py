@@ -15,6 +15,7 @@ import pytest
 from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
 
+pytestmark = pytest.mark.xdist_group("demo")
 DEMO = [sys.executable, "-m", "benchmark.demo"]
 
 

@@ -4,52 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from served import CHUNK, NORMAL, OVERLAP, STOCK, Beside, Prefill, Reference, ids, on
 
 from benchmark.rig import load, servers
 
-from .conftest import CHUNK, ENV, LAPS, Prefill, Reference
-
-pytestmark = [pytest.mark.usefixtures("clean")]
+pytestmark = on(STOCK, OVERLAP, NORMAL)
 NEW = 8
 
 
 @pytest.fixture(scope="module")
-def decode(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    log = tmp_path_factory.mktemp("decode") / "server.log"
-    server = servers.decode(checkpoint, log, "--max-total-tokens", "49152")
-    server.env = dict(ENV)
-    server.start()  # it gets ready while the prefill server starts
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module", params=["laps", "laps-overlap", "stock"])
-def prefill(
-    request: pytest.FixtureRequest, decode: servers.Server, start_prefill: Callable[..., Any]
-) -> Iterator[Prefill]:
-    args = () if request.param == "stock" else LAPS
-    loop = () if request.param == "laps-overlap" else ("--disable-overlap-schedule",)
-    with start_prefill(*args, *loop) as running:
-        decode.ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def router(
-    prefill: Prefill, decode: servers.Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[servers.Server]:
+def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    decode = beside.decode(tmp_path_factory)
     with servers.running(servers.minilb([prefill.server], [decode], tmp_path_factory.mktemp("router") / "log")) as (r,):
         yield r
-
-
-def words(seed: int, tokens: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 2000) for _ in range(tokens)]
 
 
 async def generate(http: Any, router: servers.Server, prompt: list[int]) -> list[int]:
@@ -71,24 +42,24 @@ def ask_all(router: servers.Server, prompts: list[list[int]]) -> list[list[int]]
 
 def test_short_and_long_prompts_one_by_one(router: servers.Server, reference: Reference) -> None:
     for tokens in (5, 60, 256, 257, CHUNK, 3 * CHUNK + 1, 2000):
-        prompt = words(tokens, tokens)
+        prompt = ids(tokens, tokens)
         assert ask_all(router, [prompt]) == [reference.greedy(prompt, NEW)], tokens
 
 
 def test_all_at_once(router: servers.Server, reference: Reference) -> None:
-    prompts = [words(500 + i, 1300 if i % 5 == 0 else 20 + 9 * i) for i in range(20)]
+    prompts = [ids(500 + i, 1300 if i % 5 == 0 else 20 + 9 * i) for i in range(20)]
     answers = ask_all(router, prompts)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer == reference.greedy(prompt, NEW), len(prompt)
 
 
 def test_a_conversation(router: servers.Server, prefill: Prefill, reference: Reference) -> None:
-    history = words(77, 2 * CHUNK)
+    history = ids(77, 2 * CHUNK)
     before = prefill.get("/laps_status")["totals"] if prefill.laps else None
     for turn in range(3):
         answer = ask_all(router, [history])[0]
         assert answer == reference.greedy(history, NEW), turn
-        history = [*history, *answer, *words(80 + turn, 30)]
+        history = [*history, *answer, *ids(80 + turn, 30)]
     if before is None:
         return
     after = prefill.totals()
@@ -101,7 +72,7 @@ def test_a_conversation(router: servers.Server, prefill: Prefill, reference: Ref
 def test_a_flushed_history_is_long_again(router: servers.Server, prefill: Prefill) -> None:
     if not prefill.laps:
         pytest.skip("stock server")
-    history = words(78, 2 * CHUNK)
+    history = ids(78, 2 * CHUNK)
     ask_all(router, [history])
     prefill.all_tokens_are_free()
     before = prefill.totals()
@@ -112,9 +83,9 @@ def test_a_flushed_history_is_long_again(router: servers.Server, prefill: Prefil
 def test_questions_on_one_new_document_become_short_when_it_is_known(router: servers.Server, prefill: Prefill) -> None:
     if not prefill.laps:
         pytest.skip("stock server")
-    document = words(79, 2 * CHUNK)
+    document = ids(79, 2 * CHUNK)
     before = prefill.totals()
-    ask_all(router, [document + words(600 + i, 20) for i in range(6)])
+    ask_all(router, [document + ids(600 + i, 20) for i in range(6)])
     after = prefill.totals()
     assert after["short"]["requests"] - before["short"]["requests"] >= 4
     computed = sum(after[c]["tokens"] - before[c]["tokens"] for c in ("short", "long"))
@@ -141,7 +112,7 @@ def test_aborts_through_the_whole_chain(router: servers.Server, prefill: Prefill
 
     async def one(http: Any, i: int) -> bool:
         await asyncio.sleep(rng.random() * 2.0)
-        call = generate(http, router, words(900 + i, 900 if i % 8 == 0 else rng.randint(5, 150)))
+        call = generate(http, router, ids(900 + i, 900 if i % 8 == 0 else rng.randint(5, 150)))
         try:
             await asyncio.wait_for(call, rng.choice((0.01, 0.05, 0.2)) if i % 2 else 60.0)
         except TimeoutError:

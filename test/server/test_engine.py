@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from served import checkpoint
+
 ENGINE = """
 import sys
 import sglang as sgl
@@ -23,12 +26,13 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_that_is_no_prefill_server_runs_as_stock(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("engine")
+def test_an_engine_that_is_no_prefill_server_runs_as_stock(tmp_path: Path) -> None:
     script = tmp_path / "engine.py"  # a file: the engine starts its processes from its main module
     script.write_text(ENGINE)
     knobs = {"SGLANG_LAPS_SCHEDULER": '{"graphs": true}', "OMP_NUM_THREADS": "1", "SGLANG_HOST_IP": "127.0.0.1"}
     done = subprocess.run(
-        [sys.executable, str(script), str(checkpoint)],
+        [sys.executable, str(script), str(checkpoint())],
         capture_output=True,
         text=True,
         timeout=300,

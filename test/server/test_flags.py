@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
+from served import checkpoint
+
+pytestmark = pytest.mark.xdist_group("flags")
+
+INTERPRETER = """
+import json, os, sys, traceback
+import sglang.srt.managers.scheduler
+for line in sys.stdin:
+    code, argv, env, out, err = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        for fd, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
+        os.environ.update(env)
+        sys.argv[1:], status = argv, 0
+        try:
+            exec(compile(code, "case", "exec"), {"__name__": "__main__"})
+        except SystemExit as e:
+            status = e.code if isinstance(e.code, int) else int(e.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""SGLang is imported once; each case runs in a process forked from there, before any plugin was loaded."""
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PARSE = """
-import sys, os, logging
+import json, os, sys
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.server_args import prepare_server_args
 base = ["--model-path", "nowhere", "--device", "cpu", "--disaggregation-mode", "prefill"]
-for line in sys.stdin.read().splitlines():
-    argv = eval(line)
+os.dup2(1, 2)
+for argv in json.loads(sys.argv[1]):
     os.environ.pop("SGLANG_LAPS_SCHEDULER", None)
     print("##", argv, flush=True)
     try:
@@ -49,21 +78,34 @@ CASES: list[tuple[list[str], str]] = [
 ]
 
 
-def run(*command: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, **env},
-        check=False,
-    )
+def launch(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[str]:
-    done = run("-c", "import sys; sys.stderr = sys.stdout\n" + PARSE, text="\n".join(repr(argv) for argv, _ in CASES))
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """run(code, *arguments, **environment)."""
+    folder = tmp_path_factory.mktemp("flags")
+    out, err = folder / "out", folder / "err"
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERPRETER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as interpreter:
+
+        def case(code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+            assert interpreter.stdin
+            assert interpreter.stdout
+            print(json.dumps([code, argv, env, str(out), str(err)]), file=interpreter.stdin, flush=True)
+            while not (line := interpreter.stdout.readline()).strip("-\n").isdigit():
+                assert line, "it has ended"
+            return subprocess.CompletedProcess(argv, int(line), out.read_text(), err.read_text())
+
+        yield case
+        interpreter.kill()
+
+
+@pytest.fixture(scope="module")
+def answers(run: Run) -> list[str]:
+    done = run(PARSE, json.dumps([argv for argv, _ in CASES]))
     parts = (done.stdout + "\n").split("## ")[1:]
     assert len(parts) == len(CASES), done.stdout[-2000:] + done.stderr[-2000:]
     return parts
@@ -83,7 +125,7 @@ def test_command_lines(answers: list[str], i: int) -> None:
 
 
 def test_a_bad_value_stops_the_launch_before_any_model_loads() -> None:
-    done = run(
+    done = launch(
         "-m", "sglang.launch_server", "--model-path", "nowhere", "--disaggregation-mode", "prefill", ON,
         "--laps-length-threshold", "0",
     )  # fmt: skip
@@ -96,7 +138,7 @@ def test_a_bad_value_stops_the_launch_before_any_model_loads() -> None:
 def test_help_shows_the_group(entry: tuple[str, ...]) -> None:
     if "sglang.cli.main" in entry:
         entry = ("-c", "import sys; sys.argv[0] = 'sglang'; from sglang.cli.main import main; main()", "serve")
-    done = run(*entry, "--help")
+    done = launch(*entry, "--help")
     assert "LAPS:" in done.stdout
     for flag in (ON, "--laps-length-threshold", "--laps-length-basis", "--laps-config", "--laps-wait-window-ms"):
         assert flag in done.stdout
@@ -128,11 +170,11 @@ DELAYER = {"SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "1"}
     ],
 )
 def test_what_nobody_typed_is_refused_too(
-    checkpoint: Path, mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
+    run: Run, mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
 ) -> None:
     # Where a model sets it; with the size of the group to match.
     more = {"tp_size": 2} if declared else {}
-    done = run("-c", RESOLVE, str(checkpoint), mode, repr(declared | more), **env)
+    done = run(RESOLVE, str(checkpoint()), mode, repr(declared | more), **env)
     if says is None:
         assert (done.returncode, done.stdout.split()[-1:]) == (0, ["resolved"]), done.stderr[-2000:]
     else:
@@ -154,19 +196,18 @@ print("runner", before == {k: id(v) for k, v in vars(ModelRunner).items()})
 """
 
 
-def test_off_is_identical() -> None:
-    done = run("-c", SCHEDULER, SGLANG_LAPS_SCHEDULER="")
+def test_off_is_identical(run: Run) -> None:
+    done = run(SCHEDULER, SGLANG_LAPS_SCHEDULER="")
     assert "stock" in done.stdout.splitlines(), done.stderr[-2000:]
     assert "runner True" in done.stdout
 
 
-def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
-    done = run("-c", SCHEDULER, SGLANG_LAPS_SCHEDULER='{"guard": 0.5}')
+def test_the_environment_alone_turns_it_on_for_an_engine(run: Run) -> None:
+    done = run(SCHEDULER, SGLANG_LAPS_SCHEDULER='{"guard": 0.5}')
     assert "LapsScheduler" in done.stdout, done.stderr[-2000:]
 
 
 TRANSFER_THREAD = """
-import sglang.srt.managers.scheduler
 from concurrent.futures import ThreadPoolExecutor
 from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager as Manager
 from sglang.srt.plugins import load_plugins
@@ -186,21 +227,17 @@ except KeyError:
 """
 
 
-def test_a_transfer_thread_outlives_a_transfer_that_is_taken_off_the_books_while_it_looks() -> None:
-    on, off = (run("-c", TRANSFER_THREAD, SGLANG_LAPS_SCHEDULER=text).stdout for text in ("1", ""))
+def test_a_transfer_thread_outlives_a_transfer_that_is_taken_off_the_books_while_it_looks(run: Run) -> None:
+    on, off = (run(TRANSFER_THREAD, SGLANG_LAPS_SCHEDULER=text).stdout for text in ("1", ""))
     assert "thread 7 there" in on
     assert "thread 8 0" in on, on  # KVPoll.Failed
     assert "scheduler told" in on
     assert "thread 8 ended" in off
 
 
-def test_another_release_of_sglang_is_refused() -> None:
-    code = (
-        "import importlib.metadata as m\n"
-        "real = m.version\n"
-        "m.version = lambda name: '0.5.22' if name == 'sglang' else real(name)\n"
-        "from sglang_laps import plugin\n"
-        "print(plugin.wrong_release())\n"
-    )
-    done = run("-c", code)
-    assert "supports sglang 0.5.23; found 0.5.22" in done.stdout, done.stderr[-2000:]
+def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_laps import support
+
+    assert support.wrong_release() is None
+    monkeypatch.setattr(support, "version", lambda _: "0.5.22")
+    assert "supports sglang 0.5.23; found 0.5.22" in str(support.wrong_release())

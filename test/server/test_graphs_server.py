@@ -6,39 +6,26 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from benchmark.rig import load
-
-from .conftest import CHUNK, LAPS, Prefill, Reference
-from .test_prefill_server import ids, send_all
-
-pytestmark = [pytest.mark.usefixtures("clean")]
+from served import CHUNK, LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ask, ids, on, send_all
 
 # Three requests sent together make one batch, however slow the machine.
 WINDOW = ("--laps-wait-window-ms", "300", "--laps-wait-max-batch", "3")
 KNOBS = {"window": "fixed", "graph_strategy": "always"}
 GRID = ("--batch-prefill-seq-lengths", "16", "64", "256", "--batch-prefill-batch-sizes", "1,4,16")
 GRAPHS = (*LAPS, *WINDOW, "--enable-batch-prefill-cuda-graph", *GRID, "--laps-config", json.dumps(KNOBS))
-TAPE = Path(__file__).parents[1] / "support"
-"""A plugin of SGLang, once it is in PYTHONPATH."""
-MODES = {
-    "normal": ("--disable-overlap-schedule",),
-    "overlap": ("--enable-piecewise-cuda-graph",),
-    "tp2": ("--disable-overlap-schedule", "--tp-size", "2"),
-}
-
-
-@pytest.fixture(scope="module", params=list(MODES))
-def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(TAPE), os.environ.get("PYTHONPATH"))))}
-    env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} if request.param == "tp2" else {}
-    with start_prefill(*GRAPHS, *MODES[request.param], env=env) as running:
-        yield running
+SUPPORT = Path(__file__).parents[1] / "support"
+TAPE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))}
+"""A plugin of SGLang, once it is there."""
+PIECEWISE = "--enable-piecewise-cuda-graph"
+pytestmark = on(
+    Setup("graphs-normal", (*GRAPHS, *NORMAL_LOOP), TAPE),
+    Setup("graphs-overlap", (*GRAPHS, PIECEWISE), TAPE),
+    Setup("graphs-tp2", (*GRAPHS, *NORMAL_LOOP, "--tp-size", "2"), {**TAPE, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}),
+)
 
 
 def graphs(prefill: Prefill) -> dict[str, Any]:
@@ -55,9 +42,7 @@ def test_the_server_says_what_it_captured(prefill: Prefill) -> None:
     log = prefill.server.log.read_text(errors="replace")
     assert "LAPS graphs: 20 row counts captured" in log
     assert "which SGLang calls experimental" in log
-    assert ("--enable-piecewise-cuda-graph is ignored" in log) == (
-        "--enable-piecewise-cuda-graph" in prefill.server.command
-    )
+    assert (f"{PIECEWISE} is ignored" in log) == (PIECEWISE in prefill.setup.args)
 
 
 def test_mixed_turns_give_every_token_they_gave_without_graphs(prefill: Prefill, reference: Reference) -> None:
@@ -80,17 +65,10 @@ def test_mixed_turns_give_every_token_they_gave_without_graphs(prefill: Prefill,
 
 def test_input_logprobs_are_the_stock_paths(prefill: Prefill, reference: Reference) -> None:
     prompt = ids(31, 20)
-    body = {
-        "input_ids": prompt,
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-        "bootstrap_host": load.FAKE_BOOTSTRAP_HOST,
-        "bootstrap_port": 1,
-        "return_logprob": True,
-        "logprob_start_len": 0,
-    }
     replies = []
     for room in (71, 72):
-        status, text = prefill.post("/generate", {**body, "bootstrap_room": room})
+        body = {**ask(room, prompt), "return_logprob": True, "logprob_start_len": 0}
+        status, text = prefill.post("/generate", body)
         assert status == 200, text
         replies.append(json.loads(text)["meta_info"]["input_token_logprobs"])
     import torch

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from served import CHUNK, NO_PREFIX_CACHE, Prefill, ask, ids, on
 
 from benchmark.rig import load
 
-from .conftest import CHUNK, LAPS, Prefill
-from .test_prefill_server import ask, ids
-
-pytestmark = [pytest.mark.usefixtures("clean")]
-
-
-@pytest.fixture(scope="module")
-def prefill(start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    with start_prefill(*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0") as running:
-        yield running
+pytestmark = on(NO_PREFIX_CACHE)
 
 
 def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> None:

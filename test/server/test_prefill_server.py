@@ -5,55 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from served import CHUNK, NORMAL, OVERLAP, Prefill, Reference, ask, ids, on, send_all
 
 from benchmark.rig import load
-from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
 
-from .conftest import CHUNK, LAPS, Prefill, Reference
-
-pytestmark = [pytest.mark.usefixtures("clean")]
-
-
-@pytest.fixture(scope="module", params=["normal", "overlap"])
-def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    loop = ("--disable-overlap-schedule",) if request.param == "normal" else ()
-    with start_prefill(*LAPS, *loop) as running:
-        yield running
-
-
-def ids(seed: int, tokens: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 2000) for _ in range(tokens)]
-
-
-def ask(room: int, prompt: list[int], rid: str | None = None) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "input_ids": prompt,
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
-        "bootstrap_port": 1,
-        "bootstrap_room": room,
-    }
-    return body if rid is None else {**body, "rid": rid}
-
-
-async def send_all(prefill: Prefill, prompts: list[list[int]], spread_s: float = 0.0) -> list[int]:
-    """First token of each prompt, all sent within `spread_s`."""
-    rng = random.Random(len(prompts))
-
-    async def one(http: Any, i: int, prompt: list[int]) -> int:
-        await asyncio.sleep(rng.random() * spread_s)
-        async with http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt)) as reply:
-            answer = await reply.json()
-            assert reply.status == 200, answer
-            return int(answer["output_ids"][0])
-
-    async with load.session() as http:
-        return list(await asyncio.gather(*(one(http, i, p) for i, p in enumerate(prompts))))
+pytestmark = on(NORMAL, OVERLAP)
 
 
 def test_a_lone_long_prompt_runs_to_its_end(prefill: Prefill, reference: Reference) -> None:
@@ -112,9 +71,9 @@ def test_health_checks_pass_under_load(prefill: Prefill) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill, request: pytest.FixtureRequest) -> None:
+def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill) -> None:
     """2,000 mixed requests, a third aborted at random ages: waiting, parked and in flight."""
-    count = 2000 if "normal" in request.node.name else 600
+    count = 2000 if prefill.setup is NORMAL else 600
     rng = random.Random(9)
 
     async def one(http: Any, i: int) -> str:

@@ -3,78 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from served import NORMAL_LOOP, Prefill, Reference, ids, on
 
-from benchmark.rig import load, model
-from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+from benchmark.rig import load
 
-from .conftest import LAPS, Prefill, Reference
+from .slicing import ask, post, setup, until_slices_run
 
-pytestmark = [pytest.mark.usefixtures("clean")]
-
-LAYERS = 12
-SHAPE = model.Shape(hidden=64, layers=LAYERS, heads=2, kv_heads=1, intermediate=512)
-EVERY_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
-"""A pause after each layer, and hardly a gap: as many preemptions as can be had."""
-SUPPORT = Path(__file__).parents[1] / "support" / "prefixes"
-CACHED = {"PYTHONPATH": os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))}
-"""Prefixes are cached though no decode server is there."""
-
-
-@pytest.fixture(scope="session")
-def checkpoint() -> Path:
-    """A checkpoint with layers enough to be cut between."""
-    return model.make(Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models")), SHAPE)
-
-
-@pytest.fixture(scope="module", params=["normal-8192", "overlap-512"])
-def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    loop, chunk = request.param.split("-")
-    more = ("--disable-overlap-schedule",) if loop == "normal" else ()
-    with start_prefill(*LAPS, *EVERY_LAYER, "--chunked-prefill-size", chunk, *more, env=CACHED) as running:
-        yield running
-
-
-def ids(seed: int, tokens: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 2000) for _ in range(tokens)]
-
-
-def ask(prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "input_ids": prompt,
-        "sampling_params": {"max_new_tokens": 1, "temperature": 0, **sampling},
-        "bootstrap_host": FAKE_BOOTSTRAP_HOST,
-        "bootstrap_port": 1,
-        "bootstrap_room": random.getrandbits(60),
-    }
-    return body if rid is None else {**body, "rid": rid}
-
-
-async def post(http: Any, prefill: Prefill, body: dict[str, Any], delay_s: float = 0.0) -> tuple[int, Any, float]:
-    """(status, answer, when it came)."""
-    await asyncio.sleep(delay_s)
-    async with http.post(prefill.server.url + "/generate", json=body) as reply:
-        return reply.status, await reply.json(), time.perf_counter()
-
-
-async def until_slices_run(http: Any, prefill: Prefill, long: Any) -> None:
-    """Come back once the long request's first batch is on the device."""
-    while not long.done():
-        async with http.get(prefill.server.url + "/v1/loads?include=core") as reply:
-            await reply.read()
-        async with http.get(prefill.server.url + "/laps_status") as reply:
-            status = await reply.json()
-        if not any(q["depth"] for q in status["queues"].values()):
-            return
+pytestmark = on(
+    setup("slices-normal-8192", *NORMAL_LOOP, "--chunked-prefill-size", "8192"), setup("slices-overlap-512")
+)
 
 
 def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference: Reference) -> None:

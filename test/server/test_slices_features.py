@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
+from served import NORMAL_LOOP, Prefill, Reference, ids, on
 
 from benchmark.rig import load
 
-from .conftest import LAPS, Prefill, Reference
-from .test_slices import CACHED, EVERY_LAYER, ask, checkpoint, ids, post, until_slices_run
-
-__all__ = ["checkpoint"]
-
-pytestmark = [pytest.mark.usefixtures("clean")]
+from .slicing import ask, post, setup, until_slices_run
 
 HICACHE = (
     "--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-io-backend", "direct",
     "--hicache-mem-layout", "layer_first", "--hicache-write-policy", "write_through",
 )  # fmt: skip
 POOL = 16384
-MODES = {"normal": ("--disable-overlap-schedule",), "overlap": ()}
-
-
-@pytest.fixture(scope="module", params=list(MODES))
-def prefill(request: pytest.FixtureRequest, start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    more = ("--enable-priority-scheduling", "--grammar-backend", "xgrammar", "--max-total-tokens", str(POOL))
-    with start_prefill(*LAPS, *EVERY_LAYER, *HICACHE, *more, *MODES[request.param], env=CACHED) as running:
-        yield running
+MORE = (*HICACHE, "--enable-priority-scheduling", "--grammar-backend", "xgrammar", "--max-total-tokens", str(POOL))
+pytestmark = on(setup("features-normal", *MORE, *NORMAL_LOOP), setup("features-overlap", *MORE))
 
 
 def preemptions(prefill: Prefill) -> int:

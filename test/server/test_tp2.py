@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from served import CHUNK, LAPS, Prefill, Reference, Setup, ids, on, send_all
 
 from benchmark.rig import load
 
-from .conftest import CHUNK, LAPS, Prefill, Reference
-from .test_prefill_server import ids, send_all
-
-pytestmark = [pytest.mark.usefixtures("clean")]
-
-
-@pytest.fixture(scope="module")
-def prefill(start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    knobs = '{"guard": 0.4}'
-    with start_prefill(*LAPS, "--tp-size", "2", "--laps-ttft-slo-ms", "2000", "--laps-config", knobs, env=env) as p:
-        yield p
+TP2 = Setup(
+    "tp2",
+    (*LAPS, "--tp-size", "2", "--laps-ttft-slo-ms", "2000", "--laps-config", '{"guard": 0.4}'),
+    {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+)
+pytestmark = on(TP2)
 
 
 @pytest.mark.timeout(500)

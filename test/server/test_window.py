@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from served import CHUNK, LAPS, Prefill, Setup, ask, ids, on, send_all
 
 from benchmark.rig import load
 from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
 
-from .conftest import CHUNK, LAPS, Prefill
-from .test_prefill_server import ask, ids, send_all
-
-pytestmark = [pytest.mark.usefixtures("clean")]
-FIXED = (
-    "--laps-wait-window-ms",
-    "500",
-    "--laps-config",
-    '{"window": "fixed", "profile": true}',
+FIXED = Setup(
+    "fixed-window", (*LAPS, "--laps-wait-window-ms", "500", "--laps-config", '{"window": "fixed", "profile": true}')
 )
-
-
-@pytest.fixture(scope="module")
-def prefill(start_prefill: Callable[..., Any]) -> Iterator[Prefill]:
-    with start_prefill(*LAPS, *FIXED) as running:
-        yield running
+pytestmark = on(FIXED)
 
 
 def window(prefill: Prefill) -> dict[str, Any]:

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
+from served import NO_PREFIX_CACHE, SAVED, SLOW_WINDOW, Prefill, ids, on, send_all
 from sglang_laps import saved_model
 
-from .conftest import LAPS, Prefill
-from .test_prefill_server import ids, send_all
-
-pytestmark = [pytest.mark.usefixtures("clean")]
-SLOW = ("--laps-wait-window-ms", "2000", "--laps-config")
-
-
-@pytest.fixture(scope="module", params=["off", "awd"])
-def prefill(
-    request: pytest.FixtureRequest, start_prefill: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Prefill]:
-    saved = tmp_path_factory.mktemp("profile") / "model.json"
-    knobs = f'{{"profile": "{saved}"}}'
-    args = ("--laps-wait-window-ms", "0") if request.param == "off" else (*SLOW, knobs)
-    with start_prefill(*LAPS, *args) as running:
-        running.saved = saved
-        yield running
+pytestmark = on(NO_PREFIX_CACHE, SLOW_WINDOW)
 
 
 def test_requests_one_at_a_time_never_wait(prefill: Prefill) -> None:
@@ -44,10 +26,10 @@ def test_a_crowd_is_served(prefill: Prefill) -> None:
 
 
 def test_the_latency_model_is_saved_when_idle(prefill: Prefill) -> None:
-    if prefill.get("/laps_status")["window"]["mode"] == "off":
+    if prefill.setup is not SLOW_WINDOW:
         pytest.skip("no path was given")
     prefill.all_tokens_are_free()
-    path: Path = prefill.saved  # type: ignore[attr-defined]
+    path = prefill.folder / SAVED
     for _ in range(100):
         if path.exists():
             break

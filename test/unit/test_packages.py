@@ -15,7 +15,8 @@ REPO = Path(__file__).parents[2]
 ROUTER = "sgl-model-gateway/bindings/python/src"
 NAMES = {"yaml": "pyyaml"}
 """Packages that are imported under another name."""
-OURS = {"laps_core", "sglang_laps", "sglang_router_laps", "benchmark", "graph_tape"}
+OURS = {"laps_core", "sglang_laps", "sglang_router_laps", "benchmark"}
+OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 

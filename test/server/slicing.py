@@ -1,0 +1,53 @@
+"""Servers whose long batches pause after each layer, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import served
+from served import LAPS, Prefill, Setup
+
+from benchmark.rig import model
+
+LAYERS = 12
+SHAPE = model.Shape(hidden=64, layers=LAYERS, heads=2, kv_heads=1, intermediate=512)
+"""Layers enough to be cut between."""
+EVERY_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
+"""A pause after each layer, and hardly a gap: as many preemptions as can be had."""
+PREFIXES = Path(__file__).parents[1] / "support" / "prefixes"
+CACHED = {"PYTHONPATH": os.pathsep.join(filter(None, (str(PREFIXES), os.environ.get("PYTHONPATH"))))}
+"""Prefixes are cached though no decode server is there."""
+
+
+def setup(name: str, *args: str) -> Setup:
+    """A server with these arguments."""
+    return Setup(name, (*LAPS, *EVERY_LAYER, *args), CACHED, SHAPE)
+
+
+def ask(prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
+    """A body for ``/generate``."""
+    return served.ask(random.getrandbits(60), prompt, rid, **sampling)
+
+
+async def post(http: Any, prefill: Prefill, body: dict[str, Any], delay_s: float = 0.0) -> tuple[int, Any, float]:
+    """(status, answer, when it came)."""
+    await asyncio.sleep(delay_s)
+    async with http.post(prefill.server.url + "/generate", json=body) as reply:
+        return reply.status, await reply.json(), time.perf_counter()
+
+
+async def until_slices_run(http: Any, prefill: Prefill, long: Any) -> None:
+    """Come back once the long request's first batch is on the device."""
+    while not long.done():
+        async with http.get(prefill.server.url + "/v1/loads?include=core") as reply:
+            await reply.read()
+        async with http.get(prefill.server.url + "/laps_status") as reply:
+            status = await reply.json()
+        if not any(q["depth"] for q in status["queues"].values()):
+            return

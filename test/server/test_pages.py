@@ -1,0 +1,27 @@
+"""Servers with pages: what SGLang would round to nothing is never asked of it, with slices and without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from served import LAPS, SLOW_WINDOW, Prefill, Reference, Setup, ids, on, send_all
+
+WHOLE_BATCHES = Setup(
+    "whole-batches",
+    (*LAPS, "--page-size", "64", "--chunked-prefill-size", "192", "--laps-config", json.dumps({"slice_ms": 0})),
+)
+pytestmark = on(SLOW_WINDOW, WHOLE_BATCHES)
+
+
+def test_long_prompts_are_served_whole(prefill: Prefill, reference: Reference) -> None:
+    assert prefill.get("/laps_status")["slices"]["on"] == (prefill.setup is SLOW_WINDOW)
+    for prompt in (ids(1, 300), ids(2, 700)):
+        before = prefill.totals()["long"]
+        assert asyncio.run(send_all(prefill, [prompt])) == reference.greedy(prompt, 1)
+        after = prefill.totals()["long"]
+        assert after["tokens"] - before["tokens"] == len(prompt)
+        assert after["batches"] - before["batches"] >= -(-len(prompt) // 192)
+    mixed = [ids(1, 300), ids(2, 700)] + [ids(3, 60)] * 8
+    assert len(asyncio.run(send_all(prefill, mixed, spread_s=0.2))) == 10
+    prefill.all_tokens_are_free()

@@ -1,0 +1,67 @@
+"""A long request that needs much memory, among short ones that take again whatever comes free."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from served import LAPS, Prefill, Setup, ask, ids, on
+
+from benchmark.rig import load
+
+SMALL = Setup(
+    "small-memory",
+    (*LAPS, "--max-total-tokens", "4096", "--chunked-prefill-size", "2048", "--laps-wait-window-ms", "0"),
+)
+"""In the overlap loop a short batch is built while another one still holds its memory."""
+pytestmark = on(SMALL)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, aborted: bool) -> None:
+    """Eight short requests fill a batch and half of the memory; the long one needs three quarters of it."""
+    rng = random.Random(7)
+    served, enough = 0, 1500
+    done = asyncio.Event()
+
+    async def shorts(http: Any, n: int) -> None:
+        nonlocal served
+        while not done.is_set() and served < enough:
+            prompt = [rng.randrange(3, 2000) for _ in range(250)]
+            async with http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt)) as reply:
+                assert reply.status == 200
+                await reply.read()
+            served += 1
+
+    async def long(http: Any) -> int:
+        while served < 64:  # the stream flows
+            await asyncio.sleep(0.01)
+        url, before = prefill.server.url, served
+        post = http.post(url + "/generate", json=ask(rng.getrandbits(60), ids(1, 3000), f"needs-much-{aborted}"))
+        if aborted:
+            waits = asyncio.ensure_future(post)
+            async with http.post(url + "/abort_request", json={"rid": f"needs-much-{aborted}"}) as reply:
+                assert reply.status == 200
+            async with await waits:
+                pass
+            before = served
+            while served < before + 64:  # the stream flows on
+                await asyncio.sleep(0.01)
+        else:
+            async with post as reply:
+                assert reply.status == 200, await reply.text()
+        done.set()
+        return served - before
+
+    async def scenario() -> int:
+        async with load.session() as http:
+            streams = [asyncio.ensure_future(shorts(http, n)) for n in range(32)]
+            passed = await asyncio.wait_for(long(http), 200)
+            await asyncio.gather(*streams)
+            return passed
+
+    assert asyncio.run(scenario()) < enough // 2
+    prefill.all_tokens_are_free()

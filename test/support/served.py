@@ -1,0 +1,227 @@
+"""Real prefill servers for the tests, what is asked of them, and the answers they should give."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.rig import load, model, servers
+
+CHUNK = 512
+LAPS = ("--enable-laps-scheduler",)
+NORMAL_LOOP = ("--disable-overlap-schedule",)
+ENV = {"OMP_NUM_THREADS": "1"}
+FOLDER = "FOLDER"
+"""Stands in a server's arguments for a folder of its own."""
+SHAPE = model.Shape()
+CHAIN = "chain"
+"""The group of the servers behind which a decode server stands."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a prefill server is started. Tests that name the same one share one server."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+    shape: model.Shape = SHAPE
+    """Of the model."""
+    group: str | None = None
+    """Setups of a group run in one process after one another, and share what runs beside them."""
+
+
+STOCK = Setup("stock", NORMAL_LOOP, group=CHAIN)
+NORMAL = Setup("normal", (*LAPS, *NORMAL_LOOP), group=CHAIN)
+OVERLAP = Setup("overlap", LAPS, group=CHAIN)
+NO_PREFIX_CACHE = Setup("no-prefix-cache", (*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0"))
+SAVED = "model.json"
+SLOW_WINDOW = Setup(
+    "slow-window",
+    (
+        *(*LAPS, "--page-size", "64", "--chunked-prefill-size", "192", "--laps-wait-window-ms", "2000"),
+        *("--laps-config", json.dumps({"profile": f"{FOLDER}/{SAVED}"})),
+    ),
+)
+"""Pages, too. It saves its latency model."""
+
+
+def on(*setups: Setup) -> list[pytest.MarkDecorator]:
+    """Marks of a test, or of a module's ``pytestmark``: it runs on each of these servers, and leaves them unharmed."""
+    names = [s.name for s in setups]
+    each = pytest.mark.parametrize("prefill", setups, indirect=True, ids=names, scope="session")
+    return [each, pytest.mark.usefixtures("clean")]
+
+
+def checkpoint(shape: model.Shape = SHAPE) -> Path:
+    """The small model of this shape, made once, whoever else is about to make it."""
+    folder = Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".tests").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return model.make(folder, shape)
+
+
+def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> servers.Server:
+    """A prefill server, not started. Its log is in ``folder``."""
+    args = ["--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--enable-metrics"]
+    args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
+    env = {**ENV, **setup.env}
+    return servers.prefill(checkpoint(setup.shape), folder / "server.log", *args, env=env, name=name)
+
+
+@contextmanager
+def started(setup: Setup, folder: Path) -> Iterator[Prefill]:
+    """A running prefill server."""
+    with servers.running(prefill_server(setup, folder)) as (running,):
+        yield Prefill(setup, running)
+
+
+class Prefill:
+    """A running prefill server and what tests ask of it."""
+
+    def __init__(self, setup: Setup, server: servers.Server) -> None:
+        self.setup, self.server = setup, server
+        self.folder = server.log.parent
+        self.laps = LAPS[0] in server.command
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.server.url + path, timeout=60) as reply:
+            text = reply.read().decode()
+        return json.loads(text) if text[:1] in ("{", "[") else text
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+        return self.post_text(path, json.dumps(body or {}))
+
+    def post_text(self, path: str, text: str) -> tuple[int, str]:
+        request = urllib.request.Request(self.server.url + path, text.encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as e:
+            return e.code, e.read().decode()
+
+    def totals(self) -> dict[str, Any]:
+        return dict(self.get("/laps_status")["totals"])
+
+    def used_tokens(self) -> int:
+        """KV tokens held by requests or the prefix cache, over all ranks."""
+        return sum(load["num_used_tokens"] for load in self.get("/v1/loads?include=core")["loads"])
+
+    def all_tokens_are_free(self, timeout_s: float = 60.0) -> None:
+        """Wait until nothing waits or runs, drop the prefix cache, and require every KV token to be free."""
+        end, loads = time.monotonic() + timeout_s, None
+        while time.monotonic() < end:  # a flush is refused while an abort is still being retired
+            loads = self.get("/v1/loads?include=core")["loads"]
+            busy = any(x["num_running_reqs"] + x["num_waiting_reqs"] for x in loads)
+            if not busy and self.post("/flush_cache")[0] == 200 and self.used_tokens() == 0:
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"not every token is free after {timeout_s:.0f} s: {loads}")
+
+    def must_be_clean(self) -> None:
+        """Alive, and SGLang's own idle checker has found nothing wrong."""
+        assert self.server.alive(), self.server.last_line()
+        log = self.server.log.read_text(errors="replace")
+        assert "leak" not in log.lower(), [x for x in log.splitlines() if "leak" in x.lower()][:3]
+        assert "Scheduler hit an exception" not in log
+
+
+class Beside:
+    """What runs beside the prefill server of a group: started by who needs it first, ended with the group."""
+
+    def __init__(self) -> None:
+        self.group: str | None = None
+        self._decode: servers.Server | None = None
+        self._ends = ExitStack()
+
+    def of(self, group: str | None) -> None:
+        """End what belongs to another group."""
+        if group != self.group:
+            self.close()
+        self.group = group
+
+    def close(self) -> None:
+        """End everything."""
+        self._ends.close()
+        self._decode = None
+
+    def decode(self, factory: pytest.TempPathFactory) -> servers.Server:
+        """The decode server, running."""
+        if self._decode is None:
+            log = factory.mktemp("decode") / "server.log"
+            server = servers.decode(checkpoint(), log, "--max-total-tokens", "131072")
+            server.env = dict(ENV)
+            self._ends.enter_context(servers.running(server))
+            self._decode = server
+        return self._decode
+
+
+class Reference:
+    """The same checkpoint under Hugging Face transformers, greedy."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoTokenizer, Qwen2ForCausalLM
+
+        torch.set_num_threads(1)
+        self.torch = torch
+        self.model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def greedy(self, ids: list[int], tokens: int) -> list[int]:
+        """The next `tokens` ids after `ids`."""
+        torch = self.torch
+        out: list[int] = []
+        with torch.inference_mode():
+            step = self.model(torch.tensor([ids]), use_cache=True)
+            for _ in range(tokens):
+                out.append(int(step.logits[0, -1].argmax()))
+                step = self.model(torch.tensor([[out[-1]]]), past_key_values=step.past_key_values, use_cache=True)
+        return out
+
+
+def ids(seed: int, tokens: int) -> list[int]:
+    """A prompt."""
+    rng = random.Random(seed)
+    return [rng.randrange(3, 2000) for _ in range(tokens)]
+
+
+def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -> dict[str, Any]:
+    """A body for ``/generate`` that a prefill server answers without any decode server."""
+    body: dict[str, Any] = {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0, **sampling},
+        "bootstrap_host": servers.FAKE_BOOTSTRAP_HOST,
+        "bootstrap_port": 1,
+        "bootstrap_room": room,
+    }
+    return body if rid is None else {**body, "rid": rid}
+
+
+async def send_all(prefill: Prefill, prompts: list[list[int]], spread_s: float = 0.0) -> list[int]:
+    """First token of each prompt, all sent within `spread_s`."""
+    rng = random.Random(len(prompts))
+
+    async def one(http: Any, prompt: list[int]) -> int:
+        await asyncio.sleep(rng.random() * spread_s)
+        async with http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), prompt)) as reply:
+            answer = await reply.json()
+            assert reply.status == 200, answer
+            return int(answer["output_ids"][0])
+
+    async with load.session() as http:
+        return list(await asyncio.gather(*(one(http, p) for p in prompts)))
