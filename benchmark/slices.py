@@ -2,9 +2,9 @@
 
     python -m benchmark.slices [--rounds 5] [--tokens 8192] [--out out/slices]
 
-Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, LAPS, and LAPS without slices
-(``slice_ms`` 0). Then LAPS with and without slices on two tensor-parallel ranks, for what their agreement costs at each
-boundary. A slice is one layer here, the least there is.
+Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS.
+Then both on two tensor-parallel ranks, for what their agreement costs at each boundary. A slice is one layer here, the
+least there is. LAPS with ``slice_ms`` 0 is no measure of slices: it cuts such a prompt into smaller chunks instead.
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ from benchmark.rig import devices, model
 from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
 from benchmark.rig.fleet import Fleet, command_line
 from benchmark.rig.progress import Progress
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, ON, Variant
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, Variant
 from benchmark.workloads.job import Job
 
-WHOLE = "laps-whole"
-"""LAPS without slices."""
-NAMES = (FCFS, LAPS, WHOLE)
-UNSLICED = Variant(WHOLE, (ON, "--laps-config", '{"slice_ms": 0}'))
+NAMES = (FCFS, LAPS)
 SHORT_TOKENS = 64
 SHORTS, LONGS, MEETINGS = 24, 3, 12
 """Requests of a round: short ones alone, long ones alone, short ones that meet a long one."""
@@ -102,7 +99,7 @@ def over(new: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Rat
 
 def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
     """What slices bring and cost, with bars."""
-    laps, whole, stock = seen[LAPS], seen[WHOLE], seen[FCFS]
+    laps, stock = seen[LAPS], seen[FCFS]
     slice_s = statistics.median(medians(laps.long)) / layers
     ratios = [
         quantile(met, 90) / (statistics.median(alone) + 2 * slice_s)
@@ -114,14 +111,14 @@ def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
     met.low, met.high = min(ratios), max(ratios)
     return [
         met,
-        Figure.of(f"TTFT of {tokens} tokens alone, slices on / off", over(laps.long, whole.long), LONE),
+        Figure.of(f"TTFT of {tokens} tokens alone, in slices / in one piece", over(laps.long, stock.long), LONE),
         Figure.of("TTFT of a short request alone, LAPS / fcfs", over(laps.short, stock.short), LONE),
     ]
 
 
 def boundary_cost(seen: dict[str, Seen], layers: int) -> Figure:
     """What two ranks pay at each boundary (ms): the difference over the boundaries of one prompt."""
-    more = [a - b for a, b in zip(medians(seen[LAPS].long), medians(seen[WHOLE].long), strict=True)]
+    more = [a - b for a, b in zip(medians(seen[LAPS].long), medians(seen[FCFS].long), strict=True)]
     per = [1e3 * d / (layers - 1) for d in more]
     return Figure(f"boundary at TP {TP}: ms each", statistics.median(per), low=min(per), high=max(per), rounds=len(per))
 
@@ -166,20 +163,20 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
     """Both fleets, one after the other."""
     say = Progress()
     prompts = Prompts(device.vocabulary, args.seed, args.tokens, reuse=False, prefill_only=True)
-    found = [BUILT_IN[FCFS], BUILT_IN[LAPS], UNSLICED]
+    found = [BUILT_IN[name] for name in NAMES]
     with Fleet(device, args.tokens, found, False, args.out, prompts, say) as fleet:
         seen = measure(fleet, NAMES, prompts, args, say, meet=True)
     piece = piece_of(seen, device, args)
     if not args.no_tp and device.name == CPU:
         # What is there is kept, whatever becomes of the rest.
         piece.write(args.out)
-        two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found[1:]]
+        two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found]
         cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(TP)))}
         # SGLang's loader for CPUs cannot share one KV head among ranks.
         shape = replace(devices.CPU_SHAPE, kv_heads=TP)
         pair = replace(device, env={**device.env, **cores}, checkpoint=lambda: model.make(devices.MODELS, shape))
         with Fleet(pair, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
-            ranks = measure(fleet, (LAPS, WHOLE), prompts, args, say, meet=False)
+            ranks = measure(fleet, NAMES, prompts, args, say, meet=False)
         piece.tables[0].rows = [*piece.tables[0].rows, *rows(ranks, f", TP {TP}")]
         piece.figures.append(boundary_cost(ranks, device.layers))
         piece.data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}

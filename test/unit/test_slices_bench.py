@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmark import slices
-from benchmark.slices import LAPS, WHOLE, Seen
+from benchmark.slices import FCFS, LAPS, Seen
 
 
 def seen(short: float, long: float, met: float) -> Seen:
@@ -14,7 +14,7 @@ def seen(short: float, long: float, met: float) -> Seen:
 
 def test_a_short_request_may_wait_for_two_slices() -> None:
     for met in (0.11, 0.13):
-        of = {"fcfs": seen(0.01, 1.6, 0.9), LAPS: seen(0.0104, 1.6, met), WHOLE: seen(0.01, 1.5, 0.9)}
+        of = {FCFS: seen(0.01, 1.5, 0.9), LAPS: seen(0.0104, 1.6, met)}
         # A slice is a sixteenth of 1.6 s.
         first, on_off, lone = slices.figures(of, 32, 8192)
         assert first.value == pytest.approx(met / (0.0104 + 0.1))
@@ -24,7 +24,7 @@ def test_a_short_request_may_wait_for_two_slices() -> None:
 
 
 def test_what_a_boundary_costs_is_the_difference_over_all_of_them() -> None:
-    of = {LAPS: seen(0.0, 1.515, 0.0), WHOLE: seen(0.0, 1.5, 0.0)}
+    of = {LAPS: seen(0.0, 1.515, 0.0), FCFS: seen(0.0, 1.5, 0.0)}
     assert slices.boundary_cost(of, 16).value == pytest.approx(1.0)
 
 
