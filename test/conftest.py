@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import lean
 import pytest
 from served import Beside, Prefill, Reference, Setup, checkpoint, started
 
@@ -16,7 +17,8 @@ FIRST = "test_faults_campaign"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers choose ports apart from each other, and from the commands that tests start."""
+    """Servers start lean; workers choose ports apart from each other, and from the commands that tests start."""
+    os.environ.update(lean.environment())
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     low = 10_000 + 2_000 * (worker % 5)
     servers.PORTS = (low, low + 2_000)
