@@ -12,6 +12,8 @@ from served import Beside, Prefill, Reference, Setup, checkpoint, started
 
 from benchmark.rig import servers
 
+PORTS = 17_500
+"""Above those that Mooncake takes by itself, below those of ``servers.PORTS``."""
 FIRST = "test_faults_campaign"
 """The longest test, with servers of its own: it runs beside what needs none."""
 
@@ -20,8 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Servers start lean; workers choose ports apart from each other, and from the commands that tests start."""
     os.environ.update(lean.environment())
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    low = 10_000 + 2_000 * (worker % 5)
-    servers.PORTS = (low, low + 2_000)
+    low = PORTS + 800 * (worker % 4)
+    servers.PORTS = (low, low + 800)
     config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
 
 
