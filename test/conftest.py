@@ -6,20 +6,22 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import lean
 import pytest
-from served import Beside, Prefill, Reference, Setup, checkpoint, started
+from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, started
 
 from benchmark.rig import servers
 
-FIRST = "test_faults_campaign"
-"""The longest test, with servers of its own: it runs beside what needs none."""
+PORTS = 17_500
+"""Above those that Mooncake takes by itself, below those of ``servers.PORTS``."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers choose ports apart from each other, and from the commands that tests start."""
+    """Servers start lean; workers choose ports apart from each other, and from the commands that tests start."""
+    os.environ.update(lean.environment())
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    low = 10_000 + 2_000 * (worker % 5)
-    servers.PORTS = (low, low + 2_000)
+    low = PORTS + 800 * (worker % 4)
+    servers.PORTS = (low, low + 800)
     config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
 
 
@@ -45,7 +47,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, then what needs no server, then server after server, those of most tests first."""
+    """What starts several servers first, for it takes longest; then what needs none; then server after server."""
     groups = [group_of(item) for item in items]
     order = [((s := setup_of(item)) and s.name) or "" for item in items]
     seen: dict[str, int] = {}
@@ -53,8 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen.setdefault(name, len(seen))
 
     def key(i: int) -> tuple[bool, bool, int, str, int, int]:
-        alone = FIRST not in items[i].nodeid
-        return (alone, bool(groups[i]), -groups.count(groups[i]), groups[i], seen[order[i]], i)
+        group = groups[i]
+        return group != SEVERAL, bool(group), -groups.count(group), group, seen[order[i]], i
 
     items[:] = [items[i] for i in sorted(range(len(items)), key=key)]
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from served import SEVERAL
 
 from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
 
-pytestmark = pytest.mark.xdist_group("demo")
+pytestmark = pytest.mark.xdist_group(SEVERAL)
 DEMO = [sys.executable, "-m", "benchmark.demo"]
 
 

@@ -27,8 +27,8 @@ ENV = {"OMP_NUM_THREADS": "1"}
 FOLDER = "FOLDER"
 """Stands in a server's arguments for a folder of its own."""
 SHAPE = model.Shape()
-CHAIN = "chain"
-"""The group of the servers behind which a decode server stands."""
+SEVERAL = "several servers"
+"""The group of tests that need more than one server at a time: memory does not hold two of them side by side."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Setup:
     """Setups of a group run in one process after one another, and share what runs beside them."""
 
 
-STOCK = Setup("stock", NORMAL_LOOP, group=CHAIN)
-NORMAL = Setup("normal", (*LAPS, *NORMAL_LOOP), group=CHAIN)
-OVERLAP = Setup("overlap", LAPS, group=CHAIN)
+STOCK = Setup("stock", NORMAL_LOOP, group=SEVERAL)
+NORMAL = Setup("normal", (*LAPS, *NORMAL_LOOP), group=SEVERAL)
+OVERLAP = Setup("overlap", LAPS, group=SEVERAL)
 NO_PREFIX_CACHE = Setup("no-prefix-cache", (*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0"))
 SAVED = "model.json"
 SLOW_WINDOW = Setup(

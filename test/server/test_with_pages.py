@@ -11,6 +11,7 @@ WHOLE_BATCHES = Setup(
     "whole-batches",
     (*LAPS, "--page-size", "64", "--chunked-prefill-size", "192", "--laps-config", json.dumps({"slice_ms": 0})),
 )
+# After test_window_off.py, in the order of names: its lone user comes before any crowd.
 pytestmark = on(SLOW_WINDOW, WHOLE_BATCHES)
 
 

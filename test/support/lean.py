@@ -1,0 +1,26 @@
+"""What SGLang's processes need not import here: most of a start is imports, three times over for each server."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+GPU = Path("/dev/nvidiactl")
+NO_GPU = Path(__file__).parent / "no_gpu"
+MODELS = ("qwen2",)
+"""Those that the tests serve, as SGLang names their modules."""
+
+
+def environment() -> dict[str, str]:
+    """Variables under which SGLang loads no model but ours, nor, where there is no GPU, Inductor and FlashInfer."""
+    sglang = find_spec("sglang")
+    roots = (sglang and sglang.submodule_search_locations) or []
+    models = sorted(
+        {path.stem for root in roots for path in Path(root, "srt", "models").glob("*.py")}.difference(MODELS)
+    )
+    found = {"SGLANG_DISABLED_MODEL_ARCHS": ",".join(models)}
+    if not GPU.exists():
+        found["TORCHDYNAMO_DISABLE"] = "1"
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(NO_GPU), os.environ.get("PYTHONPATH"))))
+    return found
