@@ -194,7 +194,7 @@ def test_beyond_max_inflight_is_503() -> None:
             for p in s.prefills:
                 p.gate.clear()
             held = [asyncio.create_task(s.post(text=SHORT)) for _ in range(3)]
-            await s.until(lambda: s.lb.places.taken == 3)
+            await s.until(lambda: s.lb.in_flight == 3)
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
                 assert r.status == 503
                 assert r.headers["retry-after"] == "1"

@@ -61,7 +61,7 @@ def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
 
     args = RouterArgs(prefill_urls=[("http://p:1", 1), ("http://p:2", 1)], decode_urls=["http://d:1"])
     router = Router(args, AllocConfig())
-    router.history.note(0.0, router.pools.instances, {"short": 0.0, "long": 0.0}, Move("p", "short", "long", 0.0, "x"))
+    router.journal.note_beat(router.pools.instances, {"short": 0.0, "long": 0.0}, Move("p", "short", "long", 0.0, "x"))
     router.supervisor.watched.append(Watched("x"))
     found = status(router, history=1)
     # What a counter of tokens says of itself is its own, and classes are named all over.

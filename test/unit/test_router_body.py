@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
+from sglang_router_laps.prompts.ask import measure
+from sglang_router_laps.prompts.reading import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
+from sglang_router_laps.prompts.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 from sglang_router_laps.request.body import (
     BadRequest,
     add_deadline,
     parse,
     read_deadline,
-    refuse_empty,
-    refuse_samples,
+    refuse,
     splice,
     without_routed,
 )
-from sglang_router_laps.request.call import measure
-from sglang_router_laps.request.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
-from sglang_router_laps.request.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e300, 1e300) | st.text(),
@@ -42,7 +41,7 @@ def test_splicing_equals_updating(body: dict[str, Any], extra: dict[str, Any], i
     raw = (pad + json.dumps(body, indent=indent) + pad).encode()
     parsed = parse(raw)
     assert parsed == (raw, body)
-    assert json.loads(splice(*parsed, extra)) == {**body, **extra}
+    assert json.loads(splice(*parsed, json.dumps(extra).encode())) == {**body, **extra}
 
 
 @given(st.binary(max_size=40))
@@ -291,7 +290,7 @@ def test_what_cannot_be_read_is_marked_and_taken_for_as_long_as_the_body_allows(
 )
 def test_more_than_one_sample_is_refused(endpoint: str, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="n: only one sample"):
-        refuse_samples(endpoint, body)
+        refuse(endpoint, body)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +310,7 @@ def test_more_than_one_sample_is_refused(endpoint: str, body: dict[str, Any]) ->
     ],
 )
 def test_what_makes_no_further_requests_is_left_to_the_servers(endpoint: str, body: dict[str, Any]) -> None:
-    refuse_samples(endpoint, body)
+    refuse(endpoint, body)
 
 
 @pytest.mark.parametrize("raw", [b'{"x":' + b"[" * 1500 + b"]" * 1500 + b"}", b'{"a":' * 1200 + b"1" + b"}" * 1200])
@@ -338,6 +337,6 @@ def test_rooms_of_the_client_are_taken_out(room: str) -> None:
 @pytest.mark.parametrize("body", [{"text": ""}, {"text": ["a", ""]}])
 def test_an_empty_text_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="empty"):
-        refuse_empty(GENERATE, body)
-    refuse_empty(GENERATE, {**body, "image_data": "x"})
-    refuse_empty(COMPLETIONS, body)
+        refuse(GENERATE, body)
+    refuse(GENERATE, {**body, "image_data": "x"})
+    refuse(COMPLETIONS, body)

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("sglang_router")
 
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.ask import Ask
 from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.pools.pairs import Pairs, Tried
+from sglang_router_laps.prompts.ask import Ask
 from sglang_router_laps.servers.instances import Instance, PrefillInstance
 
 Way = tuple[PrefillInstance, Instance]

@@ -1,4 +1,4 @@
-"""The router with its parts: built once, read by the application, started and stopped with it."""
+"""The router with its parts: built once, used by each request, started and stopped with the application."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from typing import Any
 from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
 
-from . import stock_flags
 from .config import AllocConfig
 from .pools.choice import Pools
 from .pools.control import Control
 from .pools.pairs import Pairs
-from .request.aborts import Aborter
-from .request.retries import RetryBudget
-from .request.services import Services
-from .request.tokens import make_counter
+from .prompts.tokens import make_counter
+from .servers.aborts import Aborter
 from .servers.breaker import Breaker
 from .servers.health import Health
 from .servers.instances import Instance
-from .servers.places import MOST, Places
+from .servers.retries import Retries
 from .servers.signals import SignalReader
 from .servers.supervisor import Supervisor
 from .servers.upstream import Sessions
-from .telemetry.history import History
-from .telemetry.journal import Journal
+from .telemetry import Journal
 
 logger = logging.getLogger(__name__)
 
 HISTORY_S = 300.0
 """How far back status and page look (seconds)."""
+MOST = 8192
+"""Unless --max-concurrent-requests says otherwise: beyond, requests would only wait (requests)."""
 
 
 class Router:
@@ -44,41 +42,36 @@ class Router:
         self.config = config
         self.max_payload: int = args.max_payload_size
         self.timeout: float = args.request_timeout_secs
-        self.places = Places(args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST)
-        counter = make_counter(config.tokenizer)
+        self.in_flight = 0
+        self.max_in_flight: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
+        self.counter = make_counter(config.tokenizer)
         self.pools = Pools(args.prefill_urls, config)
         self.decoders = [Instance(url, "decode") for url in args.decode_urls]
+        self.pairs = Pairs(self.pools, self.decoders)
         self.instances: list[Instance] = [*self.pools.instances, *self.decoders]
         twice = [url for url, n in Counter(i.url for i in self.instances).items() if n > 1]
         if twice:
             raise ConfigError(f"{twice[0]} is given twice")
-        breaker = stock_flags.breaker_config(args)
         for i in self.instances:
-            i.breaker = Breaker(breaker)
-        pressure = config.pressure
-        pairs = Pairs(self.pools, self.decoders)
+            i.breaker = Breaker(
+                0 if args.disable_circuit_breaker else max(0, args.cb_failure_threshold),
+                args.cb_success_threshold,
+                args.cb_timeout_duration_secs,
+                args.cb_window_duration_secs,
+            )
         self.sessions = Sessions(self.timeout)
         self.supervisor = Supervisor()
-        self.health = Health(self.instances, self.sessions, stock_flags.health_config(args), self.supervisor)
+        self.health = Health(self.instances, self.sessions, args, self.supervisor)
+        self.aborter = Aborter(self.sessions, self.instances, args.api_key)
+        self.retries = Retries(args)
+        pressure = config.pressure
         self.readers = [
             SignalReader(i, self.sessions, args.api_key, max(pressure.sample_s, 1.0), time.monotonic)
             for i in self.pools.instances
         ]
-        journal = Journal(HISTORY_S)
-        self.counts = journal.counts
-        self.history = History(journal, round(HISTORY_S / pressure.sample_s))
-        self.control = Control(self.pools, self.readers, pressure, self.history.note)
-        self.services = Services(
-            pairs=pairs,
-            sessions=self.sessions,
-            health=self.health,
-            aborter=Aborter(self.sessions, self.instances, args.api_key),
-            counter=counter,
-            journal=journal,
-            retries=stock_flags.retry_config(args),
-            budget=RetryBudget(),
-            spawn=self.spawn,
-        )
+        self.journal = Journal(HISTORY_S, round(HISTORY_S / pressure.sample_s))
+        self.counts = self.journal.counts
+        self.control = Control(self.pools, self.readers, pressure, self.journal.note_beat)
         self.started_at = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False

@@ -8,19 +8,19 @@ import logging
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..request.body import BadRequest, parse, refuse_empty, refuse_samples
+from ..prompts.reading import READERS
+from ..request.body import BadRequest, parse, refuse
 from ..request.call import Call
-from ..request.client import Client
+from ..request.client import Client, Rejection, send_reply
 from ..request.passage import Passage
-from ..request.prompt import READERS
-from ..request.replies import Rejection, send_bytes, send_error
+from ..request.replies import JSON, Reply
 from ..router import Router
 from .request_body import read_body, replay
 from .routes import Rest
 
 logger = logging.getLogger(__name__)
 
-NO_OBJECT = b'{"detail":"the body is no JSON object"}'
+NO_OBJECT = Reply(422, JSON, b'{"detail":"the body is no JSON object"}')
 """In the shape of the stock router's answer, which cannot always be written: it repeats the body."""
 
 
@@ -49,7 +49,7 @@ class LapsApp:
             raw = await read_body(scope, receive, router.max_payload, router.timeout)
             # Only now: a client that does not send its body holds no place.
             self._make_sure_of_room()
-            router.places.taken += 1
+            router.in_flight += 1
             try:
                 call = await self._call(endpoint, scope, receive, send, raw)
                 # The call lets go of the body when it is of no more use.
@@ -57,7 +57,7 @@ class LapsApp:
                 if call is not None:
                     await self._carry(call, receive, send)
             finally:
-                router.places.taken -= 1
+                router.in_flight -= 1
         except ClientDisconnect:
             router.counts.disconnected += 1
         except Rejection as e:
@@ -65,31 +65,26 @@ class LapsApp:
                 router.counts.rejected += 1
             else:
                 router.counts.refused += 1
-            await send_error(send, e.status, e.kind, str(e))
+            await send_reply(send, e.reply)
 
     def _make_sure_of_room(self) -> None:
-        places = self._router.places
-        if places.full:
-            raise Rejection(503, "overloaded", f"{places.most} requests are in flight already")
+        most = self._router.max_in_flight
+        if self._router.in_flight >= most:
+            raise Rejection(503, "overloaded", f"{most} requests are in flight already")
 
     async def _call(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Call | None:
         """What is asked; None where it has been answered already. Raises Rejection."""
         router = self._router
         parsed = parse(raw)
-        if parsed is None:
+        if parsed is None or not isinstance(parsed[1], dict):
             router.counts.refused += 1
-            await self._stock(scope, replay(raw, receive), send)
+            await (send_reply(send, NO_OBJECT) if parsed else self._stock(scope, replay(raw, receive), send))
             return None
         raw, body = parsed
-        if not isinstance(body, dict):
-            router.counts.refused += 1
-            await send_bytes(send, 422, NO_OBJECT)
-            return None
         call = Call(endpoint, scope, raw, body)
         try:
-            refuse_empty(endpoint, body)
-            refuse_samples(endpoint, body)
-            if any(map(router.services.aborter.live.named, call.ids.chosen())):
+            refuse(endpoint, body)
+            if any(map(router.aborter.named, call.ids.chosen())):
                 # The servers would refuse it too, and one that has refused it ends the first one's stream.
                 raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
             call.take_deadline()
@@ -114,7 +109,7 @@ class LapsApp:
 
         watcher = asyncio.get_running_loop().create_task(watch())
         try:
-            await Passage(self._router.services, call, client).run()
+            await Passage(self._router, call, client).run()
         except asyncio.CancelledError:
             if not gone:
                 raise

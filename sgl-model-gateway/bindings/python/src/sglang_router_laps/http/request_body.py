@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
-from ..request.replies import Rejection
+from ..request.client import Rejection
 
 PAUSE_S = 30.0
 """A client that sends nothing for so long in the middle of a body is gone: TCP has sent again several times by then

@@ -11,19 +11,19 @@ from typing import Any
 
 import orjson
 from laps_core.protocol import STATUS_ROUTE
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.routing import Router as Routes
 from starlette.types import ASGIApp
 
-from ..request.aborts import ABORT
-from ..request.replies import Rejection, error_body
+from ..request.client import Rejection
 from ..router import Router
+from ..servers.aborts import ABORT
 from ..servers.upstream import Answer
-from .metrics import Metrics
 from .request_body import read_body
-from .status import status
+from .status import Metrics, status
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 """Shows the status as it changes."""
@@ -39,7 +39,6 @@ class Rest:
 
     def __init__(self, router: Router, stock: ASGIApp) -> None:
         self._router = router
-        self._aborter = router.services.aborter
         self._metrics = Metrics(router)
         routes = [
             Route(f"/{STATUS_ROUTE}", self.status),
@@ -65,8 +64,7 @@ class Rest:
 
     async def metrics(self, _: Request) -> Response:
         """For Prometheus."""
-        text, content_type = self._metrics.text()
-        return Response(text, media_type=content_type)
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def page(self, _: Request) -> Response:
         """For people."""
@@ -99,7 +97,7 @@ class Rest:
         except (ValueError, AttributeError):
             message = '/abort_request takes {"rid": "..."} or {"abort_all": true}'
             return _error(Rejection(400, "invalid_request_error", message))
-        return _first_bad(await self._aborter.forward(rid, everything, request.headers.get("authorization")))
+        return _first_bad(await router.aborter.forward(rid, everything, request.headers.get("authorization")))
 
 
 def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON) -> Response:
@@ -111,5 +109,6 @@ def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON) -> Resp
 
 
 def _error(e: Rejection) -> Response:
-    headers = {503: {"retry-after": "1"}, 408: {"connection": "close"}}.get(e.status)
-    return Response(error_body(e.status, e.kind, str(e)), e.status, headers, media_type=JSON)
+    reply = e.reply
+    headers = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(reply.body, reply.status, headers, media_type=JSON)

@@ -10,9 +10,9 @@ from laps_core.pools.controller import Move
 from laps_core.pools.pressure import POOLS, Pool
 
 from ..config import AllocConfig
+from ..prompts.ask import Ask
+from ..prompts.prefixes import SharedPrefixes
 from ..servers.instances import Clock, PrefillInstance, open_to
-from .ask import Ask
-from .shared import SharedPrefixes
 
 PREFIX_LOAD_FACTOR = 1.5
 """The instance that holds the prefix is passed over when its load exceeds this many times its pool's mean: as much as

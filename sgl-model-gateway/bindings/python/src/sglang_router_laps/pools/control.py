@@ -17,8 +17,8 @@ from .choice import Pools
 
 logger = logging.getLogger(__name__)
 
-Note = Callable[[float, Sequence[PrefillInstance], dict[Pool, float], Move | None], None]
-"""Told of each beat: its time (seconds), the servers, the pressure of each pool, and the move, if there is one."""
+Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Move | None], None]
+"""Told of each beat: the servers, the pressure of each pool, and the move, if there is one."""
 
 
 class Control:
@@ -59,9 +59,8 @@ class Control:
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
         await asyncio.gather(*(r.read() for r in self._readers))
-        now = self._clock()
-        move = self._loop.step(now, [r.signals() for r in self._readers])
+        move = self._loop.step(self._clock(), [r.signals() for r in self._readers])
         if move is not None:
             self._pools.apply(move)
             logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
-        self._note(now, self._pools.instances, self.controller.raw, move)
+        self._note(self._pools.instances, self.controller.raw, move)

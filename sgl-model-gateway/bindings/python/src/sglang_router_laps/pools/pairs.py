@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..prompts.ask import Ask
 from ..servers.instances import Instance, PrefillInstance, open_to
-from .ask import Ask
 from .choice import Choice, Pools
 
 

@@ -1,8 +1,9 @@
-"""Which prefixes an instance has seen: a bounded index of chained block hashes."""
+"""Which prefixes of prompts the servers have seen: chained block hashes, and an index of them for each server."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,14 @@ BLOCK_BYTES = 256
 BLOCK_IDS = 64
 """One block of token ids."""
 TOKENS_PER_BLOCK = 64
+SHARERS = 3
+"""Requests that go on differently after one prefix before it is copied. A conversation that is tried again or branches
+off once gives two; a system prompt gives as many as it has users."""
+WATCHED = 1024
+"""Prefixes watched at a time; the one longest unused is forgotten."""
+
+Tokens = bytes | Sequence[int]
+"""UTF-8 text, or token ids."""
 
 
 @dataclass(slots=True)
@@ -22,25 +31,19 @@ class Fingerprint:
     """Share of the prompt that one block is (0..1)."""
     media: tuple[int, ...] = ()
     """For each image, video or audio part the block that it ends in, counted from 0."""
-    prompt: bytes | Sequence[int] | None = None
+    prompt: Tokens | None = None
     """The prompt itself, until the request has been compared with others."""
-
-    def beyond(self, blocks: int) -> bytes | Sequence[int]:
-        """What comes after the first ``blocks`` of the prompt, one block at most. The prompt must still be there."""
-        assert self.prompt is not None
-        size = block_size(self.prompt)
-        return self.prompt[blocks * size : (blocks + 1) * size]
 
 
 EMPTY = Fingerprint((), 0.0)
 
 
-def block_size(prompt: bytes | Sequence[int]) -> int:
+def block_size(prompt: Tokens) -> int:
     """Bytes or ids of one block."""
     return BLOCK_BYTES if isinstance(prompt, bytes) else BLOCK_IDS
 
 
-def fingerprint(prompt: bytes | Sequence[int], media_at: Sequence[int] = ()) -> Fingerprint:
+def fingerprint(prompt: Tokens, media_at: Sequence[int] = ()) -> Fingerprint:
     """Of UTF-8 text, with media that end at these bytes of it, or of token ids.
 
     A prompt of less than one block has no hashes.
@@ -70,16 +73,8 @@ class PrefixIndex:
         return len(self._blocks)
 
     def depth(self, prompt: Fingerprint) -> int:
-        """How many blocks of ``prompt`` are held, by bisection."""
-        blocks = self._blocks
-        low, high = 0, len(prompt.hashes)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if prompt.hashes[middle - 1] in blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        """How many blocks of ``prompt`` are held."""
+        return bisect_left(prompt.hashes, True, key=lambda h: h not in self._blocks)
 
     def add(self, prompt: Fingerprint) -> None:
         """Note that the instance is about to hold ``prompt``."""
@@ -93,3 +88,61 @@ class PrefixIndex:
     def clear(self) -> None:
         """Forget everything: the instance was restarted or its cache flushed."""
         self._blocks.clear()
+
+
+class _Watched:
+    __slots__ = ("copies", "count", "rests")
+
+    def __init__(self) -> None:
+        self.rests: deque[Tokens] = deque(maxlen=SHARERS)
+        self.count = 0
+        self.copies = 0
+
+
+class SharedPrefixes:
+    """Prefixes that several requests share, by their distinct continuations: when one is worth a copy.
+
+    A copy that was lost (evicted, or its server moved) is made again, each time after twice as many requests: where
+    the short pool has no room for a prefix, it is not filled with it again and again.
+    """
+
+    def __init__(self) -> None:
+        self._watched: OrderedDict[int, _Watched] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def due(self, prompt: Fingerprint, blocks: int) -> bool:
+        """Note that ``prompt`` goes on after ``blocks`` (> 0) that a server holds; whether these are to be copied."""
+        if prompt.prompt is None:
+            # Not a new request but another try of one.
+            return False
+        size = block_size(prompt.prompt)
+        rest = prompt.prompt[blocks * size : (blocks + 1) * size]
+        if not rest:
+            return False
+        key = prompt.hashes[blocks - 1]
+        seen = self._watched.setdefault(key, _Watched())
+        self._watched.move_to_end(key)
+        if len(self._watched) > WATCHED:
+            self._watched.popitem(last=False)
+        # The next turn of one conversation begins as its last one did; the same request again is no other either.
+        for i, r in enumerate(seen.rests):
+            if rest[: len(r)] == r[: len(rest)]:
+                seen.rests[i] = max(r, rest, key=len)
+                break
+        else:
+            seen.rests.append(rest)
+            seen.count += 1
+        return seen.count >= SHARERS << seen.copies
+
+    def copied(self, prompt: Fingerprint, blocks: int) -> None:
+        """A copy of the first ``blocks`` of ``prompt`` is being made: count from the start."""
+        seen = self._watched[prompt.hashes[blocks - 1]]
+        seen.rests.clear()
+        seen.count = 0
+        seen.copies += 1
+
+    def clear(self) -> None:
+        """The servers' caches are being flushed."""
+        self._watched.clear()

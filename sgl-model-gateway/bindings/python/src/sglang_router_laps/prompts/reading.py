@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -36,45 +37,36 @@ class Prompt:
 
 def read_prompt(endpoint: str, body: Mapping[str, Any]) -> Prompt:
     """Read what counts. What cannot be read is marked as such: whether it is an error the server will say."""
-    return READERS[endpoint](body)
+    prompt = Prompt()
+    READERS[endpoint](prompt, body)
+    return prompt
 
 
 def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
-    """Prompts of a /generate batch; None for a single prompt or another route."""
-    if endpoint != GENERATE:
-        return None
-    text = body.get("text")
-    if text is not None:
-        return len(text) if isinstance(text, list) else None
-    ids = body.get("input_ids")
-    return len(ids) if isinstance(ids, list) and ids and isinstance(ids[0], list) else None
+    """Into how many requests SGLang splits ``body``, each with an id of its own; None: it stays one."""
+    prompts = body.get("prompt") if endpoint == COMPLETIONS else None
+    if endpoint == GENERATE:
+        text = body.get("text")
+        if text is not None:
+            return len(text) if isinstance(text, list) else None
+        prompts = body.get("input_ids")
+    return len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else None
 
 
-def _take(prompt: Prompt, value: Any) -> None:
-    """One prompt, or a list of prompts."""
-    if not isinstance(value, list):
-        _take_one(prompt, value)
-    elif not _take_ids(prompt, value):
-        for one in value:
-            _take_one(prompt, one)
-
-
-def _take_one(prompt: Prompt, value: Any) -> None:
+def _take(prompt: Prompt, value: Any, *, batch: bool = True) -> None:
+    """One prompt, or a list of prompts where it may be a ``batch``."""
     if isinstance(value, str):
         prompt.texts.append(value)
-    elif not (isinstance(value, list) and _take_ids(prompt, value)):
+    elif isinstance(value, list) and set(map(type, value)) == {int}:
+        prompt.ids.append(value)
+    elif isinstance(value, list) and batch:
+        for one in value:
+            _take(prompt, one, batch=False)
+    else:
         prompt.unread = True
 
 
-def _take_ids(prompt: Prompt, value: list[Any]) -> bool:
-    ok = set(map(type, value)) == {int}
-    if ok:
-        prompt.ids.append(value)
-    return ok
-
-
-def _generate(body: Mapping[str, Any]) -> Prompt:
-    prompt = Prompt()
+def _generate(prompt: Prompt, body: Mapping[str, Any]) -> None:
     text = body.get("text")
     _take(prompt, body.get("input_ids") if text is None else text)
     for name in ("image_data", "video_data", "audio_data"):
@@ -84,63 +76,22 @@ def _generate(body: Mapping[str, Any]) -> Prompt:
             prompt.media += sum(len(one) if isinstance(one, list) else 1 for one in media)
         elif media:
             prompt.media += 1
-    return prompt
 
 
-def _completions(body: Mapping[str, Any]) -> Prompt:
-    prompt = Prompt()
+def _completions(prompt: Prompt, body: Mapping[str, Any]) -> None:
     _take(prompt, body.get("prompt"))
-    return prompt
 
 
-class _Pieces:
-    """The text of a conversation as it grows, with the places of what is no text."""
-
-    def __init__(self, prompt: Prompt) -> None:
-        self._prompt = prompt
-        self._pieces: list[str] = []
-        self._measured = (0, 0)
-
-    def add(self, text: str) -> None:
-        self._pieces.append(text)
-
-    def add_json(self, value: Any) -> None:
-        self._pieces.append(self._dump(value))
-
-    def add_media(self, part: dict[str, Any]) -> None:
-        """A marker keeps prompts with different images apart: the text before them may be the same."""
-        self._pieces.append(f"\n<media {hash(self._dump(part)):x}>")
-        done, at = self._measured
-        at += sum(map(utf8_len, self._pieces[done:]))
-        self._measured = (len(self._pieces), at)
-        self._prompt.media += 1
-        self._prompt.media_at.append(at)
-
-    def text(self) -> str:
-        return "".join(self._pieces)
-
-    def _dump(self, value: Any) -> str:
-        try:
-            return orjson.dumps(value).decode()
-        except TypeError:
-            pass
-        try:
-            return json.dumps(value, ensure_ascii=False)
-        except RecursionError:
-            self._prompt.unread = True
-            return ""
-
-
-def _chat(body: Mapping[str, Any]) -> Prompt:
-    prompt = Prompt()
-    pieces = _Pieces(prompt)
-    tools = body.get("tools")
-    if tools:
-        pieces.add_json(tools)
+def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list):
         prompt.unread = True
-        return prompt
+        return
+    pieces: list[str] = []
+    media: list[int] = []
+    """How many pieces there are up to each."""
+    if body.get("tools"):
+        pieces.append(_dump(prompt, body["tools"]))
     for message in messages:
         if not isinstance(message, dict):
             prompt.unread = True
@@ -148,24 +99,36 @@ def _chat(body: Mapping[str, Any]) -> Prompt:
         prompt.messages += 1
         role = message.get("role")
         # The marker keeps the prefix of a conversation a prefix of its next turn, and roles apart.
-        pieces.add(f"\n<{role if isinstance(role, str) else None}>")
+        pieces.append(f"\n<{role if isinstance(role, str) else None}>")
         content = message.get("content")
         for part in content if isinstance(content, list) else (content,):
-            if isinstance(part, str):
-                pieces.add(part)
-            elif isinstance(part, dict):
-                text = part.get("text")
-                if isinstance(text, str):
-                    pieces.add(text)
-                elif part.get("type") != "text":
-                    pieces.add_media(part)
-            elif part is not None:
-                prompt.unread = True
-        calls = message.get("tool_calls")
-        if calls:
-            pieces.add_json(calls)
-    prompt.texts.append(pieces.text())
-    return prompt
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                pieces.append(text)
+            elif not isinstance(part, dict):
+                prompt.unread |= part is not None
+            elif part.get("type") != "text":
+                # A marker keeps prompts with different images apart: the text before them may be the same.
+                pieces.append(f"\n<media {hash(_dump(prompt, part)):x}>")
+                media.append(len(pieces))
+        if message.get("tool_calls"):
+            pieces.append(_dump(prompt, message["tool_calls"]))
+    prompt.texts.append("".join(pieces))
+    if media:
+        ends = list(accumulate(map(utf8_len, pieces)))
+        prompt.media, prompt.media_at = len(media), [ends[n - 1] for n in media]
+
+
+def _dump(prompt: Prompt, value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        pass
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        prompt.unread = True
+        return ""
 
 
 def utf8_len(text: str) -> int:
@@ -173,7 +136,7 @@ def utf8_len(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-READERS: dict[str, Callable[[Mapping[str, Any]], Prompt]] = {
+READERS: dict[str, Callable[[Prompt, Mapping[str, Any]], None]] = {
     GENERATE: _generate,
     COMPLETIONS: _completions,
     CHAT: _chat,

@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from starlette.types import Send
 
-from .faults import Reply
 from .ids import Ids
-from .replies import error_body, send_bytes, send_error
+from .replies import JSON, Reply, error_body
+
+
+class Rejection(Exception):
+    """A request that is answered with an error of the router's own."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+    @property
+    def reply(self) -> Reply:
+        """A 503 asks to try again in a second, a 408 ends the connection."""
+        headers = {503: [(b"retry-after", b"1")], 408: [(b"connection", b"close")]}.get(self.status, ())
+        return Reply(self.status, JSON, error_body(self.status, self.kind, str(self)), headers)
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Send a whole reply, its headers as the bytes they are: starlette's Response takes them as text."""
+    length = b"%d" % len(reply.body)
+    headers = [(b"content-type", reply.content_type), (b"content-length", length), *reply.headers]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
 
 
 class Client:
@@ -24,7 +46,7 @@ class Client:
     async def whole(self, reply: Reply) -> None:
         """All of it at once."""
         self.started = self.finished = True
-        await send_bytes(self._send, reply.status, self._ids.as_asked(reply.body), reply.content_type, reply.headers)
+        await send_reply(self._send, reply._replace(body=self._ids.as_asked(reply.body)))
 
     async def begin(self, status: int, content_type: bytes) -> None:
         """The head of a stream."""
@@ -34,9 +56,7 @@ class Client:
 
     async def go_on(self, part: bytes) -> None:
         """Whole events of the stream."""
-        if self._ids.renamed:
-            part = self._ids.as_asked(part)
-        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        await self._send({"type": "http.response.body", "body": self._ids.as_asked(part), "more_body": True})
 
     async def end(self, rest: bytes) -> None:
         """The end of the stream."""
@@ -45,11 +65,12 @@ class Client:
 
     async def refuse(self, status: int, kind: str, message: str) -> None:
         """An error of the router's own, whatever has been sent."""
+        reply = Rejection(status, kind, message).reply
         if self.started:
-            await self.break_off(error_body(status, kind, message))
+            await self.break_off(reply.body)
         else:
             self.finished = True
-            await send_error(self._send, status, kind, message)
+            await send_reply(self._send, reply)
 
     async def break_off(self, error: bytes) -> None:
         """End what has begun."""

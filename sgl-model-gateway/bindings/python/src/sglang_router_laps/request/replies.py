@@ -1,10 +1,11 @@
-"""Errors: answers of servers that are one, and errors inside a reply whose status line said that all is well."""
+"""Replies of servers, the errors among them, and errors inside a reply whose status line said that all is well."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import aiohttp
 import orjson
 
 from ..servers.instances import Instance
@@ -13,8 +14,7 @@ UNKNOWN = 500
 ABORTED = "aborted by the prefill server"
 TRANSFER_FAILED = b"KVTransferError"
 """In SGLang's error where the KV could not be handed over: the decode server may be gone."""
-
-Headers = list[tuple[bytes, bytes]]
+JSON = b"application/json"
 
 
 class Reply(NamedTuple):
@@ -23,8 +23,20 @@ class Reply(NamedTuple):
     status: int
     content_type: bytes
     body: bytes
-    headers: Headers
+    headers: Sequence[tuple[bytes, bytes]] = ()
     """What else of the server's headers is for the client."""
+
+    @classmethod
+    def of(cls, response: aiohttp.ClientResponse, body: bytes) -> Reply:
+        """``response`` with its ``body``. When to come back is the server's to say."""
+        after = response.headers.get("retry-after")
+        headers = () if after is None else ((b"retry-after", after.encode("latin-1", "replace")),)
+        return cls(response.status, content_type(response), body, headers)
+
+
+def content_type(response: aiohttp.ClientResponse) -> bytes:
+    """Of a server's reply."""
+    return response.headers.get("content-type", "").encode("latin-1") or JSON
 
 
 class Refused(Exception):
@@ -46,18 +58,13 @@ class Refused(Exception):
         return self.reply.status == 503 or self.unjoined
 
 
-class Fault(NamedTuple):
-    """An error inside a reply."""
-
-    status: int
-    body: bytes
-    """``{"error": ...}``."""
-    message: str
-    """What it says; empty where it says nothing."""
+def error_body(status: int, kind: str, message: str) -> bytes:
+    """``{"error": {...}}`` as SGLang's own, with one line that says what is wrong."""
+    return orjson.dumps({"error": {"message": message, "type": kind, "code": status}})
 
 
-def fault(reply: bytes) -> Fault | None:
-    """The first error in a whole reply or in a stream's events; None without one."""
+def fault(reply: bytes) -> Reply | None:
+    """The first error in a whole reply or in a stream's events, as the reply it should have been; None without one."""
     # Nearly every reply is done with here; text that holds these words costs a parse and no more.
     if b'"error"' not in reply and b'"abort"' not in reply:
         return None
@@ -65,14 +72,16 @@ def fault(reply: bytes) -> Fault | None:
         for item in payload if isinstance(payload, list) else (payload,):
             found = _error(item) if isinstance(item, dict) else None
             if found is not None:
-                return found
+                return Reply(found[0], JSON, found[1])
     return None
 
 
 def message_of(reply: bytes) -> str:
     """What an error says, in the words of the server."""
     found = fault(reply)
-    return found.message if found and found.message else reply.decode(errors="replace")
+    error = orjson.loads(found.body)["error"] if found else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message) if message else reply.decode(errors="replace")
 
 
 def _payloads(reply: bytes) -> Iterator[Any]:
@@ -83,24 +92,24 @@ def _payloads(reply: bytes) -> Iterator[Any]:
             continue
 
 
-def _error(item: dict[str, Any]) -> Fault | None:
+def _error(item: dict[str, Any]) -> tuple[int, bytes] | None:
+    """(status, body) of an error in an object of a reply."""
     error = item.get("error")
     if error:
-        code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
-        return Fault(_status(code), orjson.dumps({"error": error}), str(message or ""))
+        return _status(error.get("code") if isinstance(error, dict) else None), orjson.dumps({"error": error})
     meta = item.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
     if isinstance(reason, dict) and reason.get("type") == "abort":
-        return _abort(_status(reason.get("status_code")), reason.get("message") or ABORTED)
+        return _abort(_status(reason.get("status_code")), reason.get("message"))
     choices = item.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and choice.get("finish_reason") == "abort":
-            return _abort(UNKNOWN, ABORTED)
+            return _abort(UNKNOWN, None)
     return None
 
 
-def _abort(status: int, message: Any) -> Fault:
-    return Fault(status, orjson.dumps({"error": {"message": message, "type": "abort", "code": status}}), str(message))
+def _abort(status: int, message: Any) -> tuple[int, bytes]:
+    return status, error_body(status, "abort", message or ABORTED)
 
 
 def _status(code: Any) -> int:

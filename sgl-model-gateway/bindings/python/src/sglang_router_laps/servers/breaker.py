@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["closed", "half_open", "open"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BreakerConfig:
-    """Stock router flags (--cb-*, --disable-circuit-breaker)."""
-
-    failures: int = 10
-    """Failures not made up for by as many successes that open it; 0 = never."""
-    successes: int = 3
-    """Successes that close it when half open; at most as many requests are let in at a time."""
-    timeout_s: float = 60.0
-    """How long it stays open before it lets requests in on trial (seconds)."""
-    window_s: float = 120.0
-    """Failures are forgotten after this long without another (seconds)."""
-
-
 class Breaker:
-    """Closed: all requests pass. Open: none do. Half open: a few, on trial."""
+    """Closed: all requests pass. Open: none do. Half open: a few, on trial. The defaults are those of --cb-*."""
 
-    __slots__ = ("_clock", "_config", "_failed_at", "_failures", "_good", "_state", "_trials")
-
-    def __init__(self, config: BreakerConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config = config or BreakerConfig()
+    def __init__(
+        self,
+        failures: int = 10,
+        successes: int = 3,
+        timeout_s: float = 60.0,
+        window_s: float = 120.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``failures`` not made up for by as many successes open it (0 = never); without another they are forgotten
+        after ``window_s`` (seconds). It stays open for ``timeout_s`` (seconds), then ``successes`` close it; at most
+        as many requests are let in at a time."""
+        self._failures_max = failures
+        self._successes = successes
+        self._timeout_s = timeout_s
+        self._window_s = window_s
         self._clock = clock
         self._state: State = "closed"
         self._failures = 0
@@ -41,7 +37,7 @@ class Breaker:
     @property
     def state(self) -> State:
         """As of now."""
-        if self._state == "open" and self._clock() - self._failed_at >= self._config.timeout_s:
+        if self._state == "open" and self._clock() - self._failed_at >= self._timeout_s:
             self._state, self._good = "half_open", 0
         return self._state
 
@@ -49,7 +45,7 @@ class Breaker:
         """Whether a request may pass now."""
         if self._state == "closed":
             return True
-        return self.state == "half_open" and self._trials < max(1, self._config.successes)
+        return self.state == "half_open" and self._trials < max(1, self._successes)
 
     def enter(self) -> bool:
         """A request passes; True if it is on trial and must ``leave``."""
@@ -69,7 +65,7 @@ class Breaker:
                 self._failures -= 1
         elif self._state == "half_open":
             self._good += 1
-            if self._good >= self._config.successes:
+            if self._good >= self._successes:
                 self._state, self._failures = "closed", 0
 
     def healed(self) -> None:
@@ -79,12 +75,12 @@ class Breaker:
 
     def failed(self) -> None:
         """It answered 5xx, or not at all."""
-        if self._state == "open" or not self._config.failures:
+        if self._state == "open" or not self._failures_max:
             return
         now = self._clock()
-        if now - self._failed_at > self._config.window_s:
+        if now - self._failed_at > self._window_s:
             self._failures = 0
         self._failures += 1
         self._failed_at = now
-        if self._state == "half_open" or self._failures >= self._config.failures:
+        if self._state == "half_open" or self._failures >= self._failures_max:
             self._state = "open"

@@ -13,8 +13,8 @@ from laps_core.pools.pressure import Pool
 from laps_core.slo import overshoot
 from yarl import URL
 
+from ..prompts.prefixes import PrefixIndex
 from .breaker import Breaker
-from .prefixes import PrefixIndex
 
 Role = Literal["prefill", "decode"]
 Clock = Callable[[], float]
@@ -54,7 +54,8 @@ class Instance:
         self._rests_until: float | None = None
         self._lost_at: float | None = None
         self._clock = clock
-        self._busy_since: float | None = None
+        self._busy_since = 0.0
+        """Since when it has had something in flight, while it has."""
         self._busy_s = 0.0
         self._urls: dict[str, URL] = {}
 
@@ -63,11 +64,7 @@ class Instance:
         """A new request may go there."""
         if not self.healthy or not self.breaker.admits():
             return False
-        if self._rests_until is not None:
-            if self._clock() < self._rests_until:
-                return False
-            self._rests_until = None
-        return True
+        return self._rests_until is None or self._clock() >= self._rests_until
 
     def heard(self) -> None:
         """It has sent something."""
@@ -98,8 +95,7 @@ class Instance:
 
     def busy_seconds(self) -> float:
         """Time it has had anything in flight since the start (seconds)."""
-        running = 0.0 if self._busy_since is None else self._clock() - self._busy_since
-        return self._busy_s + running
+        return self._busy_s + (self._clock() - self._busy_since if self.outstanding else 0.0)
 
     def lease(self, tokens: int) -> Lease:
         """Account for a request of ``tokens`` new tokens until the lease ends."""
@@ -108,56 +104,49 @@ class Instance:
     def _take(self, lease: Lease) -> None:
         if not self.outstanding:
             self._busy_since = self._clock()
-        tokens = lease.tokens
         self.leases.add(lease)
         self.outstanding += 1
-        self.outstanding_tokens += tokens
+        self.outstanding_tokens += lease.tokens
         self.served += 1
-        self.served_tokens += tokens
+        self.served_tokens += lease.tokens
 
     def _give_back(self, lease: Lease) -> None:
-        tokens = lease.tokens
         self.leases.discard(lease)
         self.outstanding -= 1
-        self.outstanding_tokens -= tokens
-        if not self.outstanding and self._busy_since is not None:
+        self.outstanding_tokens -= lease.tokens
+        if not self.outstanding:
             self._busy_s += self._clock() - self._busy_since
-            self._busy_since = None
 
 
 class PrefillInstance(Instance):
     """A prefill server: a member of one pool, with an index of the prefixes it has seen."""
 
-    def __init__(
-        self,
-        url: str,
-        bootstrap_port: int | None,
-        pool: Pool,
-        prefix_tokens: int = PREFIX_TOKENS,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, url: str, bootstrap_port: int | None, pool: Pool, clock: Clock = time.monotonic) -> None:
         super().__init__(url, "prefill", clock)
         host = urlsplit(self.url).hostname or ""
         self.bootstrap_host = f"[{host}]" if ":" in host else host
         self.bootstrap_port = bootstrap_port
         self.pool: Pool = pool
-        self.prefixes = PrefixIndex(prefix_tokens)
+        self.prefixes = PrefixIndex(PREFIX_TOKENS)
         self.parks = False
         """It is known to run LAPS: a long prefill there is parked while short ones run."""
-        self.deviation = 0.0
-        """Mean relative overshoot of the deadlines this router saw, decaying (ratio)."""
+        self._deviation = 0.0
         self._deviation_at = clock()
 
     def note_ttft(self, seconds: float, slo_s: float) -> None:
         """Take in one first token and its deadline (seconds)."""
-        now = self._clock()
-        keep = 0.8 * 2 ** (-(now - self._deviation_at) / SPAN_S)
-        self._deviation_at = now
-        self.deviation = self.deviation * keep + overshoot(seconds, slo_s) * (1 - keep)
+        keep = 0.8 * self._fading()
+        self._deviation = self._deviation * keep + overshoot(seconds, slo_s) * (1 - keep)
+        self._deviation_at = self._clock()
 
-    def current_deviation(self) -> float:
-        """``deviation`` as of now: without new deadlines it halves every few seconds."""
-        return self.deviation * 2 ** (-(self._clock() - self._deviation_at) / SPAN_S)
+    def _fading(self) -> float:
+        return 2.0 ** (-(self._clock() - self._deviation_at) / SPAN_S)
+
+    @property
+    def deviation(self) -> float:
+        """Mean relative overshoot of the deadlines this router saw (ratio): without new ones it halves every few
+        seconds."""
+        return self._deviation * self._fading()
 
 
 class Lease:

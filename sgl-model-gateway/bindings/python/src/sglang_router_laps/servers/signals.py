@@ -20,9 +20,6 @@ from .instances import Clock, PrefillInstance
 from .upstream import Sessions
 
 OWN = "router"
-SOURCES = (STATUS_ROUTE, "v1/loads?include=core", "metrics", OWN)
-"""In order of preference; all but the last are routes of the server."""
-
 RETRY_S = 60.0
 """How long a server that lacks a route is believed to lack it (seconds): it may come back as another."""
 
@@ -51,20 +48,20 @@ class SignalReader:
         self._stepped_at = clock()
         self._busy_seen: tuple[float, float] | None = None
         self._own_seen = (clock(), instance.busy_seconds())
-        self._parsers: tuple[Callable[[bytes], Load], ...] = (self._laps, self._loads, self._metrics)
+        self._routes: tuple[tuple[str, Callable[[bytes], Load]], ...] = (
+            (STATUS_ROUTE, self._laps), ("v1/loads?include=core", self._loads), ("metrics", self._metrics),
+        )  # fmt: skip
+        """In order of preference."""
 
     async def read(self) -> None:
         """Refresh ``load``."""
         own = self._own()
-        if not self.instance.healthy:
-            self.load, self.source = own, OWN
-            return
         if self._level and self._clock() - self._stepped_at > RETRY_S:
             self._level = 0
-        while self._level < len(self._parsers):
-            path = SOURCES[self._level]
+        while self.instance.healthy and self._level < len(self._routes):
+            path, parse = self._routes[self._level]
             try:
-                self.load = self._parsers[self._level](await self._get(path))
+                self.load = parse(await self._get(path))
                 self.source = path.partition("?")[0]
                 self.instance.parks = self._level == 0
                 return
@@ -88,11 +85,7 @@ class SignalReader:
         """For the controller."""
         i = self.instance
         return InstanceSignals(
-            name=i.url,
-            pool=i.pool,
-            healthy=i.healthy,
-            load=self.load,
-            outstanding=i.outstanding_tokens,
+            name=i.url, pool=i.pool, healthy=i.healthy, load=self.load, outstanding=i.outstanding_tokens
         )
 
     def _laps(self, text: bytes) -> Load:
@@ -134,5 +127,4 @@ class SignalReader:
         """With the deadlines that this router saw missed. Raises Missing where a server's number is none."""
         if not (math.isfinite(backlog) and math.isfinite(share)):
             raise Missing
-        deviation = self.instance.current_deviation()
-        return Load(backlog_tokens=float(backlog), slo_deviation=deviation, busy_share=share)
+        return Load(backlog_tokens=float(backlog), slo_deviation=self.instance.deviation, busy_share=share)
