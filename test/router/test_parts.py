@@ -11,11 +11,11 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import requests_at_most
+from sglang_router_laps.request.passage import SAVED_MAX, Retries
 from sglang_router_laps.request.replies import fault
 from sglang_router_laps.request.streams import Events, MergedEvents
 from sglang_router_laps.servers.breaker import Breaker
 from sglang_router_laps.servers.instances import Instance
-from sglang_router_laps.servers.retries import SAVED_MAX, Retries
 from sglang_router_laps.servers.upstream import Local, Lost, failure
 
 KEY = ConnectionKey("h", 1, False, True, None, None, None)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from laps_core.config import ConfigError
@@ -15,13 +16,11 @@ from sglang_router.router_args import RouterArgs
 from .config import AllocConfig
 from .pools.choice import Pools
 from .pools.control import Control
-from .pools.pairs import Pairs
 from .prompts.tokens import make_counter
 from .servers.aborts import Aborter
 from .servers.breaker import Breaker
 from .servers.health import Health
 from .servers.instances import Instance
-from .servers.retries import Retries
 from .servers.signals import SignalReader
 from .servers.supervisor import Supervisor
 from .servers.upstream import Sessions
@@ -39,15 +38,13 @@ class Router:
     """Raises ConfigError when the servers and the configuration do not fit each other."""
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
+        self.args = args
         self.config = config
-        self.max_payload: int = args.max_payload_size
-        self.timeout: float = args.request_timeout_secs
         self.in_flight = 0
         self.max_in_flight: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
         self.counter = make_counter(config.tokenizer)
-        self.pools = Pools(args.prefill_urls, config)
-        self.decoders = [Instance(url, "decode") for url in args.decode_urls]
-        self.pairs = Pairs(self.pools, self.decoders)
+        self.pools = Pools(args.prefill_urls, config, decoders=args.decode_urls)
+        self.decoders = self.pools.decoders
         self.instances: list[Instance] = [*self.pools.instances, *self.decoders]
         twice = [url for url, n in Counter(i.url for i in self.instances).items() if n > 1]
         if twice:
@@ -59,15 +56,13 @@ class Router:
                 args.cb_timeout_duration_secs,
                 args.cb_window_duration_secs,
             )
-        self.sessions = Sessions(self.timeout)
+        self.sessions = Sessions(args.request_timeout_secs)
         self.supervisor = Supervisor()
-        self.health = Health(self.instances, self.sessions, args, self.supervisor)
+        self.health = Health(self.instances, self.sessions, args)
         self.aborter = Aborter(self.sessions, self.instances, args.api_key)
-        self.retries = Retries(args)
         pressure = config.pressure
         self.readers = [
-            SignalReader(i, self.sessions, args.api_key, max(pressure.sample_s, 1.0), time.monotonic)
-            for i in self.pools.instances
+            SignalReader(i, self.sessions, args.api_key, max(pressure.sample_s, 1.0)) for i in self.pools.instances
         ]
         self.journal = Journal(HISTORY_S, round(HISTORY_S / pressure.sample_s))
         self.counts = self.journal.counts
@@ -78,7 +73,8 @@ class Router:
 
     async def open(self) -> None:
         """Start the background tasks."""
-        self.spawn(self.health.run())
+        for i in self.instances:
+            self.spawn(self.supervisor.run(f"health of {i.url}", partial(self.health.watch, i)))
         self.spawn(self.supervisor.run("controller", self.control.run))
 
     async def close(self) -> None:

@@ -30,15 +30,13 @@ HONOURED = frozenset(
 REFUSED: dict[str, str] = {
     "service_discovery": "servers are given by --prefill and --decode; none would be discovered",
     "enable_igw": "one model only is served",
-    "client_cert_path": "the router shows no certificate to the servers",
-    "client_key_path": "the router shows no certificate to the servers",
+    **dict.fromkeys(("client_cert_path", "client_key_path"), "the router shows no certificate to the servers"),
     "ca_cert_paths": "servers are checked against the system's certificates; SSL_CERT_FILE changes those",
-    "control_plane_api_keys": "no route would be protected",
     "control_plane_audit_enabled": "nothing would be audited",
-    "jwt_issuer": "no route would be protected",
-    "jwt_audience": "no route would be protected",
-    "jwt_jwks_uri": "no route would be protected",
-    "jwt_role_mapping": "no route would be protected",
+    **dict.fromkeys(
+        ("control_plane_api_keys", "jwt_issuer", "jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"),
+        "no route would be protected",
+    ),
 }
 """Where silence would be dangerous: who gives one of these relies on it. Field -> why."""
 

@@ -62,20 +62,13 @@ COUNTERS = {
 """Of each of Counts the name of its metric, the metric's label, and what it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A move and the wall-clock time of it (seconds since 1970)."""
-
-    move: Move
-    at: float
-
-
 class Journal:
     """Looks back ``history_s``, with ``samples`` beats of the control loop in it (seconds, samples)."""
 
     def __init__(self, history_s: float, samples: int) -> None:
         self.counts = Counts()
-        self.moves: deque[Moved] = deque(maxlen=MOVES_KEPT)
+        self.moves: deque[dict[str, Any]] = deque(maxlen=MOVES_KEPT)
+        """Newest first, JSON-ready; times here and in samples are seconds since 1970."""
         self.samples: deque[dict[str, Any]] = deque(maxlen=max(2, samples))
         self.registry = CollectorRegistry(auto_describe=False)
         text = "Time to first token by class (seconds)"
@@ -101,14 +94,15 @@ class Journal:
 
     def note_beat(self, instances: Sequence[PrefillInstance], pressure: dict[Pool, float], move: Move | None) -> None:
         """One sample: pool and health of each server, pool pressures, any move."""
-        at = time.time()
+        at = round(time.time(), 3)
         if move is not None:
             self.counts.moves[move.target] += 1
-            self.moves.append(Moved(move, at))
+            told = {"instance": move.name, "from": move.source, "to": move.target, "reason": move.reason}
+            self.moves.appendleft({"at": at, **told})
         recent = self.ttft_ms(TTFT_SPAN_S)
         self.samples.append(
             {
-                "at": round(at, 3),
+                "at": at,
                 "pools": ["s" if i.pool == "short" else "l" for i in instances],
                 "healthy": [int(i.healthy) for i in instances],
                 "pressure": {p: round(pressure[p], 4) for p in POOLS},

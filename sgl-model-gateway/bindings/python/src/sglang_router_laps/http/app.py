@@ -9,13 +9,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..prompts.reading import READERS
-from ..request.body import BadRequest, parse, refuse
+from ..request.body import BadRequest, parse, read_body, refuse, replay
 from ..request.call import Call
-from ..request.client import Client, Rejection, send_reply
-from ..request.passage import Passage
-from ..request.replies import JSON, Reply
+from ..request.client import Client
+from ..request.passage import Passage, Retries
+from ..request.replies import JSON, Rejection, Reply
 from ..router import Router
-from .request_body import read_body, replay
 from .routes import Rest
 
 logger = logging.getLogger(__name__)
@@ -30,6 +29,7 @@ class LapsApp:
     def __init__(self, router: Router, stock: ASGIApp) -> None:
         self._router = router
         self._stock = stock
+        self._retries = Retries(router.args)
         self._generating = {f"/{endpoint}": endpoint for endpoint in READERS}
         self._rest = Rest(router, stock).app
 
@@ -46,7 +46,7 @@ class LapsApp:
         router = self._router
         try:
             self._make_sure_of_room()
-            raw = await read_body(scope, receive, router.max_payload, router.timeout)
+            raw = await read_body(scope, receive, router.args)
             # Only now: a client that does not send its body holds no place.
             self._make_sure_of_room()
             router.in_flight += 1
@@ -61,11 +61,11 @@ class LapsApp:
         except ClientDisconnect:
             router.counts.disconnected += 1
         except Rejection as e:
-            if e.status == 503:
+            if e.reply.status == 503:
                 router.counts.rejected += 1
             else:
                 router.counts.refused += 1
-            await send_reply(send, e.reply)
+            await e.reply(scope, receive, send)
 
     def _make_sure_of_room(self) -> None:
         most = self._router.max_in_flight
@@ -78,18 +78,15 @@ class LapsApp:
         parsed = parse(raw)
         if parsed is None or not isinstance(parsed[1], dict):
             router.counts.refused += 1
-            await (send_reply(send, NO_OBJECT) if parsed else self._stock(scope, replay(raw, receive), send))
+            await (NO_OBJECT if parsed else self._stock)(scope, replay(raw, receive), send)
             return None
         raw, body = parsed
         call = Call(endpoint, scope, raw, body)
-        try:
-            refuse(endpoint, body)
-            if any(map(router.aborter.named, call.ids.chosen())):
-                # The servers would refuse it too, and one that has refused it ends the first one's stream.
-                raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
-            call.take_deadline()
-        except BadRequest as e:
-            raise Rejection(400, "invalid_request_error", str(e)) from None
+        refuse(endpoint, body)
+        if any(map(router.aborter.named, call.ids.chosen())):
+            # The servers would refuse it too, and one that has refused it ends the first one's stream.
+            raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
+        call.take_deadline()
         return call
 
     async def _carry(self, call: Call, receive: Receive, send: Send) -> None:
@@ -109,7 +106,7 @@ class LapsApp:
 
         watcher = asyncio.get_running_loop().create_task(watch())
         try:
-            await Passage(self._router, call, client).run()
+            await Passage(self._router, self._retries, call, client).run()
         except asyncio.CancelledError:
             if not gone:
                 raise

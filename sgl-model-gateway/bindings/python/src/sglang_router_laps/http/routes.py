@@ -18,11 +18,11 @@ from starlette.routing import Route
 from starlette.routing import Router as Routes
 from starlette.types import ASGIApp
 
-from ..request.client import Rejection
+from ..request.body import BadRequest, read_body
+from ..request.replies import Rejection
 from ..router import Router
 from ..servers.aborts import ABORT
 from ..servers.upstream import Answer
-from .request_body import read_body
 from .status import Metrics, status
 
 PAGE = Path(__file__).parent / "page" / "index.html"
@@ -31,7 +31,7 @@ FLUSH = "flush_cache"
 FLUSH_S = 30.0
 """How long a server's answer is waited for (seconds)."""
 JSON = "application/json"
-UNREACHED = Rejection(503, "no_instance", "no server could be reached")
+UNREACHED = Rejection(503, "no_instance", "no server could be reached").reply
 
 
 class Rest:
@@ -70,7 +70,7 @@ class Rest:
         """For people."""
         return HTMLResponse(PAGE.read_bytes())
 
-    async def flush(self, request: Request) -> Response:
+    async def flush(self, request: Request) -> ASGIApp:
         """To every healthy server. One that is not reached counts for nothing: its cache is gone."""
         self._router.pools.forget_prefixes()
         key = request.headers.get("authorization")
@@ -78,17 +78,17 @@ class Rest:
         answers = await asyncio.gather(*(self._router.sessions.tell(i, FLUSH, key, FLUSH_S) for i in up))
         return _first_bad([a for a in answers if a is not None] or None, "text/plain")
 
-    async def abort(self, request: Request) -> Response:
+    async def abort(self, request: Request) -> ASGIApp:
         """A client's abort, with its own key, to every server that has the request."""
         router = self._router
         try:
-            raw = await read_body(request.scope, request.receive, router.max_payload, router.timeout)
+            raw = await read_body(request.scope, request.receive, router.args)
         except ClientDisconnect:
             router.counts.disconnected += 1
             return Response()
         except Rejection as e:
             router.counts.refused += 1
-            return _error(e)
+            return e.reply
         try:
             body = orjson.loads(raw)
             rid, everything = body.get("rid") or "", body.get("abort_all", False)
@@ -96,19 +96,13 @@ class Rest:
                 raise ValueError
         except (ValueError, AttributeError):
             message = '/abort_request takes {"rid": "..."} or {"abort_all": true}'
-            return _error(Rejection(400, "invalid_request_error", message))
+            return BadRequest(message).reply
         return _first_bad(await router.aborter.forward(rid, everything, request.headers.get("authorization")))
 
 
-def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON) -> Response:
+def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON) -> ASGIApp:
     """The first bad answer, or that all is well; None: nobody has answered."""
     if answers is None:
-        return _error(UNREACHED)
+        return UNREACHED
     code, body = next((a for a in answers if a[0] >= 400), (200, b""))
     return Response(body, code, media_type=media_type if body else "text/plain")
-
-
-def _error(e: Rejection) -> Response:
-    reply = e.reply
-    headers = {name.decode(): value.decode() for name, value in reply.headers}
-    return Response(reply.body, reply.status, headers, media_type=JSON)

@@ -41,14 +41,10 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         "tasks": [asdict(w) for w in router.supervisor.watched],
         "counts": asdict(router.counts),
         "ttft_ms": router.journal.ttft_ms(),
-        "migrations": [
-            {"at": round(m.at, 3), "instance": m.move.name, "from": m.move.source, "to": m.move.target,
-             "reason": m.move.reason}
-            for m in reversed(router.journal.moves)
-        ],
+        "migrations": list(router.journal.moves),
         "tokens": router.counter.as_dict(),
         "config": asdict(router.config),
-    }  # fmt: skip
+    }
     if history:
         result["history"] = list(router.journal.samples)[-history:]
     return result

@@ -11,7 +11,7 @@ from laps_core.pools.controller import Move, PoolController
 from laps_core.pools.loop import ControlLoop
 from laps_core.pools.pressure import Pool, PressureConfig
 
-from ..servers.instances import Clock, PrefillInstance
+from ..servers.instances import PrefillInstance
 from ..servers.signals import SignalReader
 from .choice import Pools
 
@@ -24,20 +24,12 @@ Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Move | None], Non
 class Control:
     """Algorithm 2 over live instances. ``run`` ends when cancelled."""
 
-    def __init__(
-        self,
-        pools: Pools,
-        readers: Sequence[SignalReader],
-        config: PressureConfig,
-        note: Note,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._loop = ControlLoop(config, clock())
+    def __init__(self, pools: Pools, readers: Sequence[SignalReader], config: PressureConfig, note: Note) -> None:
+        self._loop = ControlLoop(config, time.monotonic())
         self._readers = readers
         self._pools = pools
         self._sample_s = config.sample_s
         self._note = note
-        self._clock = clock
 
     @property
     def controller(self) -> PoolController:
@@ -46,11 +38,11 @@ class Control:
 
     async def run(self) -> None:
         """Sample on a fixed grid, decide every control period."""
-        at = self._clock()
+        at = time.monotonic()
         while True:
             await self.step()
             at += self._sample_s
-            now = self._clock()
+            now = time.monotonic()
             if at <= now:
                 # Too late for a beat: leave it out rather than run after it.
                 at = now + self._sample_s
@@ -59,7 +51,7 @@ class Control:
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
         await asyncio.gather(*(r.read() for r in self._readers))
-        move = self._loop.step(self._clock(), [r.signals() for r in self._readers])
+        move = self._loop.step(time.monotonic(), [r.signals() for r in self._readers])
         if move is not None:
             self._pools.apply(move)
             logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
@@ -29,44 +30,36 @@ Decoding = tuple[aiohttp.ClientResponse, bytes]
 """The decode server's answer: head and first bytes, or all of what is no stream."""
 
 
+@dataclass
 class Attempt:
     """Built anew for each pair. Its two legs, the same request at a prefill and at a decode server, run side by side;
     whatever way ``run`` ends, both leases have ended and no leg is left running."""
 
-    _prefill: asyncio.Task[Reply]
-    _decode: asyncio.Task[Decoding]
+    router: Router
+    call: Call
+    client: Client
+    choice: Choice
+    decoder: Instance
+    timeout: aiohttp.ClientTimeout
+    held: Held = field(init=False)
+    """This attempt, as the servers know it."""
+    _prefill: asyncio.Task[Reply] = field(init=False)
+    _decode: asyncio.Task[Decoding] = field(init=False)
+    _late: Refused | None = None
+    """The prefill server's error, where the stream had begun already."""
 
-    def __init__(
-        self,
-        router: Router,
-        call: Call,
-        client: Client,
-        choice: Choice,
-        decoder: Instance,
-        timeout: aiohttp.ClientTimeout | None = None,
-    ) -> None:
-        """``timeout``: None for the session's own."""
-        self._router = router
-        self._call = call
-        self._client = client
-        self._new_tokens = choice.new_tokens
-        self._prefiller = choice.instance
-        self._decoder = decoder
-        self._options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        call.ids.renew()
-        known = zip((self._prefiller, decoder), call.ids.known_as(), strict=True)
-        self.held = Held(call.ids.rid, dict(known))
-        """This attempt, as the servers know it."""
-        self._late: Refused | None = None
-        """The prefill server's error, where the stream had begun already."""
+    def __post_init__(self) -> None:
+        ids = self.call.ids
+        ids.renew()
+        self.held = Held(ids.rid, dict(zip((self.choice.instance, self.decoder), ids.known_as(), strict=True)))
 
     async def run(self) -> None:
         """Answer the client. Raises Refused, Lost, Local or TimeoutError where the servers did not."""
-        health, aborter = self._router.health, self._router.aborter
-        prefiller, decoder = self._prefiller, self._decoder
+        health, aborter = self.router.health, self.router.aborter
+        prefiller, decoder = self.choice.instance, self.decoder
         began = time.monotonic()
-        for_prefill, for_decode = self._call.wires(prefiller)
-        share, load = prefiller.lease(self._new_tokens), decoder.lease(self._new_tokens)
+        for_prefill, for_decode = self.call.wires(prefiller)
+        share, load = (i.lease(self.choice.new_tokens) for i in (prefiller, decoder))
         loop = asyncio.get_running_loop()
         prefill = self._prefill = share.leg = loop.create_task(self._run_prefill(for_prefill, share))
         decode = self._decode = load.leg = loop.create_task(self._run_decode(for_decode))
@@ -108,20 +101,20 @@ class Attempt:
                 # nothing to drop: the id may be another's.
                 if not prefill.done():
                     self._abort(prefiller)
-                if not decode.done() or (self._call.stream and response is not None and response.status < 400):
+                if not decode.done() or (self.call.stream and response is not None and response.status < 400):
                     self._abort(decoder)
             for leg in (prefill, decode):
                 leg.cancel()
                 leg.add_done_callback(_look_at)
 
     async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
-        return await self._router.sessions.of(instance).post(
-            instance.address(self._call.endpoint), data=wire, headers=self._call.headers, **self._options
+        return await self.router.sessions.of(instance).post(
+            instance.address(self.call.endpoint), data=wire, headers=self.call.headers, timeout=self.timeout
         )
 
     async def _run_prefill(self, wire: bytes, share: Lease) -> Reply:
         """The prefill leg, and what its reply teaches. Raises Lost or Local, and TimeoutError."""
-        call, instance = self._call, self._prefiller
+        call, instance = self.call, self.choice.instance
         try:
             async with await self._post(instance, wire) as response:
                 reply = Reply.of(response, await response.read())
@@ -131,25 +124,26 @@ class Attempt:
         if reply.status < 400:
             # An error inside a reply that began as a success counts as the error it is.
             reply = fault(reply.body) or reply
-        self._router.health.answered(instance, reply.status)
+        self.router.health.answered(instance, reply.status)
         if reply.status >= 400:
             # An error may name the request.
-            return reply._replace(body=reply.body.replace(AT_PREFILL.encode(), b""))
+            reply.body = reply.body.replace(AT_PREFILL.encode(), b"")
+            return reply
         if not call.stream:
             self._note_ttft()
         tokens = reported_tokens(reply.body)
         if tokens is not None and not call.rooms and call.prompt is not None:
-            self._router.counter.learn(call.prompt, tokens)
+            self.router.counter.learn(call.prompt, tokens)
         call.prompt = None
         return reply
 
     async def _run_decode(self, wire: bytes) -> Decoding:
         """The decode leg, up to the first bytes of a stream, or to the end of a whole reply. Raises as the other."""
-        instance = self._decoder
+        instance = self.decoder
         try:
             response = await self._post(instance, wire)
             try:
-                whole = not self._call.stream or response.status >= 400
+                whole = not self.call.stream or response.status >= 400
                 first = await (response.read() if whole else response.content.readany())
             except BaseException:
                 response.close()
@@ -161,8 +155,8 @@ class Attempt:
 
     def _refusal(self) -> Refused | None:
         """The error that the prefill server has answered with. Raises what the leg failed with."""
-        reply = _result(self._prefill, self._prefiller)
-        return Refused(self._prefiller, reply) if reply.status >= 400 else None
+        reply = _result(self._prefill, self.choice.instance)
+        return Refused(self.choice.instance, reply) if reply.status >= 400 else None
 
     async def _race(self) -> Decoding:
         """The decode server's answer, unless the prefill server fails first: then no answer would ever come."""
@@ -177,7 +171,7 @@ class Attempt:
                 await asyncio.wait((decode,), timeout=ABORTED_S)
             if refused is not None and not decode.done():
                 raise refused
-        response, first = _result(decode, self._decoder)
+        response, first = _result(decode, self.decoder)
         if response.status >= 400 and _has_result(self._prefill):
             refused = self._refusal()
             if refused is not None:
@@ -195,41 +189,42 @@ class Attempt:
         if found is None:
             return None
         if TRANSFER_FAILED in found.body:
-            return Refused(self._decoder, found._replace(status=max(found.status, UNKNOWN)))
+            found.status = max(found.status, UNKNOWN)
+            return Refused(self.decoder, found)
         if not self._prefill.done():
             await asyncio.wait((self._prefill,), timeout=DRAIN_S)
         refused = self._refusal() if _has_result(self._prefill) else None
         return refused if refused is not None and refused.unjoined else None
 
     def _note_ttft(self) -> None:
-        call = self._call
+        call = self.call
         if call.first_token_seen:
             return
         call.first_token_seen = True
         seconds = call.age_s
-        self._router.journal.note_ttft(call.length_class, seconds)
+        self.router.journal.note_ttft(call.length_class, seconds)
         if call.slo_ms is not None:
-            self._prefiller.note_ttft(seconds, call.slo_ms / 1e3)
+            self.choice.instance.note_ttft(seconds, call.slo_ms / 1e3)
 
     async def _answer(self, response: aiohttp.ClientResponse, first: bytes) -> None:
         """Pass the decode server's reply to the client."""
         mine: bytes | None = None
-        if self._call.logprobs:
+        if self.call.logprobs:
             await asyncio.wait((self._prefill,))
             refused = self._refusal()
             if refused is not None:
                 raise refused
             mine = self._prefill.result().body
-        if self._call.stream:
+        if self.call.stream:
             await self._pass_on(response, first, Events() if mine is None else MergedEvents(mine))
         else:
-            await self._client.whole(Reply.of(response, first if mine is None else merge_reply(mine, first)))
+            await self.client.whole(Reply.of(response, first if mine is None else merge_reply(mine, first)))
 
     async def _pass_on(self, response: aiohttp.ClientResponse, first: bytes, events: Events) -> None:
         """The stream, event by event."""
-        client = self._client
+        client = self.client
         client.started = True
-        self._call.forget()
+        self.call.forget()
 
         def ended_late(_: asyncio.Task[Reply]) -> None:
             """An error of the prefill leg is the end of the stream."""
@@ -250,9 +245,9 @@ class Attempt:
                 # What has come meanwhile goes on in one piece: a write costs more than a turn of the loop.
                 await asyncio.sleep(0)
                 chunk = await read()
-                self._decoder.heard()
+                self.decoder.heard()
         except (aiohttp.ClientError, ConnectionError) as e:
-            raise self._late or failure(self._decoder, e) from e
+            raise self._late or failure(self.decoder, e) from e
         if self._late is not None:
             raise self._late
         await client.end(events.flush())
@@ -261,8 +256,8 @@ class Attempt:
         """Ask ``instance`` to drop the request, without waiting for it."""
         ids = self.held.ids[instance]
         if instance.healthy and ids:
-            key = self._call.headers.get("authorization")
-            self._router.spawn(self._router.aborter.drop(instance, ids, key))
+            key = self.call.headers.get("authorization")
+            self.router.spawn(self.router.aborter.drop(instance, ids, key))
 
 
 T = TypeVar("T")

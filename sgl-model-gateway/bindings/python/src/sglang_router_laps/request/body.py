@@ -1,7 +1,8 @@
-"""A request body on its way to the servers: parsed once, and added to without being serialised again."""
+"""A request body on its way to the servers: read whole, parsed once, and added to without being serialised again."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -12,19 +13,72 @@ import orjson
 from laps_core import deadline
 from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
+from sglang_router.router_args import RouterArgs
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope
 
 from ..prompts.reading import GENERATE
+from .replies import Rejection
 
+PAUSE_S = 30.0
+"""A client that sends nothing for so long in the middle of a body is gone: TCP has sent again several times by then
+(seconds)."""
 DEEP = 900
-"""The standard library, and so MiniLB, gives up near a thousand levels."""
+"""The standard library, and so MiniLB, gives up near a thousand levels: with so many brackets it is asked."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 """Members that the router sets."""
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
-_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
-class BadRequest(ValueError):
+class BadRequest(Rejection):
     """A request that the router answers 400. The message names what is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, "invalid_request_error", message)
+
+
+async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
+    """The whole body, of --max-payload-size bytes at most.
+
+    Raises ClientDisconnect, and Rejection: also where it takes longer than --request-timeout-secs or stands still for
+    PAUSE_S.
+    """
+    limit, timeout_s = args.max_payload_size, args.request_timeout_secs
+    too_large = Rejection(413, "payload_too_large", f"the body is larger than {limit} bytes")
+    for name, value in scope["headers"]:
+        # The server has checked that it is a number.
+        if name == b"content-length" and int(value) > limit:
+            raise too_large
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout_s
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(min(PAUSE_S, timeout_s)) as patience:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientDisconnect
+                chunk = message["body"]
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
+                if not message.get("more_body"):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                patience.reschedule(min(loop.time() + PAUSE_S, end))
+    except TimeoutError:
+        raise Rejection(408, "request_timeout", "the body did not arrive in time") from None
+
+
+def replay(raw: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives the body once more, then goes on as before."""
+    body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+
+    async def again() -> Message:
+        return body.pop() if body else await receive()
+
+    return again
 
 
 def read_json(raw: bytes) -> Any:
@@ -49,7 +103,7 @@ def write_json(value: Any) -> bytes:
 def parse(raw: bytes) -> tuple[bytes, Any] | None:
     """``raw`` as UTF-8, and the JSON value in it; None when it holds none, or one nested deeper than MiniLB reads."""
     try:
-        if _nested(raw):
+        if raw.count(b"[") + raw.count(b"{") >= DEEP:
             _read_slowly(raw)
         try:
             return raw, orjson.loads(raw)
@@ -57,17 +111,6 @@ def parse(raw: bytes) -> tuple[bytes, Any] | None:
             return _read_slowly(raw)
     except ValueError:
         return None
-
-
-def _nested(raw: bytes) -> bool:
-    """Whether brackets may be open DEEP deep; those in strings count too."""
-    if raw.count(b"[") + raw.count(b"{") < DEEP:
-        return False
-    depth = most = 0
-    for bracket in _BRACKETS.finditer(raw):
-        depth += 1 if bracket[0] in b"[{" else -1
-        most = max(most, depth)
-    return most >= DEEP
 
 
 def _read_slowly(raw: bytes) -> tuple[bytes, Any]:

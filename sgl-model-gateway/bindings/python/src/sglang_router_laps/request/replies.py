@@ -1,12 +1,14 @@
-"""Replies of servers, the errors among them, and errors inside a reply whose status line said that all is well."""
+"""Replies of servers and of the router, and errors inside a reply whose status line said that all is well."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import orjson
+from starlette.types import Receive, Scope, Send
 
 from ..servers.instances import Instance
 
@@ -17,8 +19,9 @@ TRANSFER_FAILED = b"KVTransferError"
 JSON = b"application/json"
 
 
-class Reply(NamedTuple):
-    """A whole reply of a server."""
+@dataclass(slots=True)
+class Reply:
+    """A whole reply, of a server or of the router."""
 
     status: int
     content_type: bytes
@@ -32,6 +35,13 @@ class Reply(NamedTuple):
         after = response.headers.get("retry-after")
         headers = () if after is None else ((b"retry-after", after.encode("latin-1", "replace")),)
         return cls(response.status, content_type(response), body, headers)
+
+    async def __call__(self, scope: Scope | None, receive: Receive | None, send: Send) -> None:
+        """Send it, as starlette's responses are sent, but its headers as the bytes they are."""
+        length = b"%d" % len(self.body)
+        headers = [(b"content-type", self.content_type), (b"content-length", length), *self.headers]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 def content_type(response: aiohttp.ClientResponse) -> bytes:
@@ -56,6 +66,16 @@ class Refused(Exception):
     def elsewhere(self) -> bool:
         """Whether another server may answer better: this one is busy, or the pair of servers could not be joined."""
         return self.reply.status == 503 or self.unjoined
+
+
+class Rejection(Exception):
+    """A request that is answered with an error of the router's own."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        # A 503 asks to try again in a second, a 408 ends the connection.
+        headers = {503: [(b"retry-after", b"1")], 408: [(b"connection", b"close")]}.get(status, ())
+        self.reply = Reply(status, JSON, error_body(status, kind, message), headers)
 
 
 def error_body(status: int, kind: str, message: str) -> bytes:

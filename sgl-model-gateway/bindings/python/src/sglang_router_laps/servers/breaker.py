@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["closed", "half_open", "open"]
 
 
+@dataclass(eq=False, slots=True)
 class Breaker:
     """Closed: all requests pass. Open: none do. Half open: a few, on trial. The defaults are those of --cb-*."""
 
-    def __init__(
-        self,
-        failures: int = 10,
-        successes: int = 3,
-        timeout_s: float = 60.0,
-        window_s: float = 120.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``failures`` not made up for by as many successes open it (0 = never); without another they are forgotten
-        after ``window_s`` (seconds). It stays open for ``timeout_s`` (seconds), then ``successes`` close it; at most
-        as many requests are let in at a time."""
-        self._failures_max = failures
-        self._successes = successes
-        self._timeout_s = timeout_s
-        self._window_s = window_s
-        self._clock = clock
-        self._state: State = "closed"
-        self._failures = 0
-        self._failed_at = 0.0
-        self._good = 0
-        self._trials = 0
+    failures: int = 10
+    """Failures not made up for by as many successes that open it; 0 = never."""
+    successes: int = 3
+    """Successes that close it when half open; at most as many requests are let in at a time."""
+    timeout_s: float = 60.0
+    """How long it stays open before it lets requests in on trial (seconds)."""
+    window_s: float = 120.0
+    """Failures are forgotten after this long without another (seconds)."""
+    clock: Callable[[], float] = time.monotonic
+    _state: State = "closed"
+    _failed: int = 0
+    _failed_at: float = 0.0
+    _good: int = 0
+    _trials: int = 0
 
     @property
     def state(self) -> State:
         """As of now."""
-        if self._state == "open" and self._clock() - self._failed_at >= self._timeout_s:
+        if self._state == "open" and self.clock() - self._failed_at >= self.timeout_s:
             self._state, self._good = "half_open", 0
         return self._state
 
@@ -45,7 +40,7 @@ class Breaker:
         """Whether a request may pass now."""
         if self._state == "closed":
             return True
-        return self.state == "half_open" and self._trials < max(1, self._successes)
+        return self.state == "half_open" and self._trials < max(1, self.successes)
 
     def enter(self) -> bool:
         """A request passes; True if it is on trial and must ``leave``."""
@@ -61,12 +56,12 @@ class Breaker:
         """The server has served a request."""
         if self._state == "closed":
             # Each success makes up for a failure: a server that fails more often than not will open it too.
-            if self._failures:
-                self._failures -= 1
+            if self._failed:
+                self._failed -= 1
         elif self._state == "half_open":
             self._good += 1
-            if self._good >= self._successes:
-                self._state, self._failures = "closed", 0
+            if self._good >= self.successes:
+                self._state, self._failed = "closed", 0
 
     def healed(self) -> None:
         """The server is well again after it was gone: what it failed before says little, so it is on trial at once."""
@@ -75,12 +70,12 @@ class Breaker:
 
     def failed(self) -> None:
         """It answered 5xx, or not at all."""
-        if self._state == "open" or not self._failures_max:
+        if self._state == "open" or not self.failures:
             return
-        now = self._clock()
-        if now - self._failed_at > self._window_s:
-            self._failures = 0
-        self._failures += 1
+        now = self.clock()
+        if now - self._failed_at > self.window_s:
+            self._failed = 0
+        self._failed += 1
         self._failed_at = now
-        if self._state == "half_open" or self._failures >= self._failures_max:
+        if self._state == "half_open" or self._failed >= self.failures:
             self._state = "open"

@@ -11,13 +11,11 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import aiohttp
 from sglang_router.router_args import RouterArgs
 
 from .instances import Instance, PrefillInstance
-from .supervisor import Supervisor
 from .upstream import Kind, Local, Sessions, failure
 
 logger = logging.getLogger(__name__)
@@ -32,14 +30,10 @@ REFUSAL_S = 2.0
 
 
 class Health:
-    """Keeps ``Instance.healthy``. One task per instance; ``run`` ends when cancelled."""
+    """Keeps ``Instance.healthy``."""
 
-    def __init__(
-        self, instances: Sequence[Instance], sessions: Sessions, args: RouterArgs, supervisor: Supervisor
-    ) -> None:
-        self._instances = instances
+    def __init__(self, instances: Sequence[Instance], sessions: Sessions, args: RouterArgs) -> None:
         self._sessions = sessions
-        self._supervisor = supervisor
         self._path: str = args.health_check_endpoint
         self._interval_s: float = args.health_check_interval_secs
         self._timeout_s: float = args.health_check_timeout_secs
@@ -110,14 +104,8 @@ class Health:
         self.suspect(instance)
         instance.cut()
 
-    async def run(self) -> None:
-        """Watch all instances; a watcher that fails starts again alone."""
-        async with asyncio.TaskGroup() as group:
-            for i in self._instances:
-                group.create_task(self._supervisor.run(f"health of {i.url}", partial(self._watch, i)))
-
-    async def _watch(self, instance: Instance) -> None:
-        """Probe at each interval, and at once when the traffic gives reason to."""
+    async def watch(self, instance: Instance) -> None:
+        """Probe at each interval, and at once when the traffic gives reason to. Ends when cancelled."""
         woken = self._woken[instance.url]
         due = self._next()
         while True:
@@ -172,12 +160,9 @@ class Health:
 
     async def _probe(self, instance: Instance) -> str | None:
         """None when it is well, else what is wrong. Raises Local when that could not be found out."""
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        address = instance.address(self._path.lstrip("/"))
         try:
-            async with self._sessions.of(instance).get(address, timeout=timeout) as response:
-                await response.read()
-                return None if response.status < 400 else f"{self._path} answered {response.status}"
+            status, _ = await self._sessions.ask(instance, self._path.lstrip("/"), self._timeout_s)
+            return None if status < 400 else f"{self._path} answered {status}"
         except (aiohttp.ClientError, OSError) as e:
             # TimeoutError is an OSError.
             fault = failure(instance, e)

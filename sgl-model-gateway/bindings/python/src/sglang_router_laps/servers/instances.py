@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from laps_core.pools.pressure import Pool
 from laps_core.slo import overshoot
@@ -38,8 +38,6 @@ class Instance:
         self.healthy = True
         self.failures = 0
         """Requests that failed in a row: connections lost, time-outs."""
-        self.outstanding = 0
-        """Requests in flight."""
         self.outstanding_tokens = 0
         """New tokens in flight."""
         self.served = 0
@@ -51,34 +49,37 @@ class Instance:
         self.heard_at = clock()
         """When it last sent anything at all."""
         self.leases: set[Lease] = set()
-        self._rests_until: float | None = None
-        self._lost_at: float | None = None
-        self._clock = clock
-        self._busy_since = 0.0
+        self._rests_until = self._lost_at = -math.inf
+        self.clock = clock
+        self.busy_since = 0.0
         """Since when it has had something in flight, while it has."""
-        self._busy_s = 0.0
+        self.busy_s = 0.0
+        """Time it has had something in flight, up to then (seconds)."""
         self._urls: dict[str, URL] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """Requests in flight."""
+        return len(self.leases)
 
     @property
     def usable(self) -> bool:
         """A new request may go there."""
-        if not self.healthy or not self.breaker.admits():
-            return False
-        return self._rests_until is None or self._clock() >= self._rests_until
+        return self.healthy and self.breaker.admits() and self.clock() >= self._rests_until
 
     def heard(self) -> None:
         """It has sent something."""
-        self.heard_at = self._clock()
+        self.heard_at = self.clock()
 
     def rest(self) -> None:
         """Pass it over for a moment, without any blame."""
-        self._rests_until = self._clock() + REST_S
+        self._rests_until = self.clock() + REST_S
 
     def note_lost(self) -> bool:
         """A request that was there is lost; whether others were with it, so that it need not be what killed it."""
-        now, before = self._clock(), self._lost_at
+        now, before = self.clock(), self._lost_at
         self._lost_at = now
-        return self.outstanding > 0 or (before is not None and now - before < TOGETHER_S)
+        return self.outstanding > 0 or now - before < TOGETHER_S
 
     def cut(self) -> None:
         """End all that waits for its first token there; what awaits such a leg sees it cancelled."""
@@ -95,27 +96,11 @@ class Instance:
 
     def busy_seconds(self) -> float:
         """Time it has had anything in flight since the start (seconds)."""
-        return self._busy_s + (self._clock() - self._busy_since if self.outstanding else 0.0)
+        return self.busy_s + (self.clock() - self.busy_since if self.leases else 0.0)
 
     def lease(self, tokens: int) -> Lease:
         """Account for a request of ``tokens`` new tokens until the lease ends."""
         return Lease(self, tokens)
-
-    def _take(self, lease: Lease) -> None:
-        if not self.outstanding:
-            self._busy_since = self._clock()
-        self.leases.add(lease)
-        self.outstanding += 1
-        self.outstanding_tokens += lease.tokens
-        self.served += 1
-        self.served_tokens += lease.tokens
-
-    def _give_back(self, lease: Lease) -> None:
-        self.leases.discard(lease)
-        self.outstanding -= 1
-        self.outstanding_tokens -= lease.tokens
-        if not self.outstanding:
-            self._busy_s += self._clock() - self._busy_since
 
 
 class PrefillInstance(Instance):
@@ -123,8 +108,7 @@ class PrefillInstance(Instance):
 
     def __init__(self, url: str, bootstrap_port: int | None, pool: Pool, clock: Clock = time.monotonic) -> None:
         super().__init__(url, "prefill", clock)
-        host = urlsplit(self.url).hostname or ""
-        self.bootstrap_host = f"[{host}]" if ":" in host else host
+        self.bootstrap_host = URL(self.url).host_subcomponent or ""
         self.bootstrap_port = bootstrap_port
         self.pool: Pool = pool
         self.prefixes = PrefixIndex(PREFIX_TOKENS)
@@ -137,10 +121,10 @@ class PrefillInstance(Instance):
         """Take in one first token and its deadline (seconds)."""
         keep = 0.8 * self._fading()
         self._deviation = self._deviation * keep + overshoot(seconds, slo_s) * (1 - keep)
-        self._deviation_at = self._clock()
+        self._deviation_at = self.clock()
 
     def _fading(self) -> float:
-        return 2.0 ** (-(self._clock() - self._deviation_at) / SPAN_S)
+        return 2.0 ** (-(self.clock() - self._deviation_at) / SPAN_S)
 
     @property
     def deviation(self) -> float:
@@ -149,34 +133,40 @@ class PrefillInstance(Instance):
         return self._deviation * self._fading()
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
     """Work handed to one instance. It ends once: by ``end``, or at the latest with its ``with`` block."""
 
-    __slots__ = ("_open", "_trial", "instance", "leg", "tokens")
-
-    def __init__(self, instance: Instance, tokens: int) -> None:
-        self.instance = instance
-        self.tokens = tokens
-        self.leg: asyncio.Task[Any] | None = None
-        """What runs until the first token has come."""
-        self._open = False
-        self._trial = False
+    instance: Instance
+    tokens: int
+    leg: asyncio.Task[Any] | None = None
+    """What runs until the first token has come."""
+    _trial: bool = False
 
     def __enter__(self) -> Lease:
-        self._open = True
-        self._trial = self.instance.breaker.enter()
-        self.instance._take(self)
+        i = self.instance
+        self._trial = i.breaker.enter()
+        if not i.leases:
+            i.busy_since = i.clock()
+        i.leases.add(self)
+        i.outstanding_tokens += self.tokens
+        i.served += 1
+        i.served_tokens += self.tokens
         return self
 
     def end(self) -> None:
         """Take the work off the instance's account; later calls do nothing."""
-        if self._open:
-            self._open = False
-            self.instance._give_back(self)
-            if self._trial:
-                self.instance.breaker.leave()
+        i = self.instance
+        if self not in i.leases:
+            return
+        i.leases.discard(self)
+        i.outstanding_tokens -= self.tokens
+        if not i.leases:
+            i.busy_s += i.clock() - i.busy_since
+        if self._trial:
+            i.breaker.leave()
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 

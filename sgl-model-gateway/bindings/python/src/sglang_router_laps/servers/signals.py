@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import orjson
 from laps_core.pools.pressure import InstanceSignals
 from laps_core.protocol import IDLE, STATUS_ROUTE, Load, read_status
 
-from .instances import Clock, PrefillInstance
+from .instances import PrefillInstance
 from .upstream import Sessions
 
 OWN = "router"
@@ -33,21 +34,18 @@ class Missing(Exception):
 class SignalReader:
     """Reads the signals of one prefill instance. ``read`` never raises: it falls back."""
 
-    def __init__(
-        self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
         self.instance = instance
         self.load = IDLE
         self.source = OWN
         """Where ``load`` comes from."""
         self._sessions = sessions
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._clock = clock
+        self._key = f"Bearer {api_key}" if api_key else None
+        self._timeout_s = timeout_s
         self._level = 0
-        self._stepped_at = clock()
+        self._stepped_at = time.monotonic()
         self._busy_seen: tuple[float, float] | None = None
-        self._own_seen = (clock(), instance.busy_seconds())
+        self._own_seen = (time.monotonic(), instance.busy_seconds())
         self._routes: tuple[tuple[str, Callable[[bytes], Load]], ...] = (
             (STATUS_ROUTE, self._laps), ("v1/loads?include=core", self._loads), ("metrics", self._metrics),
         )  # fmt: skip
@@ -56,30 +54,25 @@ class SignalReader:
     async def read(self) -> None:
         """Refresh ``load``."""
         own = self._own()
-        if self._level and self._clock() - self._stepped_at > RETRY_S:
+        if self._level and time.monotonic() - self._stepped_at > RETRY_S:
             self._level = 0
         while self.instance.healthy and self._level < len(self._routes):
             path, parse = self._routes[self._level]
             try:
-                self.load = parse(await self._get(path))
+                status, text = await self._sessions.ask(self.instance, path, self._timeout_s, self._key)
+                if status != 200:
+                    raise Missing
+                self.load = parse(text)
                 self.source = path.partition("?")[0]
                 self.instance.parks = self._level == 0
                 return
             except (Missing, ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 self._level += 1
-                self._stepped_at = self._clock()
+                self._stepped_at = time.monotonic()
             except (aiohttp.ClientError, OSError):
                 # Slow or gone; health is judged elsewhere, and the route is not to blame.
                 break
         self.load, self.source = own, OWN
-
-    async def _get(self, path: str) -> bytes:
-        session = self._sessions.of(self.instance)
-        async with session.get(self.instance.address(path), headers=self._headers, timeout=self._timeout) as response:
-            text = await response.read()
-            if response.status != 200:
-                raise Missing
-            return text
 
     def signals(self) -> InstanceSignals:
         """For the controller."""
@@ -101,7 +94,7 @@ class SignalReader:
         backlog = sum(r["num_waiting_uncached_tokens"] for r in ranks)
         # A counter of busy microseconds; its growth over the time between two reads is the busy share.
         busy_s = sum(r.get("total_prefill_busy_us", 0) for r in ranks) / len(ranks) / 1e6
-        now, seen = self._clock(), self._busy_seen
+        now, seen = time.monotonic(), self._busy_seen
         self._busy_seen = (now, busy_s)
         share = 0.0
         if seen is not None and now > seen[0]:
@@ -117,7 +110,7 @@ class SignalReader:
         return self._load(sum(map(float, found)) * mean, self.load.busy_share)
 
     def _own(self) -> Load:
-        now, busy = self._clock(), self.instance.busy_seconds()
+        now, busy = time.monotonic(), self.instance.busy_seconds()
         then, before = self._own_seen
         self._own_seen = (now, busy)
         share = min((busy - before) / (now - then), 1.0) if now > then else self.load.busy_share

@@ -29,15 +29,14 @@ class Watched:
 class Supervisor:
     """Keeps the state of everything it runs in ``watched``."""
 
-    def __init__(self, pause_s: float = PAUSE_S) -> None:
+    def __init__(self) -> None:
         self.watched: list[Watched] = []
-        self._pause_s = pause_s
 
     async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``work`` over and over until cancelled."""
         watched = Watched(name)
         self.watched.append(watched)
-        pause = self._pause_s
+        pause = PAUSE_S
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -52,7 +51,7 @@ class Supervisor:
             finally:
                 watched.alive = False
             if loop.time() - began > PAUSE_MAX_S:
-                pause = self._pause_s
+                pause = PAUSE_S
             await asyncio.sleep(pause * (1 + 0.3 * random.random()))
             pause = min(pause * 2, PAUSE_MAX_S)
             watched.restarts += 1

@@ -94,12 +94,14 @@ class Sessions:
     """One client session per upstream, opened on first use."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         self._open: dict[str, aiohttp.ClientSession] = {}
 
-    def timeout(self, elapsed_s: float = 0.0) -> aiohttp.ClientTimeout:
+    def timeout(self, elapsed_s: float) -> aiohttp.ClientTimeout:
         """What a request that is ``elapsed_s`` seconds old has left. Raises TimeoutError when that is nothing."""
-        left = self._timeout_s - elapsed_s
+        if not elapsed_s:
+            return self._timeout
+        left = (self._timeout.total or 0.0) - elapsed_s
         if left <= 0:
             raise TimeoutError
         return aiohttp.ClientTimeout(total=left, sock_connect=CONNECT_S)
@@ -111,24 +113,29 @@ class Sessions:
             session = self._open[instance.url] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S),
+                timeout=self._timeout,
                 request_class=RawHeaders,
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
             )
         return session
 
-    async def tell(
-        self, instance: Instance, path: str, authorization: str | None, timeout_s: float, body: Any = None
-    ) -> Answer | None:
-        """POST something beside the requests; None where ``instance`` is not reached."""
-        headers = {"authorization": authorization} if authorization else {}
+    async def ask(
+        self, instance: Instance, path: str, timeout_s: float, key: str | None = None, method: str = "GET", **more: Any
+    ) -> Answer:
+        """Something beside the requests, with ``key`` as its authorization. Raises aiohttp.ClientError and OSError."""
+        headers = {"authorization": key} if key else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
+        address = instance.address(path)
+        async with self.of(instance).request(method, address, headers=headers, timeout=timeout, **more) as response:
+            return response.status, await response.read()
+
+    async def tell(
+        self, instance: Instance, path: str, key: str | None, timeout_s: float, body: Any = None
+    ) -> Answer | None:
+        """POST; None where ``instance`` is not reached."""
         try:
-            async with self.of(instance).post(
-                instance.address(path), json=body, headers=headers, timeout=timeout
-            ) as response:
-                return response.status, await response.read()
+            return await self.ask(instance, path, timeout_s, key, "POST", json=body)
         except (aiohttp.ClientError, OSError) as e:
             logger.debug("%s at %s: %s", path, instance.url, e)
             return None
