@@ -8,7 +8,7 @@ pytest.importorskip("sglang_router")
 
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.choice import Pools, Tried
-from sglang_router_laps.prompts.ask import Ask
+from sglang_router_laps.prompts.prefixes import Ask
 from sglang_router_laps.servers.instances import Instance, PrefillInstance
 
 Way = tuple[PrefillInstance, Instance]

@@ -11,9 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..prompts.reading import READERS
 from ..request.body import BadRequest, parse, read_body, refuse, replay
 from ..request.call import Call
-from ..request.client import Client
 from ..request.passage import Passage, Retries
-from ..request.replies import JSON, Rejection, Reply
+from ..request.replies import JSON, Client, Rejection, Reply
 from ..router import Router
 from .routes import Rest
 

@@ -6,13 +6,12 @@ A patch inserts lines into one file and does nothing else, so that taking them o
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import sys
-import tempfile
-from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 PATCHES = Path(__file__).parent / "patches"
@@ -28,91 +27,69 @@ class PatchError(Exception):
     """A patch cannot be read, applied or reverted. The message is one line."""
 
 
-@dataclass(frozen=True, slots=True)
 class Patch:
     """The change of one file of one release."""
 
-    distribution: str
-    version: str
-    path: str
-    """Below the folder that holds the import package."""
-    before: str
-    """sha256 of the released file, hexadecimal."""
-    after: str
-    """sha256 of the patched file, hexadecimal."""
-    hunks: tuple[tuple[int, list[bytes]], ...]
-    """The line of the original after which lines go (0 = at the top), and these lines."""
-
-    @property
-    def package(self) -> str:
-        """The import package that the file is in."""
-        return self.path.split("/")[0]
+    def __init__(self, file: Path) -> None:
+        """``file`` lies in the folder of its release, with the hashes. Raises PatchError."""
+        text = file.read_bytes()
+        head, rest = _FILE.search(text), _HUNK.sub(b"", text).splitlines()
+        if head is None or not all(line.startswith((b"--- ", b"+++ ")) for line in rest):
+            raise PatchError(f"{file.name}: a hunk that does more than insert")
+        self.path = head[1].decode()
+        """Below the folder that holds the import package."""
+        self.package = self.path.split("/")[0]
+        self.distribution, _, self.version = file.parent.name.rpartition("-")
+        self._states: dict[str, str] = {}
+        """By the sha256 of the file, hexadecimal."""
+        for line in (file.parent / "sha256").read_text().splitlines():
+            before, after, path = line.split()
+            if path == self.path:
+                self._states = {before: "stock", after: "patched"}
+        if not self._states:
+            raise PatchError(f"{file.name}: no sha256 for {self.path}")
+        self._hunks = [(int(m[1]), re.findall(rb"^\+(.*\n)", m[2], re.MULTILINE)) for m in _HUNK.finditer(text)]
+        """The line of the original after which lines go (0 = at the top), and these lines."""
 
     def state(self, root: Path) -> str:
         """stock, patched, modified or missing."""
         file = root / self.path
-        if not file.is_file():
-            return "missing"
-        return {self.before: "stock", self.after: "patched"}.get(sha256(file.read_bytes()), "modified")
+        return self._state_of(file.read_bytes()) if file.is_file() else "missing"
+
+    def _state_of(self, text: bytes) -> str:
+        return self._states.get(sha256(text).hexdigest(), "modified")
 
     def rewrite(self, root: Path, *, apply: bool) -> bool:
         """Apply or revert it below ``root``, at once or not at all; whether there was anything to do.
 
         Raises PatchError, before anything is written, when the file is neither as released nor as patched.
         """
-        state, file = self.state(root), root / self.path
-        if state == ("patched" if apply else "stock"):
+        state, file, wanted = self.state(root), root / self.path, "patched" if apply else "stock"
+        if state == wanted:
             return False
         if state in ("modified", "missing"):
             release = f"{self.distribution} {self.version}"
             raise PatchError(f"{self.path} is {state}: not the file of {release}; nothing was changed")
         lines = file.read_bytes().splitlines(keepends=True)
         # From the end on hunks go in where the original has them, and from the top on they come out again.
-        for after, inserted in reversed(self.hunks) if apply else self.hunks:
+        for after, inserted in reversed(self._hunks) if apply else self._hunks:
             lines[after : after if apply else after + len(inserted)] = inserted if apply else []
         text = b"".join(lines)
-        if sha256(text) != (self.after if apply else self.before):
+        if self._state_of(text) != wanted:
             raise PatchError(f"{self.path}: the result does not have the expected sha256; nothing was changed")
+        new = file.with_name(f".{file.name}.new")
         try:
-            _replace(file, text)
+            with new.open("wb") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            shutil.copymode(file, new)
+            os.replace(new, file)
         except OSError as e:
             raise PatchError(f"{e.filename}: {e.strerror}; nothing was changed") from None
+        finally:
+            new.unlink(missing_ok=True)
         return True
-
-
-def sha256(text: bytes) -> str:
-    """Hexadecimal."""
-    return hashlib.sha256(text).hexdigest()
-
-
-def _replace(file: Path, text: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(name, file.stat().st_mode & 0o7777)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def read_patch(file: Path) -> Patch:
-    """The patch in ``file``, which lies in the folder of its release. Raises PatchError."""
-    text = file.read_bytes()
-    head, rest = _FILE.search(text), _HUNK.sub(b"", text).splitlines()
-    if head is None or not all(line.startswith((b"--- ", b"+++ ")) for line in rest):
-        raise PatchError(f"{file.name}: a hunk that does more than insert")
-    path = head[1].decode()
-    hunks = ((int(m[1]), [line[1:] for line in m[2].splitlines(keepends=True)]) for m in _HUNK.finditer(text))
-    distribution, _, version = file.parent.name.rpartition("-")
-    for line in (file.parent / "sha256").read_text().splitlines():
-        before, after, name = line.split()
-        if name == path:
-            return Patch(distribution, version, path, before, after, tuple(hunks))
-    raise PatchError(f"{file.name}: no sha256 for {path}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -125,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         for name in (PATCHES / "series").read_text().split():
-            run(args.action, read_patch(PATCHES / name), args.root)
+            run(args.action, Patch(PATCHES / name), args.root)
     except PatchError as e:
         print(f"laps-patch: {e}", file=sys.stderr)
         return 1

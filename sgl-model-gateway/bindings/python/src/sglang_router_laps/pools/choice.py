@@ -10,8 +10,7 @@ from laps_core.pools.controller import Move
 from laps_core.pools.pressure import POOLS, Pool
 
 from ..config import AllocConfig
-from ..prompts.ask import Ask
-from ..prompts.prefixes import SharedPrefixes
+from ..prompts.prefixes import Ask, SharedPrefixes
 from ..servers.instances import Clock, Instance, PrefillInstance, open_to
 
 PREFIX_LOAD_FACTOR = 1.5

@@ -1,4 +1,4 @@
-"""Which prefixes of prompts the servers have seen: chained block hashes, and an index of them for each server."""
+"""What a request asks to be prefilled, and which prefixes of it servers hold: token counts and chained block hashes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from .reading import Prompt
+from .tokens import START_BYTES_PER_TOKEN, TokenCounter
 
 BLOCK_BYTES = 256
 """One block of text; about 64 tokens of English."""
@@ -15,6 +18,10 @@ TOKENS_PER_BLOCK = 64
 SHARERS = 3
 """Requests that go on differently after one prefix before it is copied. A conversation that is tried again or branches
 off once gives two; a system prompt gives as many as it has users."""
+MEDIA_TOKENS = 512
+"""What one image, video or audio part counts. Models and resolutions differ widely: with one, a request is long."""
+PROMPTS_MAX = 64
+"""Of a batch, so many prompts are looked up in the prefix indexes: they stand for the rest."""
 WATCHED = 1024
 """Prefixes watched at a time; the one longest unused is forgotten."""
 
@@ -88,6 +95,51 @@ class PrefixIndex:
     def clear(self) -> None:
         """Forget everything: the instance was restarted or its cache flushed."""
         self._blocks.clear()
+
+
+@dataclass(slots=True)
+class Ask:
+    """The prompts of one request."""
+
+    tokens: int
+    """Of texts and ids."""
+    prompts: Sequence[Fingerprint] = ()
+    media: int = 0
+    """Such parts whose place in the prompt is not known: no server is taken to hold them."""
+
+    @property
+    def total(self) -> int:
+        """Tokens of all of it."""
+        return self.tokens + (self.media + sum(len(p.media) for p in self.prompts)) * MEDIA_TOKENS
+
+    def new(self, index: PrefixIndex) -> int:
+        """Tokens expected to be computed where ``index`` tells what is held (>= 1)."""
+        share, media = 0.0, self.media
+        for p in self.prompts:
+            depth = index.depth(p)
+            share += depth * p.covered
+            media += sum(block >= depth for block in p.media)
+        if share:
+            # Of a batch the share is the mean over its prompts: an estimate that needs no lengths.
+            share /= len(self.prompts)
+        return max(1, round(self.tokens * (1 - share)) + media * MEDIA_TOKENS)
+
+
+NOTHING = Ask(0)
+"""What a request asks whose prompt is not known yet, or of no more use."""
+
+
+def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
+    """Measure ``prompt``, of a request body of ``size`` bytes.
+
+    What could not be read may be as long as the body allows.
+    """
+    tokens = counter.count(prompt)
+    if prompt.unread:
+        tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
+    prints = [fingerprint(t.encode("utf-8", "surrogatepass"), prompt.media_at) for t in prompt.texts[:PROMPTS_MAX]]
+    prints += [fingerprint(i) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
+    return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))
 
 
 class _Watched:

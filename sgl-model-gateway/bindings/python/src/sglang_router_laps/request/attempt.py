@@ -16,9 +16,8 @@ from ..servers.aborts import Held
 from ..servers.instances import Instance, Lease
 from ..servers.upstream import Lost, failure
 from .call import Call
-from .client import Client
 from .ids import AT_PREFILL
-from .replies import TRANSFER_FAILED, UNKNOWN, Refused, Reply, content_type, fault
+from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
 from .streams import Events, MergedEvents, merge_reply
 
 DRAIN_S = 1.0
@@ -54,7 +53,7 @@ class Attempt:
         self.held = Held(ids.rid, dict(zip((self.choice.instance, self.decoder), ids.known_as(), strict=True)))
 
     async def run(self) -> None:
-        """Answer the client. Raises Refused, Lost, Local or TimeoutError where the servers did not."""
+        """Answer the client. Raises Refused, Lost or TimeoutError where the servers did not."""
         health, aborter = self.router.health, self.router.aborter
         prefiller, decoder = self.choice.instance, self.decoder
         began = time.monotonic()
@@ -113,7 +112,7 @@ class Attempt:
         )
 
     async def _run_prefill(self, wire: bytes, share: Lease) -> Reply:
-        """The prefill leg, and what its reply teaches. Raises Lost or Local, and TimeoutError."""
+        """The prefill leg, and what its reply teaches. Raises Lost and TimeoutError."""
         call, instance = self.call, self.choice.instance
         try:
             async with await self._post(instance, wire) as response:
@@ -164,11 +163,9 @@ class Attempt:
         await asyncio.wait((self._prefill, decode), return_when=asyncio.FIRST_COMPLETED)
         if not decode.done():
             refused = self._refusal()
-            if refused is None:
-                await asyncio.wait((decode,))
-            elif self.held.asked:
-                # Both servers were told; what the client expects is the decode server's reply.
-                await asyncio.wait((decode,), timeout=ABORTED_S)
+            # Of an abort both servers were told; what the client expects is the decode server's reply.
+            patience_s = None if refused is None else ABORTED_S if self.held.asked else 0.0
+            await asyncio.wait((decode,), timeout=patience_s)
             if refused is not None and not decode.done():
                 raise refused
         response, first = _result(decode, self.decoder)

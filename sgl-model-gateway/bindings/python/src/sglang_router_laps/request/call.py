@@ -11,7 +11,7 @@ from laps_core.pools.pressure import Pool
 from laps_core.protocol import DEADLINE_HEADER
 from starlette.types import Scope
 
-from ..prompts.ask import NOTHING, measure
+from ..prompts.prefixes import NOTHING, measure
 from ..prompts.reading import GENERATE, Prompt, batch_size, read_prompt
 from ..prompts.tokens import TokenCounter
 from ..servers.instances import PrefillInstance

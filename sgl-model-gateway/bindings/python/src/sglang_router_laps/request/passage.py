@@ -11,15 +11,14 @@ from sglang_router.router_args import RouterArgs
 
 from ..pools.choice import Tried
 from ..router import Router
-from ..servers.upstream import Local, Lost
+from ..servers.upstream import Lost
 from .attempt import Attempt
 from .call import Call
-from .client import Client
-from .replies import Refused, message_of
+from .replies import Client, Refused, message_of
 
 logger = logging.getLogger(__name__)
 
-Ended = Refused | Lost | Local
+Ended = Refused | Lost
 """How an attempt failed."""
 EARNED = 0.2
 """Retries that one request allows: what is overloaded is not to be asked much more often than it was meant to be."""
@@ -86,7 +85,7 @@ class Passage:
                 attempt = Attempt(router, call, client, *pair, router.sessions.timeout(call.age_s if n else 0.0))
                 await attempt.run()
                 return
-            except (Refused, Lost, Local) as e:
+            except (Refused, Lost) as e:
                 ended = e
             except TimeoutError:
                 logger.warning("%s timed out after %.0f s", call.ids.name, call.age_s)
@@ -109,13 +108,13 @@ class Passage:
     async def _worth_another(self, ended: Ended) -> bool:
         """Whether another pair may do better; what is learnt of the server is noted."""
         router = self.router
-        if isinstance(ended, Local):
-            ended.instance.rest()
-            return not ended.exhausted
         if isinstance(ended, Refused):
             # Pairs that cannot be joined are to be left even for one that has no room at the moment.
             left = ended.elsewhere and router.pools.left(self.tried, now=not ended.unjoined)
             return left and self.retries.spend()
+        if ended.blameless:
+            ended.instance.rest()
+            return ended.kind != "exhausted"
         shared = not ended.sent or ended.instance.note_lost()
         router.health.lost(ended.instance, ended.kind)
         if not ended.sent:
@@ -138,14 +137,14 @@ class Passage:
                 await self._fail(503, "transfer_failed", message_of(self.call.ids.as_asked(ended.reply.body)))
             else:
                 await client.whole(ended.reply)
-        elif isinstance(ended, Lost):
+        elif ended is not None and not ended.blameless:
             await self._fail(502, "upstream_lost", str(ended))
-        elif isinstance(ended, Local):
-            self.router.counts.rejected += 1
-            await client.refuse(503, "no_connection", f"request {self.call.ids.name}: {ended}")
         else:
             self.router.counts.rejected += 1
-            await client.refuse(503, "no_instance", f"no {self.router.pools.missing()} server is healthy")
+            if ended is None:
+                await client.refuse(503, "no_instance", f"no {self.router.pools.missing()} server is healthy")
+            else:
+                await client.refuse(503, "no_connection", f"request {self.call.ids.name}: {ended}")
 
     async def _fail(self, status: int, kind: str, why: str) -> None:
         self.router.counts.failed += 1

@@ -1,8 +1,8 @@
-"""Replies of servers and of the router, and errors inside a reply whose status line said that all is well."""
+"""Replies of servers and of the router on their way to the client, and errors inside replies that began well."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from ..servers.instances import Instance
+from .ids import Ids
 
 UNKNOWN = 500
 ABORTED = "aborted by the prefill server"
@@ -88,11 +89,14 @@ def fault(reply: bytes) -> Reply | None:
     # Nearly every reply is done with here; text that holds these words costs a parse and no more.
     if b'"error"' not in reply and b'"abort"' not in reply:
         return None
-    for payload in _payloads(reply):
-        for item in payload if isinstance(payload, list) else (payload,):
-            found = _error(item) if isinstance(item, dict) else None
-            if found is not None:
-                return Reply(found[0], JSON, found[1])
+    for event in reply.split(b"\n\n") if reply.startswith(b"data:") else (reply,):
+        try:
+            payload = orjson.loads(event.removeprefix(b"data:"))
+        except orjson.JSONDecodeError:
+            continue
+        found = next(filter(None, map(_error, payload if isinstance(payload, list) else (payload,))), None)
+        if found is not None:
+            return found
     return None
 
 
@@ -104,34 +108,78 @@ def message_of(reply: bytes) -> str:
     return str(message) if message else reply.decode(errors="replace")
 
 
-def _payloads(reply: bytes) -> Iterator[Any]:
-    for event in reply.split(b"\n\n") if reply.startswith(b"data:") else (reply,):
-        try:
-            yield orjson.loads(event.removeprefix(b"data:"))
-        except orjson.JSONDecodeError:
-            continue
-
-
-def _error(item: dict[str, Any]) -> tuple[int, bytes] | None:
-    """(status, body) of an error in an object of a reply."""
-    error = item.get("error")
+def _error(item: Any) -> Reply | None:
+    """The error in a JSON value of a reply."""
+    error, choices = _at(item, "error"), _at(item, "choices")
     if error:
-        return _status(error.get("code") if isinstance(error, dict) else None), orjson.dumps({"error": error})
-    meta = item.get("meta_info")
-    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-    if isinstance(reason, dict) and reason.get("type") == "abort":
-        return _abort(_status(reason.get("status_code")), reason.get("message"))
-    choices = item.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and choice.get("finish_reason") == "abort":
-            return _abort(UNKNOWN, None)
-    return None
+        return Reply(_status(_at(error, "code")), JSON, orjson.dumps({"error": error}))
+    reason = _at(item, "meta_info", "finish_reason")
+    if _at(reason, "type") == "abort":
+        status, message = _status(_at(reason, "status_code")), _at(reason, "message")
+    elif isinstance(choices, list) and any(_at(choice, "finish_reason") == "abort" for choice in choices):
+        status, message = UNKNOWN, None
+    else:
+        return None
+    return Reply(status, JSON, error_body(status, "abort", message or ABORTED))
 
 
-def _abort(status: int, message: Any) -> tuple[int, bytes]:
-    return status, error_body(status, "abort", message or ABORTED)
+def _at(value: Any, *keys: str) -> Any:
+    """What objects in objects hold there; None where there are none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _status(code: Any) -> int:
     known = isinstance(code, int) and not isinstance(code, bool) and 400 <= code <= 599
     return code if known else UNKNOWN
+
+
+@dataclass(slots=True)
+class Client:
+    """Takes replies as servers send them; the client sees its own ids in them."""
+
+    send: Send
+    stream: bool
+    """Whether it expects one."""
+    ids: Ids
+    started: bool = False
+    """Something has been sent."""
+    finished: bool = False
+    """The last byte is on its way: the client may go."""
+
+    async def whole(self, reply: Reply) -> None:
+        """All of it at once."""
+        self.started = self.finished = True
+        reply.body = self.ids.as_asked(reply.body)
+        await reply(None, None, self.send)
+
+    async def begin(self, status: int, content_type: bytes) -> None:
+        """The head of a stream."""
+        self.started = True
+        headers = [(b"content-type", content_type)]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def go_on(self, part: bytes) -> None:
+        """Whole events of the stream."""
+        await self.send({"type": "http.response.body", "body": self.ids.as_asked(part), "more_body": True})
+
+    async def end(self, rest: bytes) -> None:
+        """The end of the stream."""
+        self.finished = True
+        await self.send({"type": "http.response.body", "body": self.ids.as_asked(rest)})
+
+    async def refuse(self, status: int, kind: str, message: str) -> None:
+        """An error of the router's own, whatever has been sent."""
+        reply = Rejection(status, kind, message).reply
+        if self.started:
+            await self.break_off(reply.body)
+        else:
+            self.finished = True
+            await reply(None, None, self.send)
+
+    async def break_off(self, error: bytes) -> None:
+        """End what has begun."""
+        # The status line is gone: a last event is what a stream's reader can still understand.
+        event = b"data: " + self.ids.as_asked(error).replace(b"\n", b" ") + b"\n\n" if self.stream else b""
+        await self.send({"type": "http.response.body", "body": event})

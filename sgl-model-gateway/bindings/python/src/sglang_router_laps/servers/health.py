@@ -16,7 +16,7 @@ import aiohttp
 from sglang_router.router_args import RouterArgs
 
 from .instances import Instance, PrefillInstance
-from .upstream import Kind, Local, Sessions, failure
+from .upstream import Kind, Lost, Sessions, failure
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Health:
             began = time.monotonic()
             try:
                 why = await self._probe(instance)
-            except Local:
+            except Lost:
                 return
             # A server that answers others meanwhile is busy and not gone.
             if why is None or instance.heard_at > began:
@@ -150,7 +150,7 @@ class Health:
             await asyncio.sleep(_jittered(pause))
             try:
                 why = await self._probe(instance)
-            except Local as e:
+            except Lost as e:
                 why = str(e)
             good, pause = (good + 1, first) if why is None else (0, min(pause * GROWTH, last))
         instance.failures = 0
@@ -159,14 +159,14 @@ class Health:
         logger.info("%s %s is healthy again", instance.role, instance.url)
 
     async def _probe(self, instance: Instance) -> str | None:
-        """None when it is well, else what is wrong. Raises Local when that could not be found out."""
+        """None when it is well, else what is wrong. Raises Lost when that could not be found out."""
         try:
             status, _ = await self._sessions.ask(instance, self._path.lstrip("/"), self._timeout_s)
             return None if status < 400 else f"{self._path} answered {status}"
         except (aiohttp.ClientError, OSError) as e:
             # TimeoutError is an OSError.
             fault = failure(instance, e)
-            if isinstance(fault, Local):
+            if fault.blameless:
                 raise fault from e
             return f"{self._path}: {type(e).__name__}"
 

@@ -27,17 +27,18 @@ DROPPED = frozenset(
 )  # fmt: skip
 """Request headers that belong to one hop, or that the rewritten body makes wrong."""
 
-REFUSALS = frozenset((errno.ECONNREFUSED, errno.ECONNRESET))
-EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""This machine has nothing left to open a connection with, wherever to."""
-LOCAL = EXHAUSTED | {
-    errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EACCES, errno.EPERM,
-}  # fmt: skip
-"""Connecting failed before anything left this machine."""
-
 Answer = tuple[int, bytes]
 """Status and body of a server's reply."""
-Kind = Literal["refused", "unreachable", "lost", "cut"]
+Kind = Literal["refused", "unreachable", "lost", "cut", "local", "exhausted"]
+
+KINDS: dict[int | None, Kind] = {
+    **dict.fromkeys((errno.ECONNREFUSED, errno.ECONNRESET), "refused"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), "exhausted"),
+    **dict.fromkeys(
+        (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EACCES, errno.EPERM), "local"
+    ),
+}
+"""What it means that connecting failed; all else is unreachable."""
 
 
 class Lost(Exception):
@@ -48,34 +49,29 @@ class Lost(Exception):
         self.instance = instance
         self.kind: Kind = kind
         """refused: nobody listens there. unreachable: no answer to the connection. lost: it ended in the middle.
-        cut: this router ended it, because the instance had become unhealthy."""
+        cut: this router ended it, because the instance had become unhealthy. local: no connection could be made and
+        nothing left this machine, for want of a name, a port or TLS. exhausted: nor could another server be reached,
+        for this machine has nothing left to open a connection with."""
 
     @property
     def sent(self) -> bool:
         """The instance may have begun to work on the request."""
         return self.kind in ("lost", "cut")
 
-
-class Local(Exception):
-    """No connection could be made, and no server is to blame: descriptors, name resolution, TLS, ports."""
-
-    def __init__(self, instance: Instance, cause: BaseException, *, exhausted: bool) -> None:
-        super().__init__(f"{instance.role} {instance.url}: {type(cause).__name__}: {cause}")
-        self.instance = instance
-        self.exhausted = exhausted
-        """Another server could be reached no better."""
+    @property
+    def blameless(self) -> bool:
+        """It says nothing of the instance."""
+        return self.kind in ("local", "exhausted")
 
 
-def failure(instance: Instance, cause: Exception) -> Lost | Local:
+def failure(instance: Instance, cause: Exception) -> Lost:
     """What an exception of a request to ``instance`` means."""
-    why = f"{type(cause).__name__}: {cause}"
+    kind: Kind = "unreachable" if isinstance(cause, aiohttp.ServerTimeoutError) else "lost"
     if isinstance(cause, (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError)):
-        return Local(instance, cause, exhausted=False)
-    if isinstance(cause, aiohttp.ClientConnectorError):
-        if cause.errno in LOCAL:
-            return Local(instance, cause, exhausted=cause.errno in EXHAUSTED)
-        return Lost(instance, "refused" if cause.errno in REFUSALS else "unreachable", why)
-    return Lost(instance, "unreachable" if isinstance(cause, aiohttp.ServerTimeoutError) else "lost", why)
+        kind = "local"
+    elif isinstance(cause, aiohttp.ClientConnectorError):
+        kind = KINDS.get(cause.errno, "unreachable")
+    return Lost(instance, kind, f"{type(cause).__name__}: {cause}")
 
 
 class RawHeaders(aiohttp.ClientRequest):
