@@ -33,38 +33,38 @@ class LapsApp:
         self._rest = Rest(router, stock).app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            # Not starlette's: its patterns, request and response objects take 8 microseconds more for each request.
-            endpoint = self._generating.get(scope["path"])
-            if endpoint is not None:
+        # Not starlette's: its patterns, request and response objects take 8 microseconds more for each request.
+        posted = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._generating.get(scope["path"]) if posted else None
+        try:
+            if endpoint is None:
+                await self._rest(scope, receive, send)
+            else:
                 await self._generate(endpoint, scope, receive, send)
-                return
-        await self._rest(scope, receive, send)
+        except ClientDisconnect:
+            self._router.counts.disconnected += 1
+        except Rejection as e:
+            if e.reply.status == 503:
+                self._router.counts.rejected += 1
+            else:
+                self._router.counts.refused += 1
+            await e.reply(scope, receive, send)
 
     async def _generate(self, endpoint: str, scope: Scope, receive: Receive, send: Send) -> None:
         router = self._router
+        self._make_sure_of_room()
+        raw = await read_body(scope, receive, router.args)
+        # Only now: a client that does not send its body holds no place.
+        self._make_sure_of_room()
+        router.in_flight += 1
         try:
-            self._make_sure_of_room()
-            raw = await read_body(scope, receive, router.args)
-            # Only now: a client that does not send its body holds no place.
-            self._make_sure_of_room()
-            router.in_flight += 1
-            try:
-                call = await self._call(endpoint, scope, receive, send, raw)
-                # The call lets go of the body when it is of no more use.
-                del raw
-                if call is not None:
-                    await self._carry(call, receive, send)
-            finally:
-                router.in_flight -= 1
-        except ClientDisconnect:
-            router.counts.disconnected += 1
-        except Rejection as e:
-            if e.reply.status == 503:
-                router.counts.rejected += 1
-            else:
-                router.counts.refused += 1
-            await e.reply(scope, receive, send)
+            call = await self._call(endpoint, scope, receive, send, raw)
+            # The call lets go of the body when it is of no more use.
+            del raw
+            if call is not None:
+                await self._carry(call, receive, send)
+        finally:
+            router.in_flight -= 1
 
     def _make_sure_of_room(self) -> None:
         most = self._router.max_in_flight

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from laps_core.protocol import STATUS_ROUTE
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.routing import Router as Routes
@@ -79,24 +79,17 @@ class Rest:
         return _first_bad([a for a in answers if a is not None] or None, "text/plain")
 
     async def abort(self, request: Request) -> ASGIApp:
-        """A client's abort, with its own key, to every server that has the request."""
+        """A client's abort, with its own key, to every server that has the request. Raises ClientDisconnect, and
+        Rejection."""
         router = self._router
-        try:
-            raw = await read_body(request.scope, request.receive, router.args)
-        except ClientDisconnect:
-            router.counts.disconnected += 1
-            return Response()
-        except Rejection as e:
-            router.counts.refused += 1
-            return e.reply
+        raw = await read_body(request.scope, request.receive, router.args)
         try:
             body = orjson.loads(raw)
             rid, everything = body.get("rid") or "", body.get("abort_all", False)
             if not isinstance(rid, str) or not isinstance(everything, bool):
                 raise ValueError
         except (ValueError, AttributeError):
-            message = '/abort_request takes {"rid": "..."} or {"abort_all": true}'
-            return BadRequest(message).reply
+            raise BadRequest('/abort_request takes {"rid": "..."} or {"abort_all": true}') from None
         return _first_bad(await router.aborter.forward(rid, everything, request.headers.get("authorization")))
 
 
