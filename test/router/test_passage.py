@@ -79,7 +79,7 @@ def test_a_batch_is_classified_by_its_total() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"nonsense", b'{"text": "a"', b"\xff"])
-def test_a_malformed_body_gets_the_stock_error_and_leaks_nothing(raw: bytes) -> None:
+def test_a_malformed_body_gets_the_stock_status_and_leaks_nothing(raw: bytes) -> None:
     async def run() -> None:
         async with stack(2) as s:
             headers = {"content-type": "application/json"}

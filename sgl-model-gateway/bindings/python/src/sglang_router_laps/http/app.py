@@ -9,17 +9,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..prompts.reading import READERS
-from ..request.body import BadRequest, parse, read_body, refuse, replay
+from ..request.body import parse, read_body, refuse
 from ..request.call import Call
 from ..request.passage import Passage, Retries
-from ..request.replies import JSON, Client, Rejection, Reply
+from ..request.replies import BadRequest, Client, Rejection, refusal
 from ..router import Router
 from .routes import Rest
 
 logger = logging.getLogger(__name__)
-
-NO_OBJECT = Reply(422, JSON, b'{"detail":"the body is no JSON object"}')
-"""In the shape of the stock router's answer, which cannot always be written: it repeats the body."""
 
 
 class LapsApp:
@@ -27,7 +24,6 @@ class LapsApp:
 
     def __init__(self, router: Router, stock: ASGIApp) -> None:
         self._router = router
-        self._stock = stock
         self._retries = Retries(router.args)
         self._generating = {f"/{endpoint}": endpoint for endpoint in READERS}
         self._rest = Rest(router, stock).app
@@ -58,31 +54,24 @@ class LapsApp:
         self._make_sure_of_room()
         router.in_flight += 1
         try:
-            call = await self._call(endpoint, scope, receive, send, raw)
+            call = self._call(endpoint, scope, raw)
             # The call lets go of the body when it is of no more use.
             del raw
-            if call is not None:
-                await self._carry(call, receive, send)
+            await self._carry(call, receive, send)
         finally:
             router.in_flight -= 1
 
     def _make_sure_of_room(self) -> None:
         most = self._router.max_in_flight
         if self._router.in_flight >= most:
-            raise Rejection(503, "overloaded", f"{most} requests are in flight already")
+            raise Rejection(refusal(503, "overloaded", f"{most} requests are in flight already"))
 
-    async def _call(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Call | None:
-        """What is asked; None where it has been answered already. Raises Rejection."""
-        router = self._router
-        parsed = parse(raw)
-        if parsed is None or not isinstance(parsed[1], dict):
-            router.counts.refused += 1
-            await (NO_OBJECT if parsed else self._stock)(scope, replay(raw, receive), send)
-            return None
-        raw, body = parsed
-        call = Call(endpoint, scope, raw, body)
+    def _call(self, endpoint: str, scope: Scope, raw: bytes) -> Call:
+        """What is asked. Raises Rejection."""
+        raw, body = parse(raw)
         refuse(endpoint, body)
-        if any(map(router.aborter.named, call.ids.chosen())):
+        call = Call(endpoint, scope, raw, body)
+        if any(map(self._router.aborter.named, call.ids.chosen())):
             # The servers would refuse it too, and one that has refused it ends the first one's stream.
             raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
         call.take_deadline()

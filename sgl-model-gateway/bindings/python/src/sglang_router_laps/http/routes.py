@@ -18,8 +18,8 @@ from starlette.routing import Route
 from starlette.routing import Router as Routes
 from starlette.types import ASGIApp
 
-from ..request.body import BadRequest, read_body
-from ..request.replies import Rejection
+from ..request.body import read_body
+from ..request.replies import JSON, BadRequest, refusal
 from ..router import Router
 from ..servers.aborts import ABORT
 from ..servers.upstream import Answer
@@ -30,8 +30,7 @@ PAGE = Path(__file__).parent / "page" / "index.html"
 FLUSH = "flush_cache"
 FLUSH_S = 30.0
 """How long a server's answer is waited for (seconds)."""
-JSON = "application/json"
-UNREACHED = Rejection(503, "no_instance", "no server could be reached").reply
+UNREACHED = refusal(503, "no_instance", "no server could be reached")
 
 
 class Rest:
@@ -60,7 +59,7 @@ class Rest:
         history, last = 0, request.query_params.get("last", "")
         if request.query_params.get("history") == "1":
             history = int(last) if last.isdecimal() else sys.maxsize
-        return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON)
+        return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
     async def metrics(self, _: Request) -> Response:
         """For Prometheus."""
@@ -93,7 +92,7 @@ class Rest:
         return _first_bad(await router.aborter.forward(rid, everything, request.headers.get("authorization")))
 
 
-def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON) -> ASGIApp:
+def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON.decode()) -> ASGIApp:
     """The first bad answer, or that all is well; None: nobody has answered."""
     if answers is None:
         return UNREACHED

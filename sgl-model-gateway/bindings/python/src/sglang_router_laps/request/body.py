@@ -15,10 +15,10 @@ from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
 from sglang_router.router_args import RouterArgs
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope
 
 from ..prompts.reading import GENERATE
-from .replies import Rejection
+from .replies import JSON, BadRequest, Rejection, Reply, refusal
 
 PAUSE_S = 30.0
 """A client that sends nothing for so long in the middle of a body is gone: TCP has sent again several times by then
@@ -30,13 +30,6 @@ ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 
 
-class BadRequest(Rejection):
-    """A request that the router answers 400. The message names what is wrong."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(400, "invalid_request_error", message)
-
-
 async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
     """The whole body, of --max-payload-size bytes at most.
 
@@ -44,7 +37,7 @@ async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
     PAUSE_S.
     """
     limit, timeout_s = args.max_payload_size, args.request_timeout_secs
-    too_large = Rejection(413, "payload_too_large", f"the body is larger than {limit} bytes")
+    too_large = Rejection(refusal(413, "payload_too_large", f"the body is larger than {limit} bytes"))
     for name, value in scope["headers"]:
         # The server has checked that it is a number.
         if name == b"content-length" and int(value) > limit:
@@ -68,17 +61,7 @@ async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 patience.reschedule(min(loop.time() + PAUSE_S, end))
     except TimeoutError:
-        raise Rejection(408, "request_timeout", "the body did not arrive in time") from None
-
-
-def replay(raw: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the body once more, then goes on as before."""
-    body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
-
-    async def again() -> Message:
-        return body.pop() if body else await receive()
-
-    return again
+        raise Rejection(refusal(408, "request_timeout", "the body did not arrive in time")) from None
 
 
 def read_json(raw: bytes) -> Any:
@@ -100,17 +83,23 @@ def write_json(value: Any) -> bytes:
         return _write_slowly(value)
 
 
-def parse(raw: bytes) -> tuple[bytes, Any] | None:
-    """``raw`` as UTF-8, and the JSON value in it; None when it holds none, or one nested deeper than MiniLB reads."""
+def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
+    """``raw`` as UTF-8, and the JSON object in it. Raises Rejection when it holds none, or one nested deeper than
+    MiniLB reads: with MiniLB's status, and in the shape of its answer."""
     try:
         if raw.count(b"[") + raw.count(b"{") >= DEEP:
             _read_slowly(raw)
         try:
-            return raw, orjson.loads(raw)
+            body = orjson.loads(raw)
         except orjson.JSONDecodeError:
-            return _read_slowly(raw)
-    except ValueError:
-        return None
+            raw, body = _read_slowly(raw)
+    except ValueError as e:
+        # Decoding, depth, or a number of too many digits.
+        status = 422 if isinstance(e, json.JSONDecodeError) else 400
+        raise Rejection(Reply(status, JSON, orjson.dumps({"detail": f"the body is no JSON: {e}"}))) from None
+    if not isinstance(body, dict):
+        raise Rejection(Reply(422, JSON, b'{"detail":"the body is no JSON object"}'))
+    return raw, body
 
 
 def _read_slowly(raw: bytes) -> tuple[bytes, Any]:

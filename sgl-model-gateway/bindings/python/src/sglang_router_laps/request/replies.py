@@ -70,13 +70,24 @@ class Refused(Exception):
 
 
 class Rejection(Exception):
-    """A request that is answered with an error of the router's own."""
+    """A request that is answered at once, with this error."""
 
-    def __init__(self, status: int, kind: str, message: str) -> None:
-        super().__init__(message)
-        # A 503 asks to try again in a second, a 408 ends the connection.
-        headers = {503: [(b"retry-after", b"1")], 408: [(b"connection", b"close")]}.get(status, ())
-        self.reply = Reply(status, JSON, error_body(status, kind, message), headers)
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(message_of(reply.body))
+        self.reply = reply
+
+
+class BadRequest(Rejection):
+    """A request that the router answers 400. The message names what is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(refusal(400, "invalid_request_error", message))
+
+
+def refusal(status: int, kind: str, message: str) -> Reply:
+    """An error of the router's own: a 503 asks to try again in a second, a 408 ends the connection."""
+    headers = {503: [(b"retry-after", b"1")], 408: [(b"connection", b"close")]}.get(status, ())
+    return Reply(status, JSON, error_body(status, kind, message), headers)
 
 
 def error_body(status: int, kind: str, message: str) -> bytes:
@@ -171,7 +182,7 @@ class Client:
 
     async def refuse(self, status: int, kind: str, message: str) -> None:
         """An error of the router's own, whatever has been sent."""
-        reply = Rejection(status, kind, message).reply
+        reply = refusal(status, kind, message)
         if self.started:
             await self.break_off(reply.body)
         else:
