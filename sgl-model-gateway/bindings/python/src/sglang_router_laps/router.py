@@ -58,7 +58,7 @@ class Router:
             )
         self.sessions = Sessions(args.request_timeout_secs)
         self.supervisor = Supervisor()
-        self.health = Health(self.instances, self.sessions, args)
+        self.health = Health(self.sessions, args)
         self.aborter = Aborter(self.sessions, self.instances, args.api_key)
         pressure = config.pressure
         self.readers = [

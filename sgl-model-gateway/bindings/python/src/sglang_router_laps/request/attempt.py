@@ -74,8 +74,7 @@ class Attempt:
                 if response.status >= 400:
                     health.answered(decoder, response.status)
                     raise Refused(decoder, Reply.of(response, first))
-                if (never_came := await self._never_came(first)) is not None:
-                    raise never_came
+                await self._make_sure_it_came(first)
                 self._note_ttft()
                 await self._answer(response, first)
                 served = True
@@ -86,7 +85,7 @@ class Attempt:
         except TimeoutError:
             # The decode server had nothing to answer with before the prefill server was done.
             health.timed_out(decoder if _has_result(prefill) else prefiller, began)
-            health.suspect(decoder)
+            decoder.suspected.set()
             raise
         finally:
             if response is None and _has_result(decode):
@@ -176,22 +175,22 @@ class Attempt:
                 raise refused
         return response, first
 
-    async def _never_came(self, first: bytes) -> Refused | None:
-        """The error of a reply that began as a success and says that the KV was not handed over.
+    async def _make_sure_it_came(self, first: bytes) -> None:
+        """Raise Refused where a reply that began as a success says that the KV was not handed over.
 
         A stream says so in its first event, for its status line was sent before. Without a reason, where nobody has
         aborted the request, the reason is the prefill server's.
         """
         found = None if self.held.asked else fault(first)
         if found is None:
-            return None
+            return
         if TRANSFER_FAILED in found.body:
             found.status = max(found.status, UNKNOWN)
-            return Refused(self.decoder, found)
-        if not self._prefill.done():
-            await asyncio.wait((self._prefill,), timeout=DRAIN_S)
+            raise Refused(self.decoder, found)
+        await asyncio.wait((self._prefill,), timeout=DRAIN_S)
         refused = self._refusal() if _has_result(self._prefill) else None
-        return refused if refused is not None and refused.unjoined else None
+        if refused is not None and refused.unjoined:
+            raise refused
 
     def _note_ttft(self) -> None:
         call = self.call

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Sequence
 
 import aiohttp
 from sglang_router.router_args import RouterArgs
@@ -32,7 +31,7 @@ REFUSAL_S = 2.0
 class Health:
     """Keeps ``Instance.healthy``."""
 
-    def __init__(self, instances: Sequence[Instance], sessions: Sessions, args: RouterArgs) -> None:
+    def __init__(self, sessions: Sessions, args: RouterArgs) -> None:
         self._sessions = sessions
         self._path: str = args.health_check_endpoint
         self._interval_s: float = args.health_check_interval_secs
@@ -42,7 +41,6 @@ class Health:
         once."""
         self._successes: int = args.health_success_threshold
         self._probes_healthy = not args.disable_health_check
-        self._woken = {i.url: asyncio.Event() for i in instances}
 
     def answered(self, instance: Instance, status: int) -> None:
         """A request was answered with ``status``, or as if with it."""
@@ -69,10 +67,6 @@ class Health:
             instance.breaker.failed()
             self._failed(instance, "requests time out")
 
-    def suspect(self, instance: Instance) -> None:
-        """Have it probed at once."""
-        self._woken[instance.url].set()
-
     async def refuses(self, instance: Instance) -> bool:
         """Whether nobody listens at ``instance`` any more."""
         url = instance.address("")
@@ -91,7 +85,7 @@ class Health:
         instance.failures += 1
         if at_once or instance.failures >= self._failures:
             self._down(instance, why)
-        self.suspect(instance)
+        instance.suspected.set()
 
     def _down(self, instance: Instance, why: str) -> None:
         if not instance.healthy:
@@ -101,23 +95,21 @@ class Health:
             # It will come back with an empty cache.
             instance.prefixes.clear()
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
-        self.suspect(instance)
         instance.cut()
 
     async def watch(self, instance: Instance) -> None:
         """Probe at each interval, and at once when the traffic gives reason to. Ends when cancelled."""
-        woken = self._woken[instance.url]
         due = self._next()
         while True:
             if not instance.healthy:
                 await self._heal(instance)
                 due = self._next()
-            woken.clear()
+            instance.suspected.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), min(self._timeout_s, self._interval_s))
+                await asyncio.wait_for(instance.suspected.wait(), min(self._timeout_s, self._interval_s))
             now = time.monotonic()
             silent = instance.outstanding > 0 and now - instance.heard_at >= self._timeout_s
-            if self._probes_healthy and instance.healthy and (woken.is_set() or silent or now >= due):
+            if self._probes_healthy and instance.healthy and (instance.suspected.is_set() or silent or now >= due):
                 await self._check(instance)
                 due = self._next()
 

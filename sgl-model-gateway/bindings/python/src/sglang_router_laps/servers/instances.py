@@ -48,6 +48,8 @@ class Instance:
         self.breaker = Breaker(clock=clock)
         self.heard_at = clock()
         """When it last sent anything at all."""
+        self.suspected = asyncio.Event()
+        """It is to be probed at once."""
         self.leases: set[Lease] = set()
         self._rests_until = self._lost_at = -math.inf
         self.clock = clock

@@ -44,8 +44,8 @@ class SignalReader:
         self._timeout_s = timeout_s
         self._level = 0
         self._stepped_at = time.monotonic()
-        self._busy_seen: tuple[float, float] | None = None
-        self._own_seen = (time.monotonic(), instance.busy_seconds())
+        self._seen: dict[str, tuple[float, float]] = {}
+        """When a counter of busy seconds was last read, and what it was."""
         self._routes: tuple[tuple[str, Callable[[bytes], Load]], ...] = (
             (STATUS_ROUTE, self._laps), ("v1/loads?include=core", self._loads), ("metrics", self._metrics),
         )  # fmt: skip
@@ -92,14 +92,8 @@ class SignalReader:
         if not ranks:
             raise Missing
         backlog = sum(r["num_waiting_uncached_tokens"] for r in ranks)
-        # A counter of busy microseconds; its growth over the time between two reads is the busy share.
         busy_s = sum(r.get("total_prefill_busy_us", 0) for r in ranks) / len(ranks) / 1e6
-        now, seen = time.monotonic(), self._busy_seen
-        self._busy_seen = (now, busy_s)
-        share = 0.0
-        if seen is not None and now > seen[0]:
-            share = min(max((busy_s - seen[1]) / (now - seen[0]), 0.0), 1.0)
-        return self._load(backlog, share)
+        return self._load(backlog, self._share("theirs", busy_s) or 0.0)
 
     def _metrics(self, text: bytes) -> Load:
         found = _QUEUE.findall(text)
@@ -110,11 +104,15 @@ class SignalReader:
         return self._load(sum(map(float, found)) * mean, self.load.busy_share)
 
     def _own(self) -> Load:
-        now, busy = time.monotonic(), self.instance.busy_seconds()
-        then, before = self._own_seen
-        self._own_seen = (now, busy)
-        share = min((busy - before) / (now - then), 1.0) if now > then else self.load.busy_share
-        return self._load(self.instance.outstanding_tokens, share)
+        share = self._share(OWN, self.instance.busy_seconds())
+        return self._load(self.instance.outstanding_tokens, self.load.busy_share if share is None else share)
+
+    def _share(self, counter: str, busy_s: float) -> float | None:
+        """Growth of a counter of busy seconds over the time since it was last read (0..1); None when that is now."""
+        now = time.monotonic()
+        then, before = self._seen.get(counter, (now, busy_s))
+        self._seen[counter] = now, busy_s
+        return min(max((busy_s - before) / (now - then), 0.0), 1.0) if now > then else None
 
     def _load(self, backlog: float, share: float) -> Load:
         """With the deadlines that this router saw missed. Raises Missing where a server's number is none."""
