@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .reading import Prompt
 from .tokens import START_BYTES_PER_TOKEN, TokenCounter
@@ -142,13 +142,11 @@ def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
     return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))
 
 
+@dataclass(slots=True)
 class _Watched:
-    __slots__ = ("copies", "count", "rests")
-
-    def __init__(self) -> None:
-        self.rests: deque[Tokens] = deque(maxlen=SHARERS)
-        self.count = 0
-        self.copies = 0
+    rests: deque[Tokens] = field(default_factory=lambda: deque(maxlen=SHARERS))
+    count: int = 0
+    copies: int = 0
 
 
 class SharedPrefixes:

@@ -246,7 +246,7 @@ class Attempt:
             raise self._late or failure(self.decoder, e) from e
         if self._late is not None:
             raise self._late
-        await client.end(events.flush())
+        await client.go_on(events.flush(), more=False)
 
     def _abort(self, instance: Instance) -> None:
         """Ask ``instance`` to drop the request, without waiting for it."""

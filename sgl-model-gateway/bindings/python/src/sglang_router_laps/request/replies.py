@@ -171,14 +171,10 @@ class Client:
         headers = [(b"content-type", content_type)]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def go_on(self, part: bytes) -> None:
-        """Whole events of the stream."""
-        await self.send({"type": "http.response.body", "body": self.ids.as_asked(part), "more_body": True})
-
-    async def end(self, rest: bytes) -> None:
-        """The end of the stream."""
-        self.finished = True
-        await self.send({"type": "http.response.body", "body": self.ids.as_asked(rest)})
+    async def go_on(self, part: bytes, *, more: bool = True) -> None:
+        """Whole events of the stream, or its end."""
+        self.finished = not more
+        await self.send({"type": "http.response.body", "body": self.ids.as_asked(part), "more_body": more})
 
     async def refuse(self, status: int, kind: str, message: str) -> None:
         """An error of the router's own, whatever has been sent."""
@@ -192,5 +188,4 @@ class Client:
     async def break_off(self, error: bytes) -> None:
         """End what has begun."""
         # The status line is gone: a last event is what a stream's reader can still understand.
-        event = b"data: " + self.ids.as_asked(error).replace(b"\n", b" ") + b"\n\n" if self.stream else b""
-        await self.send({"type": "http.response.body", "body": event})
+        await self.go_on(b"data: " + error.replace(b"\n", b" ") + b"\n\n" if self.stream else b"", more=False)
