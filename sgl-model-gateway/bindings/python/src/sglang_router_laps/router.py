@@ -16,7 +16,7 @@ from sglang_router.router_args import RouterArgs
 from .config import AllocConfig
 from .pools.choice import Pools
 from .pools.control import Control
-from .prompts.tokens import make_counter
+from .prompts.tokens import ByteCounter, TokenizerCounter
 from .servers.aborts import Aborter
 from .servers.breaker import Breaker
 from .servers.health import Health
@@ -42,7 +42,7 @@ class Router:
         self.config = config
         self.in_flight = 0
         self.max_in_flight: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
-        self.counter = make_counter(config.tokenizer)
+        self.counter = TokenizerCounter(config.tokenizer) if config.tokenizer else ByteCounter()
         self.pools = Pools(args.prefill_urls, config, decoders=args.decode_urls)
         self.decoders = self.pools.decoders
         self.instances: list[Instance] = [*self.pools.instances, *self.decoders]

@@ -29,10 +29,8 @@ class Prompt:
     """Where in the one text each of them ends (bytes of UTF-8); none where that is not known."""
     unread: bool = False
     """Not all of it could be read: its length is unknown."""
-    plain: int | None = None
-    """Tokens of texts and ids, once they have been counted and not estimated."""
-    text_bytes: int = 0
-    """Of the texts, once they have been counted and there is nothing else."""
+    measured: int | None = None
+    """What a counter can learn from, once it has counted: tokens of texts and ids, or bytes of texts alone."""
 
 
 def read_prompt(endpoint: str, body: Mapping[str, Any]) -> Prompt:

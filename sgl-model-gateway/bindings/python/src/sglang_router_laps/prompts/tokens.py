@@ -48,7 +48,7 @@ class ByteCounter:
             return exact
         size = sum(map(utf8_len, prompt.texts))
         if not exact:
-            prompt.text_bytes = size
+            prompt.measured = size
         return exact + round(size / self._ratio(prompt.messages > 0))
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
@@ -56,11 +56,11 @@ class ByteCounter:
 
         Replies about ids or media teach nothing of bytes.
         """
-        if prompt.media or prompt.unread or not prompt.text_bytes or tokens <= 0:
+        if prompt.media or prompt.unread or not prompt.measured or tokens <= 0:
             return
         chat = prompt.messages > 0
         keep = max(0.0, 1 - tokens / MEMORY_TOKENS)
-        self._bytes[chat] = self._bytes[chat] * keep + prompt.text_bytes
+        self._bytes[chat] = self._bytes[chat] * keep + prompt.measured
         self._tokens[chat] = self._tokens[chat] * keep + tokens
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class TokenizerCounter:
             tokens += self._encode(head)
         ids, size = sum(map(len, prompt.ids)), sum(map(len, prompt.texts))
         if seen == size:
-            prompt.plain = ids + tokens
+            prompt.measured = ids + tokens
         else:
             tokens = round(tokens * size / max(1, seen))
         return ids + tokens + round(prompt.messages * self._message_tokens)
@@ -121,9 +121,9 @@ class TokenizerCounter:
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
         """As of ByteCounter: correct what the chat template adds; the rest is exact already."""
-        if not prompt.messages or prompt.media or prompt.unread or prompt.plain is None:
+        if not prompt.messages or prompt.media or prompt.unread or prompt.measured is None:
             return
-        seen = (tokens - prompt.plain) / prompt.messages
+        seen = (tokens - prompt.measured) / prompt.messages
         self._message_tokens += 0.1 * (min(max(seen, 0.0), 64.0) - self._message_tokens)
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,8 +132,3 @@ class TokenizerCounter:
 
 
 TokenCounter = ByteCounter | TokenizerCounter
-
-
-def make_counter(path: str | None) -> TokenCounter:
-    """The exact counter when a tokenizer is given, else the estimate. Raises ConfigError."""
-    return TokenizerCounter(path) if path else ByteCounter()
