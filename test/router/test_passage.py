@@ -93,6 +93,18 @@ def test_a_malformed_body_gets_the_stock_status_and_leaks_nothing(raw: bytes) ->
     asyncio.run(run())
 
 
+def test_stock_routes_ask_servers_that_are_healthy() -> None:
+    async def run() -> None:
+        async with stack(2, 2) as s:
+            prefills, decodes = s.lb.pools.instances, s.lb.decoders
+            prefills[0].healthy = decodes[1].healthy = False
+            assert (s.balancer.prefill_urls, s.balancer.decode_urls) == ([prefills[1].url], [decodes[0].url])
+            prefills[1].healthy = False
+            assert s.balancer.prefill_urls == [p.url for p in prefills]
+
+    asyncio.run(run())
+
+
 def test_stock_routes_are_still_there() -> None:
     async def run() -> None:
         async with stack(2) as s, s.client.get(f"{s.url}/health") as r:
