@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import fields
-from functools import cache
 from urllib.parse import urlsplit
 
 from laps_core.config import ConfigError
@@ -51,7 +50,12 @@ def check(args: RouterArgs) -> None:
         raise ConfigError("--enable-laps-alloc: needs --pd-disaggregation")
     if not args.decode_urls:
         raise ConfigError("--enable-laps-alloc: needs at least one --decode")
-    given = {f.name for f in fields(RouterArgs) if _given(args, f.name)}
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser)
+    # What a caller and a command line have that give nothing: they differ in some.
+    defaults = RouterArgs(), RouterArgs.from_cli_args(parser.parse_args([]))
+    names = [f.name for f in fields(RouterArgs)]
+    given = {n for n in names if getattr(args, n) not in (None, *(getattr(d, n) for d in defaults))}
     for name, why in REFUSED.items():
         if name in given:
             raise ConfigError(f"{flag(name)}: not with --enable-laps-alloc: {why}")
@@ -68,19 +72,6 @@ def check(args: RouterArgs) -> None:
 def flag(name: str) -> str:
     """The flag of a field of RouterArgs."""
     return FLAGS.get(name, f"--{name.replace('_', '-')}")
-
-
-def _given(args: RouterArgs, name: str) -> bool:
-    value = getattr(args, name)
-    return value is not None and all(value != getattr(default, name) for default in _defaults())
-
-
-@cache
-def _defaults() -> tuple[RouterArgs, RouterArgs]:
-    """The arguments of a caller and of a command line that give none; they differ in some."""
-    parser = argparse.ArgumentParser()
-    RouterArgs.add_cli_args(parser)
-    return RouterArgs(), RouterArgs.from_cli_args(parser.parse_args([]))
 
 
 def _check_urls(args: RouterArgs) -> None:

@@ -73,7 +73,7 @@ class Rejection(Exception):
     """A request that is answered at once, with this error."""
 
     def __init__(self, reply: Reply) -> None:
-        super().__init__(message_of(reply.body))
+        super().__init__(reply.body.decode())
         self.reply = reply
 
 
