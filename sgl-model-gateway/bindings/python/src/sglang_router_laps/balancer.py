@@ -38,7 +38,6 @@ class LapsBalancer:
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
         stock_flags.check(args)
-        self._args = args
         self.router = Router(args, config)
 
     # The stock routes that ask the servers something (model_info, ...) go through these two lists.
@@ -54,7 +53,7 @@ class LapsBalancer:
 
     def start(self) -> None:
         """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish."""
-        level = (self._args.log_level or "info").upper()
+        level = (self.router.args.log_level or "info").upper()
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         mini_lb.lb = self
         router = self.router
@@ -71,7 +70,7 @@ class LapsBalancer:
 
     def server_config(self) -> uvicorn.Config:
         """How the application is served."""
-        args = self._args
+        args = self.router.args
         app: Any = LapsApp(self.router, mini_lb.app)
         if args.cors_allowed_origins:
             app = CORSMiddleware(app, args.cors_allowed_origins, allow_methods=["*"], allow_headers=["*"])
