@@ -37,31 +37,26 @@ async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
     PAUSE_S.
     """
     limit, timeout_s = args.max_payload_size, args.request_timeout_secs
-    too_large = Rejection(refusal(413, "payload_too_large", f"the body is larger than {limit} bytes"))
-    for name, value in scope["headers"]:
-        # The server has checked that it is a number.
-        if name == b"content-length" and int(value) > limit:
-            raise too_large
+    # The server has checked that it is a number.
+    declared = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
     chunks: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(min(PAUSE_S, timeout_s)) as patience:
-            while True:
+            while max(size, declared) <= limit:
                 message = await receive()
                 if message["type"] != "http.request":
                     raise ClientDisconnect
-                chunk = message["body"]
-                size += len(chunk)
-                if size > limit:
-                    raise too_large
-                chunks.append(chunk)
-                if not message.get("more_body"):
+                chunks.append(message["body"])
+                size += len(chunks[-1])
+                if size <= limit and not message.get("more_body"):
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 patience.reschedule(min(loop.time() + PAUSE_S, end))
     except TimeoutError:
         raise Rejection(refusal(408, "request_timeout", "the body did not arrive in time")) from None
+    raise Rejection(refusal(413, "payload_too_large", f"the body is larger than {limit} bytes"))
 
 
 def read_json(raw: bytes) -> Any:

@@ -33,7 +33,7 @@ class Breaker:
     def state(self) -> State:
         """As of now."""
         if self._state == "open" and self.clock() - self._failed_at >= self.timeout_s:
-            self._state, self._good = "half_open", 0
+            self.healed()
         return self._state
 
     def admits(self) -> bool:
