@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,6 @@ from .servers.breaker import Breaker
 from .servers.health import Health
 from .servers.instances import Instance
 from .servers.signals import SignalReader
-from .servers.supervisor import Supervisor
 from .servers.upstream import Sessions
 from .telemetry import Journal
 
@@ -32,6 +33,19 @@ HISTORY_S = 300.0
 """How far back status and page look (seconds)."""
 MOST = 8192
 """Unless --max-concurrent-requests says otherwise: beyond, requests would only wait (requests)."""
+PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
+"""Before work that failed starts again, at first and at most (seconds)."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """Work that never ends by itself."""
+
+    name: str
+    alive: bool = False
+    restarts: int = 0
+    error: str | None = None
+    """What it failed with last."""
 
 
 class Router:
@@ -57,7 +71,6 @@ class Router:
                 args.cb_window_duration_secs,
             )
         self.sessions = Sessions(args.request_timeout_secs)
-        self.supervisor = Supervisor()
         self.health = Health(self.sessions, args)
         self.aborter = Aborter(self.sessions, self.instances, args.api_key)
         pressure = config.pressure
@@ -68,14 +81,15 @@ class Router:
         self.counts = self.journal.counts
         self.control = Control(self.pools, self.readers, pressure, self.journal.note_beat)
         self.started_at = time.monotonic()
+        self.watched: list[Watched] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
 
     async def open(self) -> None:
         """Start the background tasks."""
         for i in self.instances:
-            self.spawn(self.supervisor.run(f"health of {i.url}", partial(self.health.watch, i)))
-        self.spawn(self.supervisor.run("controller", self.control.run))
+            self.spawn(self._keep(f"health of {i.url}", partial(self.health.watch, i)))
+        self.spawn(self._keep("controller", self.control.run))
 
     async def close(self) -> None:
         """Stop the background tasks and close all connections."""
@@ -99,3 +113,24 @@ class Router:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception():
             logger.error("a background task failed", exc_info=task.exception())
+
+    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``work``, which ends when cancelled; where it fails, that is logged and it starts again after a pause."""
+        watched = Watched(name)
+        self.watched.append(watched)
+        pause_s = PAUSE_S
+        while True:
+            began = time.monotonic()
+            watched.alive = True
+            try:
+                await work()
+            except Exception as e:
+                watched.error = f"{type(e).__name__}: {e}"
+                logger.exception("%s failed; it starts again", name)
+            finally:
+                watched.alive = False
+            if time.monotonic() - began > PAUSE_MAX_S:
+                pause_s = PAUSE_S
+            await asyncio.sleep(pause_s * (1 + 0.3 * random.random()))
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+            watched.restarts += 1

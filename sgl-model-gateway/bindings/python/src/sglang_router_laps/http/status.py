@@ -38,7 +38,7 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         "decode": [_instance(i) for i in router.decoders],
         "in_flight": router.in_flight,
         "max_inflight": router.max_in_flight,
-        "tasks": [asdict(w) for w in router.supervisor.watched],
+        "tasks": [asdict(w) for w in router.watched],
         "counts": asdict(router.counts),
         "ttft_ms": router.journal.ttft_ms(),
         "migrations": list(router.journal.moves),
