@@ -56,6 +56,26 @@ class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
         return made
 
 
+def make_balancer(router_args: RouterArgs) -> Any:
+    """The stock MiniLB, or ours when allocation is on and there are prefill instances to allocate.
+
+    Ends the program (one line on stderr, exit status 2) when the instances given do not fit the configuration.
+    """
+    config = getattr(router_args, "laps", None)
+    if config is None:
+        return MiniLoadBalancer(router_args)
+    if len(router_args.prefill_urls) < 2:
+        logger.warning("--enable-laps-alloc needs at least 2 --prefill; allocation is off, this is the stock MiniLB")
+        return MiniLoadBalancer(router_args)
+    # Only now: the stock router must not pay for importing what it does not use.
+    from .balancer import LapsBalancer
+
+    try:
+        return LapsBalancer(router_args, config)
+    except ConfigError as e:
+        fail(str(e))
+
+
 def fail(line: str) -> NoReturn:
     """Say what is wrong with the command line and exit with status 2."""
     print(f"error: {line}", file=sys.stderr)
@@ -101,23 +121,3 @@ def parse_laps(args: argparse.Namespace, prefix: str = "") -> AllocConfig | None
             what = "a whole number" if read is int else "a number"
             raise ConfigError(f"{FLAGS[knob]}: {text!r} is not {what}") from None
     return AllocConfig.parse(given, value(JSON_FLAG))
-
-
-def make_balancer(router_args: RouterArgs) -> Any:
-    """The stock MiniLB, or ours when allocation is on and there are prefill instances to allocate.
-
-    Ends the program (one line on stderr, exit status 2) when the instances given do not fit the configuration.
-    """
-    config = getattr(router_args, "laps", None)
-    if config is None:
-        return MiniLoadBalancer(router_args)
-    if len(router_args.prefill_urls) < 2:
-        logger.warning("--enable-laps-alloc needs at least 2 --prefill; allocation is off, this is the stock MiniLB")
-        return MiniLoadBalancer(router_args)
-    # Only now: the stock router must not pay for importing what it does not use.
-    from .balancer import LapsBalancer
-
-    try:
-        return LapsBalancer(router_args, config)
-    except ConfigError as e:
-        fail(str(e))
