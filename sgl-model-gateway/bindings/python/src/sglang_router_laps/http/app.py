@@ -74,7 +74,6 @@ class LapsApp:
         if any(map(self._router.aborter.named, call.ids.chosen())):
             # The servers would refuse it too, and one that has refused it ends the first one's stream.
             raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
-        call.take_deadline()
         return call
 
     async def _carry(self, call: Call, receive: Receive, send: Send) -> None:

@@ -24,7 +24,7 @@ class Call:
     """A request whose body has been read."""
 
     def __init__(self, endpoint: str, scope: Scope, raw: bytes, body: dict[str, Any]) -> None:
-        """``raw`` and ``body`` are what ``body.parse`` gave."""
+        """``raw`` and ``body`` are what ``body.parse`` gave. Raises BadRequest where a deadline in a header is none."""
         self.endpoint = endpoint
         self.arrived = time.monotonic()
         self.headers = forwarded(scope["headers"])
@@ -36,26 +36,21 @@ class Call:
         self.rooms = batch if endpoint == GENERATE else None
         """How many rooms a batch meets in, one for each prompt; None: all of the request meets in one."""
         self.ids = Ids(body.get("rid"), batch)
-        self.slo_ms: float | None = None
-        """Deadline for the first token (milliseconds after arrival)."""
         self.length_class: Pool = "short"
         self.first_token_seen = False
         self.prompt: Prompt | None = None
         self.ask = NOTHING
-        self._raw = raw
-        self._body = body
+        texts = self.headers.popall(DEADLINE_HEADER, [])
+        self.slo_ms = bodies.read_deadline(texts) if texts else None
+        """Deadline for the first token (milliseconds after arrival)."""
+        if self.slo_ms is not None:
+            raw, body = bodies.add_deadline(endpoint, raw, body, self.slo_ms)
+        self._raw, self._body = raw, body
 
     @property
     def age_s(self) -> float:
         """Since its arrival (seconds)."""
         return time.monotonic() - self.arrived
-
-    def take_deadline(self) -> None:
-        """Move the deadline header into the body. Raises BadRequest."""
-        texts = self.headers.popall(DEADLINE_HEADER, [])
-        if texts:
-            self.slo_ms = bodies.read_deadline(texts)
-            self._raw, self._body = bodies.add_deadline(self.endpoint, self._raw, self._body, self.slo_ms)
 
     def read(self, counter: TokenCounter) -> None:
         """Read and measure the prompt; of the body stays what an attempt needs: its bytes and its members' names."""
