@@ -8,9 +8,8 @@ from laps_core.pools.loop import ControlLoop
 from laps_core.pools.pressure import InstanceSignals
 from laps_core.protocol import Load
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.ask import Ask
 from sglang_router_laps.pools.choice import Pools
-from sglang_router_laps.servers.prefixes import EMPTY, TOKENS_PER_BLOCK, Fingerprint
+from sglang_router_laps.prompts.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fingerprint
 
 from benchmark.sim.engine import Events, Server
 from benchmark.sim.request import Request

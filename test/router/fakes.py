@@ -15,7 +15,7 @@ from aiohttp import web
 from laps_core.pools.pressure import Pool
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
-from sglang_router_laps.balancer import LapsMiniLoadBalancer
+from sglang_router_laps.balancer import LapsBalancer
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.http.app import LapsApp
 from sglang_router_laps.router import Router
@@ -248,7 +248,7 @@ class Stack:
     prefills: list[FakePrefill]
     decodes: list[FakeDecode]
     lb: Router
-    balancer: LapsMiniLoadBalancer
+    balancer: LapsBalancer
     url: str
     client: aiohttp.ClientSession
 
@@ -271,7 +271,7 @@ class Stack:
 
     async def at_rest(self) -> None:
         """Wait until nothing is in flight, and insist that every counter says so."""
-        await self.until(lambda: self.lb.places.taken == 0)
+        await self.until(lambda: self.lb.in_flight == 0)
         for i in self.lb.instances:
             assert (i.outstanding, i.outstanding_tokens) == (0, 0), i.url
 
@@ -313,7 +313,7 @@ async def stack(
         decode_urls=[*(s.url for s in d), *more_decodes],
         **(args or {}),
     )
-    balancer = LapsMiniLoadBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
+    balancer = LapsBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
     mini_lb.lb = balancer
     served = uvicorn.Config(
         LapsApp(balancer.router, mini_lb.app),

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from sglang_router_laps.request import ids
 
 from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, World, stack
 
@@ -147,18 +146,6 @@ def test_the_ids_of_an_abort_are_those_sglang_knows(route: str, body: Body, ids:
                 assert server.aborted == [one.format(there) for one in ids]
 
     asyncio.run(run())
-
-
-def test_several_samples_have_no_id_to_abort_by() -> None:
-    chat = {"messages": [{"role": "user", "content": SHORT}], "n": 2}
-    assert ids.ids("r", ids.parts("v1/chat/completions", chat)) == []
-    assert ids.ids("r", ids.parts("generate", {"text": SHORT, "sampling_params": {"n": 3}})) == []
-    assert ids.ids("r", ids.parts("generate", {"text": SHORT, "sampling_params": {"n": 1}})) == ["r"]
-
-
-@pytest.mark.parametrize("rid", ["", 7, None, ["", 7, "good"], {"a": 1}, True])
-def test_what_is_no_id_is_not_aborted(rid: Any) -> None:
-    assert ids.ids(rid, None) == (["good"] if isinstance(rid, list) else [])
 
 
 def test_the_routers_key_opens_what_the_clients_does_not() -> None:

@@ -11,10 +11,9 @@ import pytest
 from laps_core.config import ConfigError
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
-from sglang_router_laps.balancer import LapsMiniLoadBalancer
-from sglang_router_laps.cli import LapsRouterArgs
+from sglang_router_laps.balancer import LapsBalancer
+from sglang_router_laps.cli import LapsRouterArgs, make_balancer
 from sglang_router_laps.config import RETIRED, AllocConfig
-from sglang_router_laps.hook import make_balancer
 
 PD = ["--pd-disaggregation", "--mini-lb", "--decode", "http://127.0.0.1:9"]
 TWO = [*PD, "--prefill", "http://127.0.0.1:1", "8998", "--prefill", "http://127.0.0.1:2", "8998"]
@@ -38,9 +37,7 @@ def test_without_the_switch_it_is_the_stock_balancer_and_the_stock_fields() -> N
 def test_with_the_switch_it_is_ours() -> None:
     args = parse(*TWO, "--enable-laps-alloc", "--laps-alloc-threshold", "300", "--laps-rebalance-ratio", "1.5")
     assert (args.laps.threshold, args.laps.ratio, args.laps.interval_s) == (300, 1.5, 5.0)
-    lb = make_balancer(args)
-    assert isinstance(lb, LapsMiniLoadBalancer)
-    assert isinstance(lb, MiniLoadBalancer)
+    assert isinstance(make_balancer(args), LapsBalancer)
 
 
 def test_the_router_prefix_works() -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import errno
 import ssl
-from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
-from sglang_router_laps.request.events import Events
-from sglang_router_laps.request.faults import fault
-from sglang_router_laps.request.retries import SAVED_MAX, RetryBudget, RetryConfig
-from sglang_router_laps.servers import places
-from sglang_router_laps.servers.breaker import Breaker, BreakerConfig
+from sglang_router.router_args import RouterArgs
+from sglang_router_laps.balancer import requests_at_most
+from sglang_router_laps.request.passage import SAVED_MAX, Retries
+from sglang_router_laps.request.replies import fault
+from sglang_router_laps.request.streams import Events, MergedEvents
+from sglang_router_laps.servers.breaker import Breaker
 from sglang_router_laps.servers.instances import Instance
-from sglang_router_laps.servers.upstream import Local, Lost, failure
+from sglang_router_laps.servers.upstream import failure
 
 KEY = ConnectionKey("h", 1, False, True, None, None, None)
 
@@ -28,9 +28,9 @@ class Clock:
         return self.now
 
 
-def broken(**config: Any) -> tuple[Breaker, Clock]:
+def broken() -> tuple[Breaker, Clock]:
     clock = Clock()
-    return Breaker(BreakerConfig(failures=3, successes=2, timeout_s=10, window_s=30, **config), clock), clock
+    return Breaker(failures=3, successes=2, timeout_s=10, window_s=30, clock=clock), clock
 
 
 def test_a_breaker_opens_tries_and_closes() -> None:
@@ -90,25 +90,32 @@ def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None
 
 
 def test_a_breaker_that_is_off_stays_closed() -> None:
-    b = Breaker(BreakerConfig(failures=0))
+    b = Breaker(failures=0)
     for _ in range(1000):
         b.failed()
     assert b.admits()
 
 
 def test_pauses_grow_to_their_maximum() -> None:
-    config = RetryConfig(backoff_s=0.05, backoff_max_s=1.0, growth=2.0, jitter=0.0)
-    assert [config.pause_s(i) for i in (0, 1, 2, 5, 10**9)] == [0.05, 0.1, 0.2, 1.0, 1.0]
-    jittered = RetryConfig(jitter=5.0)
+    retries = Retries(
+        RouterArgs(
+            retry_initial_backoff_ms=50,
+            retry_max_backoff_ms=1000,
+            retry_backoff_multiplier=2.0,
+            retry_jitter_factor=0.0,
+        )
+    )
+    assert [retries.pause_s(i) for i in (0, 1, 2, 5, 10**9)] == [0.05, 0.1, 0.2, 1.0, 1.0]
+    jittered = Retries(RouterArgs(retry_jitter_factor=5.0))
     assert all(jittered.pause_s(0) >= 0 for _ in range(100))
 
 
 def test_the_budget_of_retries_is_a_share_of_the_requests() -> None:
-    budget = RetryBudget()
+    retries = Retries(RouterArgs())
     spent = 0
     for _ in range(1000):
-        budget.earn()
-        spent += budget.spend()
+        retries.earn()
+        spent += retries.spend()
     assert SAVED_MAX <= spent <= SAVED_MAX + 0.2 * 1000 + 1
 
 
@@ -119,6 +126,18 @@ def test_events_come_whole_whatever_the_pieces(size: int) -> None:
     out = [events.feed(text[i : i + size]) for i in range(0, len(text), size)]
     assert all(not part or part.endswith(b"\n\n") for part in out)
     assert b"".join(out) == text[:-2]
+    assert events.flush() == b"da"
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+def test_events_are_merged_once_whatever_the_pieces(size: int) -> None:
+    def event(*logprobs: int) -> bytes:
+        return b"data: " + orjson.dumps({"meta_info": {"input_token_logprobs": logprobs}}) + b"\n\n"
+
+    text = event(2) + event(3) + b"data: [DONE]\n\nda"
+    events = MergedEvents(event(1))
+    out = b"".join(events.feed(text[i : i + size]) for i in range(0, len(text), size))
+    assert out == event(1, 2) + event(1, 3) + b"data: [DONE]\n\n"
     assert events.flush() == b"da"
 
 
@@ -144,9 +163,9 @@ def test_events_come_whole_whatever_the_pieces(size: int) -> None:
 )
 def test_errors_inside_replies_are_found(reply: bytes, status: int | None) -> None:
     found = fault(reply)
-    assert (found and found[0]) == status
+    assert (found and found.status) == status
     if found:
-        assert orjson.loads(found[1])["error"]
+        assert orjson.loads(found.body)["error"]
 
 
 def connecting(number: int | None) -> aiohttp.ClientConnectorError:
@@ -166,28 +185,24 @@ def connecting(number: int | None) -> aiohttp.ClientConnectorError:
         (aiohttp.ClientOSError(errno.ECONNRESET, "reset"), "lost"),
         (aiohttp.ClientPayloadError(), "lost"),
         (ConnectionResetError(), "lost"),
-        (connecting(errno.EMFILE), True),
-        (connecting(errno.ENFILE), True),
-        (connecting(errno.ENOBUFS), True),
-        (connecting(errno.EADDRNOTAVAIL), False),
-        (connecting(errno.ENETUNREACH), False),
-        (aiohttp.ClientConnectorDNSError(KEY, OSError(-2, "Name or service not known")), False),
-        (aiohttp.ClientConnectorSSLError(KEY, ssl.SSLError(1, "wrong version number")), False),
-        (aiohttp.ClientConnectorCertificateError(KEY, ssl.CertificateError("expired")), False),
+        (connecting(errno.EMFILE), "exhausted"),
+        (connecting(errno.ENFILE), "exhausted"),
+        (connecting(errno.ENOBUFS), "exhausted"),
+        (connecting(errno.EADDRNOTAVAIL), "local"),
+        (connecting(errno.ENETUNREACH), "local"),
+        (aiohttp.ClientConnectorDNSError(KEY, OSError(-2, "Name or service not known")), "local"),
+        (aiohttp.ClientConnectorSSLError(KEY, ssl.SSLError(1, "wrong version number")), "local"),
+        (aiohttp.ClientConnectorCertificateError(KEY, ssl.CertificateError("expired")), "local"),
     ],
 )
-def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, means: str | bool) -> None:
+def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, means: str) -> None:
     found = failure(Instance("http://h:1", "decode"), cause)
-    if isinstance(means, str):
-        assert isinstance(found, Lost)
-        assert found.kind == means
-    else:
-        assert isinstance(found, Local)
-        assert found.exhausted is means
+    assert found.kind == means
+    assert found.blameless == (means in ("local", "exhausted"))
 
 
 def test_descriptors_are_shared_out() -> None:
-    few, many = (places.requests_at_most(n, 4) for n in (200, 100_000))
+    few, many = (requests_at_most(n, 4) for n in (200, 100_000))
     assert 1 <= few < 60
     assert many > 30_000
-    assert places.requests_at_most(10, 100) == 1
+    assert requests_at_most(10, 100) == 1

@@ -79,7 +79,7 @@ def test_a_batch_is_classified_by_its_total() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"nonsense", b'{"text": "a"', b"\xff"])
-def test_a_malformed_body_gets_the_stock_error_and_leaks_nothing(raw: bytes) -> None:
+def test_a_malformed_body_gets_the_stock_status_and_leaks_nothing(raw: bytes) -> None:
     async def run() -> None:
         async with stack(2) as s:
             headers = {"content-type": "application/json"}
@@ -89,6 +89,18 @@ def test_a_malformed_body_gets_the_stock_error_and_leaks_nothing(raw: bytes) -> 
             await s.at_rest()
             assert (await s.status())["counts"]["refused"] == 1
             assert not any(p.bodies for p in s.prefills)
+
+    asyncio.run(run())
+
+
+def test_stock_routes_ask_servers_that_are_healthy() -> None:
+    async def run() -> None:
+        async with stack(2, 2) as s:
+            prefills, decodes = s.lb.pools.instances, s.lb.decoders
+            prefills[0].healthy = decodes[1].healthy = False
+            assert (s.balancer.prefill_urls, s.balancer.decode_urls) == ([prefills[1].url], [decodes[0].url])
+            prefills[1].healthy = False
+            assert s.balancer.prefill_urls == [p.url for p in prefills]
 
     asyncio.run(run())
 
@@ -194,7 +206,7 @@ def test_beyond_max_inflight_is_503() -> None:
             for p in s.prefills:
                 p.gate.clear()
             held = [asyncio.create_task(s.post(text=SHORT)) for _ in range(3)]
-            await s.until(lambda: s.lb.places.taken == 3)
+            await s.until(lambda: s.lb.in_flight == 3)
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT}) as r:
                 assert r.status == 503
                 assert r.headers["retry-after"] == "1"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import sglang_router
-from sglang_router_laps.patching.command import PATCHES, main
-from sglang_router_laps.patching.patchset import PatchError, read_series
+from sglang_router_laps.patching.command import PATCHES, Patch, PatchError, main
 
 from benchmark.rig import servers
 
@@ -107,26 +106,26 @@ def test_a_failed_write_leaves_no_trace(root: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", FILE)
 
-    monkeypatch.setattr("sglang_router_laps.patching.patchset.os.replace", full)
+    monkeypatch.setattr("sglang_router_laps.patching.command.os.replace", full)
     assert main(["apply", "--root", str(root)]) == 1
     assert tree(root) == before
     assert sorted(p.name for p in (root / "sglang_router").glob(".*")) == []
 
 
 def test_the_hunks_only_insert() -> None:
-    patches = read_series(PATCHES)
-    assert patches
-    for file in PATCHES.glob("*/*.patch"):
+    files = [PATCHES / name for name in (PATCHES / "series").read_text().split()]
+    assert sorted(files) == sorted(PATCHES.glob("*/*.patch"))
+    for file in files:
+        assert Patch(file).package == "sglang_router"
         body = [line for line in file.read_text().splitlines() if not line.startswith(("---", "+++", "@@"))]
         assert all(line.startswith("+") for line in body)
 
 
 def test_a_hunk_with_context_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "series").write_text("some-1.0/x.patch\n")
     (tmp_path / "some-1.0").mkdir()
     (tmp_path / "some-1.0/x.patch").write_text("--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n a\n+b\n c\n")
     with pytest.raises(PatchError, match="more than insert"):
-        read_series(tmp_path)
+        Patch(tmp_path / "some-1.0/x.patch")
 
 
 def test_the_patched_launcher_knows_the_flags(root: Path) -> None:

@@ -17,13 +17,30 @@ from typing import Any
 import aiohttp
 import pytest
 from sglang_router.router_args import RouterArgs
-from sglang_router_laps.hook import make_balancer
-from sglang_router_laps.stock_flags import HONOURED, IGNORED, REFUSED, flag
+from sglang_router_laps.cli import make_balancer
+from sglang_router_laps.stock_flags import HONOURED, REFUSED, flag
 
 from .fakes import Stack, serving, stack
 from .test_args import TWO, parse
 
 LAPS = (*TWO, "--enable-laps-alloc")
+
+IGNORED = frozenset(
+    (
+        "worker_urls", "policy", "prefill_policy", "decode_policy", "worker_startup_timeout_secs",
+        "worker_startup_check_interval", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold",
+        "eviction_interval_secs", "max_tree_size", "max_idle_secs", "assignment_mode", "bucket_adjust_interval_secs",
+        "dp_aware", "log_dir", "selector", "service_discovery_port", "service_discovery_namespace", "prefill_selector",
+        "decode_selector", "bootstrap_port_annotation", "prometheus_port", "prometheus_host",
+        "prometheus_duration_buckets", "request_id_headers", "queue_size", "queue_timeout_secs",
+        "rate_limit_tokens_per_second", "model_path", "tokenizer_path", "chat_template", "tokenizer_cache_enable_l0",
+        "tokenizer_cache_l0_max_entries", "tokenizer_cache_enable_l1", "tokenizer_cache_l1_max_memory",
+        "reasoning_parser", "tool_call_parser", "mcp_config_path", "backend", "history_backend", "oracle_wallet_path",
+        "oracle_tns_alias", "oracle_connect_descriptor", "oracle_username", "oracle_password", "oracle_pool_min",
+        "oracle_pool_max", "oracle_pool_timeout_secs", "postgres_db_url", "postgres_pool_max", "redis_url",
+        "redis_pool_max", "redis_retention_days", "enable_trace", "otlp_traces_endpoint",
+    )
+)  # fmt: skip
 
 
 def test_every_field_of_the_stock_arguments_is_decided_once() -> None:

@@ -34,7 +34,7 @@ def test_the_status_says_what_happened() -> None:
     async def run() -> None:
         async with stack(3, 2, config={"interval_s": 0.5}) as s:
             await some_traffic(s)
-            await s.until(lambda: len(s.lb.history.samples) >= 2)
+            await s.until(lambda: len(s.lb.journal.samples) >= 2)
             found = await s.status()
             assert found["enabled"]
             assert [len(found["pools"][p]) for p in ("short", "long")] == [1, 2]
@@ -106,7 +106,7 @@ def test_the_page_in_a_browser_shows_the_numbers_of_the_status(tmp_path: Path) -
     async def run() -> None:
         async with stack(3, 2, config={"interval_s": 0.5}) as s:
             await some_traffic(s)
-            await s.until(lambda: len(s.lb.history.samples) >= 3)
+            await s.until(lambda: len(s.lb.journal.samples) >= 3)
             assert CHROMIUM
             browser = await asyncio.create_subprocess_exec(
                 CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path}", "--window-size=390,844",

@@ -60,7 +60,7 @@ def test_the_controller_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         async with stack(2, config={"interval_s": 0.2}) as s:
-            await s.until(lambda: len(s.lb.history.samples) >= 2, timeout=30)
+            await s.until(lambda: len(s.lb.journal.samples) >= 2, timeout=30)
             (task,) = [t for t in (await s.status())["tasks"] if t["name"] == "controller"]
             assert (task["alive"], task["restarts"]) == (True, 1)
 

@@ -56,13 +56,12 @@ def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
     from sglang_router.router_args import RouterArgs
     from sglang_router_laps.config import AllocConfig
     from sglang_router_laps.http.status import status
-    from sglang_router_laps.router import Router
-    from sglang_router_laps.servers.supervisor import Watched
+    from sglang_router_laps.router import Router, Watched
 
     args = RouterArgs(prefill_urls=[("http://p:1", 1), ("http://p:2", 1)], decode_urls=["http://d:1"])
     router = Router(args, AllocConfig())
-    router.history.note(0.0, router.pools.instances, {"short": 0.0, "long": 0.0}, Move("p", "short", "long", 0.0, "x"))
-    router.supervisor.watched.append(Watched("x"))
+    router.journal.note_beat(router.pools.instances, {"short": 0.0, "long": 0.0}, Move("p", "short", "long", 0.0, "x"))
+    router.watched.append(Watched("x"))
     found = status(router, history=1)
     # What a counter of tokens says of itself is its own, and classes are named all over.
     del found["tokens"]

@@ -18,9 +18,8 @@ import yaml
 from laps_core.config import LapsConfig
 from prometheus_client.parser import text_string_to_metric_families
 from sglang_laps import options
-from sglang_router_laps.cli import LapsRouterArgs
-from sglang_router_laps.hook import make_balancer
-from sglang_router_laps.http.metrics import Metrics
+from sglang_router_laps.cli import LapsRouterArgs, make_balancer
+from sglang_router_laps.http.status import Metrics
 
 REPO = Path(__file__).parents[2]
 EXAMPLES = REPO / "examples"
@@ -209,7 +208,7 @@ def router_metrics() -> str:
     (words,) = [words for where, _, words in COMMANDS if where == "sglang-router.service"]
     plain = [w for w in words if w not in ("--laps-tokenizer", MODEL)]
     balancer: Any = make_balancer(router_args(plain))
-    return str(Metrics(balancer.router).text()[0].decode())
+    return str(Metrics(balancer.router).text().decode())
 
 
 def dashboards() -> list[Path]:

@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.request.body import (
-    BadRequest,
-    add_deadline,
-    parse,
-    read_deadline,
-    refuse_empty,
-    refuse_samples,
-    splice,
-    without_routed,
-)
-from sglang_router_laps.request.call import measure
-from sglang_router_laps.request.prompt import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
-from sglang_router_laps.request.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
+from sglang_router_laps.prompts.prefixes import measure
+from sglang_router_laps.prompts.reading import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
+from sglang_router_laps.prompts.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
+from sglang_router_laps.request.body import add_deadline, parse, read_deadline, refuse, splice, without_routed
+from sglang_router_laps.request.replies import BadRequest, Rejection
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e300, 1e300) | st.text(),
@@ -40,16 +32,24 @@ tails = st.dictionaries(
 @given(objects, tails, st.sampled_from([None, 2]), st.sampled_from(["", " ", "\n\t"]))
 def test_splicing_equals_updating(body: dict[str, Any], extra: dict[str, Any], indent: int | None, pad: str) -> None:
     raw = (pad + json.dumps(body, indent=indent) + pad).encode()
-    parsed = parse(raw)
-    assert parsed == (raw, body)
-    assert json.loads(splice(*parsed, extra)) == {**body, **extra}
+    assert parse(raw) == (raw, body)
+    assert json.loads(splice(raw, body, json.dumps(extra).encode())) == {**body, **extra}
 
 
 @given(st.binary(max_size=40))
-def test_parsing_never_fails(raw: bytes) -> None:
-    parsed = parse(raw)
+def test_parsing_gives_what_servers_read_or_says_why_not(raw: bytes) -> None:
+    parsed = refused = None
+    try:
+        parsed = parse(raw)
+    except Rejection as e:
+        refused = e.reply
     if parsed:
-        json.loads(parsed[0])
+        assert isinstance(json.loads(parsed[0]), dict)
+        assert isinstance(parsed[1], dict)
+    else:
+        assert refused
+        assert refused.status in (400, 422)
+        assert "detail" in json.loads(refused.body)
 
 
 @given(
@@ -291,7 +291,7 @@ def test_what_cannot_be_read_is_marked_and_taken_for_as_long_as_the_body_allows(
 )
 def test_more_than_one_sample_is_refused(endpoint: str, body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="n: only one sample"):
-        refuse_samples(endpoint, body)
+        refuse(endpoint, body)
 
 
 @pytest.mark.parametrize(
@@ -311,33 +311,31 @@ def test_more_than_one_sample_is_refused(endpoint: str, body: dict[str, Any]) ->
     ],
 )
 def test_what_makes_no_further_requests_is_left_to_the_servers(endpoint: str, body: dict[str, Any]) -> None:
-    refuse_samples(endpoint, body)
+    refuse(endpoint, body)
 
 
 @pytest.mark.parametrize("raw", [b'{"x":' + b"[" * 1500 + b"]" * 1500 + b"}", b'{"a":' * 1200 + b"1" + b"}" * 1200])
-def test_what_the_stock_router_cannot_read_for_depth_is_left_to_it(raw: bytes) -> None:
-    assert parse(raw) is None
+def test_what_the_stock_router_cannot_read_for_depth_is_refused(raw: bytes) -> None:
+    with pytest.raises(Rejection) as e:
+        parse(raw)
+    assert e.value.reply.status == 400
 
 
 def test_many_brackets_are_not_deep() -> None:
     body = {"input_ids": [[i] for i in range(3000)], "x": "[{" * 2000}
-    parsed = parse(json.dumps(body).encode())
-    assert parsed is not None
-    assert parsed[1] == body
+    assert parse(json.dumps(body).encode())[1] == body
 
 
 @pytest.mark.parametrize("room", ["NaN", "1e999", "1" + "0" * 400])
 def test_rooms_of_the_client_are_taken_out(room: str) -> None:
     raw = b'{"text":"a","big":123456789012345678901234567890,"bootstrap_room":%b}' % room.encode()
-    parsed = parse(raw)
-    assert parsed is not None
-    assert json.loads(without_routed(raw, parsed[1])) == {"text": "a", "big": 123456789012345678901234567890}
+    assert json.loads(without_routed(raw, parse(raw)[1])) == {"text": "a", "big": 123456789012345678901234567890}
     assert without_routed(b'{"text": "a"}', {"text": "a"}) == b'{"text": "a"}'
 
 
 @pytest.mark.parametrize("body", [{"text": ""}, {"text": ["a", ""]}])
 def test_an_empty_text_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="empty"):
-        refuse_empty(GENERATE, body)
-    refuse_empty(GENERATE, {**body, "image_data": "x"})
-    refuse_empty(COMPLETIONS, body)
+        refuse(GENERATE, body)
+    refuse(GENERATE, {**body, "image_data": "x"})
+    refuse(COMPLETIONS, body)

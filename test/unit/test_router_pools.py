@@ -14,14 +14,21 @@ pytest.importorskip("sglang_router")
 
 from laps_core.pools.controller import Move
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.ask import Ask
 from sglang_router_laps.pools.choice import Pools
-from sglang_router_laps.pools.shared import SHARERS, WATCHED, SharedPrefixes
-from sglang_router_laps.request.call import measure
-from sglang_router_laps.request.prompt import CHAT, GENERATE, read_prompt
-from sglang_router_laps.request.tokens import ByteCounter
+from sglang_router_laps.prompts.prefixes import (
+    BLOCK_BYTES,
+    SHARERS,
+    WATCHED,
+    Ask,
+    Fingerprint,
+    PrefixIndex,
+    SharedPrefixes,
+    fingerprint,
+    measure,
+)
+from sglang_router_laps.prompts.reading import CHAT, GENERATE, read_prompt
+from sglang_router_laps.prompts.tokens import ByteCounter
 from sglang_router_laps.servers.instances import PrefillInstance
-from sglang_router_laps.servers.prefixes import BLOCK_BYTES, Fingerprint, PrefixIndex, fingerprint
 
 
 class Clock:
@@ -221,12 +228,12 @@ def test_deadline_overshoot_is_averaged_and_forgotten() -> None:
     clock = Clock()
     i = PrefillInstance("http://h:1", None, "short", clock=clock)
     i.note_ttft(0.1, 0.4)
-    assert i.current_deviation() == 0.0
+    assert i.deviation == 0.0
     for _ in range(50):
         i.note_ttft(0.8, 0.4)
-    assert i.current_deviation() == pytest.approx(1.0, rel=0.01)
+    assert i.deviation == pytest.approx(1.0, rel=0.01)
     clock.now = 60.0
-    assert i.current_deviation() < 0.001
+    assert i.deviation < 0.001
 
 
 @pytest.mark.parametrize(("url", "host"), [("http://[::1]:30000", "[::1]"), ("http://h:1/", "h")])

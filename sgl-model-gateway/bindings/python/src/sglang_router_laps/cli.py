@@ -1,16 +1,24 @@
-"""The router's command line with the LAPS flags added."""
+"""The router's command line with the LAPS flags added, and what it starts.
+
+``LapsRouterArgs`` and ``make_balancer`` stand in for two names of sglang_router.launch_router, by the patch or by our
+own launcher.
+"""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from laps_core.config import ConfigError
+from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
 
 from .config import FLAGS, JSON_FLAG, AllocConfig
+
+logger = logging.getLogger(__name__)
 
 SWITCH = "enable-laps-alloc"
 
@@ -46,6 +54,26 @@ class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
         if laps:
             made.laps = laps
         return made
+
+
+def make_balancer(router_args: RouterArgs) -> Any:
+    """The stock MiniLB, or ours when allocation is on and there are prefill instances to allocate.
+
+    Ends the program (one line on stderr, exit status 2) when the instances given do not fit the configuration.
+    """
+    config = getattr(router_args, "laps", None)
+    if config is None:
+        return MiniLoadBalancer(router_args)
+    if len(router_args.prefill_urls) < 2:
+        logger.warning("--enable-laps-alloc needs at least 2 --prefill; allocation is off, this is the stock MiniLB")
+        return MiniLoadBalancer(router_args)
+    # Only now: the stock router must not pay for importing what it does not use.
+    from .balancer import LapsBalancer
+
+    try:
+        return LapsBalancer(router_args, config)
+    except ConfigError as e:
+        fail(str(e))
 
 
 def fail(line: str) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_router import launch_router as stock
 
-from .hook import LapsRouterArgs, make_balancer
+from .cli import LapsRouterArgs, make_balancer
 
 
 def main() -> None:

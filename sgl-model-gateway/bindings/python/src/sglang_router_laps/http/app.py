@@ -8,20 +8,15 @@ import logging
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..request.body import BadRequest, parse, refuse_empty, refuse_samples
+from ..prompts.reading import READERS
+from ..request.body import parse, read_body, refuse
 from ..request.call import Call
-from ..request.client import Client
-from ..request.passage import Passage
-from ..request.prompt import READERS
-from ..request.replies import Rejection, send_bytes, send_error
+from ..request.passage import Passage, Retries
+from ..request.replies import BadRequest, Client, Rejection, refusal
 from ..router import Router
-from .request_body import read_body, replay
 from .routes import Rest
 
 logger = logging.getLogger(__name__)
-
-NO_OBJECT = b'{"detail":"the body is no JSON object"}'
-"""In the shape of the stock router's answer, which cannot always be written: it repeats the body."""
 
 
 class LapsApp:
@@ -29,72 +24,56 @@ class LapsApp:
 
     def __init__(self, router: Router, stock: ASGIApp) -> None:
         self._router = router
-        self._stock = stock
+        self._retries = Retries(router.args)
         self._generating = {f"/{endpoint}": endpoint for endpoint in READERS}
         self._rest = Rest(router, stock).app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            # Not starlette's: its patterns, request and response objects take 8 microseconds more for each request.
-            endpoint = self._generating.get(scope["path"])
-            if endpoint is not None:
+        # Not starlette's: its patterns, request and response objects take 8 microseconds more for each request.
+        posted = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._generating.get(scope["path"]) if posted else None
+        try:
+            if endpoint is None:
+                await self._rest(scope, receive, send)
+            else:
                 await self._generate(endpoint, scope, receive, send)
-                return
-        await self._rest(scope, receive, send)
+        except ClientDisconnect:
+            self._router.counts.disconnected += 1
+        except Rejection as e:
+            if e.reply.status == 503:
+                self._router.counts.rejected += 1
+            else:
+                self._router.counts.refused += 1
+            await e.reply(scope, receive, send)
 
     async def _generate(self, endpoint: str, scope: Scope, receive: Receive, send: Send) -> None:
         router = self._router
+        self._make_sure_of_room()
+        raw = await read_body(scope, receive, router.args)
+        # Only now: a client that does not send its body holds no place.
+        self._make_sure_of_room()
+        router.in_flight += 1
         try:
-            self._make_sure_of_room()
-            raw = await read_body(scope, receive, router.max_payload, router.timeout)
-            # Only now: a client that does not send its body holds no place.
-            self._make_sure_of_room()
-            router.places.taken += 1
-            try:
-                call = await self._call(endpoint, scope, receive, send, raw)
-                # The call lets go of the body when it is of no more use.
-                del raw
-                if call is not None:
-                    await self._carry(call, receive, send)
-            finally:
-                router.places.taken -= 1
-        except ClientDisconnect:
-            router.counts.disconnected += 1
-        except Rejection as e:
-            if e.status == 503:
-                router.counts.rejected += 1
-            else:
-                router.counts.refused += 1
-            await send_error(send, e.status, e.kind, str(e))
+            call = self._call(endpoint, scope, raw)
+            # The call lets go of the body when it is of no more use.
+            del raw
+            await self._carry(call, receive, send)
+        finally:
+            router.in_flight -= 1
 
     def _make_sure_of_room(self) -> None:
-        places = self._router.places
-        if places.full:
-            raise Rejection(503, "overloaded", f"{places.most} requests are in flight already")
+        most = self._router.max_in_flight
+        if self._router.in_flight >= most:
+            raise Rejection(refusal(503, "overloaded", f"{most} requests are in flight already"))
 
-    async def _call(self, endpoint: str, scope: Scope, receive: Receive, send: Send, raw: bytes) -> Call | None:
-        """What is asked; None where it has been answered already. Raises Rejection."""
-        router = self._router
-        parsed = parse(raw)
-        if parsed is None:
-            router.counts.refused += 1
-            await self._stock(scope, replay(raw, receive), send)
-            return None
-        raw, body = parsed
-        if not isinstance(body, dict):
-            router.counts.refused += 1
-            await send_bytes(send, 422, NO_OBJECT)
-            return None
+    def _call(self, endpoint: str, scope: Scope, raw: bytes) -> Call:
+        """What is asked. Raises Rejection."""
+        raw, body = parse(raw)
+        refuse(endpoint, body)
         call = Call(endpoint, scope, raw, body)
-        try:
-            refuse_empty(endpoint, body)
-            refuse_samples(endpoint, body)
-            if any(map(router.services.aborter.live.named, call.ids.chosen())):
-                # The servers would refuse it too, and one that has refused it ends the first one's stream.
-                raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
-            call.take_deadline()
-        except BadRequest as e:
-            raise Rejection(400, "invalid_request_error", str(e)) from None
+        if any(map(self._router.aborter.named, call.ids.chosen())):
+            # The servers would refuse it too, and one that has refused it ends the first one's stream.
+            raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
         return call
 
     async def _carry(self, call: Call, receive: Receive, send: Send) -> None:
@@ -114,7 +93,7 @@ class LapsApp:
 
         watcher = asyncio.get_running_loop().create_task(watch())
         try:
-            await Passage(self._router.services, call, client).run()
+            await Passage(self._router, self._retries, call, client).run()
         except asyncio.CancelledError:
             if not gone:
                 raise

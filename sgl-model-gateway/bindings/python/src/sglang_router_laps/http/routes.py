@@ -11,27 +11,26 @@ from typing import Any
 
 import orjson
 from laps_core.protocol import STATUS_ROUTE
-from starlette.requests import ClientDisconnect, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.routing import Router as Routes
 from starlette.types import ASGIApp
 
-from ..request.aborts import ABORT
-from ..request.replies import Rejection, error_body
+from ..request.body import read_body
+from ..request.replies import JSON, BadRequest, refusal
 from ..router import Router
+from ..servers.aborts import ABORT
 from ..servers.upstream import Answer
-from .metrics import Metrics
-from .request_body import read_body
-from .status import status
+from .status import Metrics, status
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 """Shows the status as it changes."""
 FLUSH = "flush_cache"
 FLUSH_S = 30.0
 """How long a server's answer is waited for (seconds)."""
-JSON = "application/json"
-UNREACHED = Rejection(503, "no_instance", "no server could be reached")
+UNREACHED = refusal(503, "no_instance", "no server could be reached")
 
 
 class Rest:
@@ -39,7 +38,6 @@ class Rest:
 
     def __init__(self, router: Router, stock: ASGIApp) -> None:
         self._router = router
-        self._aborter = router.services.aborter
         self._metrics = Metrics(router)
         routes = [
             Route(f"/{STATUS_ROUTE}", self.status),
@@ -61,18 +59,17 @@ class Rest:
         history, last = 0, request.query_params.get("last", "")
         if request.query_params.get("history") == "1":
             history = int(last) if last.isdecimal() else sys.maxsize
-        return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON)
+        return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
     async def metrics(self, _: Request) -> Response:
         """For Prometheus."""
-        text, content_type = self._metrics.text()
-        return Response(text, media_type=content_type)
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def page(self, _: Request) -> Response:
         """For people."""
         return HTMLResponse(PAGE.read_bytes())
 
-    async def flush(self, request: Request) -> Response:
+    async def flush(self, request: Request) -> ASGIApp:
         """To every healthy server. One that is not reached counts for nothing: its cache is gone."""
         self._router.pools.forget_prefixes()
         key = request.headers.get("authorization")
@@ -80,36 +77,24 @@ class Rest:
         answers = await asyncio.gather(*(self._router.sessions.tell(i, FLUSH, key, FLUSH_S) for i in up))
         return _first_bad([a for a in answers if a is not None] or None, "text/plain")
 
-    async def abort(self, request: Request) -> Response:
-        """A client's abort, with its own key, to every server that has the request."""
+    async def abort(self, request: Request) -> ASGIApp:
+        """A client's abort, with its own key, to every server that has the request. Raises ClientDisconnect, and
+        Rejection."""
         router = self._router
-        try:
-            raw = await read_body(request.scope, request.receive, router.max_payload, router.timeout)
-        except ClientDisconnect:
-            router.counts.disconnected += 1
-            return Response()
-        except Rejection as e:
-            router.counts.refused += 1
-            return _error(e)
+        raw = await read_body(request.scope, request.receive, router.args)
         try:
             body = orjson.loads(raw)
             rid, everything = body.get("rid") or "", body.get("abort_all", False)
             if not isinstance(rid, str) or not isinstance(everything, bool):
                 raise ValueError
         except (ValueError, AttributeError):
-            message = '/abort_request takes {"rid": "..."} or {"abort_all": true}'
-            return _error(Rejection(400, "invalid_request_error", message))
-        return _first_bad(await self._aborter.forward(rid, everything, request.headers.get("authorization")))
+            raise BadRequest('/abort_request takes {"rid": "..."} or {"abort_all": true}') from None
+        return _first_bad(await router.aborter.forward(rid, everything, request.headers.get("authorization")))
 
 
-def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON) -> Response:
+def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON.decode()) -> ASGIApp:
     """The first bad answer, or that all is well; None: nobody has answered."""
     if answers is None:
-        return _error(UNREACHED)
+        return UNREACHED
     code, body = next((a for a in answers if a[0] >= 400), (200, b""))
     return Response(body, code, media_type=media_type if body else "text/plain")
-
-
-def _error(e: Rejection) -> Response:
-    headers = {503: {"retry-after": "1"}, 408: {"connection": "close"}}.get(e.status)
-    return Response(error_body(e.status, e.kind, str(e)), e.status, headers, media_type=JSON)

@@ -1,25 +1,29 @@
-"""``GET /laps_status``: everything an operator can ask of the router, as one JSON object."""
+"""``GET /laps_status`` and ``GET /metrics``: everything an operator can ask of the router, read off when asked."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from laps_core.pools.pressure import POOLS, pressure
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from sglang_laps import __version__
 
 from ..router import Router
 from ..servers.instances import Instance
 from ..servers.signals import SignalReader
+from ..telemetry import COUNTERS, PREFIX
 
-PAGE = Path(__file__).parent / "page" / "index.html"
-"""Shows the status as it changes."""
+Rows = list[Any]
+"""The values of the labels and the value of each sample."""
+BREAKER = ("closed", "half_open", "open")
 
 
 def status(router: Router, *, history: int = 0) -> dict[str, Any]:
-    """The state now, and the last ``history`` samples of what went before. Times are seconds since 1970."""
+    """The state now, JSON-ready, and the last ``history`` samples of what went before. Times are seconds since 1970."""
     controller = router.control.controller
     result: dict[str, Any] = {
         "enabled": True,
@@ -32,21 +36,17 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         "in_dead_band": controller.in_dead_band(),
         "prefill": [_prefill(r, router) for r in router.readers],
         "decode": [_instance(i) for i in router.decoders],
-        "in_flight": router.places.taken,
-        "max_inflight": router.places.most,
-        "tasks": [asdict(w) for w in router.supervisor.watched],
+        "in_flight": router.in_flight,
+        "max_inflight": router.max_in_flight,
+        "tasks": [asdict(w) for w in router.watched],
         "counts": asdict(router.counts),
-        "ttft_ms": router.services.journal.ttft.quantiles_ms(time.monotonic()),
-        "migrations": [
-            {"at": round(m.at, 3), "instance": m.move.name, "from": m.move.source, "to": m.move.target,
-             "reason": m.move.reason}
-            for m in reversed(router.history.moves)
-        ],
-        "tokens": router.services.counter.as_dict(),
+        "ttft_ms": router.journal.ttft_ms(),
+        "migrations": list(router.journal.moves),
+        "tokens": router.counter.as_dict(),
         "config": asdict(router.config),
-    }  # fmt: skip
+    }
     if history:
-        result["history"] = list(router.history.samples)[-history:]
+        result["history"] = list(router.journal.samples)[-history:]
     return result
 
 
@@ -71,3 +71,58 @@ def _prefill(r: SignalReader, router: Router) -> dict[str, Any]:
         "signals": {**r.load.rounded(), "source": r.source},
         "prefix_blocks": len(i.prefixes),
     }
+
+
+class Metrics:
+    """The numbers of the status in Prometheus' format, beside the times to first token, which are recorded."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        router.journal.registry.register(self)
+
+    def text(self) -> bytes:
+        """Of CONTENT_TYPE_LATEST."""
+        return generate_latest(self._router.journal.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What prometheus_client calls at each scrape."""
+        now = status(self._router)
+        for key, (name, label, text) in COUNTERS.items():
+            n = now["counts"][key]
+            rows: Rows = [((k,), v) for k, v in n.items()] if label else [((), n)]
+            yield _family(CounterMetricFamily, name, text, label, rows)
+        tasks = [((t["name"],), t) for t in now["tasks"]]
+        again = "Times it failed and started again"
+        yield _family(CounterMetricFamily, "task_restarts", again, "task", _column(tasks, "restarts"))
+        both = [((s["url"], role), s) for role in ("prefill", "decode") for s in now[role]]
+        prefills = [((s["url"], s["pool"]), s) for s in now["prefill"]]
+        sizes = {p: sum(s["healthy"] for (_, pool), s in prefills if pool == p) for p in POOLS}
+        states = [(k, BREAKER.index(s["breaker"])) for k, s in both]
+        backlogs = [(k, s["signals"]["backlog_tokens"]) for k, s in prefills]
+        gauges: tuple[tuple[str, str, str, Rows], ...] = (
+            ("in_flight", "Requests in flight", "", [((), now["in_flight"])]),
+            ("instance_up", "1 if healthy", "server role", _column(both, "healthy")),
+            ("outstanding_requests", "Requests in flight", "server role", _column(both, "outstanding_requests")),
+            ("outstanding_tokens", "New tokens in flight", "server role", _column(both, "outstanding_tokens")),
+            ("breaker_state", "Circuit breaker of a server: 0 closed, 1 half open, 2 open", "server role", states),
+            ("instance_pressure", "Pressure of an instance", "server pool", _column(prefills, "pressure")),
+            ("backlog_tokens", "New tokens waiting", "server pool", backlogs),
+            ("pool_instances", "Healthy instances of a pool", "pool", [((p,), n) for p, n in sizes.items()]),
+            ("pool_pressure", "P90 pressure of a pool", "pool", [((p,), x) for p, x in now["pressure"].items()]),
+            ("task_up", "1 while a watcher or the controller runs", "task", _column(tasks, "alive")),
+        )
+        for name, text, labels, rows in gauges:
+            yield _family(GaugeMetricFamily, name, text, labels, rows)
+
+
+def _column(rows: Iterable[tuple[tuple[str, ...], dict[str, Any]]], key: str) -> Rows:
+    return [(k, row[key]) for k, row in rows]
+
+
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, labels: str, rows: Rows
+) -> Metric:
+    metric = kind(f"{PREFIX}{name}", text, labels=labels.split())
+    for values, number in rows:
+        metric.add_metric(values, number)
+    return metric

@@ -1,21 +1,95 @@
-"""``laps-patch status|apply|revert``: put the LAPS seam into an installed sglang-router, or take it out."""
+"""``laps-patch status|apply|revert``: put the LAPS seam into an installed sglang-router, or take it out.
+
+A patch inserts lines into one file and does nothing else, so that taking them out again restores every byte.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
+import shutil
 import sys
-from itertools import groupby
+from hashlib import sha256
 from pathlib import Path
-
-from .patchset import Patch, PatchError, read_series, rewrite
 
 PATCHES = Path(__file__).parent / "patches"
 CHECKOUT = Path("sgl-model-gateway/bindings/python/src")
 """Where a source checkout of SGLang keeps the router's package."""
 
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+_FILE = re.compile(rb"^\+\+\+ b/(\S+)", re.MULTILINE)
+_HUNK = re.compile(rb"^@@ -(\d+),0 \+\d+(?:,\d+)? @@.*\n((?:\+.*\n)+)", re.MULTILINE)
+
+
+class PatchError(Exception):
+    """A patch cannot be read, applied or reverted. The message is one line."""
+
+
+class Patch:
+    """The change of one file of one release."""
+
+    def __init__(self, file: Path) -> None:
+        """``file`` lies in the folder of its release, with the hashes. Raises PatchError."""
+        text = file.read_bytes()
+        head, rest = _FILE.search(text), _HUNK.sub(b"", text).splitlines()
+        if head is None or not all(line.startswith((b"--- ", b"+++ ")) for line in rest):
+            raise PatchError(f"{file.name}: a hunk that does more than insert")
+        self.path = head[1].decode()
+        """Below the folder that holds the import package."""
+        self.package = self.path.split("/")[0]
+        self.distribution, _, self.version = file.parent.name.rpartition("-")
+        self._states: dict[str, str] = {}
+        """By the sha256 of the file, hexadecimal."""
+        for line in (file.parent / "sha256").read_text().splitlines():
+            before, after, path = line.split()
+            if path == self.path:
+                self._states = {before: "stock", after: "patched"}
+        if not self._states:
+            raise PatchError(f"{file.name}: no sha256 for {self.path}")
+        self._hunks = [(int(m[1]), re.findall(rb"^\+(.*\n)", m[2], re.MULTILINE)) for m in _HUNK.finditer(text)]
+        """The line of the original after which lines go (0 = at the top), and these lines."""
+
+    def state(self, root: Path) -> str:
+        """stock, patched, modified or missing."""
+        file = root / self.path
+        return self._state_of(file.read_bytes()) if file.is_file() else "missing"
+
+    def _state_of(self, text: bytes) -> str:
+        return self._states.get(sha256(text).hexdigest(), "modified")
+
+    def rewrite(self, root: Path, *, apply: bool) -> bool:
+        """Apply or revert it below ``root``, at once or not at all; whether there was anything to do.
+
+        Raises PatchError, before anything is written, when the file is neither as released nor as patched.
+        """
+        state, file, wanted = self.state(root), root / self.path, "patched" if apply else "stock"
+        if state == wanted:
+            return False
+        if state in ("modified", "missing"):
+            release = f"{self.distribution} {self.version}"
+            raise PatchError(f"{self.path} is {state}: not the file of {release}; nothing was changed")
+        lines = file.read_bytes().splitlines(keepends=True)
+        # From the end on hunks go in where the original has them, and from the top on they come out again.
+        for after, inserted in reversed(self._hunks) if apply else self._hunks:
+            lines[after : after if apply else after + len(inserted)] = inserted if apply else []
+        text = b"".join(lines)
+        if self._state_of(text) != wanted:
+            raise PatchError(f"{self.path}: the result does not have the expected sha256; nothing was changed")
+        new = file.with_name(f".{file.name}.new")
+        try:
+            with new.open("wb") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            shutil.copymode(file, new)
+            os.replace(new, file)
+        except OSError as e:
+            raise PatchError(f"{e.filename}: {e.strerror}; nothing was changed") from None
+        finally:
+            new.unlink(missing_ok=True)
+        return True
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,30 +101,26 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     try:
-        for (distribution, version), group in groupby(read_series(PATCHES), lambda p: (p.distribution, p.version)):
-            patches = list(group)
-            root = find_root(patches[0].path.split("/")[0], args.root)
-            run(args.action, root, patches, distribution, version)
+        for name in (PATCHES / "series").read_text().split():
+            run(args.action, Patch(PATCHES / name), args.root)
     except PatchError as e:
         print(f"laps-patch: {e}", file=sys.stderr)
         return 1
     return 0
 
 
-def run(action: str, root: Path, patches: list[Patch], distribution: str, version: str) -> None:
-    """Do ``action`` for the patches of one release and say what came of it. Raises PatchError."""
-    found = read_version(root / patches[0].path.split("/")[0])
+def run(action: str, patch: Patch, given: Path | None) -> None:
+    """Do ``action`` for one patch, below ``given`` if that is given, and say what came of it. Raises PatchError."""
+    root = find_root(patch.package, given)
+    found = read_version(root / patch.package)
     if action == "status":
-        for patch in patches:
-            state = patch.state(root) if found == version else f"not {version}"
-            print(f"{distribution} {found} {patch.path}: {state}")
-        return
-    if found != version:
-        raise PatchError(f"{distribution} is {found}, the patches are for {version}; nothing was changed")
-    changed = rewrite(root, patches, apply=action == "apply")
-    done = "patched" if action == "apply" else "restored"
-    for patch in patches:
-        print(f"{distribution} {version} {patch.path}: {done if patch.path in changed else f'already {done}'}")
+        state = patch.state(root) if found == patch.version else f"not {patch.version}"
+    elif found != patch.version:
+        raise PatchError(f"{patch.distribution} is {found}, the patches are for {patch.version}; nothing was changed")
+    else:
+        done = "patched" if action == "apply" else "restored"
+        state = done if patch.rewrite(root, apply=action == "apply") else f"already {done}"
+    print(f"{patch.distribution} {found} {patch.path}: {state}")
 
 
 def find_root(package: str, given: Path | None) -> Path:

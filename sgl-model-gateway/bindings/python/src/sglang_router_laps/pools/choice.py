@@ -1,18 +1,17 @@
-"""The two prefill pools: which instance gets a request, and how an instance changes pools."""
+"""Which servers get a request: a prefill server out of the two pools, and a decode server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from laps_core.pools.controller import Move
 from laps_core.pools.pressure import POOLS, Pool
 
 from ..config import AllocConfig
-from ..servers.instances import Clock, PrefillInstance, open_to
-from .ask import Ask
-from .shared import SharedPrefixes
+from ..prompts.prefixes import Ask, SharedPrefixes
+from ..servers.instances import Clock, Instance, PrefillInstance, open_to
 
 PREFIX_LOAD_FACTOR = 1.5
 """The instance that holds the prefix is passed over when its load exceeds this many times its pool's mean: as much as
@@ -36,11 +35,29 @@ class Choice:
     """It went to the short pool so that the prefix it shares with others is held there from now on."""
 
 
-class Pools:
-    """Prefill instances by pool. An instance that moves drains by itself: only new requests follow."""
+@dataclass(slots=True)
+class Tried:
+    """Where a request has been in vain."""
 
-    def __init__(self, servers: Sequence[tuple[str, int | None]], config: AllocConfig, clock: Clock = time.monotonic):
-        """``servers``: (url, bootstrap port) of each. Raises ConfigError when they do not fit ``config``."""
+    servers: set[Instance] = field(default_factory=set)
+    """These failed it."""
+    ways: set[tuple[PrefillInstance, Instance]] = field(default_factory=set)
+    """Between these two the KV could not be handed over: either may be the one to leave."""
+
+
+class Pools:
+    """Prefill instances by pool, and the decode servers behind both. A prefill instance that moves drains by itself:
+    only new requests follow."""
+
+    def __init__(
+        self,
+        servers: Sequence[tuple[str, int | None]],
+        config: AllocConfig,
+        clock: Clock = time.monotonic,
+        decoders: Sequence[str] = (),
+    ) -> None:
+        """``servers``: (url, bootstrap port) of each prefill server; ``decoders``: URLs. Raises ConfigError when they
+        do not fit ``config``."""
         config.check_instances(len(servers))
         self.config = config
         n_short = config.initial_short or max(config.n_min, len(servers) // 2)
@@ -48,6 +65,7 @@ class Pools:
             PrefillInstance(url, port, "short" if i < n_short else "long", clock=clock)
             for i, (url, port) in enumerate(servers)
         ]
+        self.decoders = [Instance(url, "decode", clock) for url in decoders]
         self._shared = SharedPrefixes()
 
     def members(self, pool: Pool) -> list[PrefillInstance]:
@@ -67,6 +85,38 @@ class Pools:
         self._shared.clear()
         for i in self.instances:
             i.prefixes.clear()
+
+    def choose_pair(self, ask: Ask, tried: Tried) -> tuple[Choice, Instance] | None:
+        """A prefill and a decode server for a request; None while a role has nobody healthy.
+
+        Rather two servers that had no part in a failure, then a pair that is new, then any.
+        """
+        if not open_to(self.decoders, ()):
+            return None
+        shunned = tried.servers.union(*tried.ways)
+        avoid = [p for p in self.instances if p in shunned]
+        if all(p in shunned for p in self.instances if p.healthy):
+            avoid = [p for p in self.instances if not self._new(p, tried)]
+        choice = self.choose(ask, avoid)
+        if choice is None:
+            return None
+        usable = open_to(self._new(choice.instance, tried) or self.decoders, shunned)
+        return choice, min(usable, key=lambda i: (i.outstanding, i.served))
+
+    def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[Instance]:
+        """Healthy decode servers that make a new pair with ``prefiller``."""
+        if prefiller in tried.servers:
+            return []
+        old = {d for p, d in tried.ways if p is prefiller} | tried.servers
+        return [d for d in self.decoders if d.healthy and d not in old]
+
+    def left(self, tried: Tried, *, now: bool) -> bool:
+        """Whether there is a new pair; ``now``: with room at once. A server on trial has none now, but soon."""
+        return any((d.usable and p.usable) if now else p.healthy for p in self.instances for d in self._new(p, tried))
+
+    def missing(self) -> str:
+        """The role that has nobody healthy."""
+        return "decode" if any(i.healthy for i in self.instances) else "prefill"
 
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
         """The instance for a request; None when nobody is healthy.

@@ -11,33 +11,25 @@ from laps_core.pools.controller import Move, PoolController
 from laps_core.pools.loop import ControlLoop
 from laps_core.pools.pressure import Pool, PressureConfig
 
-from ..servers.instances import Clock, PrefillInstance
+from ..servers.instances import PrefillInstance
 from ..servers.signals import SignalReader
 from .choice import Pools
 
 logger = logging.getLogger(__name__)
 
-Note = Callable[[float, Sequence[PrefillInstance], dict[Pool, float], Move | None], None]
-"""Told of each beat: its time (seconds), the servers, the pressure of each pool, and the move, if there is one."""
+Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Move | None], None]
+"""Told of each beat: the servers, the pressure of each pool, and the move, if there is one."""
 
 
 class Control:
     """Algorithm 2 over live instances. ``run`` ends when cancelled."""
 
-    def __init__(
-        self,
-        pools: Pools,
-        readers: Sequence[SignalReader],
-        config: PressureConfig,
-        note: Note,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._loop = ControlLoop(config, clock())
+    def __init__(self, pools: Pools, readers: Sequence[SignalReader], config: PressureConfig, note: Note) -> None:
+        self._loop = ControlLoop(config, time.monotonic())
         self._readers = readers
         self._pools = pools
         self._sample_s = config.sample_s
         self._note = note
-        self._clock = clock
 
     @property
     def controller(self) -> PoolController:
@@ -46,11 +38,11 @@ class Control:
 
     async def run(self) -> None:
         """Sample on a fixed grid, decide every control period."""
-        at = self._clock()
+        at = time.monotonic()
         while True:
             await self.step()
             at += self._sample_s
-            now = self._clock()
+            now = time.monotonic()
             if at <= now:
                 # Too late for a beat: leave it out rather than run after it.
                 at = now + self._sample_s
@@ -59,9 +51,8 @@ class Control:
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
         await asyncio.gather(*(r.read() for r in self._readers))
-        now = self._clock()
-        move = self._loop.step(now, [r.signals() for r in self._readers])
+        move = self._loop.step(time.monotonic(), [r.signals() for r in self._readers])
         if move is not None:
             self._pools.apply(move)
             logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
-        self._note(now, self._pools.instances, self.controller.raw, move)
+        self._note(self._pools.instances, self.controller.raw, move)

@@ -1,7 +1,8 @@
-"""A request body on its way to the servers: parsed once, and added to without being serialised again."""
+"""A request body on its way to the servers: read whole, parsed once, and added to without being serialised again."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -11,20 +12,51 @@ from typing import Any
 import orjson
 from laps_core import deadline
 from laps_core.protocol import DEADLINE_FIELD, DEADLINE_HEADER
+from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
+from sglang_router.router_args import RouterArgs
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
-from .prompt import GENERATE
+from ..prompts.reading import GENERATE
+from .replies import JSON, BadRequest, Rejection, Reply, refusal
 
+PAUSE_S = 30.0
+"""A client that sends nothing for so long in the middle of a body is gone: TCP has sent again several times by then
+(seconds)."""
 DEEP = 900
-"""The standard library, and so MiniLB, gives up near a thousand levels."""
-_MEDIA = ("input_embeds", "image_data", "video_data", "audio_data")
+"""The standard library, and so MiniLB, gives up near a thousand levels: with so many brackets it is asked."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 """Members that the router sets."""
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
-_BRACKETS = re.compile(rb"[\[\]{}]")
 
 
-class BadRequest(ValueError):
-    """A request that the router answers 400. The message names what is wrong."""
+async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
+    """The whole body, of --max-payload-size bytes at most.
+
+    Raises ClientDisconnect, and Rejection: also where it takes longer than --request-timeout-secs or stands still for
+    PAUSE_S.
+    """
+    limit, timeout_s = args.max_payload_size, args.request_timeout_secs
+    # The server has checked that it is a number.
+    declared = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout_s
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(min(PAUSE_S, timeout_s)) as patience:
+            while max(size, declared) <= limit:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientDisconnect
+                chunks.append(message["body"])
+                size += len(chunks[-1])
+                if size <= limit and not message.get("more_body"):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                patience.reschedule(min(loop.time() + PAUSE_S, end))
+    except TimeoutError:
+        raise Rejection(refusal(408, "request_timeout", "the body did not arrive in time")) from None
+    raise Rejection(refusal(413, "payload_too_large", f"the body is larger than {limit} bytes"))
 
 
 def read_json(raw: bytes) -> Any:
@@ -35,7 +67,7 @@ def read_json(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return _read_text(_decode(raw))
+        return _read_slowly(raw)[1]
 
 
 def write_json(value: Any) -> bytes:
@@ -43,57 +75,39 @@ def write_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return _write_any(value)
+        return _write_slowly(value)
 
 
-def parse(raw: bytes) -> tuple[bytes, Any] | None:
-    """``raw`` as UTF-8, and the JSON value in it; None when it holds none, or one nested deeper than MiniLB reads."""
-    if _nested(raw) and _read_text_or_none(raw) is None:
-        return None
+def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
+    """``raw`` as UTF-8, and the JSON object in it. Raises Rejection when it holds none, or one nested deeper than
+    MiniLB reads: with MiniLB's status, and in the shape of its answer."""
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+        if raw.count(b"[") + raw.count(b"{") >= DEEP:
+            _read_slowly(raw)
         try:
-            text = _decode(raw)
-            body = _read_text(text)
-        except ValueError:
-            return None
-        # A surrogate can only stand inside a string, where its escape means the same.
-        raw = text.encode("utf-8", "backslashreplace")
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            raw, body = _read_slowly(raw)
+    except ValueError as e:
+        # Decoding, depth, or a number of too many digits.
+        status = 422 if isinstance(e, json.JSONDecodeError) else 400
+        raise Rejection(Reply(status, JSON, orjson.dumps({"detail": f"the body is no JSON: {e}"}))) from None
+    if not isinstance(body, dict):
+        raise Rejection(Reply(422, JSON, b'{"detail":"the body is no JSON object"}'))
     return raw, body
 
 
-def _nested(raw: bytes) -> bool:
-    """Whether brackets may be open DEEP deep; those in strings count too."""
-    if raw.count(b"[") + raw.count(b"{") < DEEP:
-        return False
-    depth = most = 0
-    for bracket in _BRACKETS.finditer(raw):
-        depth += 1 if bracket[0] in b"[{" else -1
-        most = max(most, depth)
-    return most >= DEEP
-
-
-def _read_text_or_none(raw: bytes) -> Any:
+def _read_slowly(raw: bytes) -> tuple[bytes, Any]:
+    """As ``parse``, by the standard library. Raises ValueError (UnicodeDecodeError is one)."""
+    text = raw.decode(json.detect_encoding(raw), "surrogatepass")
     try:
-        return _read_text(_decode(raw))
-    except ValueError:
-        return None
-
-
-def _decode(raw: bytes) -> str:
-    # Raises UnicodeDecodeError, a ValueError.
-    return raw.decode(json.detect_encoding(raw), "surrogatepass")
-
-
-def _read_text(text: str) -> Any:
-    try:
-        return json.loads(text)
+        # A surrogate can only stand inside a string, where its escape means the same.
+        return text.encode("utf-8", "backslashreplace"), json.loads(text)
     except RecursionError as e:
         raise ValueError("nested too deeply") from e
 
 
-def _write_any(value: Any) -> bytes:
+def _write_slowly(value: Any) -> bytes:
     try:
         return json.dumps(value).encode()
     except RecursionError as e:
@@ -106,21 +120,16 @@ def without_routed(raw: bytes, body: Mapping[str, Any]) -> bytes:
         return raw
     try:
         # As the standard library reads it: numbers of any size stay what they are.
-        return _write_any({k: v for k, v in json.loads(raw).items() if k not in ROUTED})
+        return _write_slowly({k: v for k, v in json.loads(raw).items() if k not in ROUTED})
     except ValueError:
         return raw
 
 
-def splice(raw: bytes, body: Mapping[str, Any], extra: Mapping[str, Any]) -> bytes:
-    """``raw`` with the members of ``extra`` added at its end; all its bytes stay as they are.
+def splice(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
+    """``raw`` with the members of the JSON object ``extra`` added at its end; all its bytes stay as they are.
 
     ``raw`` and ``body`` are what ``parse`` gave. Of members with one name JSON parsers take the last: ours.
     """
-    return splice_text(raw, body, orjson.dumps(extra))
-
-
-def splice_text(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
-    """``splice`` of an object that is serialised already."""
     return b"%b,%b" % (raw.rstrip()[:-1], extra[1:]) if body else extra
 
 
@@ -145,72 +154,37 @@ def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: flo
 
     A deadline the body already carries stays. Raises BadRequest where the parameters are nested too deeply.
     """
-    member = _deadline_member(endpoint, body, slo_ms)
+    if endpoint == GENERATE:
+        params = body.get("sampling_params")
+        many = [_with_deadline(p, slo_ms) for p in (params if isinstance(params, list) else (params,))]
+        member = {"sampling_params": many if isinstance(params, list) else many[0]}
+    else:
+        member = {"custom_params": _with_deadline(body, slo_ms)["custom_params"]}
     try:
-        text = _write_any(member)
+        return splice(raw, body, _write_slowly(member)), {**body, **member}
     except ValueError as e:
         raise BadRequest(f"header {DEADLINE_HEADER}: the request's sampling parameters are {e}") from None
-    return splice_text(raw, body, text), {**body, **member}
 
 
-def _deadline_member(endpoint: str, body: Mapping[str, Any], slo_ms: float) -> dict[str, Any]:
-    if endpoint != GENERATE:
-        return {"custom_params": _with(body.get("custom_params"), slo_ms)}
-    params = body.get("sampling_params")
-    if isinstance(params, list):
-        return {"sampling_params": [_in_params(p, slo_ms) for p in params]}
-    return {"sampling_params": _in_params(params, slo_ms)}
-
-
-def _in_params(params: Any, slo_ms: float) -> Any:
-    if params is not None and not isinstance(params, dict):
+def _with_deadline(params: Any, slo_ms: float) -> Any:
+    """Sampling parameters with the deadline; what is no object stays as it is: its fault is the servers' to say."""
+    params = {} if params is None else params
+    if not isinstance(params, dict):
         return params
-    params = params or {}
-    return {**params, "custom_params": _with(params.get("custom_params"), slo_ms)}
+    custom = params.get("custom_params")
+    if custom is None or isinstance(custom, dict):
+        custom = {DEADLINE_FIELD: slo_ms, **(custom or {})}
+    return {**params, "custom_params": custom}
 
 
-def _with(custom: Any, slo_ms: float) -> Any:
-    if custom is not None and not isinstance(custom, dict):
-        return custom
-    return {DEADLINE_FIELD: slo_ms, **(custom or {})}
-
-
-def refuse_empty(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise BadRequest where a text to generate from is empty: stock servers do not survive it."""
-    if endpoint != GENERATE or any(body.get(name) for name in ("input_ids", *_MEDIA)):
-        return
-    text = body.get("text")
-    if text == "" or (isinstance(text, list) and "" in text):
-        raise BadRequest("text: the prompt is empty")
-
-
-def refuse_samples(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise BadRequest where more than one sample of a prompt is asked for.
-
-    A prefill and a decode server meet in one room per prompt. Of several samples each side makes rooms of its own:
-    they never meet, and the client waits until it gives up.
-    """
+def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
+    """Raise BadRequest where a text to generate from is empty, which stock servers do not survive, or where more than
+    one sample of a prompt is asked for, which would never be answered."""
+    text, params = body.get("text"), body.get("sampling_params")
     if endpoint != GENERATE:
-        _refuse_n(body)
-        return
-    params = body.get("sampling_params")
-    for one in params if isinstance(params, list) else (params,):
-        # A beam search returns n of its beams, without another request.
-        if isinstance(one, dict) and not _above_one(one.get("beam_width")):
-            _refuse_n(one)
-
-
-def _refuse_n(params: Mapping[str, Any]) -> None:
-    n = params.get("n")
-    if n is not None and _above_one(n):
-        raise BadRequest("n: only one sample per prompt is served here; send the request once for each sample")
-
-
-def _above_one(n: Any) -> bool:
-    if isinstance(n, str):
-        # The servers read numbers in strings as numbers.
-        try:
-            n = float(n)
-        except ValueError:
-            return False
-    return isinstance(n, (int, float)) and n > 1
+        text, params = None, {"n": body.get("n")}
+    empty = text == "" or (isinstance(text, list) and "" in text)
+    if empty and not any(body.get(name) for name in ("input_ids", *MEDIA)):
+        raise BadRequest("text: the prompt is empty")
+    if any(map(several_samples, params if isinstance(params, list) else (params,))):
+        raise BadRequest(ONE_SAMPLE)

@@ -4,111 +4,148 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from dataclasses import dataclass, field
 
-from ..pools.pairs import Tried
-from ..servers.upstream import Local, Lost
+from sglang_router.router_args import RouterArgs
+
+from ..pools.choice import Tried
+from ..router import Router
+from ..servers.upstream import Lost
 from .attempt import Attempt
 from .call import Call
-from .client import Client
-from .faults import Refused, message_of
-from .services import Services
+from .replies import Client, Refused, message_of
 
 logger = logging.getLogger(__name__)
 
-Ended = Refused | Lost | Local
+Ended = Refused | Lost
 """How an attempt failed."""
+EARNED = 0.2
+"""Retries that one request allows: what is overloaded is not to be asked much more often than it was meant to be."""
+SAVED_MAX = 100.0
+"""Retries that can be saved up; as many are there at the start."""
 
 
+class Retries:
+    """As --retry-* and --disable-retries say, with a budget of all requests for servers that answered 503."""
+
+    def __init__(self, args: RouterArgs) -> None:
+        # As the stock flags count: the first try is one of them.
+        self.attempts = 1 if args.disable_retries else max(1, args.retry_max_retries)
+        """Most tries of one request, the first one included."""
+        self._args = args
+        self._saved = SAVED_MAX
+
+    def pause_s(self, retry: int) -> float:
+        """Pause before retry number ``retry``, counted from 0 (seconds)."""
+        args = self._args
+        # A power of this size would overflow long after the maximum is reached.
+        pause_ms = args.retry_initial_backoff_ms * args.retry_backoff_multiplier ** min(retry, 64)
+        jitter = 1 + args.retry_jitter_factor * (2 * random.random() - 1)
+        return max(0.0, min(pause_ms, args.retry_max_backoff_ms) / 1e3 * jitter)
+
+    def earn(self) -> None:
+        """A request has come in."""
+        self._saved = min(self._saved + EARNED, SAVED_MAX)
+
+    def spend(self) -> bool:
+        """Take one retry out of the budget, if there is one left."""
+        if self._saved < 1:
+            return False
+        self._saved -= 1
+        return True
+
+
+@dataclass(slots=True)
 class Passage:
     """A request whose body has been read. ``run`` answers it, whatever happens."""
 
-    def __init__(self, services: Services, call: Call, client: Client) -> None:
-        self._services = services
-        self._call = call
-        self._client = client
-        self._tried = Tried()
-        self._deaths = 0
-        """Servers that were lost with this request on them."""
+    router: Router
+    retries: Retries
+    call: Call
+    client: Client
+    tried: Tried = field(default_factory=Tried)
+    deaths: int = 0
+    """Servers that were lost with this request on them."""
 
     async def run(self) -> None:
         """Try on a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
-        services, call, client = self._services, self._call, self._client
-        call.read(services.counter)
-        services.budget.earn()
+        router, call, client = self.router, self.call, self.client
+        call.read(router.counter)
+        self.retries.earn()
         ended: Ended | None = None
-        for n in range(services.retries.attempts):
-            pair = services.pairs.choose(call.ask, self._tried)
+        for n in range(self.retries.attempts):
+            pair = router.pools.choose_pair(call.ask, self.tried)
             if pair is None:
                 break
             if not n:
-                services.journal.note_choice(pair[0], call.ask.total)
+                router.journal.note_choice(pair[0], call.ask.total)
                 call.length_class = pair[0].length_class
             try:
-                attempt = Attempt(services, call, client, *pair, services.sessions.timeout(call.age_s) if n else None)
+                attempt = Attempt(router, call, client, *pair, router.sessions.timeout(call.age_s if n else 0.0))
                 await attempt.run()
                 return
-            except (Refused, Lost, Local) as e:
+            except (Refused, Lost) as e:
                 ended = e
             except TimeoutError:
                 logger.warning("%s timed out after %.0f s", call.ids.name, call.age_s)
-                await self._fail(504, "timeout", f"request {call.ids.name}: timed out")
+                await self._fail(504, "timeout", "timed out")
                 return
             if isinstance(ended, Refused) and ended.unjoined:
-                self._tried.ways.add((pair[0].instance, pair[1]))
+                self.tried.ways.add((pair[0].instance, pair[1]))
             else:
-                self._tried.servers.add(ended.instance)
+                self.tried.servers.add(ended.instance)
             again = await self._worth_another(ended)
-            again = again and not (client.started or attempt.held.asked) and n + 1 < services.retries.attempts
+            again = again and not (client.started or attempt.held.asked) and n + 1 < self.retries.attempts
             if again or not isinstance(ended, Refused):
                 logger.warning("%s %s%s", call.ids.name, ended, "; trying another" if again else "")
             if not again:
                 break
-            services.journal.counts.retried += 1
-            await asyncio.sleep(services.retries.pause_s(n))
+            router.counts.retried += 1
+            await asyncio.sleep(self.retries.pause_s(n))
         await self._conclude(ended)
 
     async def _worth_another(self, ended: Ended) -> bool:
         """Whether another pair may do better; what is learnt of the server is noted."""
-        services = self._services
-        if isinstance(ended, Local):
-            ended.instance.rest()
-            return not ended.exhausted
+        router = self.router
         if isinstance(ended, Refused):
             # Pairs that cannot be joined are to be left even for one that has no room at the moment.
-            left = ended.elsewhere and services.pairs.left(self._tried, now=not ended.unjoined)
-            return left and services.budget.spend()
+            left = ended.elsewhere and router.pools.left(self.tried, now=not ended.unjoined)
+            return left and self.retries.spend()
+        if ended.blameless:
+            ended.instance.rest()
+            return ended.kind != "exhausted"
         shared = not ended.sent or ended.instance.note_lost()
-        services.health.lost(ended.instance, ended.kind)
+        router.health.lost(ended.instance, ended.kind)
         if not ended.sent:
             return True
         # What kills servers kills the one it came to. Who was there alone when it died is not sent to the next; who
         # was there with others is, once.
-        self._deaths += 1
-        if self._deaths > 1:
+        self.deaths += 1
+        if self.deaths > 1:
             return False
-        return shared or ended.kind == "cut" or not await services.health.refuses(ended.instance)
+        return shared or ended.kind == "cut" or not await router.health.refuses(ended.instance)
 
     async def _conclude(self, ended: Ended | None) -> None:
         """Answer with how the last attempt ended; None: there was nowhere to go."""
-        services, client, name = self._services, self._client, self._call.ids.name
+        client = self.client
         if isinstance(ended, Refused):
             if client.started:
                 await client.break_off(ended.reply.body)
             elif ended.unjoined:
                 # Nobody refused it, and the next pair of servers may serve it.
-                told = message_of(self._call.ids.as_asked(ended.reply.body))
-                await self._fail(503, "transfer_failed", f"request {name}: {told}")
+                await self._fail(503, "transfer_failed", message_of(self.call.ids.as_asked(ended.reply.body)))
             else:
                 await client.whole(ended.reply)
-        elif isinstance(ended, Lost):
-            await self._fail(502, "upstream_lost", f"request {name}: {ended}")
-        elif isinstance(ended, Local):
-            services.journal.counts.rejected += 1
-            await client.refuse(503, "no_connection", f"request {name}: {ended}")
+        elif ended is not None and not ended.blameless:
+            await self._fail(502, "upstream_lost", str(ended))
         else:
-            services.journal.counts.rejected += 1
-            await client.refuse(503, "no_instance", f"no {services.pairs.missing()} server is healthy")
+            self.router.counts.rejected += 1
+            if ended is None:
+                await client.refuse(503, "no_instance", f"no {self.router.pools.missing()} server is healthy")
+            else:
+                await client.refuse(503, "no_connection", f"request {self.call.ids.name}: {ended}")
 
-    async def _fail(self, status: int, kind: str, message: str) -> None:
-        self._services.journal.counts.failed += 1
-        await self._client.refuse(status, kind, message)
+    async def _fail(self, status: int, kind: str, why: str) -> None:
+        self.router.counts.failed += 1
+        await self.client.refuse(status, kind, f"request {self.call.ids.name}: {why}")

@@ -10,9 +10,9 @@ from typing import Literal
 State = Literal["closed", "half_open", "open"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BreakerConfig:
-    """Stock router flags (--cb-*, --disable-circuit-breaker)."""
+@dataclass(eq=False, slots=True)
+class Breaker:
+    """Closed: all requests pass. Open: none do. Half open: a few, on trial. The defaults are those of --cb-*."""
 
     failures: int = 10
     """Failures not made up for by as many successes that open it; 0 = never."""
@@ -22,34 +22,25 @@ class BreakerConfig:
     """How long it stays open before it lets requests in on trial (seconds)."""
     window_s: float = 120.0
     """Failures are forgotten after this long without another (seconds)."""
-
-
-class Breaker:
-    """Closed: all requests pass. Open: none do. Half open: a few, on trial."""
-
-    __slots__ = ("_clock", "_config", "_failed_at", "_failures", "_good", "_state", "_trials")
-
-    def __init__(self, config: BreakerConfig | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config = config or BreakerConfig()
-        self._clock = clock
-        self._state: State = "closed"
-        self._failures = 0
-        self._failed_at = 0.0
-        self._good = 0
-        self._trials = 0
+    clock: Callable[[], float] = time.monotonic
+    _state: State = "closed"
+    _failed: int = 0
+    _failed_at: float = 0.0
+    _good: int = 0
+    _trials: int = 0
 
     @property
     def state(self) -> State:
         """As of now."""
-        if self._state == "open" and self._clock() - self._failed_at >= self._config.timeout_s:
-            self._state, self._good = "half_open", 0
+        if self._state == "open" and self.clock() - self._failed_at >= self.timeout_s:
+            self.healed()
         return self._state
 
     def admits(self) -> bool:
         """Whether a request may pass now."""
         if self._state == "closed":
             return True
-        return self.state == "half_open" and self._trials < max(1, self._config.successes)
+        return self.state == "half_open" and self._trials < max(1, self.successes)
 
     def enter(self) -> bool:
         """A request passes; True if it is on trial and must ``leave``."""
@@ -65,12 +56,12 @@ class Breaker:
         """The server has served a request."""
         if self._state == "closed":
             # Each success makes up for a failure: a server that fails more often than not will open it too.
-            if self._failures:
-                self._failures -= 1
+            if self._failed:
+                self._failed -= 1
         elif self._state == "half_open":
             self._good += 1
-            if self._good >= self._config.successes:
-                self._state, self._failures = "closed", 0
+            if self._good >= self.successes:
+                self._state, self._failed = "closed", 0
 
     def healed(self) -> None:
         """The server is well again after it was gone: what it failed before says little, so it is on trial at once."""
@@ -79,12 +70,12 @@ class Breaker:
 
     def failed(self) -> None:
         """It answered 5xx, or not at all."""
-        if self._state == "open" or not self._config.failures:
+        if self._state == "open" or not self.failures:
             return
-        now = self._clock()
-        if now - self._failed_at > self._config.window_s:
-            self._failures = 0
-        self._failures += 1
+        now = self.clock()
+        if now - self._failed_at > self.window_s:
+            self._failed = 0
+        self._failed += 1
         self._failed_at = now
-        if self._state == "half_open" or self._failures >= self._config.failures:
+        if self._state == "half_open" or self._failed >= self.failures:
             self._state = "open"

@@ -1,20 +1,21 @@
-"""Who is healthy: judged by the traffic itself, by probes while healthy, and by probes with back-off until healed."""
+"""Who is healthy: judged by the traffic itself, by probes while healthy, and by probes with back-off until healed.
+
+How often and how long is probed, and how many failures and successes decide, are the stock router's --health-*.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import aiohttp
+from sglang_router.router_args import RouterArgs
 
 from .instances import Instance, PrefillInstance
-from .supervisor import Supervisor
-from .upstream import Kind, Local, Sessions, failure
+from .upstream import Kind, Lost, Sessions, failure
 
 logger = logging.getLogger(__name__)
 
@@ -27,48 +28,28 @@ REFUSAL_S = 2.0
 """How long a connection is waited for that is to tell whether a server is still there (seconds)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HealthConfig:
-    """Stock router flags (--health-*)."""
-
-    endpoint: str = "/health"
-    interval_s: float = 60.0
-    timeout_s: float = 5.0
-    failures: int = 3
-    """Failures in a row that make an instance unhealthy: connections lost, time-outs, probes. A refused connection
-    does at once."""
-    successes: int = 2
-    """Probes in a row that heal it."""
-    probe: bool = True
-    """Whether healthy instances are probed too."""
-
-    @property
-    def pause_s(self) -> float:
-        """First pause between probes of an unhealthy instance, which is asked as often as a healthy one at least."""
-        return min(PAUSE_S, self.interval_s)
-
-    @property
-    def pause_max_s(self) -> float:
-        """Longest such pause (seconds)."""
-        return min(PAUSE_MAX_S, self.interval_s)
-
-
 class Health:
-    """Keeps ``Instance.healthy``. One task per instance; ``run`` ends when cancelled."""
+    """Keeps ``Instance.healthy``."""
 
-    def __init__(
-        self, instances: Sequence[Instance], sessions: Sessions, config: HealthConfig, supervisor: Supervisor
-    ) -> None:
-        self._instances = instances
+    def __init__(self, sessions: Sessions, args: RouterArgs) -> None:
         self._sessions = sessions
-        self._config = config
-        self._supervisor = supervisor
-        self._woken = {i.url: asyncio.Event() for i in instances}
+        self._path: str = args.health_check_endpoint
+        self._interval_s: float = args.health_check_interval_secs
+        self._timeout_s: float = args.health_check_timeout_secs
+        self._failures: int = args.health_failure_threshold
+        """In a row, they make an instance unhealthy: connections lost, time-outs, probes. A refused connection does at
+        once."""
+        self._successes: int = args.health_success_threshold
+        self._probes_healthy = not args.disable_health_check
 
-    def answered(self, instance: Instance) -> None:
-        """A request was answered."""
+    def answered(self, instance: Instance, status: int) -> None:
+        """A request was answered with ``status``, or as if with it."""
         instance.failures = 0
         instance.heard()
+        if status < 400:
+            instance.breaker.succeeded()
+        elif status >= 500:
+            instance.breaker.failed()
 
     def lost(self, instance: Instance, kind: Kind) -> None:
         """A request was lost at ``instance``, as ``upstream.Lost`` says."""
@@ -86,10 +67,6 @@ class Health:
             instance.breaker.failed()
             self._failed(instance, "requests time out")
 
-    def suspect(self, instance: Instance) -> None:
-        """Have it probed at once."""
-        self._woken[instance.url].set()
-
     async def refuses(self, instance: Instance) -> bool:
         """Whether nobody listens at ``instance`` any more."""
         url = instance.address("")
@@ -106,9 +83,9 @@ class Health:
 
     def _failed(self, instance: Instance, why: str, *, at_once: bool = False) -> None:
         instance.failures += 1
-        if at_once or instance.failures >= self._config.failures:
+        if at_once or instance.failures >= self._failures:
             self._down(instance, why)
-        self._woken[instance.url].set()
+        instance.suspected.set()
 
     def _down(self, instance: Instance, why: str) -> None:
         if not instance.healthy:
@@ -118,41 +95,26 @@ class Health:
             # It will come back with an empty cache.
             instance.prefixes.clear()
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
-        self._woken[instance.url].set()
         instance.cut()
 
-    async def run(self) -> None:
-        """Watch all instances; a watcher that fails starts again alone."""
-        async with asyncio.TaskGroup() as group:
-            for i in self._instances:
-                group.create_task(self._supervisor.run(f"health of {i.url}", partial(self._watch, i)))
-
-    async def _watch(self, instance: Instance) -> None:
-        """Probe at each interval, and at once when the traffic gives reason to."""
-        woken, config = self._woken[instance.url], self._config
+    async def watch(self, instance: Instance) -> None:
+        """Probe at each interval, and at once when the traffic gives reason to. Ends when cancelled."""
         due = self._next()
         while True:
             if not instance.healthy:
                 await self._heal(instance)
                 due = self._next()
-            woken.clear()
-            suspect = await self._wait(woken, min(config.timeout_s, config.interval_s))
+            instance.suspected.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(instance.suspected.wait(), min(self._timeout_s, self._interval_s))
             now = time.monotonic()
-            silent = instance.outstanding > 0 and now - instance.heard_at >= config.timeout_s
-            if config.probe and instance.healthy and (suspect or silent or now >= due):
+            silent = instance.outstanding > 0 and now - instance.heard_at >= self._timeout_s
+            if self._probes_healthy and instance.healthy and (instance.suspected.is_set() or silent or now >= due):
                 await self._check(instance)
                 due = self._next()
 
     def _next(self) -> float:
-        return time.monotonic() + self._config.interval_s * (1 + JITTER * random.random())
-
-    @staticmethod
-    async def _wait(event: asyncio.Event, timeout_s: float) -> bool:
-        try:
-            await asyncio.wait_for(event.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return time.monotonic() + _jittered(self._interval_s)
 
     async def _check(self, instance: Instance) -> None:
         """Probe until it answers well, or is known to be unhealthy. What the traffic says of it stands by itself."""
@@ -161,47 +123,45 @@ class Health:
             began = time.monotonic()
             try:
                 why = await self._probe(instance)
-            except Local:
+            except Lost:
                 return
             # A server that answers others meanwhile is busy and not gone.
             if why is None or instance.heard_at > began:
                 return
             bad += 1
-            if bad >= self._config.failures:
+            if bad >= self._failures:
                 self._down(instance, why)
                 return
-            await asyncio.sleep(min(self._config.timeout_s, self._config.interval_s) * (1 + JITTER * random.random()))
+            await asyncio.sleep(_jittered(min(self._timeout_s, self._interval_s)))
 
     async def _heal(self, instance: Instance) -> None:
-        pause, good = self._config.pause_s, 0
-        while good < self._config.successes:
-            await asyncio.sleep(pause * (1 + JITTER * random.random()))
+        # An unhealthy instance is asked as often as a healthy one at least.
+        first, last = min(PAUSE_S, self._interval_s), min(PAUSE_MAX_S, self._interval_s)
+        pause, good = first, 0
+        while good < self._successes:
+            await asyncio.sleep(_jittered(pause))
             try:
                 why = await self._probe(instance)
-            except Local as e:
+            except Lost as e:
                 why = str(e)
-            if why is None:
-                good, pause = good + 1, self._config.pause_s
-            else:
-                good, pause = 0, min(pause * GROWTH, self._config.pause_max_s)
+            good, pause = (good + 1, first) if why is None else (0, min(pause * GROWTH, last))
         instance.failures = 0
         instance.breaker.healed()
         instance.healthy = True
         logger.info("%s %s is healthy again", instance.role, instance.url)
 
     async def _probe(self, instance: Instance) -> str | None:
-        """None when it is well, else what is wrong. Raises Local when that could not be found out."""
-        timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
-        path = self._config.endpoint.lstrip("/")
+        """None when it is well, else what is wrong. Raises Lost when that could not be found out."""
         try:
-            async with self._sessions.of(instance).get(instance.address(path), timeout=timeout) as response:
-                await response.read()
-                return None if response.status < 400 else f"{self._config.endpoint} answered {response.status}"
-        except aiohttp.ClientError as e:
+            status, _ = await self._sessions.ask(instance, self._path.lstrip("/"), self._timeout_s)
+            return None if status < 400 else f"{self._path} answered {status}"
+        except (aiohttp.ClientError, OSError) as e:
+            # TimeoutError is an OSError.
             fault = failure(instance, e)
-            if isinstance(fault, Local):
+            if fault.blameless:
                 raise fault from e
-            return f"{self._config.endpoint}: {type(e).__name__}"
-        except OSError as e:
-            # TimeoutError is one.
-            return f"{self._config.endpoint}: {type(e).__name__}"
+            return f"{self._path}: {type(e).__name__}"
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * (1 + JITTER * random.random())

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from laps_core.pools.pressure import Pool
 from laps_core.slo import overshoot
 from yarl import URL
 
+from ..prompts.prefixes import PrefixIndex
 from .breaker import Breaker
-from .prefixes import PrefixIndex
 
 Role = Literal["prefill", "decode"]
 Clock = Callable[[], float]
@@ -38,8 +38,6 @@ class Instance:
         self.healthy = True
         self.failures = 0
         """Requests that failed in a row: connections lost, time-outs."""
-        self.outstanding = 0
-        """Requests in flight."""
         self.outstanding_tokens = 0
         """New tokens in flight."""
         self.served = 0
@@ -50,38 +48,40 @@ class Instance:
         self.breaker = Breaker(clock=clock)
         self.heard_at = clock()
         """When it last sent anything at all."""
+        self.suspected = asyncio.Event()
+        """It is to be probed at once."""
         self.leases: set[Lease] = set()
-        self._rests_until: float | None = None
-        self._lost_at: float | None = None
-        self._clock = clock
-        self._busy_since: float | None = None
-        self._busy_s = 0.0
+        self._rests_until = self._lost_at = -math.inf
+        self.clock = clock
+        self.busy_since = 0.0
+        """Since when it has had something in flight, while it has."""
+        self.busy_s = 0.0
+        """Time it has had something in flight, up to then (seconds)."""
         self._urls: dict[str, URL] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """Requests in flight."""
+        return len(self.leases)
 
     @property
     def usable(self) -> bool:
         """A new request may go there."""
-        if not self.healthy or not self.breaker.admits():
-            return False
-        if self._rests_until is not None:
-            if self._clock() < self._rests_until:
-                return False
-            self._rests_until = None
-        return True
+        return self.healthy and self.breaker.admits() and self.clock() >= self._rests_until
 
     def heard(self) -> None:
         """It has sent something."""
-        self.heard_at = self._clock()
+        self.heard_at = self.clock()
 
     def rest(self) -> None:
         """Pass it over for a moment, without any blame."""
-        self._rests_until = self._clock() + REST_S
+        self._rests_until = self.clock() + REST_S
 
     def note_lost(self) -> bool:
         """A request that was there is lost; whether others were with it, so that it need not be what killed it."""
-        now, before = self._clock(), self._lost_at
+        now, before = self.clock(), self._lost_at
         self._lost_at = now
-        return self.outstanding > 0 or (before is not None and now - before < TOGETHER_S)
+        return self.outstanding > 0 or now - before < TOGETHER_S
 
     def cut(self) -> None:
         """End all that waits for its first token there; what awaits such a leg sees it cancelled."""
@@ -98,96 +98,77 @@ class Instance:
 
     def busy_seconds(self) -> float:
         """Time it has had anything in flight since the start (seconds)."""
-        running = 0.0 if self._busy_since is None else self._clock() - self._busy_since
-        return self._busy_s + running
+        return self.busy_s + (self.clock() - self.busy_since if self.leases else 0.0)
 
     def lease(self, tokens: int) -> Lease:
         """Account for a request of ``tokens`` new tokens until the lease ends."""
         return Lease(self, tokens)
 
-    def _take(self, lease: Lease) -> None:
-        if not self.outstanding:
-            self._busy_since = self._clock()
-        tokens = lease.tokens
-        self.leases.add(lease)
-        self.outstanding += 1
-        self.outstanding_tokens += tokens
-        self.served += 1
-        self.served_tokens += tokens
-
-    def _give_back(self, lease: Lease) -> None:
-        tokens = lease.tokens
-        self.leases.discard(lease)
-        self.outstanding -= 1
-        self.outstanding_tokens -= tokens
-        if not self.outstanding and self._busy_since is not None:
-            self._busy_s += self._clock() - self._busy_since
-            self._busy_since = None
-
 
 class PrefillInstance(Instance):
     """A prefill server: a member of one pool, with an index of the prefixes it has seen."""
 
-    def __init__(
-        self,
-        url: str,
-        bootstrap_port: int | None,
-        pool: Pool,
-        prefix_tokens: int = PREFIX_TOKENS,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, url: str, bootstrap_port: int | None, pool: Pool, clock: Clock = time.monotonic) -> None:
         super().__init__(url, "prefill", clock)
-        host = urlsplit(self.url).hostname or ""
-        self.bootstrap_host = f"[{host}]" if ":" in host else host
+        self.bootstrap_host = URL(self.url).host_subcomponent or ""
         self.bootstrap_port = bootstrap_port
         self.pool: Pool = pool
-        self.prefixes = PrefixIndex(prefix_tokens)
+        self.prefixes = PrefixIndex(PREFIX_TOKENS)
         self.parks = False
         """It is known to run LAPS: a long prefill there is parked while short ones run."""
-        self.deviation = 0.0
-        """Mean relative overshoot of the deadlines this router saw, decaying (ratio)."""
+        self._deviation = 0.0
         self._deviation_at = clock()
 
     def note_ttft(self, seconds: float, slo_s: float) -> None:
         """Take in one first token and its deadline (seconds)."""
-        now = self._clock()
-        keep = 0.8 * 2 ** (-(now - self._deviation_at) / SPAN_S)
-        self._deviation_at = now
-        self.deviation = self.deviation * keep + overshoot(seconds, slo_s) * (1 - keep)
+        keep = 0.8 * self._fading()
+        self._deviation = self._deviation * keep + overshoot(seconds, slo_s) * (1 - keep)
+        self._deviation_at = self.clock()
 
-    def current_deviation(self) -> float:
-        """``deviation`` as of now: without new deadlines it halves every few seconds."""
-        return self.deviation * 2 ** (-(self._clock() - self._deviation_at) / SPAN_S)
+    def _fading(self) -> float:
+        return 2.0 ** (-(self.clock() - self._deviation_at) / SPAN_S)
+
+    @property
+    def deviation(self) -> float:
+        """Mean relative overshoot of the deadlines this router saw (ratio): without new ones it halves every few
+        seconds."""
+        return self._deviation * self._fading()
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
     """Work handed to one instance. It ends once: by ``end``, or at the latest with its ``with`` block."""
 
-    __slots__ = ("_open", "_trial", "instance", "leg", "tokens")
-
-    def __init__(self, instance: Instance, tokens: int) -> None:
-        self.instance = instance
-        self.tokens = tokens
-        self.leg: asyncio.Task[Any] | None = None
-        """What runs until the first token has come."""
-        self._open = False
-        self._trial = False
+    instance: Instance
+    tokens: int
+    leg: asyncio.Task[Any] | None = None
+    """What runs until the first token has come."""
+    _trial: bool = False
 
     def __enter__(self) -> Lease:
-        self._open = True
-        self._trial = self.instance.breaker.enter()
-        self.instance._take(self)
+        i = self.instance
+        self._trial = i.breaker.enter()
+        if not i.leases:
+            i.busy_since = i.clock()
+        i.leases.add(self)
+        i.outstanding_tokens += self.tokens
+        i.served += 1
+        i.served_tokens += self.tokens
         return self
 
     def end(self) -> None:
         """Take the work off the instance's account; later calls do nothing."""
-        if self._open:
-            self._open = False
-            self.instance._give_back(self)
-            if self._trial:
-                self.instance.breaker.leave()
+        i = self.instance
+        if self not in i.leases:
+            return
+        i.leases.discard(self)
+        i.outstanding_tokens -= self.tokens
+        if not i.leases:
+            i.busy_s += i.clock() - i.busy_since
+        if self._trial:
+            i.breaker.leave()
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,10 @@ import orjson
 from laps_core.pools.pressure import InstanceSignals
 from laps_core.protocol import IDLE, STATUS_ROUTE, Load, read_status
 
-from .instances import Clock, PrefillInstance
+from .instances import PrefillInstance
 from .upstream import Sessions
 
 OWN = "router"
-SOURCES = (STATUS_ROUTE, "v1/loads?include=core", "metrics", OWN)
-"""In order of preference; all but the last are routes of the server."""
-
 RETRY_S = 60.0
 """How long a server that lacks a route is believed to lack it (seconds): it may come back as another."""
 
@@ -36,63 +34,51 @@ class Missing(Exception):
 class SignalReader:
     """Reads the signals of one prefill instance. ``read`` never raises: it falls back."""
 
-    def __init__(
-        self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
         self.instance = instance
         self.load = IDLE
         self.source = OWN
         """Where ``load`` comes from."""
         self._sessions = sessions
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._clock = clock
+        self._key = f"Bearer {api_key}" if api_key else None
+        self._timeout_s = timeout_s
         self._level = 0
-        self._stepped_at = clock()
-        self._busy_seen: tuple[float, float] | None = None
-        self._own_seen = (clock(), instance.busy_seconds())
-        self._parsers: tuple[Callable[[bytes], Load], ...] = (self._laps, self._loads, self._metrics)
+        self._stepped_at = time.monotonic()
+        self._seen: dict[str, tuple[float, float]] = {}
+        """When a counter of busy seconds was last read, and what it was."""
+        self._routes: tuple[tuple[str, Callable[[bytes], Load]], ...] = (
+            (STATUS_ROUTE, self._laps), ("v1/loads?include=core", self._loads), ("metrics", self._metrics),
+        )  # fmt: skip
+        """In order of preference."""
 
     async def read(self) -> None:
         """Refresh ``load``."""
         own = self._own()
-        if not self.instance.healthy:
-            self.load, self.source = own, OWN
-            return
-        if self._level and self._clock() - self._stepped_at > RETRY_S:
+        if self._level and time.monotonic() - self._stepped_at > RETRY_S:
             self._level = 0
-        while self._level < len(self._parsers):
-            path = SOURCES[self._level]
+        while self.instance.healthy and self._level < len(self._routes):
+            path, parse = self._routes[self._level]
             try:
-                self.load = self._parsers[self._level](await self._get(path))
+                status, text = await self._sessions.ask(self.instance, path, self._timeout_s, self._key)
+                if status != 200:
+                    raise Missing
+                self.load = parse(text)
                 self.source = path.partition("?")[0]
                 self.instance.parks = self._level == 0
                 return
             except (Missing, ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 self._level += 1
-                self._stepped_at = self._clock()
+                self._stepped_at = time.monotonic()
             except (aiohttp.ClientError, OSError):
                 # Slow or gone; health is judged elsewhere, and the route is not to blame.
                 break
         self.load, self.source = own, OWN
 
-    async def _get(self, path: str) -> bytes:
-        session = self._sessions.of(self.instance)
-        async with session.get(self.instance.address(path), headers=self._headers, timeout=self._timeout) as response:
-            text = await response.read()
-            if response.status != 200:
-                raise Missing
-            return text
-
     def signals(self) -> InstanceSignals:
         """For the controller."""
         i = self.instance
         return InstanceSignals(
-            name=i.url,
-            pool=i.pool,
-            healthy=i.healthy,
-            load=self.load,
-            outstanding=i.outstanding_tokens,
+            name=i.url, pool=i.pool, healthy=i.healthy, load=self.load, outstanding=i.outstanding_tokens
         )
 
     def _laps(self, text: bytes) -> Load:
@@ -106,14 +92,8 @@ class SignalReader:
         if not ranks:
             raise Missing
         backlog = sum(r["num_waiting_uncached_tokens"] for r in ranks)
-        # A counter of busy microseconds; its growth over the time between two reads is the busy share.
         busy_s = sum(r.get("total_prefill_busy_us", 0) for r in ranks) / len(ranks) / 1e6
-        now, seen = self._clock(), self._busy_seen
-        self._busy_seen = (now, busy_s)
-        share = 0.0
-        if seen is not None and now > seen[0]:
-            share = min(max((busy_s - seen[1]) / (now - seen[0]), 0.0), 1.0)
-        return self._load(backlog, share)
+        return self._load(backlog, self._share("theirs", busy_s) or 0.0)
 
     def _metrics(self, text: bytes) -> Load:
         found = _QUEUE.findall(text)
@@ -124,15 +104,18 @@ class SignalReader:
         return self._load(sum(map(float, found)) * mean, self.load.busy_share)
 
     def _own(self) -> Load:
-        now, busy = self._clock(), self.instance.busy_seconds()
-        then, before = self._own_seen
-        self._own_seen = (now, busy)
-        share = min((busy - before) / (now - then), 1.0) if now > then else self.load.busy_share
-        return self._load(self.instance.outstanding_tokens, share)
+        share = self._share(OWN, self.instance.busy_seconds())
+        return self._load(self.instance.outstanding_tokens, self.load.busy_share if share is None else share)
+
+    def _share(self, counter: str, busy_s: float) -> float | None:
+        """Growth of a counter of busy seconds over the time since it was last read (0..1); None when that is now."""
+        now = time.monotonic()
+        then, before = self._seen.get(counter, (now, busy_s))
+        self._seen[counter] = now, busy_s
+        return min(max((busy_s - before) / (now - then), 0.0), 1.0) if now > then else None
 
     def _load(self, backlog: float, share: float) -> Load:
         """With the deadlines that this router saw missed. Raises Missing where a server's number is none."""
         if not (math.isfinite(backlog) and math.isfinite(share)):
             raise Missing
-        deviation = self.instance.current_deviation()
-        return Load(backlog_tokens=float(backlog), slo_deviation=deviation, busy_share=share)
+        return Load(backlog_tokens=float(backlog), slo_deviation=self.instance.deviation, busy_share=share)

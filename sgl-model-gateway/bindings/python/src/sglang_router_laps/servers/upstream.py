@@ -27,17 +27,18 @@ DROPPED = frozenset(
 )  # fmt: skip
 """Request headers that belong to one hop, or that the rewritten body makes wrong."""
 
-REFUSALS = frozenset((errno.ECONNREFUSED, errno.ECONNRESET))
-EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""This machine has nothing left to open a connection with, wherever to."""
-LOCAL = EXHAUSTED | {
-    errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EACCES, errno.EPERM,
-}  # fmt: skip
-"""Connecting failed before anything left this machine."""
-
 Answer = tuple[int, bytes]
 """Status and body of a server's reply."""
-Kind = Literal["refused", "unreachable", "lost", "cut"]
+Kind = Literal["refused", "unreachable", "lost", "cut", "local", "exhausted"]
+
+KINDS: dict[int | None, Kind] = {
+    **dict.fromkeys((errno.ECONNREFUSED, errno.ECONNRESET), "refused"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), "exhausted"),
+    **dict.fromkeys(
+        (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EACCES, errno.EPERM), "local"
+    ),
+}
+"""What it means that connecting failed; all else is unreachable."""
 
 
 class Lost(Exception):
@@ -48,34 +49,29 @@ class Lost(Exception):
         self.instance = instance
         self.kind: Kind = kind
         """refused: nobody listens there. unreachable: no answer to the connection. lost: it ended in the middle.
-        cut: this router ended it, because the instance had become unhealthy."""
+        cut: this router ended it, because the instance had become unhealthy. local: no connection could be made and
+        nothing left this machine, for want of a name, a port or TLS. exhausted: nor could another server be reached,
+        for this machine has nothing left to open a connection with."""
 
     @property
     def sent(self) -> bool:
         """The instance may have begun to work on the request."""
         return self.kind in ("lost", "cut")
 
-
-class Local(Exception):
-    """No connection could be made, and no server is to blame: descriptors, name resolution, TLS, ports."""
-
-    def __init__(self, instance: Instance, cause: BaseException, *, exhausted: bool) -> None:
-        super().__init__(f"{instance.role} {instance.url}: {type(cause).__name__}: {cause}")
-        self.instance = instance
-        self.exhausted = exhausted
-        """Another server could be reached no better."""
+    @property
+    def blameless(self) -> bool:
+        """It says nothing of the instance."""
+        return self.kind in ("local", "exhausted")
 
 
-def failure(instance: Instance, cause: Exception) -> Lost | Local:
+def failure(instance: Instance, cause: Exception) -> Lost:
     """What an exception of a request to ``instance`` means."""
-    why = f"{type(cause).__name__}: {cause}"
+    kind: Kind = "unreachable" if isinstance(cause, aiohttp.ServerTimeoutError) else "lost"
     if isinstance(cause, (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError)):
-        return Local(instance, cause, exhausted=False)
-    if isinstance(cause, aiohttp.ClientConnectorError):
-        if cause.errno in LOCAL:
-            return Local(instance, cause, exhausted=cause.errno in EXHAUSTED)
-        return Lost(instance, "refused" if cause.errno in REFUSALS else "unreachable", why)
-    return Lost(instance, "unreachable" if isinstance(cause, aiohttp.ServerTimeoutError) else "lost", why)
+        kind = "local"
+    elif isinstance(cause, aiohttp.ClientConnectorError):
+        kind = KINDS.get(cause.errno, "unreachable")
+    return Lost(instance, kind, f"{type(cause).__name__}: {cause}")
 
 
 class RawHeaders(aiohttp.ClientRequest):
@@ -94,12 +90,14 @@ class Sessions:
     """One client session per upstream, opened on first use."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         self._open: dict[str, aiohttp.ClientSession] = {}
 
-    def timeout(self, elapsed_s: float = 0.0) -> aiohttp.ClientTimeout:
+    def timeout(self, elapsed_s: float) -> aiohttp.ClientTimeout:
         """What a request that is ``elapsed_s`` seconds old has left. Raises TimeoutError when that is nothing."""
-        left = self._timeout_s - elapsed_s
+        if not elapsed_s:
+            return self._timeout
+        left = (self._timeout.total or 0.0) - elapsed_s
         if left <= 0:
             raise TimeoutError
         return aiohttp.ClientTimeout(total=left, sock_connect=CONNECT_S)
@@ -111,24 +109,29 @@ class Sessions:
             session = self._open[instance.url] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S),
+                timeout=self._timeout,
                 request_class=RawHeaders,
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding", "User-Agent"),
             )
         return session
 
-    async def tell(
-        self, instance: Instance, path: str, authorization: str | None, timeout_s: float, body: Any = None
-    ) -> Answer | None:
-        """POST something beside the requests; None where ``instance`` is not reached."""
-        headers = {"authorization": authorization} if authorization else {}
+    async def ask(
+        self, instance: Instance, path: str, timeout_s: float, key: str | None = None, method: str = "GET", **more: Any
+    ) -> Answer:
+        """Something beside the requests, with ``key`` as its authorization. Raises aiohttp.ClientError and OSError."""
+        headers = {"authorization": key} if key else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
+        address = instance.address(path)
+        async with self.of(instance).request(method, address, headers=headers, timeout=timeout, **more) as response:
+            return response.status, await response.read()
+
+    async def tell(
+        self, instance: Instance, path: str, key: str | None, timeout_s: float, body: Any = None
+    ) -> Answer | None:
+        """POST; None where ``instance`` is not reached."""
         try:
-            async with self.of(instance).post(
-                instance.address(path), json=body, headers=headers, timeout=timeout
-            ) as response:
-                return response.status, await response.read()
+            return await self.ask(instance, path, timeout_s, key, "POST", json=body)
         except (aiohttp.ClientError, OSError) as e:
             logger.debug("%s at %s: %s", path, instance.url, e)
             return None

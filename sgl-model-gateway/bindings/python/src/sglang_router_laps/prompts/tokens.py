@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from laps_core.config import ConfigError
 
-from .prompt import Prompt, utf8_len
+from .reading import Prompt, utf8_len
 
 START_BYTES_PER_TOKEN = 4.0
 MOST_BYTES_PER_TOKEN = 16.0
@@ -24,19 +24,6 @@ CALL_BYTES = 64
 _REPORTED = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})\b')
 
 
-class TokenCounter(Protocol):
-    """Counts the tokens of a prompt and learns from what replies report."""
-
-    def count(self, prompt: Prompt) -> int:
-        """Tokens of all texts, ids and message overheads; media apart."""
-
-    def learn(self, prompt: Prompt, tokens: int) -> None:
-        """A reply said that ``prompt``, which has been counted, has ``tokens`` tokens. Its texts are not looked at."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """What it is and what it has learnt, JSON-ready."""
-
-
 def reported_tokens(reply: bytes) -> int | None:
     """``prompt_tokens`` of a reply or of a stream's first event, found without parsing it all."""
     found = _REPORTED.search(reply)
@@ -44,7 +31,8 @@ def reported_tokens(reply: bytes) -> int | None:
 
 
 class ByteCounter:
-    """An online estimate: one ratio for chat (template included), one for plain text."""
+    """An online estimate of texts, ids and message overheads: one ratio for chat (template included), one for plain
+    text. Media are counted apart."""
 
     def __init__(self) -> None:
         self._bytes = {False: START_BYTES_PER_TOKEN, True: START_BYTES_PER_TOKEN}
@@ -60,20 +48,23 @@ class ByteCounter:
             return exact
         size = sum(map(utf8_len, prompt.texts))
         if not exact:
-            prompt.text_bytes = size
+            prompt.measured = size
         return exact + round(size / self._ratio(prompt.messages > 0))
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
-        """Shift the ratio of this kind of prompt; replies about ids or media teach nothing of bytes."""
-        if prompt.media or prompt.unread or not prompt.text_bytes or tokens <= 0:
+        """A reply said that ``prompt``, which has been counted, has ``tokens`` tokens: shift the ratio of its kind.
+
+        Replies about ids or media teach nothing of bytes.
+        """
+        if prompt.media or prompt.unread or not prompt.measured or tokens <= 0:
             return
         chat = prompt.messages > 0
         keep = max(0.0, 1 - tokens / MEMORY_TOKENS)
-        self._bytes[chat] = self._bytes[chat] * keep + prompt.text_bytes
+        self._bytes[chat] = self._bytes[chat] * keep + prompt.measured
         self._tokens[chat] = self._tokens[chat] * keep + tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """What it is and what it has learnt, JSON-ready."""
         text, chat = round(self._ratio(False), 3), round(self._ratio(True), 3)
         return {"kind": "bytes", "bytes_per_token": {"text": text, "chat": chat}}
 
@@ -102,25 +93,24 @@ class TokenizerCounter:
         self._message_tokens = START_MESSAGE_TOKENS
 
     def count(self, prompt: Prompt) -> int:
-        """Tokens of the texts as the tokenizer cuts them, and what the chat template has been adding."""
-        ids = sum(map(len, prompt.ids))
-        texts, whole = self._texts(prompt.texts)
-        if whole:
-            prompt.plain = ids + texts
-        return ids + texts + round(prompt.messages * self._message_tokens)
+        """Tokens of the texts as the tokenizer cuts them, and what the chat template has been adding.
 
-    def _texts(self, texts: list[str]) -> tuple[int, bool]:
-        """(tokens, whether all of them were counted). What the event loop waits for this is bounded per request."""
+        How long the event loop waits for this is bounded per request.
+        """
         budget, seen, tokens = self._exact_bytes, 0, 0
-        for text in texts:
+        for text in prompt.texts:
             if budget <= 0:
                 break
             head = text[:budget]
             budget -= max(len(head), CALL_BYTES)
             seen += len(head)
             tokens += self._encode(head)
-        size = sum(map(len, texts))
-        return (tokens, True) if seen == size else (round(tokens * size / max(1, seen)), False)
+        ids, size = sum(map(len, prompt.ids)), sum(map(len, prompt.texts))
+        if seen == size:
+            prompt.measured = ids + tokens
+        else:
+            tokens = round(tokens * size / max(1, seen))
+        return ids + tokens + round(prompt.messages * self._message_tokens)
 
     def _encode(self, text: str) -> int:
         try:
@@ -130,17 +120,15 @@ class TokenizerCounter:
             return len(self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids)
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
-        """Correct what the chat template adds; the rest is exact already."""
-        if not prompt.messages or prompt.media or prompt.unread or prompt.plain is None:
+        """As of ByteCounter: correct what the chat template adds; the rest is exact already."""
+        if not prompt.messages or prompt.media or prompt.unread or prompt.measured is None:
             return
-        seen = (tokens - prompt.plain) / prompt.messages
+        seen = (tokens - prompt.measured) / prompt.messages
         self._message_tokens += 0.1 * (min(max(seen, 0.0), 64.0) - self._message_tokens)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """What it is and what it has learnt, JSON-ready."""
         return {"kind": "tokenizer", "path": self._path, "tokens_per_message": round(self._message_tokens, 2)}
 
 
-def make_counter(path: str | None) -> TokenCounter:
-    """The exact counter when a tokenizer is given, else the estimate. Raises ConfigError."""
-    return TokenizerCounter(path) if path else ByteCounter()
+TokenCounter = ByteCounter | TokenizerCounter

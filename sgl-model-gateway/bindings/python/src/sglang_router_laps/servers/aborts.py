@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..servers.instances import Instance
-from ..servers.upstream import Answer, Sessions
+from .instances import Instance
+from .upstream import Answer, Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -16,73 +17,55 @@ ABORT = "abort_request"
 TIMEOUT_S = 5.0
 
 
+@dataclass(eq=False, slots=True)
 class Held:
     """A request as the servers that work on it know it."""
 
-    __slots__ = ("asked", "ids", "rid")
+    rid: Any
+    """The client's."""
+    ids: Mapping[Instance, Sequence[str]]
+    """Those of its prompts, in the same order at each server."""
+    asked: bool = False
+    """A client has asked for its end."""
 
-    def __init__(self, rid: Any, ids: Mapping[Instance, Sequence[str]]) -> None:
-        """`rid`: the client's. `ids`: those of its parts, in the same order at each server."""
-        self.rid = rid
-        self.ids = ids
-        self.asked = False
-        """A client has asked for its end."""
+    def names(self) -> set[str]:
+        """All that it is known by."""
+        own = {self.rid} if self.rid and isinstance(self.rid, str) else set()
+        return own.union(*self.ids.values())
 
-    def asked_of(self, rid: str) -> dict[Instance, Sequence[str]]:
-        """The ids to abort at each server for the id `rid`: that of one part, or of all."""
-        parts = {i for ids in self.ids.values() for i, one in enumerate(ids) if one == rid}
-        if not parts:
-            return dict(self.ids)
-        return {instance: [ids[i] for i in sorted(parts)] for instance, ids in self.ids.items()}
-
-
-class Live:
-    """All requests that are at a server now."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, list[Held]] = {}
-
-    def add(self, held: Held) -> None:
-        """Its attempt begins."""
-        for name in self._names(held):
-            self._by_id.setdefault(name, []).append(held)
-
-    def remove(self, held: Held) -> None:
-        """Its attempt has ended."""
-        for name in self._names(held):
-            same = self._by_id[name]
-            same.remove(held)
-            if not same:
-                del self._by_id[name]
-
-    @staticmethod
-    def _names(held: Held) -> Iterator[str]:
-        own = [held.rid] if isinstance(held.rid, str) else []
-        yield from dict.fromkeys([*(one for ids in held.ids.values() for one in ids), *own])
-
-    def holds(self, instance: Instance, rid: str) -> bool:
-        """Whether a request is at ``instance`` under the very id ``rid``."""
-        return any(rid in h.ids.get(instance, ()) for h in self._by_id.get(rid, ()))
-
-    def named(self, rid: str) -> list[Held]:
-        """Requests whose id, or whose batch's id, is ``rid``."""
-        return list(self._by_id.get(rid, ()))
-
-    def everything(self) -> set[Held]:
-        """Every request."""
-        return {h for same in self._by_id.values() for h in same}
+    def asked_of(self, rid: str) -> Mapping[Instance, Sequence[str]]:
+        """The ids to abort at each server for the id ``rid``: that of one prompt, or of all."""
+        prompts = sorted({i for ids in self.ids.values() for i, one in enumerate(ids) if one == rid})
+        return {at: [ids[i] for i in prompts] for at, ids in self.ids.items()} if prompts else self.ids
 
 
 class Aborter:
-    """Sends aborts, and answers for what is live."""
+    """Knows the requests that are at a server now, and sends aborts."""
 
     def __init__(self, sessions: Sessions, instances: Sequence[Instance], api_key: str | None) -> None:
-        self.live = Live()
+        self._by_id: dict[str, list[Held]] = {}
         self._sessions = sessions
         self._instances = instances
         self._key = f"Bearer {api_key}" if api_key else None
         self._refused: set[Instance] = set()
         """Servers whose refusal has been logged."""
+
+    def add(self, held: Held) -> None:
+        """Its attempt begins."""
+        for name in held.names():
+            self._by_id.setdefault(name, []).append(held)
+
+    def remove(self, held: Held) -> None:
+        """Its attempt has ended."""
+        for name in held.names():
+            same = self._by_id[name]
+            same.remove(held)
+            if not same:
+                del self._by_id[name]
+
+    def named(self, rid: str) -> Sequence[Held]:
+        """Requests whose id, or whose batch's id, is ``rid``."""
+        return self._by_id.get(rid, ())
 
     async def drop(self, instance: Instance, ids: Sequence[str], authorization: str | None) -> None:
         """Ask ``instance`` to drop requests that have ended here; never one that another live request is known by."""
@@ -90,7 +73,7 @@ class Aborter:
         keys: list[str | None] = list(dict.fromkeys(k for k in (self._key, authorization) if k))
         keys = keys or [None]
         for rid in ids:
-            if self.live.holds(instance, rid):
+            if any(rid in held.ids.get(instance, ()) for held in self.named(rid)):
                 continue
             status = 401
             while keys and status in (401, 403):
@@ -119,25 +102,22 @@ class Aborter:
 
     def _wanted(self, rid: str, everything: bool) -> dict[Instance, list[dict[str, Any]]]:
         """What to ask of whom."""
-        known = self.live.everything() if everything else set(self.live.named(rid))
+        known = [held for same in self._by_id.values() for held in same] if everything else self.named(rid)
         for held in known:
             held.asked = True
-        up = [i for i in self._instances if i.healthy]
-        if everything:
-            return {i: [{"abort_all": True}] for i in up}
-        if not rid:
+        if known and not everything:
+            wanted: dict[Instance, dict[str, None]] = {}
+            for held in known:
+                for instance, ids in held.asked_of(rid).items():
+                    wanted.setdefault(instance, {}).update(dict.fromkeys(ids))
+            return {instance: [{"rid": one} for one in ids] for instance, ids in wanted.items()}
+        if not (rid or everything):
             return {}
-        if not known:
-            # It may have come by another router.
-            return {i: [{"rid": rid}] for i in up}
-        wanted: dict[Instance, dict[str, None]] = {}
-        for held in known:
-            for i, ids in held.asked_of(rid).items():
-                wanted.setdefault(i, {}).update(dict.fromkeys(ids))
-        return {i: [{"rid": one} for one in found] for i, found in wanted.items()}
+        # An id that is not known here may have come by another router.
+        return {i: [{"abort_all": True} if everything else {"rid": rid}] for i in self._instances if i.healthy}
 
     async def _forward(
-        self, instance: Instance, wanted: list[dict[str, Any]], authorization: str | None
+        self, instance: Instance, wanted: Sequence[dict[str, Any]], authorization: str | None
     ) -> Answer | None:
         """The server's first bad answer, or its last; None when it cannot be reached."""
         answer: Answer | None = (200, b"")

@@ -1,0 +1,90 @@
+"""Streams passed on event by event: what breaks in the middle of one leaves no half of it with the client.
+
+Where input log-probabilities are asked for they come from the prefill server and all else from the decode server: then
+what is passed on, stream or whole reply, is made of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from .body import read_json, write_json
+
+END = b"\n\n"
+FIELD = "input_token_logprobs"
+
+
+class Events:
+    """Holds back the beginning of an event until its end has come."""
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The events that ``chunk`` completes; chunks need not end where events do."""
+        held = self._held
+        if not held and chunk.endswith(END):
+            return chunk
+        if held and held[-1].endswith(b"\n") and chunk.startswith(b"\n"):
+            # The end of an event, cut in two.
+            chunk = held.pop() + chunk
+        cut = chunk.rfind(END) + len(END)
+        if cut < len(END):
+            held.append(chunk)
+            return b""
+        whole = b"".join((*held, chunk[:cut]))
+        self._held = [chunk[cut:]] if cut < len(chunk) else []
+        return whole
+
+    def flush(self) -> bytes:
+        """What is left when the stream has ended."""
+        rest = b"".join(self._held)
+        self._held = []
+        return rest
+
+
+class MergedEvents(Events):
+    """Puts the prefill server's part into each event of the decode server's stream."""
+
+    def __init__(self, prefill: bytes) -> None:
+        super().__init__()
+        self._first: dict[int, Any] = {}
+        for event in prefill.split(END):
+            reply = _payload(event)
+            if isinstance(reply, dict):
+                self._first.setdefault(reply.get("index", 0), reply)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The events that ``chunk`` completes, merged."""
+        return b"".join(self._merged(event) + END for event in super().feed(chunk).split(END)[:-1])
+
+    def _merged(self, event: bytes) -> bytes:
+        reply = _payload(event)
+        if isinstance(reply, dict):
+            _merge(reply, self._first.get(reply.get("index", 0)))
+            with contextlib.suppress(ValueError):
+                return b"data: " + write_json(reply)
+        return event
+
+
+def merge_reply(prefill: bytes, decode: bytes) -> bytes:
+    """A whole reply, of one prompt or of a batch. What cannot be read on either side stays as it is."""
+    try:
+        mine, theirs = read_json(decode), read_json(prefill)
+        for to, source in zip(*(r if isinstance(r, list) else [r] for r in (mine, theirs)), strict=False):
+            _merge(to, source)
+        return write_json(mine)
+    except ValueError:
+        return decode
+
+
+def _merge(to: Any, source: Any) -> None:
+    with contextlib.suppress(KeyError, TypeError):
+        to["meta_info"][FIELD] = source["meta_info"][FIELD] + to["meta_info"][FIELD]
+
+
+def _payload(event: bytes) -> Any:
+    with contextlib.suppress(ValueError):
+        return read_json(event[5:]) if event.startswith(b"data:") else None
+    return None

@@ -1,0 +1,122 @@
+"""What is recorded for operators: totals, times to first token, pools and pressures as they were."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from laps_core.pools.controller import Move
+from laps_core.pools.pressure import POOLS, Pool, quantile
+from prometheus_client import CollectorRegistry, Histogram
+
+from .pools.choice import Choice
+from .servers.instances import PrefillInstance
+
+PREFIX = "laps_router_"
+"""Begins the name of every metric."""
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, 60.0)
+TTFT_KEPT = 4096
+"""Times to first token kept per class, however long the window is."""
+TTFT_SPAN_S = 10.0
+"""A point of the TTFT history covers this much time (seconds)."""
+MOVES_KEPT = 100
+
+
+def _zeros() -> dict[Pool, int]:
+    return dict.fromkeys(POOLS, 0)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals since the start, some of them by class; COUNTERS says of what."""
+
+    requests: dict[Pool, int] = field(default_factory=_zeros)
+    spilled: dict[Pool, int] = field(default_factory=_zeros)
+    tokens: dict[Pool, int] = field(default_factory=_zeros)
+    moves: dict[Pool, int] = field(default_factory=_zeros)
+    prefix_tokens: int = 0
+    copied: int = 0
+    retried: int = 0
+    failed: int = 0
+    rejected: int = 0
+    refused: int = 0
+    disconnected: int = 0
+
+
+COUNTERS = {
+    "requests": ("requests", "class", "Requests by class"),
+    "spilled": ("spilled", "class", "Requests sent to the other pool, by class"),
+    "tokens": ("new_tokens", "class", "Expected new tokens by class"),
+    "moves": ("migrations", "target", "Instances moved, by the pool they moved to"),
+    "prefix_tokens": ("prefix_tokens", "", "Tokens expected to be found in a prefix cache"),
+    "copied": ("copied", "", "Requests sent to the short pool to leave a copy of a shared prefix there"),
+    "retried": ("retried", "", "Requests sent to a second instance"),
+    "failed": ("failed", "", "Requests answered 502 or 504, or cut off"),
+    "rejected": ("rejected", "", "Requests answered 503"),
+    "refused": ("refused", "", "Requests answered 4xx by the router"),
+    "disconnected": ("disconnected", "", "Requests whose client went away"),
+}
+"""Of each of Counts the name of its metric, the metric's label, and what it is."""
+
+
+class Journal:
+    """Looks back ``history_s``, with ``samples`` beats of the control loop in it (seconds, samples)."""
+
+    def __init__(self, history_s: float, samples: int) -> None:
+        self.counts = Counts()
+        self.moves: deque[dict[str, Any]] = deque(maxlen=MOVES_KEPT)
+        """Newest first, JSON-ready; times here and in samples are seconds since 1970."""
+        self.samples: deque[dict[str, Any]] = deque(maxlen=max(2, samples))
+        self.registry = CollectorRegistry(auto_describe=False)
+        text = "Time to first token by class (seconds)"
+        histogram = Histogram(f"{PREFIX}ttft_seconds", text, ["class"], buckets=TTFT_BUCKETS_S, registry=self.registry)
+        self._histograms = {p: histogram.labels(p) for p in POOLS}
+        self._history_s = history_s
+        self._ttft: dict[Pool, deque[tuple[float, float]]] = {p: deque(maxlen=TTFT_KEPT) for p in POOLS}
+        """When each first token came, and how long it took (seconds)."""
+
+    def note_choice(self, choice: Choice, tokens: int) -> None:
+        """Count a request of ``tokens`` in all that found its place."""
+        c = self.counts
+        c.requests[choice.length_class] += 1
+        c.tokens[choice.length_class] += choice.new_tokens
+        c.prefix_tokens += tokens - choice.new_tokens
+        c.spilled[choice.length_class] += choice.spilled
+        c.copied += choice.copies
+
+    def note_ttft(self, length_class: Pool, seconds: float) -> None:
+        """Note one first token."""
+        self._ttft[length_class].append((time.monotonic(), seconds))
+        self._histograms[length_class].observe(seconds)
+
+    def note_beat(self, instances: Sequence[PrefillInstance], pressure: dict[Pool, float], move: Move | None) -> None:
+        """One sample: pool and health of each server, pool pressures, any move."""
+        at = round(time.time(), 3)
+        if move is not None:
+            self.counts.moves[move.target] += 1
+            told = {"instance": move.name, "from": move.source, "to": move.target, "reason": move.reason}
+            self.moves.appendleft({"at": at, **told})
+        recent = self.ttft_ms(TTFT_SPAN_S)
+        self.samples.append(
+            {
+                "at": at,
+                "pools": ["s" if i.pool == "short" else "l" for i in instances],
+                "healthy": [int(i.healthy) for i in instances],
+                "pressure": {p: round(pressure[p], 4) for p in POOLS},
+                "ttft_p90_ms": {p: recent[p]["p90"] for p in POOLS},
+            }
+        )
+
+    def ttft_ms(self, window_s: float | None = None) -> dict[str, dict[str, Any]]:
+        """Per class: number of samples so far back (seconds; None: all), and p50, p90, p99 (ms; None without any)."""
+        start = time.monotonic() - (window_s or self._history_s)
+        result: dict[str, dict[str, Any]] = {}
+        for p in POOLS:
+            values = [seconds for at, seconds in self._ttft[p] if at >= start]
+            result[p] = {"count": len(values)}
+            for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+                result[p][name] = round(quantile(values, q) * 1e3, 3) if values else None
+        return result

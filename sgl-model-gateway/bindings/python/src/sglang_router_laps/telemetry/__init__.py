@@ -1,1 +1,0 @@
-"""What is recorded for operators: counts, times to first token, pools and pressures as they were."""
