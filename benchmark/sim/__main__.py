@@ -25,7 +25,7 @@ from benchmark.sim.profile import Profile
 from benchmark.sim.variants import ROUTERS, VARIANTS, run
 from benchmark.workloads import named
 from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix, uniform
+from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix
 from benchmark.workloads.streams import Closed, Jobs, Sessions, Stream, Trace
 
 OUT = Path(__file__).resolve().parents[2] / "out" / "sim"
@@ -48,10 +48,10 @@ def stream(args: argparse.Namespace, profile: Profile, servers: int) -> Stream:
     if args.load in FOLLOWING:
         sizes: Sizes = mix(lmsys(256), log_uniform(*args.long), args.long_share)
         if args.load == "closed":
-            return Closed(sizes, args.clients, n, seed, slo_s=slo_s)
+            return Closed(sizes, args.clients, n, seed, slo_s)
         if args.load == "jobs":
-            return Jobs(sizes, args.clients, n, seed, slo_s=slo_s)
-        return Sessions(sizes, uniform(10, 200), args.clients, n, seed=seed, slo_s=slo_s)
+            return Jobs(sizes, args.clients, n, seed, slo_s)
+        return Sessions(sizes, args.clients, n, seed, slo_s)
     workload = named.make(args.load, named.Scale(args.longest, args.long[1]))
     capacity = servers / mean_service_s(profile, workload.sample(SAMPLE, random.Random(f"{seed} sample")), args.chunk)
     utilisation = args.utilisation if args.rate is None else args.rate / capacity

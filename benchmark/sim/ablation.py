@@ -158,7 +158,7 @@ def basis(r: Run) -> None:
         ("LAPS, uncached", "laps", {"length_basis": "uncached"}),
         ("LAPS, prompt", "laps", {"length_basis": "prompt"}),
     ):
-        turns = Sessions(mix(uniform(50, 600), LONG, 0.2), uniform(10, 200), 300, r.requests, think_s=6.0, seed=r.seed)
+        turns = Sessions(mix(uniform(50, 600), LONG, 0.2), 300, r.requests, r.seed, think_s=6.0)
         o = run(VARIANTS[variant], turns, r.profile, chunk=CHUNK, knobs=more)
         rows.append((name, *cells(o)))
         p90[name] = o.groups(warm=0.05)["short"].ttft["p90"]

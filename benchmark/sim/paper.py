@@ -24,7 +24,7 @@ from benchmark.sim.metrics import Outcome
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import VARIANTS, run
 from benchmark.workloads.lengths import Sizes, fixed, lmsys, log_uniform, mix
-from benchmark.workloads.streams import Closed, Jobs, Open, Populations, Stream
+from benchmark.workloads.streams import Closed, Jobs, Open, Stream, populations
 
 OUT = Path(__file__).resolve().parents[2] / "out" / "paper"
 MODELS = ("7b", "14b", "32b")
@@ -312,7 +312,7 @@ def interference(r: Run) -> None:
             seen[name] = [
                 r.point(
                     path, "7b",
-                    lambda s=s, n=n: Populations([(lmsys(256), s), (fixed(4096), n)], r.seed),  # type: ignore[misc]
+                    lambda s=s, n=n: populations([(lmsys(256), s), (fixed(4096), n)], r.seed),  # type: ignore[misc]
                     until_s=span_s,
                 )
                 for s, n in zip(short_clients, long_clients, strict=True)
