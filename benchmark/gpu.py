@@ -25,10 +25,10 @@ from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE as LONE_BAR
 from benchmark.results.bars import Bar
 from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import interleaved
-from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, DEVICES
+from benchmark.rig import devices
+from benchmark.rig.devices import CPU, CUDA
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
@@ -85,43 +85,31 @@ def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequen
     return Piece("gpu-lone", "A short request alone", text, args.seed, tables, figures, data={"ttft_s": seen})
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="python -m benchmark.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, whole=True)
     p.add_argument("--minutes", type=float, default=15.0, help="in all, the servers' start included (15)")
     p.add_argument("--workload", default="mixed,code,azure", help="of benchmark.serve, with commas (mixed,code,azure)")
     p.add_argument("--skip-slices", action="store_true")
     p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
     p.add_argument("--longest", type=int, default=16384, help="longest prompt, tokens (16384)")
-    p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=8.0, help="of arrivals in a round (8)")
     p.add_argument("--utilisation", type=float, default=0.6)
     p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--out", type=Path, default=model.REPO / "out" / "gpu")
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = p.parse_args(argv)
     args.tokens, begin = args.chunk, time.monotonic()
     say = Progress()
-    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    device = devices.this(args.device)
     prompts = Prompts(device.vocabulary, args.seed, args.longest, reuse=False, prefill_only=True)
     found = [*(BUILT_IN[n] for n in NAMES), slices.UNSLICED]
-    how = command("benchmark.gpu", argv)
 
     def done(piece: Piece, left: Path | None = None) -> None:
         """`left`: the folder where its pictures are."""
         if not piece.name.startswith("gpu-"):
             piece.name, piece.title = f"gpu-{piece.name}", f"{piece.title}, on a GPU"
-        piece.command = how
         out = args.out / piece.name
-        piece.write(out)
+        piece.leave(out, "benchmark.gpu", argv)
         for picture in piece.pictures:
             shutil.copy((left or out) / picture, out)
-        piece.tell(out)
 
     with command_line("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
         done(loads(fleet, time.monotonic() - begin, args))

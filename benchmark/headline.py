@@ -13,16 +13,15 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from laps_core.scheduling.gap import WIDEST
 
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import NO_MORE
 from benchmark.results.metrics import KINDS
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.rig import devices
+from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, STOCK
@@ -68,30 +67,23 @@ def terms(fleet: Fleet, measured: compare.Measured, device: Device, longest: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="./run bench", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=5, help="at least 5 for a verdict (5)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals in a round (12)")
-    parser.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--out", type=Path, default=model.REPO / "out", help="results go to its headline/ and overload/"
-    )
-    args = parser.parse_args(argv)
+    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1)
+    p.add_argument("--seconds", type=float, default=12.0, help="of arrivals in a round (12)")
+    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
+    args = p.parse_args(argv)
     if args.rounds < 1 or args.seconds <= 0:
-        parser.exit(2, f"{parser.prog}: --rounds and --seconds are positive\n")
+        p.exit(2, f"{p.prog}: --rounds and --seconds are positive\n")
     say = Progress()
     with command_line("bench"):
         pieces = _run(args, say)
     for piece in pieces:
-        piece.command = command("benchmark.headline", argv)
-        piece.write(args.out / piece.name)
-        piece.tell(args.out / piece.name)
+        piece.leave(args.out / piece.name, "benchmark.headline", argv)
     say("done")
     return 0
 
 
 def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
-    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    device = devices.this(args.device)
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
     longest = LONG_CHUNKS * device.chunk
     settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import interleaved, ratio
 from benchmark.rig import model, servers
 
@@ -153,23 +153,17 @@ def spawn(variant: str, lengths: Sequence[int], seed: int) -> Rounds:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmark.rounds_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="queue lengths, separated by commas")
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each variant, in turns (default: 5)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "rounds-cost")
-    parser.add_argument("--child", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    rounds = "processes of each variant, in turns (5)"
+    p = parser("python -m benchmark.rounds_cost", __doc__, "rounds-cost", rounds=rounds, seed=1, whole=True)
+    p.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="queue lengths, separated by commas")
+    p.add_argument("--child", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
     try:
         lengths = sorted({int(n) for n in args.lengths.split(",")})
     except ValueError:
-        parser.error(f"--lengths: {args.lengths!r} is not a list of whole numbers")
+        p.error(f"--lengths: {args.lengths!r} is not a list of whole numbers")
     if lengths[0] < 1 or args.rounds < 1:
-        parser.error("--lengths and --rounds are at least 1")
+        p.error("--lengths and --rounds are at least 1")
     if args.child:
         return child(args.child, lengths, args.seed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -202,10 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables=[Table("CPU time of one round (ms)", columns, rows)],
         figures=figures,
         data={"seconds": {v: {str(n): x for n, x in m.items()} for v, m in medians.items()}},
-        command=command("benchmark.rounds_cost", argv),
     )
-    piece.write(args.out)
-    piece.tell(args.out, every=True)
+    piece.leave(args.out, "benchmark.rounds_cost", argv, every=True)
     return 0
 
 

@@ -29,9 +29,9 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import pictures
 from benchmark.results.metrics import KINDS, curve
-from benchmark.results.piece import Piece, command
+from benchmark.results.piece import Piece
 from benchmark.rig import devices, model, variants
-from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
 from benchmark.rig.progress import Progress
 from benchmark.suites.serve import check, closed, compare, judge, tables
@@ -75,7 +75,7 @@ def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, lis
     """Arguments, device, variants; ends with one line where they make no sense."""
     p = parser()
     args = p.parse_args(argv)
-    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    device = devices.this(args.device)
     try:
         given = [variants.given(text) for text in args.variant]
         names = args.variants.split(",") if args.variants else list(device.variants)
@@ -190,9 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             made = compared(args, device, found, chunk, longest, say)
         for piece, out in made:
-            piece.command = command("benchmark.serve", argv)
-            piece.write(out)
-            piece.tell(out)
+            piece.leave(out, "benchmark.serve", argv)
     return 0
 
 

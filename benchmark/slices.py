@@ -17,16 +17,15 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE, NO_MORE
 from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import Ratio, interleaved, ratio
 from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, command_line
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, Variant
@@ -135,27 +134,17 @@ def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
     ]
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="./run bench slices", description=(__doc__ or "").split("\n", 1)[0])
-    p.add_argument("--rounds", type=int, default=5, help="at least 5 for a verdict (5)")
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1)
     p.add_argument("--tokens", type=int, default=8192, help="of the long prompt, in one chunk (8192)")
     p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
     p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--out", type=Path, default=model.REPO / "out" / "slices")
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser()
     args = p.parse_args(argv)
     if args.rounds < 1 or args.tokens < 512:
         p.exit(2, f"{p.prog}: --rounds is positive, --tokens at least 512\n")
     with command_line("bench slices"):
-        piece = run(args, DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)])
-    piece.command = command("benchmark.slices", argv)
-    piece.write(args.out)
-    piece.tell(args.out, every=True)
+        piece = run(args, devices.this(args.device))
+    piece.leave(args.out, "benchmark.slices", argv, every=True)
     return 0
 
 

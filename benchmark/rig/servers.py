@@ -231,14 +231,17 @@ def minilb(
 
 
 @contextlib.contextmanager
-def running(*servers: Server, timeout_s: float = 240.0) -> Iterator[tuple[Server, ...]]:
+def running(
+    *servers: Server, timeout_s: float = 240.0, say: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[Server, ...]]:
     """Start all, wait for all, stop all."""
     try:
         for s in servers:
             s.start()
         for s in servers:
-            s.ready(timeout_s)
+            s.ready(timeout_s, lambda _, name=s.name: say(f"starting the {name}"))  # type: ignore[misc]
         yield servers
     finally:
+        say("stopping the servers")
         for s in reversed(servers):
             s.stop()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from benchmark.workloads import traces
 from benchmark.workloads.job import THRESHOLD, Job
 from benchmark.workloads.lengths import Sizes, fixed, lmsys, log_uniform, mix, uniform
-from benchmark.workloads.streams import poisson, times
+from benchmark.workloads.streams import in_turn, poisson, times
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,7 @@ class Turns(Workload):
     def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
         rate = offer.utilisation * offer.capacity_per_s / self.turns
         users = [self._conversation(1 + i, at, rng) for i, at in enumerate(poisson(rate, offer.span_s, rng))]
-        flat = sorted((job for user in users for job in user if job.at_s < offer.span_s), key=lambda job: job.at_s)
-        last: dict[int, int] = {}
-        jobs = []
-        for i, job in enumerate(flat):
-            jobs.append(replace(job, after=last.get(job.stream)))
-            last[job.stream] = i
-        return jobs
+        return in_turn(job for user in users for job in user if job.at_s < offer.span_s)
 
 
 HEADLINE_SHORT = (16, 128)

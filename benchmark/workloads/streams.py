@@ -6,7 +6,7 @@ What ``engine.simulate`` plays. An open one is a list of jobs in order, which is
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -48,6 +48,16 @@ def times(gap: Callable[[], float], span_s: float) -> Iterator[float]:
 def poisson(rate_per_s: float, span_s: float, rng: random.Random) -> Iterator[float]:
     """Arrival times (seconds), each drawn when it is asked for."""
     return times(lambda: rng.expovariate(rate_per_s), span_s)
+
+
+def in_turn(jobs: Iterable[Job]) -> list[Job]:
+    """Jobs in order of their times, where each of a conversation waits for the answer before it."""
+    found: list[Job] = []
+    last: dict[int, int] = {}
+    for i, job in enumerate(sorted(jobs, key=lambda job: job.at_s)):
+        found.append(replace(job, after=last.get(job.stream)) if job.goes_on else job)
+        last[job.stream] = i
+    return found
 
 
 @dataclass

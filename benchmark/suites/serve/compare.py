@@ -16,8 +16,7 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import Slo, figures
 from benchmark.results.rounds import Ratio, interleaved, ratio
-from benchmark.rig import stats
-from benchmark.rig.fleet import flush, get_json
+from benchmark.rig.fleet import busy_s, flush
 from benchmark.suites.serve import calibrate
 from benchmark.workloads.job import Job
 from benchmark.workloads.named import Offer, Workload
@@ -147,9 +146,10 @@ def run(
     for i, name in interleaved(names, settings.rounds):
         say(f"{workload.name}: round {i + 1} of {settings.rounds}, {name}")
         seed = settings.seed * 1000 + i
-        before = busy_s(servers, name)
+        servers.target(name)
+        before = busy_s(servers.prefill(name))
         answers = load(servers, name, arrivals(workload, measured, settings, seed), prompts, seed)
-        after = busy_s(servers, name)
+        after = busy_s(servers.prefill(name))
         if answers and all(a.ttft_s is None for a in answers):
             raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
         seen[name].append(answers)
@@ -157,15 +157,6 @@ def run(
             took = max((a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None), default=settings.span_s)
             busy.setdefault(name, []).append((after - before) / took)
     return Compared(measured, Slo(settings.slo_factor, measured.lone), seen, busy)
-
-
-def busy_s(servers: Servers, name: str) -> float | None:
-    """Device seconds the variant's prefill server has spent so far; None where it does not say."""
-    servers.target(name)
-    status = get_json(servers.prefill(name), "/laps_status")
-    if not status or not status.get("enabled"):
-        return None
-    return stats.busy_s(status)
 
 
 def goodput(
