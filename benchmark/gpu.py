@@ -26,7 +26,7 @@ from benchmark.results.bars import LONE as LONE_BAR
 from benchmark.results.bars import Bar
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.results.rounds import interleaved
+from benchmark.results.rounds import in_turns
 from benchmark.rig import devices
 from benchmark.rig.devices import CPU, CUDA
 from benchmark.rig.fleet import Fleet, command_line, get_json
@@ -67,10 +67,12 @@ def loads(fleet: Fleet, started_s: float, args: argparse.Namespace) -> Piece:
 
 def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequence[str]) -> Piece:
     """A short request alone, the servers in turns of a few requests: what LAPS adds where there is nothing to gain."""
-    seen: dict[str, list[list[float]]] = {name: [] for name in names}
-    for i, name in interleaved(names, LONE_ROUNDS):
+
+    def once(i: int, name: str) -> list[float]:
         bodies = prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (LONE + 1), args.seed * 7000 + i)
-        seen[name].append(asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:])
+        return asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:]
+
+    seen = in_turns(names, LONE_ROUNDS, once, lambda _: None)
     figures = [
         Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), LONE_BAR)
         for name in names

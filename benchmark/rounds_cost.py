@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.results.rounds import interleaved, ratio
+from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
+from benchmark.rig.progress import Progress
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000)
 VARIANTS: dict[str, dict[str, str]] = {"fcfs": {}, "laps": {"SGLANG_LAPS_SCHEDULER": "{}"}}
@@ -168,12 +169,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return child(args.child, lengths, args.seed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     model.make(model.REPO / "out" / "models", SHAPE)
-    medians: dict[str, dict[int, list[float]]] = {v: {n: [] for n in lengths} for v in VARIANTS}
-    batches: dict[str, dict[int, list[float]]] = {v: {n: [] for n in lengths} for v in VARIANTS}
-    for i, variant in interleaved(tuple(VARIANTS), args.rounds):
-        for n, times in spawn(variant, lengths, args.seed + i).items():
-            medians[variant][n].append(statistics.median(took for took, _ in times))
-            batches[variant][n].append(statistics.mean(held for _, held in times))
+
+    def once(i: int, variant: str) -> Rounds:
+        return spawn(variant, lengths, args.seed + i)
+
+    seen = in_turns(tuple(VARIANTS), args.rounds, once, Progress())
+    medians, batches = (
+        {v: {n: [f(x[column] for x in one[n]) for one in rounds] for n in lengths} for v, rounds in seen.items()}
+        for column, f in ((0, statistics.median), (1, statistics.mean))
+    )
     rows, figures = [], []
     for n in lengths:
         r = ratio(medians["laps"][n], medians["fcfs"][n])

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmark.load import client
+from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE, NO_MORE
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.results.rounds import Ratio, interleaved, ratio
+from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig import devices, model
 from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, command_line
@@ -50,9 +51,8 @@ class Seen:
     """Of short requests that came in the middle of a long batch."""
 
 
-def one_round(fleet: Fleet, name: str, prompts: Prompts, tokens: int, seed: int, *, meet: bool) -> Seen:
-    """Alone, then together. Raises ConnectionError where a request fails."""
-    target = fleet.target(name)
+def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet: bool) -> tuple[list[float], ...]:
+    """Short ones alone, long ones alone, together. Raises ConnectionError where a request fails."""
     rng = random.Random(seed)
     short, long = Job(0.0, SHORT_TOKENS), Job(0.0, tokens)
     shorts = asyncio.run(client.one_by_one(target, prompts.bodies([short] * (SHORTS + 1), seed)))[1:]
@@ -63,22 +63,21 @@ def one_round(fleet: Fleet, name: str, prompts: Prompts, tokens: int, seed: int,
         jobs = [long, Job(at_s, SHORT_TOKENS)]
         answers = asyncio.run(client.replay(target, jobs, prompts.bodies(jobs, seed + 2 + i), 60.0))
         if any(a.ttft_s is None for a in answers):
-            raise ConnectionError(f"{name}: a request failed")
+            raise ConnectionError(f"a request to {target.url} failed")
         met += [a.ttft_s for a in answers[1:] if a.ttft_s is not None]
-    return Seen([shorts], [longs], [met])
+    return shorts, longs, met
 
 
 def measure(
     fleet: Fleet, names: Sequence[str], prompts: Prompts, args: argparse.Namespace, say: Progress, *, meet: bool
 ) -> dict[str, Seen]:
     """All rounds, interleaved."""
-    seen = {name: Seen() for name in names}
-    for i, name in interleaved(names, args.rounds):
-        say(f"round {i + 1} of {args.rounds}, {name}")
-        one = one_round(fleet, name, prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
-        mine = seen[name]
-        mine.short, mine.long, mine.met = mine.short + one.short, mine.long + one.long, mine.met + one.met
-    return seen
+
+    def once(i: int, name: str) -> tuple[list[float], ...]:
+        return one_round(fleet.target(name), prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
+
+    seen = in_turns(names, args.rounds, once, say)
+    return {name: Seen(*map(list, zip(*rounds, strict=True))) for name, rounds in seen.items()}
 
 
 def medians(rounds: Sequence[Sequence[float]]) -> list[float]:

@@ -37,7 +37,7 @@ from benchmark.load.prompts import Prompts
 from benchmark.results import bars, pictures
 from benchmark.results.metrics import KINDS
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.results.rounds import interleaved, ratio
+from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
@@ -101,12 +101,13 @@ def shorts() -> Drawn:
 
 def alone(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
     """Median TTFT of lone requests."""
-    medians: dict[str, list[float]] = {name: [] for name in (DUAL, AWD)}
-    for i, name in interleaved(tuple(medians), args.rounds):
-        fleet.say(f"alone: round {i + 1} of {args.rounds}, {name}")
+
+    def once(i: int, name: str) -> float:
         jobs = shorts().sample(60 if args.quick else 200, random.Random(i))
-        times = asyncio.run(client.one_by_one(fleet.target(name), fleet.prompts.bodies(jobs, i)))
-        medians[name].append(statistics.median(times) * 1e3)
+        bodies = fleet.prompts.bodies(jobs, i)
+        return 1e3 * statistics.median(asyncio.run(client.one_by_one(fleet.target(name), bodies)))
+
+    medians = in_turns((DUAL, AWD), args.rounds, once, fleet.say, "alone: ")
     found.figures.append(Figure.of("lone TTFT, AWD / dual queue", ratio(medians[AWD], medians[DUAL]), bars.LONE))
     found.data["alone"] = {"ttft_ms": medians}
 

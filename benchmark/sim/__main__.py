@@ -62,25 +62,13 @@ def stream(args: argparse.Namespace, profile: Profile, servers: int) -> Stream:
 def row(name: str, outcome: Outcome, slo_s: float | None, threshold: int) -> tuple[str, ...]:
     """One line of the table."""
     groups = outcome.groups(threshold, slo_s, warm=0.05)
-
-    def ms(kind: str, q: str) -> str:
-        g = groups[kind]
-        return f"{g.ttft[q] * 1e3:.1f}" if g.requests else "-"
-
-    def of(kind: str, value: str) -> str:
-        g = groups[kind]
-        if not g.requests:
-            return "-"
-        if value == "slow":
-            return f"{g.slowdown['p90']:.1f}"
-        if value == "wait":
-            return f"{g.longest_wait:.2f}"
-        return "-" if g.violations is None else f"{100 * g.violations:.1f}%"
-
+    both = (groups["short"], groups["long"])
     return (
         name, f"{outcome.rate:.1f}", f"{outcome.utilisation:.2f}",
-        *(ms(k, q) for k in ("short", "long") for q in ("p50", "p90", "p99")),
-        *(of(k, v) for v in ("slow", "wait", "slo") for k in ("short", "long")), str(len(outcome.moves)),
+        *(f"{1e3 * g.ttft[q]:.1f}" if g.requests else "-" for g in both for q in ("p50", "p90", "p99")),
+        *(f"{g.slowdown['p90']:.1f}" if g.requests else "-" for g in both),
+        *(f"{g.longest_wait:.2f}" if g.requests else "-" for g in both),
+        *("-" if g.violations is None else f"{100 * g.violations:.1f}%" for g in both), str(len(outcome.moves)),
     )  # fmt: skip
 
 

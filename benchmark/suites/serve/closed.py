@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmark.load import client
+from benchmark.load.client import Loop
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import CLOSED_BEST, CLOSED_WORST
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Table
-from benchmark.results.rounds import interleaved, ratio
+from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig.variants import FCFS, LAPS
 from benchmark.suites.serve.compare import Servers
 from benchmark.workloads.named import Workload
@@ -35,17 +36,21 @@ def run(
     """clients -> variant -> figure -> one value a round. Raises ConnectionError where a request fails."""
     points: dict[int, dict[str, dict[str, list[float]]]] = {}
     for n in clients:
-        say(f"closed loop of {n}")
-        at = points[n] = {name: {"requests_per_s": [], "p50_ms": [], "p90_ms": []} for name in names}
-        for i, name in interleaved(names, rounds):
+
+        def once(i: int, name: str, n: int = n) -> Loop:
             jobs = workload.sample(1000, random.Random(f"{seed} {n} {i}"))
-            bodies = prompts.bodies(jobs, seed * 1000 + i)
-            loop = asyncio.run(client.closed(servers.target(name), bodies, n, seconds))
+            loop = asyncio.run(client.closed(servers.target(name), prompts.bodies(jobs, seed * 1000 + i), n, seconds))
             if loop.failed or not loop.ttft_s:
                 raise ConnectionError(f"{name}: {loop.failed} requests failed with {n} clients")
-            at[name]["requests_per_s"].append(loop.rate)
-            for q in (50, 90):
-                at[name][f"p{q}_ms"].append(1e3 * quantile(loop.ttft_s, q))
+            return loop
+
+        points[n] = {
+            name: {
+                "requests_per_s": [loop.rate for loop in loops],
+                **{f"p{q}_ms": [1e3 * quantile(loop.ttft_s, q) for loop in loops] for q in (50, 90)},
+            }
+            for name, loops in in_turns(names, rounds, once, say, f"closed loop of {n}: ").items()
+        }
     return points
 
 

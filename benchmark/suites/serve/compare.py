@@ -15,7 +15,7 @@ from benchmark.load.client import Answer
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import Slo, figures
-from benchmark.results.rounds import Ratio, interleaved, ratio
+from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig.fleet import busy_s, flush
 from benchmark.suites.serve import calibrate
 from benchmark.workloads.job import Job
@@ -141,10 +141,8 @@ def run(
     say: Callable[[str], None],
 ) -> Compared:
     """All rounds, interleaved. Raises ConnectionError where a variant answers nothing."""
-    seen: dict[str, list[list[Answer]]] = {name: [] for name in names}
-    busy: dict[str, list[float]] = {}
-    for i, name in interleaved(names, settings.rounds):
-        say(f"{workload.name}: round {i + 1} of {settings.rounds}, {name}")
+
+    def once(i: int, name: str) -> tuple[list[Answer], float | None]:
         seed = settings.seed * 1000 + i
         servers.target(name)
         before = busy_s(servers.prefill(name))
@@ -152,11 +150,16 @@ def run(
         after = busy_s(servers.prefill(name))
         if answers and all(a.ttft_s is None for a in answers):
             raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
-        seen[name].append(answers)
-        if before is not None and after is not None:
-            took = max((a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None), default=settings.span_s)
-            busy.setdefault(name, []).append((after - before) / took)
-    return Compared(measured, Slo(settings.slo_factor, measured.lone), seen, busy)
+        if before is None or after is None:
+            return answers, None
+        took = max((a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None), default=settings.span_s)
+        return answers, (after - before) / took
+
+    seen = in_turns(names, settings.rounds, once, say, f"{workload.name}: ")
+    answers = {name: [a for a, _ in rounds] for name, rounds in seen.items()}
+    busy = {name: [b for _, b in rounds if b is not None] for name, rounds in seen.items()}
+    busy = {name: shares for name, shares in busy.items() if shares}
+    return Compared(measured, Slo(settings.slo_factor, measured.lone), answers, busy)
 
 
 def goodput(
