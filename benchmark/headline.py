@@ -26,7 +26,7 @@ from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, STOCK
 from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
-from benchmark.suites.serve import calibrate, compare
+from benchmark.suites.serve import compare
 from benchmark.suites.serve.compare import Compared, Settings
 from benchmark.suites.serve.promises import Terms, worst
 from benchmark.workloads import named
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
         measured = compare.measure(fleet, "fcfs", mixed, prompts, settings)
         say(f"capacity {measured.capacity_per_s:.1f} requests/s of the mix")
         compared = compare.run(fleet, NAMES, mixed, measured, prompts, settings, say)
-        heavy_measured = recalibrated(fleet, heavy, measured, prompts, settings)
+        heavy_measured = compare.measure(fleet, "fcfs", heavy, prompts, settings, measured.lone)
         say(f"capacity {heavy_measured.capacity_per_s:.1f} short requests/s")
         overloaded = compare.run(fleet, OVERLOADED, heavy, heavy_measured, prompts, over, say)
         bounds = terms(fleet, measured, device, longest)
@@ -112,16 +112,6 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     second.tables.insert(0, table)
     second.figures = [*figures, *(f for f in second.figures if not math.isinf(f.value))]
     return [first, second]
-
-
-def recalibrated(
-    fleet: Fleet, workload: named.Workload, measured: compare.Measured, prompts: Prompts, settings: Settings
-) -> compare.Measured:
-    """The same machine under another workload."""
-    target = fleet.target("fcfs")
-    return compare.Measured(
-        measured.lone, calibrate.capacity(target, workload, prompts, settings.calibrate_s, settings.seed), measured.on
-    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
 from benchmark.rig.progress import Progress
-from benchmark.suites.serve import check, closed, compare, judge, tables
+from benchmark.suites.serve import check, closed, compare, tables
 from benchmark.suites.serve.compare import Compared, Measured, Settings
 from benchmark.workloads import named
 
@@ -142,7 +142,7 @@ def piece_of_open(
     picture = f"{name}.svg"
     pictures.distributions(curves, title, out / picture)
     over, figures = tables.ratios(compared, names, base)
-    figures = [*judge.judged(compared, workload.name), *figures]
+    figures = [*tables.judged(compared, workload.name), *figures]
     offered = len(compared.answers[names[0]][0]) / settings.span_s
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "

@@ -43,8 +43,8 @@ from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
-from benchmark.suites.serve import calibrate, compare
 from benchmark.suites.serve import closed as loops
+from benchmark.suites.serve import compare
 from benchmark.suites.serve.compare import Measured, Settings
 from benchmark.workloads.job import LONG, SHORT, THRESHOLD, Job
 from benchmark.workloads.lengths import fixed, lmsys, mix, uniform
@@ -169,10 +169,10 @@ def slo(found: Found, args: argparse.Namespace, say: Progress) -> None:
             lone[kind] = statistics.median(asyncio.run(client.one_by_one(fcfs, bodies)))
         limit = {kind: SLO_FACTOR * s for kind, s in lone.items()}
         mixed = Told("slo", "", lengths, long_slo_s=limit[LONG])
-        capacity = calibrate.capacity(fcfs, mixed, asked, span_s / 2, 4)
+        capacity = compare.capacity(fcfs, mixed, asked, span_s / 2, 4)
         told = Variant(LAPS, (ON, "--laps-ttft-slo-ms", f"{1e3 * limit[SHORT]:.1f}"))
         fleet.add(told)
-        by_kind = calibrate.Lone((THRESHOLD, THRESHOLD + 1, LONG_TOKENS), (lone[SHORT], lone[LONG], lone[LONG]))
+        by_kind = compare.Lone((THRESHOLD, THRESHOLD + 1, LONG_TOKENS), (lone[SHORT], lone[LONG], lone[LONG]))
         settings = Settings(args.rounds, span_s, UTILISATION, 100, SLO_FACTOR, LONG_TOKENS)
         names = (*STOCK, LAPS)
         seen = compare.run(fleet, names, mixed, Measured(by_kind, capacity, STOCK[0]), asked, settings, say)

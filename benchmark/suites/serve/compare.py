@@ -1,4 +1,7 @@
-"""One open load on every variant, in turns, with the same seeded arrivals: what was seen, and its figures."""
+"""One open load on every variant, in turns, with the same seeded arrivals: what was seen, and its figures.
+
+Before it what the machine can do, measured on stock fcfs in the same run: lone prefills, and a closed loop of the mix.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target
@@ -17,11 +22,13 @@ from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import Slo, figures
 from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig.fleet import busy_s, flush
-from benchmark.suites.serve import calibrate
 from benchmark.workloads.job import Job
 from benchmark.workloads.named import Offer, Workload
 
 PATIENCE_S = 60.0
+CLIENTS = 32
+LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+SAMPLE = 600
 GOAL = 0.9
 """Share of each class that must be within its SLO for a rate to count as kept."""
 
@@ -49,11 +56,48 @@ class Settings:
     calibrate_s: float = 5.0
 
 
+@dataclass(frozen=True)
+class Lone:
+    """TTFT of a request that has the server to itself, by its new tokens."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, new: int) -> float:
+        """Seconds; between measured lengths on a line, beyond the last one in proportion."""
+        if new > self.tokens[-1]:
+            return self.seconds[-1] * new / self.tokens[-1]
+        return float(np.interp(new, self.tokens, self.seconds))
+
+
+def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
+    """Measure it: medians. Raises ConnectionError."""
+    tokens = tuple(sorted({n for n in LADDER if n < longest} | {longest}))
+    seconds: list[float] = []
+    for n in reversed(tokens):
+        # The first of them is not counted; long ones are sent less often, they vary less.
+        few = repeats if n > 1024 else 3 * repeats
+        bodies = prompts.bodies([Job(0.0, n)] * (few + 1), seed=n)
+        took = statistics.median(asyncio.run(client.one_by_one(target, bodies))[1:])
+        # A disturbed one never makes a shorter prompt look slower than a longer one.
+        seconds.append(min([took, *seconds]))
+    return Lone(tokens, tuple(reversed(seconds)))
+
+
+def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> float:
+    """Requests/s of the workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
+    jobs = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
+    loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
+    if loop.failed or not loop.ttft_s:
+        raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a closed loop")
+    return loop.rate
+
+
 @dataclass
 class Measured:
     """The machine, as stock fcfs uses it."""
 
-    lone: calibrate.Lone
+    lone: Lone
     capacity_per_s: float
     on: str
     """The variant it was measured on."""
@@ -64,11 +108,13 @@ class Measured:
         return {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s}
 
 
-def measure(servers: Servers, base: str, workload: Workload, prompts: Prompts, settings: Settings) -> Measured:
-    """Lone TTFT and capacity on the variant ``base``. Raises ConnectionError."""
+def measure(
+    servers: Servers, base: str, workload: Workload, prompts: Prompts, settings: Settings, lone: Lone | None = None
+) -> Measured:
+    """Lone TTFT, where it is not known yet, and capacity on the variant ``base``. Raises ConnectionError."""
     target = servers.target(base)
-    lone = calibrate.lone(target, prompts, settings.longest)
-    return Measured(lone, calibrate.capacity(target, workload, prompts, settings.calibrate_s, settings.seed), base)
+    lone = lone or lone_ttft(target, prompts, settings.longest)
+    return Measured(lone, capacity(target, workload, prompts, settings.calibrate_s, settings.seed), base)
 
 
 def arrivals(workload: Workload, measured: Measured, settings: Settings, seed: int) -> list[Job]:
