@@ -24,15 +24,14 @@ from benchmark.rig import devices
 from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
-from benchmark.rig.variants import BUILT_IN, LAPS, STOCK
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
 from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
-from benchmark.suites.serve import compare
-from benchmark.suites.serve.compare import Compared, Settings
+from benchmark.suites.serve.compare import Bench, Compared, Measured, Settings
 from benchmark.suites.serve.promises import Terms, worst
 from benchmark.workloads import named
 
 NAMES = (*STOCK, LAPS)
-OVERLOADED = ("fcfs", "shortest-prefill-first", LAPS)
+OVERLOADED = (FCFS, SPF, LAPS)
 
 
 def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
@@ -57,7 +56,7 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
     return Table("Longest waits under overload", heads, rows, note), figures
 
 
-def terms(fleet: Fleet, measured: compare.Measured, device: Device, longest: int) -> Terms:
+def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Terms:
     """The bounds' terms on this machine; the LAPS server says its gap and its settings."""
     fleet.target(LAPS)
     status = get_json(fleet.prefill(LAPS), "/laps_status")
@@ -92,17 +91,15 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     how = how_served(device, device.chunk, pd=False, prefill_only=True)
     with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
         mixed, heavy = (named.make(n, named.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload"))
-        say("measuring the machine with fcfs")
-        measured = compare.measure(fleet, "fcfs", mixed, prompts, settings)
-        say(f"capacity {measured.capacity_per_s:.1f} requests/s of the mix")
-        compared = compare.run(fleet, NAMES, mixed, measured, prompts, settings, say)
-        heavy_measured = compare.measure(fleet, "fcfs", heavy, prompts, settings, measured.lone)
-        say(f"capacity {heavy_measured.capacity_per_s:.1f} short requests/s")
-        overloaded = compare.run(fleet, OVERLOADED, heavy, heavy_measured, prompts, over, say)
+        bench = Bench(fleet, NAMES, prompts, settings, say)
+        measured = bench.measure(FCFS, mixed)
+        compared = bench.run(mixed, measured)
+        shorts = bench.measure(FCFS, heavy, measured.lone)
+        overloaded = Bench(fleet, OVERLOADED, prompts, over, say).run(heavy, shorts)
         bounds = terms(fleet, measured, device, longest)
-    first = piece_of_open("headline", compared, mixed, NAMES, "fcfs", settings, how, args.out / "headline")
+    first = piece_of_open("headline", compared, mixed, FCFS, settings, how, args.out / "headline")
     first.title = "Headline: short prompts among long ones"
-    second = piece_of_open("overload", overloaded, heavy, OVERLOADED, OVERLOADED[0], over, how, args.out / "overload")
+    second = piece_of_open("overload", overloaded, heavy, FCFS, over, how, args.out / "overload")
     second.title = "Overload: the longest waits"
     second.text += (
         " In each round SGLang's shortest-prefill-first looks up the prefix of every waiting request, and its "

@@ -43,9 +43,8 @@ from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
-from benchmark.suites.serve import closed as loops
 from benchmark.suites.serve import compare
-from benchmark.suites.serve.compare import Measured, Settings
+from benchmark.suites.serve.compare import Bench, Measured, Settings
 from benchmark.workloads.job import LONG, SHORT, THRESHOLD, Job
 from benchmark.workloads.lengths import fixed, lmsys, mix, uniform
 from benchmark.workloads.named import Drawn
@@ -115,7 +114,8 @@ def alone(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
 def closed(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
     """Requests/s over concurrency. A round is A B C, C B A: what drifts meanwhile falls on all of them."""
     seconds, names = 0.5 if args.quick else 2.0, tuple(v.name for v in WINDOWS)
-    seen = loops.run(fleet, names, shorts(), fleet.prompts, CLIENTS, 2 * args.rounds, seconds, 2, fleet.say)
+    settings = Settings(2 * args.rounds, seconds, UTILISATION, 2, SLO_FACTOR, LONG_TOKENS)
+    seen = Bench(fleet, names, fleet.prompts, settings, fleet.say).closed(shorts(), CLIENTS)
     best: list[float] = []
     points: dict[str, Any] = {}
     rows = []
@@ -175,7 +175,7 @@ def slo(found: Found, args: argparse.Namespace, say: Progress) -> None:
         by_kind = compare.Lone((THRESHOLD, THRESHOLD + 1, LONG_TOKENS), (lone[SHORT], lone[LONG], lone[LONG]))
         settings = Settings(args.rounds, span_s, UTILISATION, 100, SLO_FACTOR, LONG_TOKENS)
         names = (*STOCK, LAPS)
-        seen = compare.run(fleet, names, mixed, Measured(by_kind, capacity, STOCK[0]), asked, settings, say)
+        seen = Bench(fleet, names, asked, settings, say).run(mixed, Measured(by_kind, capacity, STOCK[0]))
         status = found.fit("mixed open load", fleet, LAPS)
     share = {k: {n: [1.0 - s for s in seen.values(n, k, "goodput")] for n in names} for k in KINDS}
     ttft = {k: {n: seen.values(n, k, "p90_ms") for n in names} for k in KINDS}

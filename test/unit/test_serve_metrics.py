@@ -124,10 +124,10 @@ def test_tables_have_a_row_per_variant_and_say_what_is_not_there() -> None:
     c = compared(0.25)
     c.answers["laps"] = [[a for a in r if a.job.kind == SHORT] for r in c.answers["laps"]]
     names = list(c.answers)
-    first, second = tables.results(c, names, "t")
+    first, second = tables.results(c, "t")
     assert [row[0] for row in first.rows] == [row[0] for row in second.rows] == names
     assert first.rows[-1][4] == "-"
-    over, found = tables.ratios(c, names, "fcfs")
+    over, found = tables.ratios(c, "fcfs")
     assert "laps" not in [row[0] for row in over[0].rows if row[4] != "-"]
     assert all("fcfs / fcfs" not in f.name for f in found)
     assert str(first).splitlines()[0] == "t"

@@ -10,16 +10,16 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from benchmark.load import client
-from benchmark.load.client import Answer
+from benchmark.load.client import Answer, Loop
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.metrics import Slo, figures
+from benchmark.results.metrics import KINDS, Slo, figures, quantile
 from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig.fleet import busy_s, flush
 from benchmark.workloads.job import Job
@@ -31,6 +31,10 @@ LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
 GOAL = 0.9
 """Share of each class that must be within its SLO for a rate to count as kept."""
+
+
+Points = dict[int, dict[str, dict[str, list[float]]]]
+"""clients -> variant -> figure -> one value a round."""
 
 
 class Servers(Protocol):
@@ -107,20 +111,10 @@ class Measured:
         ladder = {str(n): s for n, s in zip(self.lone.tokens, self.lone.seconds, strict=True)}
         return {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s}
 
-
-def measure(
-    servers: Servers, base: str, workload: Workload, prompts: Prompts, settings: Settings, lone: Lone | None = None
-) -> Measured:
-    """Lone TTFT, where it is not known yet, and capacity on the variant ``base``. Raises ConnectionError."""
-    target = servers.target(base)
-    lone = lone or lone_ttft(target, prompts, settings.longest)
-    return Measured(lone, capacity(target, workload, prompts, settings.calibrate_s, settings.seed), base)
-
-
-def arrivals(workload: Workload, measured: Measured, settings: Settings, seed: int) -> list[Job]:
-    """The jobs of a round: the same for every variant."""
-    offer = Offer(settings.utilisation, settings.span_s, measured.capacity_per_s, measured.lone)
-    return workload.arrivals(offer, random.Random(seed))
+    def arrivals(self, workload: Workload, settings: Settings, seed: int) -> list[Job]:
+        """The jobs of a round: the same for every variant."""
+        offer = Offer(settings.utilisation, settings.span_s, self.capacity_per_s, self.lone)
+        return workload.arrivals(offer, random.Random(seed))
 
 
 @dataclass
@@ -162,80 +156,109 @@ class Compared:
         return ratio(a, b)
 
 
-def load(servers: Servers, name: str, jobs: Sequence[Job], prompts: Prompts, seed: int) -> list[Answer]:
-    """One round on one variant, from an empty prefix cache but for histories older than the round."""
-    target = servers.target(name)
-    bodies = prompts.bodies(jobs, seed)
-    if prompts.reuse:
-        flush(servers.prefill(name))
-        older: dict[int, int] = {}
-        for job in jobs:
-            if not job.goes_on:
-                older[job.stream] = max(older.get(job.stream, 0), job.cached)
-        warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older.items() if tokens]
-        asyncio.run(client.one_by_one(target, warm))
-    return asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
+@dataclass
+class Bench:
+    """Servers under load, in turns."""
 
+    servers: Servers
+    names: Sequence[str]
+    """Variants that are compared."""
+    prompts: Prompts
+    settings: Settings
+    say: Callable[[str], None]
 
-def run(
-    servers: Servers,
-    names: Sequence[str],
-    workload: Workload,
-    measured: Measured,
-    prompts: Prompts,
-    settings: Settings,
-    say: Callable[[str], None],
-) -> Compared:
-    """All rounds, interleaved. Raises ConnectionError where a variant answers nothing."""
+    def measure(self, base: str, workload: Workload, lone: Lone | None = None) -> Measured:
+        """Lone TTFT, where it is not known yet, and capacity on the variant ``base``. Raises ConnectionError."""
+        settings = self.settings
+        self.say(f"measuring the machine with {base}")
+        target = self.servers.target(base)
+        lone = lone or lone_ttft(target, self.prompts, settings.longest)
+        measured = capacity(target, workload, self.prompts, settings.calibrate_s, settings.seed)
+        self.say(f"capacity {measured:.1f} requests/s")
+        return Measured(lone, measured, base)
 
-    def once(i: int, name: str) -> tuple[list[Answer], float | None]:
-        seed = settings.seed * 1000 + i
-        servers.target(name)
-        before = busy_s(servers.prefill(name))
-        answers = load(servers, name, arrivals(workload, measured, settings, seed), prompts, seed)
-        after = busy_s(servers.prefill(name))
-        if answers and all(a.ttft_s is None for a in answers):
-            raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
-        if before is None or after is None:
-            return answers, None
-        took = max((a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None), default=settings.span_s)
-        return answers, (after - before) / took
+    def run(self, workload: Workload, measured: Measured) -> Compared:
+        """An open load, all rounds. Raises ConnectionError where a variant answers nothing."""
+        settings = self.settings
 
-    seen = in_turns(names, settings.rounds, once, say, f"{workload.name}: ")
-    answers = {name: [a for a, _ in rounds] for name, rounds in seen.items()}
-    busy = {name: [b for _, b in rounds if b is not None] for name, rounds in seen.items()}
-    busy = {name: shares for name, shares in busy.items() if shares}
-    return Compared(measured, Slo(settings.slo_factor, measured.lone), answers, busy)
+        def once(i: int, name: str) -> tuple[list[Answer], float | None]:
+            seed = settings.seed * 1000 + i
+            self.servers.target(name)
+            before = busy_s(self.servers.prefill(name))
+            answers = self._load(name, measured.arrivals(workload, settings, seed), seed)
+            after = busy_s(self.servers.prefill(name))
+            if answers and all(a.ttft_s is None for a in answers):
+                raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
+            if before is None or after is None:
+                return answers, None
+            took = max((a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None), default=settings.span_s)
+            return answers, (after - before) / took
 
+        seen = in_turns(self.names, settings.rounds, once, self.say, f"{workload.name}: ")
+        answers = {name: [a for a, _ in rounds] for name, rounds in seen.items()}
+        busy = {name: [b for _, b in rounds if b is not None] for name, rounds in seen.items()}
+        busy = {name: shares for name, shares in busy.items() if shares}
+        return Compared(measured, Slo(settings.slo_factor, measured.lone), answers, busy)
 
-def goodput(
-    servers: Servers,
-    names: Sequence[str],
-    workload: Workload,
-    measured: Measured,
-    prompts: Prompts,
-    settings: Settings,
-    say: Callable[[str], None],
-    steps: int = 5,
-) -> dict[str, float]:
-    """Highest rate (requests/s) with GOAL of each class within its SLO, by halving between 0 and 1.6 of capacity.
+    def goodput(self, workload: Workload, measured: Measured, steps: int = 5) -> dict[str, float]:
+        """Highest rate (requests/s) with GOAL of each class within its SLO, by halving between 0 and 1.6 of capacity.
 
-    0 where not even the lowest rate tried keeps it. Every variant meets the same arrivals at the same rate.
-    """
-    slo = Slo(settings.slo_factor, measured.lone)
-    found = {}
-    for name in names:
-        low, high, rate = 0.0, 1.6, 0.0
-        for step in range(steps):
-            middle = (low + high) / 2
-            say(f"{workload.name}: goodput of {name}, {middle:.2f} of capacity")
-            offered = Settings(**{**vars(settings), "utilisation": middle})
-            jobs = arrivals(workload, measured, offered, settings.seed * 1000 + 500 + step)
-            figure = figures(load(servers, name, jobs, prompts, settings.seed + step), slo)
-            shares = [figure[kind]["goodput"] for kind in ("short", "long")]
-            if all(math.isnan(s) or s >= GOAL for s in shares):
-                low, rate = middle, len(jobs) / settings.span_s
-            else:
-                high = middle
-        found[name] = rate
-    return found
+        0 where not even the lowest rate tried keeps it. Every variant meets the same arrivals at the same rate.
+        """
+        settings = self.settings
+        slo = Slo(settings.slo_factor, measured.lone)
+        found = {}
+        for name in self.names:
+            low, high, rate = 0.0, 1.6, 0.0
+            for step in range(steps):
+                middle = (low + high) / 2
+                self.say(f"{workload.name}: goodput of {name}, {middle:.2f} of capacity")
+                offered = replace(settings, utilisation=middle)
+                jobs = measured.arrivals(workload, offered, settings.seed * 1000 + 500 + step)
+                figure = figures(self._load(name, jobs, settings.seed + step), slo)
+                shares = [figure[kind]["goodput"] for kind in KINDS]
+                if all(math.isnan(s) or s >= GOAL for s in shares):
+                    low, rate = middle, len(jobs) / settings.span_s
+                else:
+                    high = middle
+            found[name] = rate
+        return found
+
+    def closed(self, workload: Workload, clients: Sequence[int]) -> Points:
+        """Closed loops. Raises ConnectionError where a request fails."""
+        settings = self.settings
+        points: Points = {}
+        for n in clients:
+
+            def once(i: int, name: str, n: int = n) -> Loop:
+                jobs = workload.sample(1000, random.Random(f"{settings.seed} {n} {i}"))
+                bodies = self.prompts.bodies(jobs, settings.seed * 1000 + i)
+                loop = asyncio.run(client.closed(self.servers.target(name), bodies, n, settings.span_s))
+                if loop.failed or not loop.ttft_s:
+                    raise ConnectionError(f"{name}: {loop.failed} requests failed with {n} clients")
+                return loop
+
+            points[n] = {
+                name: {
+                    "requests_per_s": [loop.rate for loop in loops],
+                    **{f"p{q}_ms": [1e3 * quantile(loop.ttft_s, q) for loop in loops] for q in (50, 90)},
+                }
+                for name, loops in in_turns(
+                    self.names, settings.rounds, once, self.say, f"closed loop of {n}: "
+                ).items()
+            }
+        return points
+
+    def _load(self, name: str, jobs: Sequence[Job], seed: int) -> list[Answer]:
+        """One round on one variant, from an empty prefix cache but for histories older than the round."""
+        target, prompts = self.servers.target(name), self.prompts
+        bodies = prompts.bodies(jobs, seed)
+        if prompts.reuse:
+            flush(self.servers.prefill(name))
+            older: dict[int, int] = {}
+            for job in jobs:
+                if not job.goes_on:
+                    older[job.stream] = max(older.get(job.stream, 0), job.cached)
+            warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older.items() if tokens]
+            asyncio.run(client.one_by_one(target, warm))
+        return asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))

@@ -6,13 +6,15 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmark.results import bars
 from benchmark.results.bars import Bar
 from benchmark.results.metrics import KINDS, QUANTILES
 from benchmark.results.piece import Figure, Table
+from benchmark.results.rounds import ratio
 from benchmark.rig.variants import FCFS, LAPS, STOCK
-from benchmark.suites.serve.compare import GOAL, Compared
+from benchmark.suites.serve.compare import GOAL, Compared, Points
 
 RATIOS = (
     ("short P50 TTFT", ("short", "p50_ms")),
@@ -31,10 +33,10 @@ def number(value: float, digits: int = 0) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def results(compared: Compared, names: Sequence[str], title: str) -> list[Table]:
+def results(compared: Compared, title: str) -> list[Table]:
     """TTFT and throughput; fairness and SLO."""
     ttft, fair = [], []
-    for name in names:
+    for name in compared.answers:
         whole = compared.pooled(name)
         ttft.append((
             name, *(number(whole[k][f"p{q}_ms"]) for k in KINDS for q in QUANTILES),
@@ -70,10 +72,10 @@ def results(compared: Compared, names: Sequence[str], title: str) -> list[Table]
     return [Table(title, heads, ttft, note), Table("In time, slowdown, longest wait", fair_heads, fair, fair_note)]
 
 
-def ratios(compared: Compared, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure]]:
+def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
     """Every variant over ``base``: medians of per-round ratios."""
     rows, found = [], []
-    for name in names:
+    for name in compared.answers:
         if name == base:
             continue
         cells = []
@@ -138,3 +140,21 @@ def best(compared: Compared, path: Sequence[str], *, most: bool) -> str | None:
     known = {n: m for n, m in medians.items() if not math.isnan(m)}
     pick: Callable[..., str] = max if most else min
     return pick(known, key=known.__getitem__) if known else None
+
+
+def closed(points: Points, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure], dict[str, Any]]:
+    """Of closed loops: tables, ratios over ``base``, raw figures."""
+    tables, compared = [], []
+    for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
+        rows = [(str(n), *(f"{statistics.median(at[name][key]):.1f}" for name in names)) for n, at in points.items()]
+        tables.append(Table(f"Closed loop: {title}", ("clients", *names), rows))
+    for name in names:
+        rates = {
+            n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items() if name != base
+        }
+        bar = bars.CLOSED_WORST if (name, base) == (LAPS, FCFS) else None
+        compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, bar) for n, r in rates.items()]
+        if bar:
+            top = max(r.median for r in rates.values())
+            compared.append(Figure.of("requests/s at LAPS's best point", top, bars.CLOSED_BEST))
+    return tables, compared, {"points": {str(n): at for n, at in points.items()}}
