@@ -150,8 +150,7 @@ def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) 
     ports = {name: servers.free_port() if port is None else port + i for i, name in enumerate(VARIANTS)}
     for name, taken in ports.items():
         servers.require_free(taken, f"router ({name})")
-    decode = servers.decode(folder, out / "decode.log", *COMMON)
-    decode.env = ONE_CORE
+    decode = servers.decode(folder, out / "decode.log", *COMMON, env=ONE_CORE)
     chunk, env = ("--chunked-prefill-size", str(CHUNK)), {**ONE_CORE, **servers.KEEP_MEMORY}
     prefills, routers = [], []
     for name, args in VARIANTS.items():

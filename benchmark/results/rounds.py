@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -87,8 +87,3 @@ def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, floa
 def _coverage(n: int, cut: int) -> float:
     """P(the median lies between the values ranked ``cut`` from either end)."""
     return 1.0 - 2.0 * sum(math.comb(n, i) for i in range(cut + 1)) / 2.0**n
-
-
-def ratios(per_variant: Mapping[str, Sequence[float]], base: str) -> dict[str, Ratio]:
-    """Every other variant over ``base``."""
-    return {name: ratio(v, per_variant[base]) for name, v in per_variant.items() if name != base}

@@ -52,8 +52,7 @@ class Fleet:
             stack.callback(self._stop)
             self._model = self.device.checkpoint()
             if self.pd:
-                decode = servers.decode(self._model, self.log("decode"), *self._args())
-                decode.env = self.device.env
+                decode = servers.decode(self._model, self.log("decode"), *self._args(), env=self.device.env)
                 self.say("starting the decode server")
                 self._decode = stack.enter_context(decode).ready(self.device.start_s)
             if self.together is None:

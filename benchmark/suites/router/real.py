@@ -60,8 +60,7 @@ def run(out: Path, rounds: int, seconds: float, laps_prefill: bool, say: Callabl
         servers.prefill(checkpoint, out / "logs" / f"prefill{i}.log", *flags, env=env, name=f"prefill {i}")
         for i in range(PREFILLS)
     ]
-    decode = servers.decode(checkpoint, out / "logs" / "decode.log", "--max-total-tokens", "262144")
-    decode.env = env
+    decode = servers.decode(checkpoint, out / "logs" / "decode.log", "--max-total-tokens", "262144", env=env)
     up = routers(prefills, [decode], out)
     targets = {name: Target(servers.HOST, router.port) for name, router in up.items()}
     prompts = Prompts(model.VOCABULARY, 1, TOKENS[LONG], reuse=False, prefill_only=False, answer=ANSWER_TOKENS)
