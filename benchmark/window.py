@@ -29,7 +29,7 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmark.load import client
@@ -62,22 +62,14 @@ UTILISATION, SLO_FACTOR = 0.6, 3.0
 QUESTIONS = ("alone", "closed", "slo")
 
 
-@dataclass
-class Found:
-    """What the questions left so far."""
-
-    tables: list[Table] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def fit(self, load: str, fleet: Fleet, name: str) -> dict[str, Any]:
-        """Note the error of the server's latency model under this load; its whole status."""
-        status = get_json(fleet.prefill(name), "/laps_status") or {}
-        told = self.data.setdefault("model", {})[load] = status["latency_model"]
-        if error := told["error"]:
-            for key, bar in (("median", bars.FIT_MEDIAN), ("p90", bars.FIT_P90)):
-                self.figures.append(Figure.of(f"step time, {key} relative error, {load}", error[key], bar))
-        return status
+def fit(piece: Piece, load: str, fleet: Fleet, name: str) -> dict[str, Any]:
+    """Note the error of the server's latency model under this load; its whole status."""
+    status = get_json(fleet.prefill(name), "/laps_status") or {}
+    told = piece.data.setdefault("model", {})[load] = status["latency_model"]
+    if error := told["error"]:
+        for key, bar in (("median", bars.FIT_MEDIAN), ("p90", bars.FIT_P90)):
+            piece.figures.append(Figure.of(f"step time, {key} relative error, {load}", error[key], bar))
+    return status
 
 
 def device(shape: model.Shape, chunk: int, *args: str, env: dict[str, str] | None = None) -> Device:
@@ -98,7 +90,7 @@ def shorts() -> Drawn:
     return Drawn("shorts", "", lmsys(THRESHOLD))
 
 
-def alone(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
+def alone(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
     """Median TTFT of lone requests."""
 
     def once(i: int, name: str) -> float:
@@ -107,11 +99,11 @@ def alone(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
         return 1e3 * statistics.median(asyncio.run(client.one_by_one(fleet.target(name), bodies)))
 
     medians = in_turns((DUAL, AWD), args.rounds, once, fleet.say, "alone: ")
-    found.figures.append(Figure.of("lone TTFT, AWD / dual queue", ratio(medians[AWD], medians[DUAL]), bars.LONE))
-    found.data["alone"] = {"ttft_ms": medians}
+    piece.figures.append(Figure.of("lone TTFT, AWD / dual queue", ratio(medians[AWD], medians[DUAL]), bars.LONE))
+    piece.data["alone"] = {"ttft_ms": medians}
 
 
-def closed(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
+def closed(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
     """Requests/s over concurrency. A round is A B C, C B A: what drifts meanwhile falls on all of them."""
     seconds, names = 0.5 if args.quick else 2.0, tuple(v.name for v in WINDOWS)
     settings = Settings(2 * args.rounds, seconds, UTILISATION, 2, SLO_FACTOR, LONG_TOKENS)
@@ -127,20 +119,20 @@ def closed(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
         best.append(r[AWD].median)
         over = {n: x.as_dict() for n, x in r.items()}
         points[str(clients)] = {"requests_per_s": rate, "ttft_p50_ms": ttft, "ratio": over}
-        found.figures += [Figure.of(f"requests/s, {clients} clients, {n} / dual queue", x) for n, x in r.items()]
+        piece.figures += [Figure.of(f"requests/s, {clients} clients, {n} / dual queue", x) for n, x in r.items()]
         rows.append((
             str(clients), *(f"{statistics.median(v):.0f}" for v in rate.values()),
             *(f"{x} {x.verdict}" for x in r.values()), *(f"{statistics.median(v):.1f}" for v in ttft.values()),
         ))  # fmt: skip
     heads = ("clients", *(f"{n} /s" for n in names), *(f"{n} / dual queue" for n in (AWD, FIXED)))
     heads = (*heads, *(f"TTFT P50 {n} ms" for n in names))
-    found.tables.append(Table("Closed loop of short prompts: requests/s", heads, rows))
-    found.figures += [
+    piece.tables.append(Table("Closed loop of short prompts: requests/s", heads, rows))
+    piece.figures += [
         Figure.of("requests/s at AWD's worst point", min(best), bars.CLOSED_WORST),
         Figure.of("requests/s at AWD's best point", max(best), bars.CLOSED_BEST),
     ]
-    status = found.fit("closed loop of shorts", fleet, AWD)
-    found.data["closed"] = {"points": points, "window": status["window"]}
+    status = fit(piece, "closed loop of shorts", fleet, AWD)
+    piece.data["closed"] = {"points": points, "window": status["window"]}
 
 
 @dataclass(frozen=True)
@@ -155,7 +147,7 @@ class Told(Drawn):
         ]
 
 
-def slo(found: Found, args: argparse.Namespace, say: Progress) -> None:
+def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
     """SLO violations in the mixed load."""
     span_s, asked = 8.0 if args.quick else 20.0, prompts()
     here = device(model.LIKE_LARGE, SLO_CHUNK, env=servers.KEEP_MEMORY)
@@ -176,7 +168,7 @@ def slo(found: Found, args: argparse.Namespace, say: Progress) -> None:
         settings = Settings(args.rounds, span_s, UTILISATION, 100, SLO_FACTOR, LONG_TOKENS)
         names = (*STOCK, LAPS)
         seen = Bench(fleet, names, asked, settings, say).run(mixed, Measured(by_kind, capacity, STOCK[0]))
-        status = found.fit("mixed open load", fleet, LAPS)
+        status = fit(piece, "mixed open load", fleet, LAPS)
     share = {k: {n: [1.0 - s for s in seen.values(n, k, "goodput")] for n in names} for k in KINDS}
     ttft = {k: {n: seen.values(n, k, "p90_ms") for n in names} for k in KINDS}
     best = min(STOCK, key=lambda name: statistics.mean(share[SHORT][name]))
@@ -188,14 +180,14 @@ def slo(found: Found, args: argparse.Namespace, say: Progress) -> None:
     heads = ("", *(f"{k} in violation" for k in KINDS), *(f"{k} P90 ms" for k in KINDS))
     note = ", ".join(f"SLO of {k} requests {1e3 * v:.0f} ms" for k, v in limit.items())
     rate = UTILISATION * capacity
-    found.tables.append(Table(f"Mixed open load, {rate:.1f} requests/s: SLO violations", heads, rows, note))
-    found.figures.append(
+    piece.tables.append(Table(f"Mixed open load, {rate:.1f} requests/s: SLO violations", heads, rows, note))
+    piece.figures.append(
         Figure.of(
             f"short requests in violation, LAPS / {best}, the best of stock",
             ratio(share[SHORT][LAPS], share[SHORT][best]), bars.VIOLATIONS,
         )
     )  # fmt: skip
-    found.data["slo"] = {
+    piece.data["slo"] = {
         "slo_ms": {k: 1e3 * v for k, v in limit.items()}, "capacity_per_s": capacity, "rate_per_s": rate,
         "violations": share, "ttft_p90_ms": ttft, "window": status["window"],
         "busy_share": statistics.median(seen.busy[LAPS]),
@@ -210,7 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = set(filter(None, args.only.split(","))) or set(QUESTIONS)
     if args.rounds < 1 or not wanted <= set(QUESTIONS):
         p.error(f"--rounds is at least 1; --only takes {', '.join(QUESTIONS)}")
-    found, say = Found(), Progress()
+    say = Progress()
+    text = (
+        "Servers with the dual queue alone, with AWD and with a fixed window, in turns; then deadlines in a mixed "
+        f"open load. {args.rounds} rounds."
+    )
+    piece = Piece("window", "The waiting window, deadlines and the latency model", text, 1)
     with command_line("window"):
         if wanted & {"alone", "closed"}:
             # Token ids in and out: the tokenizer's processes would share these few cores with the device they stand
@@ -218,22 +215,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             here = device(model.DEEP, CHUNK, "--skip-tokenizer-init")
             with Fleet(here, CHUNK, WINDOWS, False, args.out, prompts(), say, True) as fleet:
                 if "alone" in wanted:
-                    alone(fleet, found, args)
+                    alone(fleet, piece, args)
                 if "closed" in wanted:
-                    closed(fleet, found, args)
+                    closed(fleet, piece, args)
         if "slo" in wanted:
-            slo(found, args, say)
-    piece = Piece(
-        name="window",
-        title="The waiting window, deadlines and the latency model",
-        text="Servers with the dual queue alone, with AWD and with a fixed window, in turns; then deadlines in a mixed "
-        f"open load. {args.rounds} rounds.",
-        seed=1,
-        tables=found.tables,
-        figures=found.figures,
-        data=found.data,
-    )
-    if pictures.window(found.data, args.out / "window.svg"):
+            slo(piece, args, say)
+    if pictures.window(piece.data, args.out / "window.svg"):
         piece.pictures["window.svg"] = "Requests/s over the dual queue alone; SLO violations."
     piece.leave(args.out, "benchmark.window", argv)
     return 0

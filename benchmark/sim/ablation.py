@@ -98,7 +98,7 @@ def knobs(r: Ablation) -> None:
             }
         rows.append(("stock fcfs", *cells(r.run("fcfs", r.load(utilisation)))))
         r.table(f"{title}, open load at {utilisation:.0%} of capacity", ("", *HEADS), rows)
-        r.data[name] = seen
+        r.piece.data[name] = seen
 
 
 def overhead_closed(r: Ablation) -> None:
@@ -112,7 +112,7 @@ def overhead_closed(r: Ablation) -> None:
         o = r.run(variant, Closed(sizes(), 64, r.requests // 2, r.seed), knobs=more)
         rows.append((name, *cells(o), f"{o.batches / len(o.record):.2f}"))
     r.table("Preemption and guard, 64 clients in a closed loop", ("", *HEADS, "steps/request"), rows)
-    r.data["overhead closed"] = rows
+    r.piece.data["overhead closed"] = rows
 
 
 def window(r: Ablation) -> None:
@@ -131,7 +131,7 @@ def window(r: Ablation) -> None:
                 seen.setdefault(f"{name}, {kind}", []).append((o.rate, o.groups()["short"].ttft["mean"]))
     rows = [(name, *(f"{rate:.0f} / {1e3 * mean:.1f}" for rate, mean in points)) for name, points in seen.items()]
     r.table("Window (ms): requests/s / mean short TTFT (ms)", ("", *(f"{w:g}" for w in widths)), rows)
-    r.data["window"] = seen
+    r.piece.data["window"] = seen
 
 
 def basis(r: Ablation) -> None:
@@ -182,7 +182,7 @@ def scale(r: Ablation) -> None:
             y[label].insert(0, float("nan"))
     caption = "Short P90 TTFT from 1 to 1,000 instances (simulated)."
     r.picture("scale.svg", caption, list(SCALE), {"short P90 TTFT (ms)": y}, "instances", log_y=True)
-    r.data["scale"] = rows
+    r.piece.data["scale"] = rows
 
 
 # -- overload
@@ -255,7 +255,7 @@ def overload(r: Ablation) -> None:
     mine, other = longest["laps"], longest["shortest-prefill-first"]
     r.judge("longest long wait under overload, LAPS (s)", mine, f"<= {bound:.1f}: gap and guard", mine <= bound)
     r.judge("the same, shortest-prefill-first (s)", other, f"> {bound:.1f}: not bounded", other > bound)
-    r.data["overload"] = {"longest_long_wait_s": longest, "promised_s": bound, "rates": [short_rate, long_rate]}
+    r.piece.data["overload"] = {"longest_long_wait_s": longest, "promised_s": bound, "rates": [short_rate, long_rate]}
 
 
 def _alone_s(profile: Profile, tokens: int) -> float:
@@ -274,16 +274,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--requests", type=int, default=20_000, help="per point; more where instances are many")
     p.add_argument("--only", nargs="+", choices=list(QUESTIONS), default=list(QUESTIONS))
     args = p.parse_args(argv)
-    r = Ablation(args.requests, args.seed, args.out, profile=Profile.load(args.profile))
+    piece = Piece("ablation", "Knobs, scale and overload, simulated", "", args.seed)
+    r = Ablation(args.requests, args.seed, args.out, piece, profile=Profile.load(args.profile))
     r.capacity = r.run("fcfs", Closed(sizes(), 256, args.requests, args.seed)).rate
+    piece.text = (
+        f"Profile {r.profile.name} ({r.profile.source}). LMSYS lengths up to 256 tokens and {SHARE:.0%} of 1,024 to "
+        f"8,192; capacity: {r.capacity:.0f} requests/s, what stock fcfs serves 256 clients in a closed loop."
+    )
     for name in args.only:
         QUESTIONS[name](r)
-    piece = Piece(
-        "ablation", "Knobs, scale and overload, simulated",
-        f"Profile {r.profile.name} ({r.profile.source}). LMSYS lengths up to 256 tokens and {SHARE:.0%} of 1,024 to "
-        f"8,192; capacity: {r.capacity:.0f} requests/s, what stock fcfs serves 256 clients in a closed loop.",
-        args.seed, r.tables, r.figures, r.captions, r.data,
-    )  # fmt: skip
     piece.leave(args.out, "benchmark.sim.ablation", argv, every=True)
     return 0
 

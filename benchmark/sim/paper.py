@@ -121,7 +121,7 @@ def single(r: Paper) -> None:
     for model, seen in found.items():
         title = f"One instance, Qwen2.5-{model.upper()}: closed loop"
         r.grid(title, "clients", CLIENTS, seen, ("req/s", "mean ms", "short P90"))
-    r.data["single"] = {m: raw(seen) for m, seen in found.items()}
+    r.piece.data["single"] = {m: raw(seen) for m, seen in found.items()}
     by = found["7b"]
     shown = {"requests/s": ("rate", 1.0), "mean TTFT (ms)": ("mean", 1e3), "short P90 TTFT (ms)": ("short_p90", 1e3)}
     caption = "One H200 with Qwen2.5-7B: throughput and TTFT against concurrency"
@@ -175,7 +175,7 @@ def same_rate(r: Paper) -> None:
     title, x = "One instance, Qwen2.5-7B: Poisson arrivals", [f"{u:.0%}" for u in shares]
     note = f"Capacity: {capacity:.0f} requests/s."
     r.grid(title, "of capacity", x, seen, ("mean ms", "short P90", "long P90"), note)
-    r.data["same rate"] = raw(seen)
+    r.piece.data["same rate"] = raw(seen)
     for base, mine in (("vanilla", "full"), ("0.5.23 fcfs", "0.5.23 LAPS")):
         changes = [f.mean / v.mean for f, v in zip(seen[mine], seen[base], strict=True)]
         best = min(range(len(shares)), key=changes.__getitem__)
@@ -199,7 +199,7 @@ def slo(r: Paper) -> None:
         r.grid(title, "clients", clients, seen, ("over 0.4 s", "req/s"))
         caption = f"Requests above a TTFT of 0.4 s, {servers} instance(s)"
         r.plot(f"slo-{servers}.svg", caption, clients, "clients", seen, {"requests over 0.4 s (%)": ("over", 100.0)})
-        r.data[f"slo {servers}"] = raw(seen)
+        r.piece.data[f"slo {servers}"] = raw(seen)
         _slo_claims(r, servers, clients, seen)
 
 
@@ -249,7 +249,7 @@ def interference(r: Paper) -> None:
         title, figure = f"{kind} P90 TTFT (ms) with more {moving} clients", f"{kind}_p90"
         rows = [(str(n), *(f"{1e3 * getattr(p[i], figure):.0f}" for p in seen.values())) for i, n in enumerate(x)]
         r.table(title, (f"{moving} clients", *seen), rows, "7B; long: 4,096 tokens; closed loops.")
-        r.data[title] = raw(seen)
+        r.piece.data[title] = raw(seen)
         label = f"{moving} clients (0 drawn at 0.5)"
         drawn = {f"{kind} P90 TTFT (ms)": (figure, 1e3)}
         r.plot(f"interference-{moving}.svg", title, [max(v, 0.5) for v in x], label, seen, drawn, log_y=True)
@@ -281,7 +281,7 @@ def window(r: Paper) -> None:
     shown = {"requests/s": ("rate", 1.0), "mean TTFT (ms)": ("mean", 1e3)}
     caption = "Throughput and TTFT of short requests against the waiting window"
     r.plot("window.svg", caption, widths, "longest window (ms)", seen, shown, log_x=False)
-    r.data["window"] = raw(seen)
+    r.piece.data["window"] = raw(seen)
     best, worst, plain = max(changes["awd"]), min(changes["awd"]), min(changes["fixed"])
     r.claim(
         "waiting a few milliseconds buys throughput", f"{percent(best)} at best, {percent(worst)} at worst",
@@ -308,7 +308,7 @@ def distillation(r: Paper) -> None:
     ]  # fmt: skip
     heads = ("", "seconds", "", "busy", "steps/request", "fixed cost of steps")
     r.table(f"{n} requests, {in_flight} in flight, 4 instances of 7B, no deadlines", heads, rows)
-    r.data["distillation"] = {name: vars(p) for name, p in seen.items()}
+    r.piece.data["distillation"] = {name: vars(p) for name, p in seen.items()}
     ratio = seen["LAPS"].seconds / base.seconds
     best = min(seen, key=lambda name: seen[name].seconds)
     r.claim(
@@ -322,20 +322,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.sim.paper", __doc__, "paper", seed=0, whole=True)
     p.add_argument("--requests", type=int, default=4000, help="per point and instance")
     args = p.parse_args(argv)
-    r = Paper(args.requests, args.seed, args.out)
-    for question in (single, same_rate, slo, interference, window, distillation):
-        question(r)
-    table = Table(
-        "The paper's claims", ("claim", "simulated", "verdict", "why"), r.claims,
-        "Analytic profiles, not measured. A composite load, not the paper's: LMSYS lengths and 5% of 1,024 to 8,192.",
-    )  # fmt: skip
-    r.figures.append(Figure(f"claims reached, of {len(r.reached)}", float(sum(r.reached))))
     piece = Piece(
         "paper", "The paper's tables, simulated",
         "The policies as they are served, on simulated H200s with Qwen2.5 (analytic roofline profiles, not measured). "
         "The baseline of the paper is SGLang without prefill graphs; SGLang 0.5.23 with its own stands beside it.",
-        args.seed, [table, *r.tables], r.figures, r.captions, r.data,
+        args.seed,
     )  # fmt: skip
+    r = Paper(args.requests, args.seed, args.out, piece)
+    for question in (single, same_rate, slo, interference, window, distillation):
+        question(r)
+    claims = Table(
+        "The paper's claims", ("claim", "simulated", "verdict", "why"), r.claims,
+        "Analytic profiles, not measured. A composite load, not the paper's: LMSYS lengths and 5% of 1,024 to 8,192.",
+    )  # fmt: skip
+    piece.tables.insert(0, claims)
+    piece.figures.append(Figure(f"claims reached, of {len(r.reached)}", float(sum(r.reached))))
     piece.leave(args.out, "benchmark.sim.paper", argv, every=True)
     return 0
 

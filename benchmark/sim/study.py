@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmark.results import pictures
-from benchmark.results.piece import Figure, Table
+from benchmark.results.piece import Figure, Piece, Table
 from benchmark.sim.metrics import Outcome
 
 SLO_S, WARM = 0.4, 0.1
@@ -46,28 +46,25 @@ class Point:
 
 @dataclass
 class Study:
-    """Settings, and what was found."""
+    """Settings, and the piece that notes what was found."""
 
     requests: int
     """Of one simulation."""
     seed: int
     out: Path
-    tables: list[Table] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    captions: dict[str, str] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
+    piece: Piece
 
     def table(self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
         """Note a table."""
-        self.tables.append(Table(title, heads, rows, note))
+        self.piece.tables.append(Table(title, heads, rows, note))
 
     def picture(
         self, name: str, caption: str, x: Sequence[float], panels: Mapping[str, pictures.Line], label: str, **how: Any
     ) -> None:
         """Draw lines over ``x``, a panel for each y label, and note them. ``how``: as of ``pictures.lines``."""
         pictures.lines(x, list(panels.items()), label, self.out / name, **how)
-        self.captions[name] = caption
+        self.piece.pictures[name] = caption
 
     def judge(self, name: str, value: float, bar: str, met: bool) -> None:
         """Note a figure with a bar of its own."""
-        self.figures.append(Figure(name, value, bar, met))
+        self.piece.figures.append(Figure(name, value, bar, met))
