@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say = Progress()
     device = devices.this(args.device)
     prompts = Prompts(device.vocabulary, args.seed, args.longest, reuse=False, prefill_only=True)
-    found = [*(BUILT_IN[n] for n in NAMES), slices.UNSLICED]
+    found = [BUILT_IN[n] for n in NAMES]
 
     def done(piece: Piece, left: Path | None = None) -> None:
         """`left`: the folder where its pictures are."""
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             wanted, _, some = serve.checked(words)
             for piece, left in serve.compared(wanted, device, some, args.chunk, args.longest, say, fleet):
                 done(piece, left)
-        last = {n: get_json(fleet.prefill(n), "/laps_status") for n in (LAPS, slices.WHOLE)}
+        last = {LAPS: get_json(fleet.prefill(LAPS), "/laps_status")}
         (args.out / "laps_status.json").write_text(json.dumps(last, indent=1) + "\n")
     return 0
 
