@@ -25,10 +25,10 @@ from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE as LONE_BAR
 from benchmark.results.bars import Bar
 from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.results.rounds import interleaved
-from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, DEVICES
+from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.results.rounds import in_turns
+from benchmark.rig import devices
+from benchmark.rig.devices import CPU, CUDA
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
@@ -67,10 +67,12 @@ def loads(fleet: Fleet, started_s: float, args: argparse.Namespace) -> Piece:
 
 def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequence[str]) -> Piece:
     """A short request alone, the servers in turns of a few requests: what LAPS adds where there is nothing to gain."""
-    seen: dict[str, list[list[float]]] = {name: [] for name in names}
-    for i, name in interleaved(names, LONE_ROUNDS):
+
+    def once(i: int, name: str) -> list[float]:
         bodies = prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (LONE + 1), args.seed * 7000 + i)
-        seen[name].append(asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:])
+        return asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:]
+
+    seen = in_turns(names, LONE_ROUNDS, once, lambda _: None)
     figures = [
         Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), LONE_BAR)
         for name in names
@@ -85,43 +87,31 @@ def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequen
     return Piece("gpu-lone", "A short request alone", text, args.seed, tables, figures, data={"ttft_s": seen})
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="python -m benchmark.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, whole=True)
     p.add_argument("--minutes", type=float, default=15.0, help="in all, the servers' start included (15)")
     p.add_argument("--workload", default="mixed,code,azure", help="of benchmark.serve, with commas (mixed,code,azure)")
     p.add_argument("--skip-slices", action="store_true")
     p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
     p.add_argument("--longest", type=int, default=16384, help="longest prompt, tokens (16384)")
-    p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=8.0, help="of arrivals in a round (8)")
     p.add_argument("--utilisation", type=float, default=0.6)
     p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--out", type=Path, default=model.REPO / "out" / "gpu")
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = p.parse_args(argv)
     args.tokens, begin = args.chunk, time.monotonic()
     say = Progress()
-    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    device = devices.this(args.device)
     prompts = Prompts(device.vocabulary, args.seed, args.longest, reuse=False, prefill_only=True)
-    found = [*(BUILT_IN[n] for n in NAMES), slices.UNSLICED]
-    how = command("benchmark.gpu", argv)
+    found = [BUILT_IN[n] for n in NAMES]
 
     def done(piece: Piece, left: Path | None = None) -> None:
         """`left`: the folder where its pictures are."""
         if not piece.name.startswith("gpu-"):
             piece.name, piece.title = f"gpu-{piece.name}", f"{piece.title}, on a GPU"
-        piece.command = how
         out = args.out / piece.name
-        piece.write(out)
+        piece.leave(out, "benchmark.gpu", argv)
         for picture in piece.pictures:
             shutil.copy((left or out) / picture, out)
-        piece.tell(out)
 
     with command_line("gpu"), Fleet(device, args.chunk, found, False, args.out, prompts, say, True) as fleet:
         done(loads(fleet, time.monotonic() - begin, args))
@@ -138,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             wanted, _, some = serve.checked(words)
             for piece, left in serve.compared(wanted, device, some, args.chunk, args.longest, say, fleet):
                 done(piece, left)
-        last = {n: get_json(fleet.prefill(n), "/laps_status") for n in (LAPS, slices.WHOLE)}
+        last = {LAPS: get_json(fleet.prefill(LAPS), "/laps_status")}
         (args.out / "laps_status.json").write_text(json.dumps(last, indent=1) + "\n")
     return 0
 

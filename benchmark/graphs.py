@@ -5,9 +5,9 @@
     python -m benchmark.graphs --shapes 7B --modes breakable graphs --concurrency 1 8 32 128 --prompts lmsys \
         --seconds 4 --rounds 2                     the short version: about five minutes on one GPU
 
-A closed loop of N clients on a prefill server per mode, each prompt new. Modes take turns within a round and figures
-are medians over rounds. What one batch takes on each path: ``benchmark.ladder``. Tables go to the terminal, all of it
-to the folder of --out.
+A closed loop of N clients on a prefill server per mode; no prompt is ever cached. Modes take turns within a round and
+figures are medians over rounds. What one batch takes on each path: ``benchmark.ladder``. Tables go to the terminal, all
+of it to the folder of --out.
 """
 
 from __future__ import annotations
@@ -16,214 +16,136 @@ import argparse
 import asyncio
 import csv
 import gzip
-import itertools
-import json
-import math
 import random
 import re
 import statistics
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmark.load import client
+from benchmark.load.prompts import Prompts
+from benchmark.results import bars, pictures
 from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.rig import load, runner, servers, stats
-from benchmark.rig.model import REPO
+from benchmark.results.metrics import QUANTILES, quantile
+from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.rig import devices, runner
+from benchmark.rig.devices import CUDA, DEVICES, MODELS, Device
+from benchmark.rig.fleet import Fleet, command_line, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import ON, Variant
+from benchmark.workloads.job import THRESHOLD, Job
+from benchmark.workloads.lengths import Sizes, drawn, uniform
+from benchmark.workloads.traces import FOLDER
 
-TRACE = Path(__file__).parent / "traces" / "lmsys_lengths.csv.gz"
-
+CHUNK = 8192
 MODES: dict[str, tuple[str, ...]] = {
-    "disabled": ("--cuda-graph-backend-prefill", "disabled"),
-    "breakable": ("--cuda-graph-backend-prefill", "breakable"),
-    "full": ("--cuda-graph-backend-prefill", "full"),
-    "laps": ("--enable-laps-scheduler",),
-    "graphs": ("--enable-laps-scheduler", "--enable-batch-prefill-cuda-graph"),
+    **{name: ("--cuda-graph-backend-prefill", name) for name in ("disabled", "breakable", "full")},
+    "laps": (ON,),
+    "graphs": (ON, "--enable-batch-prefill-cuda-graph"),
 }
 """``laps`` is the scheduler without full graphs: what it and they each contribute can be told apart."""
 DEFAULT = "breakable"
-
-SHORT = 256
-LMSYS = ((0.0, 1), (0.1, 7), (0.5, 20), (0.9, 129), (0.99, 1180), (1.0, 4005))
-"""Quantiles of the prompt lengths of LMSYS-Chat-1M (tokens, bytes / 4), where the list itself is not at hand."""
-
-LEAST, BEST = Bar(least=0.98), Bar(least=1.15)
-"""Requests/s with the graphs over those of stock, at the worst and at the best number of clients."""
-PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)
 WEIGHTS_GIB = {"0.5B": 1.0, "7B": 15.3, "14B": 29.6, "32B": 65.5}
+SAMPLE = 4000
+"""Prompts of a closed loop before they are sent again."""
+
+Point = tuple[str, int, str]
+"""Prompts, clients, mode."""
 
 
-# -- prompts
+def short_lengths(path: Path) -> list[int]:
+    """Short prompt lengths (tokens) from a file's first column."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    given = [int(row[0]) for row in csv.reader(text.decode().splitlines()) if row and row[0].isdecimal()]
+    return [n for n in given if n <= THRESHOLD] or [THRESHOLD]
 
 
-def lengths_of(path: Path | None, count: int, rng: random.Random) -> list[int]:
-    """Short prompt lengths (tokens), from a file's first column or from the quantiles above."""
-    if path is not None:
-        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        given = [int(row[0]) for row in csv.reader(text.decode().splitlines()) if row and row[0].isdecimal()]
-    else:
-        given = [_quantile(rng.random()) for _ in range(count)]
-    return [n for n in given if n <= SHORT] or [SHORT]
+def device(shape: str, args: argparse.Namespace) -> Device:
+    """The GPU with another model."""
+    base = DEVICES[CUDA]
+    flags = [*base.args, "--attention-backend", args.attention, "--mem-fraction-static", "0.7", *args.flags]
+    return replace(
+        base, args=tuple(flags), chunk=CHUNK, longest=CHUNK, server_gib=1.3 * WEIGHTS_GIB[shape] + 12,
+        checkpoint=lambda: runner.write_shape(shape, MODELS / f"shape-{shape}"),
+    )  # fmt: skip
 
 
-def _quantile(at: float) -> int:
-    for (p0, low), (p1, high) in itertools.pairwise(LMSYS):
-        if at <= p1:
-            part = (at - p0) / (p1 - p0)
-            return round(math.exp(math.log(low) * (1 - part) + math.log(high) * part))
-    return LMSYS[-1][1]
-
-
-class Prompts:
-    """New random prompts whose lengths follow a list."""
-
-    def __init__(self, lengths: Sequence[int], vocabulary: int, seed: str) -> None:
-        self._lengths, self._vocabulary = lengths, vocabulary
-        self._rng = random.Random(seed)
-
-    def __call__(self) -> list[int]:
-        length = self._rng.choice(self._lengths)
-        return [self._rng.randrange(10, self._vocabulary) for _ in range(length)]
-
-
-# -- serving
-
-
-async def closed_loop(url: str, clients: int, seconds: float, prompts: Prompts) -> tuple[list[load.Seen], float]:
-    """``clients`` requests always in flight for ``seconds``. Returns what was seen and the time it took (seconds)."""
-    epoch = time.perf_counter()
-    seen: list[load.Seen] = []
-
-    async def client(http: Any) -> None:
-        while time.perf_counter() - epoch < seconds:
-            seen.append(await load.prefill_only(http, url, prompts(), "short", epoch))
-
-    async with load.session() as http:
-        await asyncio.gather(*(client(http) for _ in range(clients)))
-    return seen, time.perf_counter() - epoch
-
-
-def status(server: servers.Server) -> dict[str, Any]:
+def status(fleet: Fleet, mode: str) -> dict[str, Any]:
     """The ``graphs`` part of /laps_status; empty for a stock server."""
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(server.url + "/laps_status", timeout=30) as reply:
-            return dict(json.load(reply)["graphs"])
-    except (urllib.error.HTTPError, KeyError):
-        return {}
+    return dict((get_json(fleet.prefill(mode), "/laps_status") or {}).get("graphs", {}))
 
 
-def captured(server: servers.Server) -> dict[str, Any]:
+def captured(fleet: Fleet, mode: str) -> dict[str, Any]:
     """Prefill capture of this server: seconds and MiB, of the full graphs if it has any, else of the stock graphs."""
-    graphs = status(server)
+    graphs = status(fleet, mode)
     if graphs.get("on"):
         return {k: graphs[k] for k in ("capture_s", "capture_mib", "row_counts", "faster")}
-    log = server.log.read_text(errors="replace")
+    log = fleet.log(mode).read_text(errors="replace")
     found = re.search(r"target prefill CUDA graph end\. elapsed=([\d.]+) s, mem usage=([-\d.]+) GB", log)
     return {"capture_s": float(found[1]), "capture_mib": float(found[2]) * 1024} if found else {}
 
 
-def measure(server: servers.Server, clients: int, seconds: float, prompts: Prompts) -> dict[str, Any]:
-    """One round of one mode."""
-    before = status(server)
-    seen, took = asyncio.run(closed_loop(server.url, clients, seconds, prompts))
-    after = status(server)
-    good = [s for s in seen if s.error is None]
-    figures: dict[str, Any] = {
-        "per_s": len(good) / took,
-        "tokens_per_s": sum(s.prompt_tokens for s in good) / took,
-        "failed": stats.failed(seen),
-        **stats.quantiles(stats.ttft_ms(seen, "short")),
+def measure(fleet: Fleet, mode: str, sizes: Sizes, clients: int, seconds: float, seed: str) -> dict[str, Any]:
+    """A closed loop on one mode."""
+    target, rng = fleet.target(mode), random.Random(seed)
+    jobs = [Job(0.0, sizes(rng)) for _ in range(SAMPLE)]
+    before = status(fleet, mode)
+    loop = asyncio.run(client.closed(target, fleet.prompts.bodies(jobs, rng.getrandbits(30)), clients, seconds))
+    after = status(fleet, mode)
+    found: dict[str, Any] = {
+        "per_s": loop.rate,
+        "tokens_per_s": loop.rate * statistics.mean(job.new for job in jobs),
+        "failed": loop.failed,
+        **{f"p{q}_ms": 1e3 * quantile(loop.ttft_s, q) for q in QUANTILES},
     }
     if after.get("on"):
         batches, rows = (after[k] - before[k] for k in ("batches", "rows"))
-        figures["hit_rate"] = (after["replayed"] - before["replayed"]) / batches if batches else 0.0
-        figures["padded_share"] = (after["padded_rows"] - before["padded_rows"]) / rows if rows else 0.0
-        figures["why"] = {k: n - before["why"].get(k, 0) for k, n in after["why"].items()}
-    return figures
+        found["hit_rate"] = (after["replayed"] - before["replayed"]) / batches if batches else 0.0
+        found["padded_share"] = (after["padded_rows"] - before["padded_rows"]) / rows if rows else 0.0
+        found["why"] = {k: n - before["why"].get(k, 0) for k, n in after["why"].items()}
+    return found
 
 
-class Bench:
-    """All modes of one model shape."""
-
-    def __init__(self, args: argparse.Namespace, shape: str, folder: Path) -> None:
-        self.args, self.shape, self.folder = args, shape, folder
-        self.modes = {m: MODES[m] for m in args.modes}
-        self.model = runner.write_shape(shape, folder / shape)
-        self.flags = (
-            "--dtype", "bfloat16", "--load-format", "dummy", "--skip-tokenizer-init",
-            "--attention-backend", args.attention, "--sampling-backend", "pytorch", "--grammar-backend", "none",
-            "--max-total-tokens", "131072", "--mem-fraction-static", "0.7", *args.flags,
-        )  # fmt: skip
-
-    def server(self, mode: str) -> servers.Server:
-        log = self.args.out / "logs" / f"graphs-{self.shape}-{mode}.log"
-        return servers.prefill(self.model, log, *self.flags, *self.modes[mode], name=f"{self.shape} {mode}")
-
-    def together(self) -> bool:
-        """Whether all modes fit in memory at once."""
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        return len(self.modes) * (1.3 * WEIGHTS_GIB[self.shape] + 12) < 0.9 * memory
-
-    @contextmanager
-    def up(self, modes: Sequence[str]) -> Iterator[dict[str, servers.Server]]:
-        with ExitStack() as stack:
-            started = {}
-            for mode in modes:
-                print(f"  starting {self.shape} {mode}", flush=True)
-                server = self.server(mode)
-                stack.enter_context(servers.running(server, timeout_s=900.0))
-                started[mode] = server
-            yield started
-
-    def run(self) -> dict[str, Any]:
-        """Medians over rounds per prompts, clients and mode."""
-        rounds: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
-        capture: dict[str, dict[str, Any]] = {}
-        names = list(self.modes)
-        for at in range(self.args.rounds):
-            order = names if at % 2 == 0 else names[::-1]
-            for group in [order] if self.together() else [[m] for m in order]:
-                with self.up(group) as up:
-                    capture |= {m: captured(s) for m, s in up.items()}
-                    self._round(up, at, rounds)
-        rows = []
-        for (kind, clients, mode), seen in rounds.items():
-            row: dict[str, Any] = {"prompts": kind, "clients": clients, "mode": mode}
-            for key in seen[0]:
-                values = [s[key] for s in seen if isinstance(s[key], (int, float))]
-                if values:
-                    row[key] = sum(values) if key == "failed" else round(statistics.median(values), 4)
-            row["why"] = seen[-1].get("why")
-            rows.append(row)
-        return {"shape": self.shape, "capture": capture, "rows": rows}
-
-    def _round(self, up: dict[str, servers.Server], at: int, rounds: dict[tuple[str, int, str], Any]) -> None:
-        vocabulary = 150000
-        kinds = {
-            "lmsys": lengths_of(self.args.lengths, 10000, random.Random(1)),
-            "uniform": list(range(1, SHORT + 1)),
-        }
-        for server in up.values():
-            warm = Prompts(kinds["uniform"], vocabulary, seed=f"warm {self.args.seed}")
-            asyncio.run(closed_loop(server.url, max(self.args.concurrency), self.args.warm, warm))
-        for kind in self.args.prompts:
-            for clients in self.args.concurrency:
-                for mode, server in up.items():
-                    # The same prompts for every mode.
-                    prompts = Prompts(kinds[kind], vocabulary, seed=f"{kind} {clients} {at} {self.args.seed}")
-                    figures = measure(server, clients, self.args.seconds, prompts)
-                    rounds.setdefault((kind, clients, mode), []).append(figures)
+def run(shape: str, args: argparse.Namespace, say: Progress) -> dict[str, Any]:
+    """All modes of one model shape: medians over rounds per prompts, clients and mode."""
+    here = device(shape, args)
+    kinds = {"lmsys": drawn(short_lengths(args.lengths)), "uniform": uniform(1, THRESHOLD)}
+    points = [(kind, clients) for kind in args.prompts for clients in args.concurrency]
+    prompts = Prompts(here.vocabulary, args.seed, CHUNK, reuse=False, prefill_only=True)
+    seen: dict[Point, list[dict[str, Any]]] = {}
+    capture: dict[str, dict[str, Any]] = {}
+    variants = [Variant(mode, MODES[mode]) for mode in args.modes]
+    with Fleet(here, CHUNK, variants, False, args.out / shape, prompts, say) as fleet:
+        for i in range(args.rounds):
+            order = args.modes if i % 2 == 0 else args.modes[::-1]
+            # Where memory holds one server at a time, each does all of a round while it is up.
+            outer = [order] if fleet.together else [[mode] for mode in order]
+            for modes in outer:
+                for mode in modes:
+                    measure(fleet, mode, kinds["uniform"], max(args.concurrency), args.warm, f"warm {args.seed}")
+                    capture[mode] = captured(fleet, mode)
+                for kind, clients in points:
+                    for mode in modes:
+                        say(f"{shape}: round {i + 1} of {args.rounds}, {kind} prompts, {clients} clients, {mode}")
+                        # The same prompts for every mode.
+                        seed = f"{kind} {clients} {i} {args.seed}"
+                        one = measure(fleet, mode, kinds[kind], clients, args.seconds, seed)
+                        seen.setdefault((kind, clients, mode), []).append(one)
+    return {"shape": shape, "capture": capture, "rows": [row(point, rounds) for point, rounds in seen.items()]}
 
 
-# -- what it shows
+def row(point: Point, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over rounds."""
+    kind, clients, mode = point
+    numbers = [key for key in rounds[0] if key not in ("failed", "why")]
+    return {
+        "prompts": kind, "clients": clients, "mode": mode,
+        **{key: round(statistics.median(r[key] for r in rounds), 4) for key in numbers},
+        "failed": sum(r["failed"] for r in rounds), "why": rounds[-1].get("why"),
+    }  # fmt: skip
 
 
 COLUMNS = (
@@ -246,97 +168,66 @@ def figures(result: dict[str, Any]) -> list[Figure]:
         for (kind, clients, mode), row in at.items()
         if mode == "graphs" and (kind, clients, DEFAULT) in at and at[kind, clients, DEFAULT]["per_s"]
     }
-    found = []
-
-    def add(what: str, value: float | None, bar: Bar) -> None:
-        if value is not None:
-            found.append(Figure.of(f"{result['shape']}: {what}", value, bar))
-
+    wanted: list[tuple[str, float | None, Bar]] = []
     if ratios:
-        low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
         told = "requests/s, graphs / {}, {} prompts, {} clients"
-        add(told.format(DEFAULT, *low), ratios[low], LEAST)
-        add(told.format(DEFAULT, *high), ratios[high], BEST)
-    add("padded share at 32 clients, LMSYS lengths", at.get(("lmsys", 32, "graphs"), {}).get("padded_share"), PADDED)
+        for pick, bar in ((min, bars.GRAPHS_WORST), (max, bars.GRAPHS_BEST)):
+            point = pick(ratios, key=ratios.__getitem__)
+            wanted.append((told.format(DEFAULT, *point), ratios[point], bar))
+    padded = at.get(("lmsys", 32, "graphs"), {}).get("padded_share")
     capture = result["capture"].get("graphs") or {}
-    add("capture (s)", capture.get("capture_s"), CAPTURE_S)
-    add("capture (MiB)", capture.get("capture_mib"), CAPTURE_MIB)
-    return found
+    wanted += [
+        ("padded share at 32 clients, LMSYS lengths", padded, bars.PADDED),
+        ("capture (s)", capture.get("capture_s"), bars.CAPTURE_S),
+        ("capture (MiB)", capture.get("capture_mib"), bars.CAPTURE_MIB),
+    ]
+    return [Figure.of(f"{result['shape']}: {what}", v, bar) for what, v, bar in wanted if v is not None]
 
 
-def picture(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Requests/s and P99 over concurrency, a row per shape and prompts."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    panels = [(r, kind) for r in results for kind in dict.fromkeys(row["prompts"] for row in r["rows"])]
-    figure, axes = plt.subplots(len(panels), 2, figsize=(11, 3.4 * len(panels)), squeeze=False)
-    for (result, kind), (rate, tail) in zip(panels, axes, strict=True):
-        for mode in dict.fromkeys(row["mode"] for row in result["rows"]):
-            rows = [r for r in result["rows"] if r["prompts"] == kind and r["mode"] == mode]
-            x = [r["clients"] for r in rows]
-            rate.plot(x, [r["per_s"] for r in rows], marker="o", label=mode)
-            tail.plot(x, [r["p99_ms"] for r in rows], marker="o", label=mode)
-        for axis, what in ((rate, "requests/s"), (tail, "TTFT P99 (ms)")):
-            axis.set(xscale="log", xlabel="clients", ylabel=what, title=f"{result['shape']}, {kind} prompts")
-            axis.grid(alpha=0.3)
-        tail.set_yscale("log")
-        rate.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+def picture(result: dict[str, Any], args: argparse.Namespace, path: Path) -> None:
+    """Requests/s and P99 over the number of clients, for each kind of prompts."""
+    at = {(r["prompts"], r["clients"], r["mode"]): r for r in result["rows"]}
+    panels = [
+        (f"{kind} prompts: {what}", {m: [at[kind, n, m][key] for n in args.concurrency] for m in args.modes})
+        for kind in args.prompts
+        for key, what in (("per_s", "requests/s"), ("p99_ms", "TTFT P99 (ms)"))
+    ]
+    pictures.lines(args.concurrency, panels, "clients", path, title=result["shape"])
 
 
-def device() -> str:
-    """What this ran on."""
-    return str(torch.cuda.get_device_name(0))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["0.5B", "7B", "14B", "32B"], choices=list(WEIGHTS_GIB))
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128])
-    parser.add_argument("--prompts", nargs="+", default=["lmsys", "uniform"], choices=["lmsys", "uniform"])
-    listed = TRACE if TRACE.exists() else None
-    parser.add_argument("--lengths", type=Path, default=listed, help="prompt lengths, first column of a CSV")
-    parser.add_argument("--seconds", type=float, default=8.0, help="one measurement")
-    parser.add_argument(
-        "--warm", type=float, default=10.0, help="load before the first measurement of a server (seconds)"
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--attention", default="fa3", help="attention backend")
-    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more server options; last")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts' tokens")
-    parser.add_argument("--out", type=Path, default=REPO / "out" / "graphs")
-    args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("./run bench graphs", __doc__, "graphs", seed=0, whole=True)
+    p.add_argument("--shapes", nargs="+", default=list(WEIGHTS_GIB), choices=list(WEIGHTS_GIB))
+    p.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    p.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128])
+    p.add_argument("--prompts", nargs="+", default=["lmsys", "uniform"], choices=["lmsys", "uniform"])
+    trace = FOLDER / "lmsys_lengths.csv.gz"
+    p.add_argument("--lengths", type=Path, default=trace, help="prompt lengths, first column of a CSV")
+    p.add_argument("--seconds", type=float, default=8.0, help="one measurement")
+    p.add_argument("--warm", type=float, default=10.0, help="load before a server's measurements of a round (seconds)")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--attention", default="fa3", help="attention backend")
+    p.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more server options; last")
+    args = p.parse_args(argv)
+    if not devices.has_cuda():
         raise SystemExit("Nothing was measured: CUDA graphs need a GPU, and there is none here.")
-    (args.out / "logs").mkdir(parents=True, exist_ok=True)
     text = (
-        f"Batches of short prefills from full graphs against SGLang's own prefill graphs on one {device()}, dummy "
-        f"weights of Qwen2.5 shapes; lengths: {args.lengths.name if args.lengths else 'quantiles of LMSYS-Chat-1M'}."
+        "Batches of short prefills from full graphs against SGLang's own prefill graphs, dummy weights of Qwen2.5 "
+        f"shapes; lengths: {args.lengths.name}."
     )
-    piece = Piece("graphs", "Full graphs for short prefills", text, args.seed, [], [], data={"results": []})
-    piece.command = command("benchmark.graphs", argv)
-    with tempfile.TemporaryDirectory() as folder:
+    piece = Piece("graphs", "Full graphs for short prefills", text, args.seed, data={"results": []})
+    with command_line("bench graphs"):
         for shape in args.shapes:
-            print(f"{shape} on {device()}", flush=True)
-            result = Bench(args, shape, Path(folder)).run()
-            piece.tables = [*piece.tables, table(result)]
+            result = run(shape, args, Progress())
+            piece.tables.append(table(result))
             piece.figures += figures(result)
             piece.data["results"].append(result)
-            print(piece.tables[-1], flush=True)
+            picture(result, args, args.out / f"{shape}.svg")
+            piece.pictures[f"{shape}.svg"] = f"{shape}: requests/s and P99 TTFT over clients, by prefill graphs."
             # After each shape: a run that is cut off keeps what it has.
-            piece.write(args.out)
-    picture(piece.data["results"], args.out / "graphs.png")
-    piece.pictures["graphs.png"] = "Requests/s and P99 TTFT of short prompts over clients, by prefill graphs."
-    piece.write(args.out)
-    for figure in piece.figures:
-        print(figure)
-    print(args.out)
+            piece.leave(args.out, "benchmark.graphs", argv)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

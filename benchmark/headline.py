@@ -13,27 +13,25 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from laps_core.scheduling.gap import WIDEST
 
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import NO_MORE
 from benchmark.results.metrics import KINDS
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.rig import devices
+from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
-from benchmark.rig.variants import BUILT_IN, LAPS, STOCK
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
 from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
-from benchmark.suites.serve import calibrate, compare
-from benchmark.suites.serve.compare import Compared, Settings
+from benchmark.suites.serve.compare import Bench, Compared, Measured, Settings
 from benchmark.suites.serve.promises import Terms, worst
 from benchmark.workloads import named
 
 NAMES = (*STOCK, LAPS)
-OVERLOADED = ("fcfs", "shortest-prefill-first", LAPS)
+OVERLOADED = (FCFS, SPF, LAPS)
 
 
 def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
@@ -58,7 +56,7 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
     return Table("Longest waits under overload", heads, rows, note), figures
 
 
-def terms(fleet: Fleet, measured: compare.Measured, device: Device, longest: int) -> Terms:
+def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Terms:
     """The bounds' terms on this machine; the LAPS server says its gap and its settings."""
     fleet.target(LAPS)
     status = get_json(fleet.prefill(LAPS), "/laps_status")
@@ -68,30 +66,23 @@ def terms(fleet: Fleet, measured: compare.Measured, device: Device, longest: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="./run bench", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=5, help="at least 5 for a verdict (5)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals in a round (12)")
-    parser.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--out", type=Path, default=model.REPO / "out", help="results go to its headline/ and overload/"
-    )
-    args = parser.parse_args(argv)
+    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1)
+    p.add_argument("--seconds", type=float, default=12.0, help="of arrivals in a round (12)")
+    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
+    args = p.parse_args(argv)
     if args.rounds < 1 or args.seconds <= 0:
-        parser.exit(2, f"{parser.prog}: --rounds and --seconds are positive\n")
+        p.exit(2, f"{p.prog}: --rounds and --seconds are positive\n")
     say = Progress()
     with command_line("bench"):
         pieces = _run(args, say)
     for piece in pieces:
-        piece.command = command("benchmark.headline", argv)
-        piece.write(args.out / piece.name)
-        piece.tell(args.out / piece.name)
+        piece.leave(args.out / piece.name, "benchmark.headline", argv)
     say("done")
     return 0
 
 
 def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
-    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    device = devices.this(args.device)
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
     longest = LONG_CHUNKS * device.chunk
     settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)
@@ -100,17 +91,15 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     how = how_served(device, device.chunk, pd=False, prefill_only=True)
     with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
         mixed, heavy = (named.make(n, named.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload"))
-        say("measuring the machine with fcfs")
-        measured = compare.measure(fleet, "fcfs", mixed, prompts, settings)
-        say(f"capacity {measured.capacity_per_s:.1f} requests/s of the mix")
-        compared = compare.run(fleet, NAMES, mixed, measured, prompts, settings, say)
-        heavy_measured = recalibrated(fleet, heavy, measured, prompts, settings)
-        say(f"capacity {heavy_measured.capacity_per_s:.1f} short requests/s")
-        overloaded = compare.run(fleet, OVERLOADED, heavy, heavy_measured, prompts, over, say)
+        bench = Bench(fleet, NAMES, prompts, settings, say)
+        measured = bench.measure(FCFS, mixed)
+        compared = bench.run(mixed, measured)
+        shorts = bench.measure(FCFS, heavy, measured.lone)
+        overloaded = Bench(fleet, OVERLOADED, prompts, over, say).run(heavy, shorts)
         bounds = terms(fleet, measured, device, longest)
-    first = piece_of_open("headline", compared, mixed, NAMES, "fcfs", settings, how, args.out / "headline")
+    first = piece_of_open("headline", compared, mixed, FCFS, settings, how, args.out / "headline")
     first.title = "Headline: short prompts among long ones"
-    second = piece_of_open("overload", overloaded, heavy, OVERLOADED, OVERLOADED[0], over, how, args.out / "overload")
+    second = piece_of_open("overload", overloaded, heavy, FCFS, over, how, args.out / "overload")
     second.title = "Overload: the longest waits"
     second.text += (
         " In each round SGLang's shortest-prefill-first looks up the prefix of every waiting request, and its "
@@ -120,16 +109,6 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     second.tables.insert(0, table)
     second.figures = [*figures, *(f for f in second.figures if not math.isinf(f.value))]
     return [first, second]
-
-
-def recalibrated(
-    fleet: Fleet, workload: named.Workload, measured: compare.Measured, prompts: Prompts, settings: Settings
-) -> compare.Measured:
-    """The same machine under another workload."""
-    target = fleet.target("fcfs")
-    return compare.Measured(
-        measured.lone, calibrate.capacity(target, workload, prompts, settings.calibrate_s, settings.seed), measured.on
-    )
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.rig import model
+from benchmark.results.bars import SLICED_LOGITS
+from benchmark.results.piece import Figure, Piece, Table, parser
 
 ROWS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 REQUESTS = (1, 4, 16, 64)
@@ -193,15 +193,14 @@ def figures(data: dict[str, dict[str, Any]]) -> list[Figure]:
     if not cuts:
         return []
     worst = max(max(c["long_error"], c["short_error"]) for c in cuts)
-    return [Figure("logits in slices against whole, largest relative error", worst, "<= 0.01", worst <= 0.01)]
+    return [Figure.of("logits in slices against whole, largest relative error", worst, SLICED_LOGITS)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser("python -m benchmark.ladder", __doc__, "ladder", whole=True)
     p.add_argument("--emulate", action="store_true", help="tiny model on the CPU")
     p.add_argument("--shapes", nargs="+", default=["0.5B", "7B"], choices=["0.5B", "7B", "14B", "32B"])
     p.add_argument("--attention", default="fa3", help="attention backend (on a GPU)")
-    p.add_argument("--out", type=Path, default=model.REPO / "out" / "ladder")
     p.add_argument("--one", nargs=2, metavar=("SHAPE", "BACKEND"), help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     if args.one:
@@ -215,9 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # After each shape: a run that is cut off keeps what it has.
         text = "One prefill batch at a time, new tokens only, requests of equal lengths; weights are dummies."
         piece = Piece("ladder", "Row counts", text, 0, tables(data), figures(data), data=data)
-        piece.command = command("benchmark.ladder", argv)
-        piece.write(args.out)
-    piece.tell(args.out, every=True)
+        piece.leave(args.out, "benchmark.ladder", argv, every=True)
     return 0
 
 

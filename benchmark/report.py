@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmark.reporting import page, steps
+from benchmark.results import page, steps
 from benchmark.rig import devices
 from benchmark.rig.model import REPO
 from benchmark.rig.progress import Progress

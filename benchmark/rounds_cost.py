@@ -24,9 +24,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.results.rounds import interleaved, ratio
+from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
+from benchmark.rig.progress import Progress
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000)
 VARIANTS: dict[str, dict[str, str]] = {"fcfs": {}, "laps": {"SGLANG_LAPS_SCHEDULER": "{}"}}
@@ -153,33 +154,30 @@ def spawn(variant: str, lengths: Sequence[int], seed: int) -> Rounds:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmark.rounds_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="queue lengths, separated by commas")
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each variant, in turns (default: 5)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "rounds-cost")
-    parser.add_argument("--child", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    rounds = "processes of each variant, in turns (5)"
+    p = parser("python -m benchmark.rounds_cost", __doc__, "rounds-cost", rounds=rounds, seed=1, whole=True)
+    p.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="queue lengths, separated by commas")
+    p.add_argument("--child", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
     try:
         lengths = sorted({int(n) for n in args.lengths.split(",")})
     except ValueError:
-        parser.error(f"--lengths: {args.lengths!r} is not a list of whole numbers")
+        p.error(f"--lengths: {args.lengths!r} is not a list of whole numbers")
     if lengths[0] < 1 or args.rounds < 1:
-        parser.error("--lengths and --rounds are at least 1")
+        p.error("--lengths and --rounds are at least 1")
     if args.child:
         return child(args.child, lengths, args.seed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     model.make(model.REPO / "out" / "models", SHAPE)
-    medians: dict[str, dict[int, list[float]]] = {v: {n: [] for n in lengths} for v in VARIANTS}
-    batches: dict[str, dict[int, list[float]]] = {v: {n: [] for n in lengths} for v in VARIANTS}
-    for i, variant in interleaved(tuple(VARIANTS), args.rounds):
-        for n, times in spawn(variant, lengths, args.seed + i).items():
-            medians[variant][n].append(statistics.median(took for took, _ in times))
-            batches[variant][n].append(statistics.mean(held for _, held in times))
+
+    def once(i: int, variant: str) -> Rounds:
+        return spawn(variant, lengths, args.seed + i)
+
+    seen = in_turns(tuple(VARIANTS), args.rounds, once, Progress())
+    medians, batches = (
+        {v: {n: [f(x[column] for x in one[n]) for one in rounds] for n in lengths} for v, rounds in seen.items()}
+        for column, f in ((0, statistics.median), (1, statistics.mean))
+    )
     rows, figures = [], []
     for n in lengths:
         r = ratio(medians["laps"][n], medians["fcfs"][n])
@@ -202,10 +200,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables=[Table("CPU time of one round (ms)", columns, rows)],
         figures=figures,
         data={"seconds": {v: {str(n): x for n, x in m.items()} for v, m in medians.items()}},
-        command=command("benchmark.rounds_cost", argv),
     )
-    piece.write(args.out)
-    piece.tell(args.out, every=True)
+    piece.leave(args.out, "benchmark.rounds_cost", argv, every=True)
     return 0
 
 

@@ -29,17 +29,19 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import pictures
 from benchmark.results.metrics import KINDS, curve
-from benchmark.results.piece import Piece, command
+from benchmark.results.piece import Piece
 from benchmark.rig import devices, model, variants
-from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
 from benchmark.rig.progress import Progress
-from benchmark.suites.serve import check, closed, compare, judge, tables
-from benchmark.suites.serve.compare import Compared, Measured, Settings
+from benchmark.suites.serve import check, tables
+from benchmark.suites.serve.compare import Bench, Compared, Points, Settings
 from benchmark.workloads import named
 
 BASE = variants.FCFS
 THERE = "the server"
+CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Of closed loops."""
 LONG_CHUNKS = 4
 """A usual long prompt, in chunks."""
 
@@ -56,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rounds", type=int, default=5, help="(5)")
     p.add_argument("--seconds", type=float, default=10.0, help="of arrivals in a round, or of a closed loop (10)")
     p.add_argument("--utilisation", type=float, default=0.6, help="offered work over capacity (0.6)")
-    p.add_argument("--concurrency", type=int, nargs="+", default=list(closed.CLIENTS), help="of --workload closed")
+    p.add_argument("--concurrency", type=int, nargs="+", default=list(CLIENTS), help="of --workload closed")
     p.add_argument("--slo-factor", type=float, default=10.0, help="in time: TTFT within so many lone TTFTs (10)")
     p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
@@ -75,7 +77,7 @@ def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, lis
     """Arguments, device, variants; ends with one line where they make no sense."""
     p = parser()
     args = p.parse_args(argv)
-    device = DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)]
+    device = devices.this(args.device)
     try:
         given = [variants.given(text) for text in args.variant]
         names = args.variants.split(",") if args.variants else list(device.variants)
@@ -125,25 +127,19 @@ def raw(compared: Compared, path: Path) -> None:
 
 
 def piece_of_open(
-    name: str,
-    compared: Compared,
-    workload: named.Workload,
-    names: Sequence[str],
-    base: str,
-    settings: Settings,
-    how: str,
-    out: Path,
+    name: str, compared: Compared, workload: named.Workload, base: str, settings: Settings, how: str, out: Path
 ) -> Piece:
     """Tables, ratios and the picture of a comparison; ``requests.csv.gz`` is written beside them."""
     out.mkdir(parents=True, exist_ok=True)
     raw(compared, out / "requests.csv.gz")
-    curves = {kind: {n: curve([a for r in compared.answers[n] for a in r], kind) for n in names} for kind in KINDS}
+    seen = {name: [a for answers in rounds for a in answers] for name, rounds in compared.answers.items()}
+    curves = {kind: {n: curve(answers, kind) for n, answers in seen.items()} for kind in KINDS}
     title = f"{workload.name} at {settings.utilisation:.0%} of capacity"
     picture = f"{name}.svg"
     pictures.distributions(curves, title, out / picture)
-    over, figures = tables.ratios(compared, names, base)
-    figures = [*judge.judged(compared, workload.name), *figures]
-    offered = len(compared.answers[names[0]][0]) / settings.span_s
+    over, figures = tables.ratios(compared, base)
+    figures = [*tables.judged(compared, workload.name), *figures]
+    offered = len(next(iter(compared.answers.values()))[0]) / settings.span_s
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
         f"requests/s that {compared.measured.on} does in a closed loop of the workload's "
@@ -157,14 +153,14 @@ def piece_of_open(
         title=title,
         text=text,
         seed=settings.seed,
-        tables=[*tables.results(compared, names, title), *over],
+        tables=[*tables.results(compared, title), *over],
         figures=figures,
         pictures={picture: "Distribution of the time to first token; the dotted line is P90."},
         data={
             "settings": vars(settings),
             "measured": compared.measured.as_dict(),
-            "rounds": {n: compared.per_round(n) for n in names},
-            "pooled": {n: compared.pooled(n) for n in names},
+            "rounds": {n: compared.per_round(n) for n in seen},
+            "pooled": {n: compared.pooled(n) for n in seen},
             "busy": compared.busy,
             "goodput_per_s": compared.goodput_per_s,
             "curves_ms": curves,
@@ -190,9 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             made = compared(args, device, found, chunk, longest, say)
         for piece, out in made:
-            piece.command = command("benchmark.serve", argv)
-            piece.write(out)
-            piece.tell(out)
+            piece.leave(out, "benchmark.serve", argv)
     return 0
 
 
@@ -222,28 +216,23 @@ def compared(
     folders = [base_out / w if several and args.out else args.out or base_out / f"serve-{w}" for w in args.workload]
     servers: Any = up or running or Fleet(device, chunk, found, args.pd, folders[0], prompts, say, together)
     with nullcontext() if up else servers:
+        bench = Bench(servers, names, prompts, settings, say)
         if running:
             warm_up(running.url, prompts, longest)
         for name, out in zip(args.workload, folders, strict=True):
             workload = named.make("lmsys" if name == named.CLOSED else name, scale)
             if name == named.CLOSED:
-                points = closed.run(
-                    servers, names, workload, prompts, args.concurrency, args.rounds, args.seconds, args.seed, say
-                )
-                yield _closed(points, names, base, how, args, out), out
+                yield _closed(bench.closed(workload, args.concurrency), names, base, how, args, out), out
                 continue
-            reference = base_of(names, None)
-            say(f"measuring the machine with {reference}")
-            measured: Measured = compare.measure(servers, reference, workload, prompts, settings)
-            say(f"capacity {measured.capacity_per_s:.1f} requests/s")
-            seen = compare.run(servers, names, workload, measured, prompts, settings, say)
+            measured = bench.measure(base_of(names, None), workload)
+            seen = bench.run(workload, measured)
             if args.goodput:
-                seen.goodput_per_s = compare.goodput(servers, names, workload, measured, prompts, settings, say)
-            yield piece_of_open(name, seen, workload, names, base, settings, how, out), out
+                seen.goodput_per_s = bench.goodput(workload, measured)
+            yield piece_of_open(name, seen, workload, base, settings, how, out), out
 
 
-def _closed(points: Any, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
-    over, figures, data = closed.report(points, names, base)
+def _closed(points: Points, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
+    over, figures, data = tables.closed(points, names, base)
     picture = "closed.svg"
     out.mkdir(parents=True, exist_ok=True)
     pictures.over_clients(points, "Closed loop of LMSYS lengths", out / picture)

@@ -17,16 +17,16 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from benchmark.load import client
+from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE, NO_MORE
 from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.results.rounds import Ratio, interleaved, ratio
+from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, command_line
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, Variant
@@ -51,9 +51,8 @@ class Seen:
     """Of short requests that came in the middle of a long batch."""
 
 
-def one_round(fleet: Fleet, name: str, prompts: Prompts, tokens: int, seed: int, *, meet: bool) -> Seen:
-    """Alone, then together. Raises ConnectionError where a request fails."""
-    target = fleet.target(name)
+def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet: bool) -> tuple[list[float], ...]:
+    """Short ones alone, long ones alone, together. Raises ConnectionError where a request fails."""
     rng = random.Random(seed)
     short, long = Job(0.0, SHORT_TOKENS), Job(0.0, tokens)
     shorts = asyncio.run(client.one_by_one(target, prompts.bodies([short] * (SHORTS + 1), seed)))[1:]
@@ -64,22 +63,21 @@ def one_round(fleet: Fleet, name: str, prompts: Prompts, tokens: int, seed: int,
         jobs = [long, Job(at_s, SHORT_TOKENS)]
         answers = asyncio.run(client.replay(target, jobs, prompts.bodies(jobs, seed + 2 + i), 60.0))
         if any(a.ttft_s is None for a in answers):
-            raise ConnectionError(f"{name}: a request failed")
+            raise ConnectionError(f"a request to {target.url} failed")
         met += [a.ttft_s for a in answers[1:] if a.ttft_s is not None]
-    return Seen([shorts], [longs], [met])
+    return shorts, longs, met
 
 
 def measure(
     fleet: Fleet, names: Sequence[str], prompts: Prompts, args: argparse.Namespace, say: Progress, *, meet: bool
 ) -> dict[str, Seen]:
     """All rounds, interleaved."""
-    seen = {name: Seen() for name in names}
-    for i, name in interleaved(names, args.rounds):
-        say(f"round {i + 1} of {args.rounds}, {name}")
-        one = one_round(fleet, name, prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
-        mine = seen[name]
-        mine.short, mine.long, mine.met = mine.short + one.short, mine.long + one.long, mine.met + one.met
-    return seen
+
+    def once(i: int, name: str) -> tuple[list[float], ...]:
+        return one_round(fleet.target(name), prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
+
+    seen = in_turns(names, args.rounds, once, say)
+    return {name: Seen(*map(list, zip(*rounds, strict=True))) for name, rounds in seen.items()}
 
 
 def medians(rounds: Sequence[Sequence[float]]) -> list[float]:
@@ -135,27 +133,17 @@ def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
     ]
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="./run bench slices", description=(__doc__ or "").split("\n", 1)[0])
-    p.add_argument("--rounds", type=int, default=5, help="at least 5 for a verdict (5)")
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1)
     p.add_argument("--tokens", type=int, default=8192, help="of the long prompt, in one chunk (8192)")
     p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
     p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--out", type=Path, default=model.REPO / "out" / "slices")
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser()
     args = p.parse_args(argv)
     if args.rounds < 1 or args.tokens < 512:
         p.exit(2, f"{p.prog}: --rounds is positive, --tokens at least 512\n")
     with command_line("bench slices"):
-        piece = run(args, DEVICES[args.device or (CUDA if devices.has_cuda() else CPU)])
-    piece.command = command("benchmark.slices", argv)
-    piece.write(args.out)
-    piece.tell(args.out, every=True)
+        piece = run(args, devices.this(args.device))
+    piece.leave(args.out, "benchmark.slices", argv, every=True)
     return 0
 
 

@@ -29,23 +29,22 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars, pictures
 from benchmark.results.metrics import KINDS
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.results.rounds import Ratio, interleaved, ratio
+from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
-from benchmark.suites.serve import calibrate, compare
-from benchmark.suites.serve.compare import Measured, Settings
+from benchmark.suites.serve import compare
+from benchmark.suites.serve.compare import Bench, Measured, Settings
 from benchmark.workloads.job import LONG, SHORT, THRESHOLD, Job
 from benchmark.workloads.lengths import fixed, lmsys, mix, uniform
 from benchmark.workloads.named import Drawn
@@ -63,22 +62,14 @@ UTILISATION, SLO_FACTOR = 0.6, 3.0
 QUESTIONS = ("alone", "closed", "slo")
 
 
-@dataclass
-class Found:
-    """What the questions left so far."""
-
-    tables: list[Table] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def fit(self, load: str, fleet: Fleet, name: str) -> dict[str, Any]:
-        """Note the error of the server's latency model under this load; its whole status."""
-        status = get_json(fleet.prefill(name), "/laps_status") or {}
-        told = self.data.setdefault("model", {})[load] = status["latency_model"]
-        if error := told["error"]:
-            for key, bar in (("median", bars.FIT_MEDIAN), ("p90", bars.FIT_P90)):
-                self.figures.append(Figure.of(f"step time, {key} relative error, {load}", error[key], bar))
-        return status
+def fit(piece: Piece, load: str, fleet: Fleet, name: str) -> dict[str, Any]:
+    """Note the error of the server's latency model under this load; its whole status."""
+    status = get_json(fleet.prefill(name), "/laps_status") or {}
+    told = piece.data.setdefault("model", {})[load] = status["latency_model"]
+    if error := told["error"]:
+        for key, bar in (("median", bars.FIT_MEDIAN), ("p90", bars.FIT_P90)):
+            piece.figures.append(Figure.of(f"step time, {key} relative error, {load}", error[key], bar))
+    return status
 
 
 def device(shape: model.Shape, chunk: int, *args: str, env: dict[str, str] | None = None) -> Device:
@@ -94,67 +85,54 @@ def prompts() -> Prompts:
     return Prompts(DEVICES[CPU].vocabulary, 1, LONG_TOKENS, reuse=False, prefill_only=True)
 
 
-def shorts(n: int, seed: int) -> list[bytes]:
-    """``n`` prefills with lengths as in LMSYS-Chat-1M, at most 256 tokens."""
-    rng, draw = random.Random(seed), lmsys(THRESHOLD)
-    return prompts().bodies([Job(0.0, draw(rng)) for _ in range(n)], seed)
+def shorts() -> Drawn:
+    """Prompts with lengths as in LMSYS-Chat-1M, at most 256 tokens."""
+    return Drawn("shorts", "", lmsys(THRESHOLD))
 
 
-def alone(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
+def alone(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
     """Median TTFT of lone requests."""
-    medians: dict[str, list[float]] = {name: [] for name in (DUAL, AWD)}
-    for i, name in interleaved(tuple(medians), args.rounds):
-        fleet.say(f"alone: round {i + 1} of {args.rounds}, {name}")
-        times = asyncio.run(client.one_by_one(fleet.target(name), shorts(60 if args.quick else 200, seed=i)))
-        medians[name].append(statistics.median(times) * 1e3)
-    found.figures.append(Figure.of("lone TTFT, AWD / dual queue", ratio(medians[AWD], medians[DUAL]), bars.LONE))
-    found.data["alone"] = {"ttft_ms": medians}
+
+    def once(i: int, name: str) -> float:
+        jobs = shorts().sample(60 if args.quick else 200, random.Random(i))
+        bodies = fleet.prompts.bodies(jobs, i)
+        return 1e3 * statistics.median(asyncio.run(client.one_by_one(fleet.target(name), bodies)))
+
+    medians = in_turns((DUAL, AWD), args.rounds, once, fleet.say, "alone: ")
+    piece.figures.append(Figure.of("lone TTFT, AWD / dual queue", ratio(medians[AWD], medians[DUAL]), bars.LONE))
+    piece.data["alone"] = {"ttft_ms": medians}
 
 
-def closed(fleet: Fleet, found: Found, args: argparse.Namespace) -> None:
-    """Requests/s over concurrency."""
-    seconds = 0.5 if args.quick else 2.0
-    bodies = shorts(4000, seed=2)
-    names = tuple(v.name for v in WINDOWS)
+def closed(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
+    """Requests/s over concurrency. A round is A B C, C B A: what drifts meanwhile falls on all of them."""
+    seconds, names = 0.5 if args.quick else 2.0, tuple(v.name for v in WINDOWS)
+    settings = Settings(2 * args.rounds, seconds, UTILISATION, 2, SLO_FACTOR, LONG_TOKENS)
+    seen = Bench(fleet, names, fleet.prompts, settings, fleet.say).closed(shorts(), CLIENTS)
     best: list[float] = []
     points: dict[str, Any] = {}
     rows = []
-    for clients in CLIENTS:
-        fleet.say(f"closed loop of {clients}")
-        rate: dict[str, list[float]] = {name: [] for name in names}
-        ttft: dict[str, list[float]] = {name: [] for name in names}
-        # A round is A B C, C B A: what drifts meanwhile falls on all of them.
-        for i, name in interleaved(names, 2 * args.rounds):
-            # Every variant of a round is given the same prompts.
-            at = 997 * i % len(bodies)
-            loop = asyncio.run(client.closed(fleet.target(name), bodies[at:] + bodies[:at], clients, seconds))
-            if loop.failed or not loop.ttft_s:
-                raise ConnectionError(f"{name}: {loop.failed} requests failed at {clients} clients")
-            rate[name].append(loop.rate)
-            ttft[name].append(statistics.median(loop.ttft_s) * 1e3)
-        rate = {name: [(a + b) / 2 for a, b in zip(v[::2], v[1::2], strict=True)] for name, v in rate.items()}
-        r: dict[str, Ratio] = {name: ratio(rate[name], rate[DUAL]) for name in (AWD, FIXED)}
+    for clients, at in seen.items():
+        turns = {n: at[n]["requests_per_s"] for n in names}
+        rate = {n: [(a + b) / 2 for a, b in zip(v[::2], v[1::2], strict=True)] for n, v in turns.items()}
+        ttft = {n: at[n]["p50_ms"] for n in names}
+        r = {n: ratio(rate[n], rate[DUAL]) for n in (AWD, FIXED)}
         best.append(r[AWD].median)
-        points[str(clients)] = {
-            "requests_per_s": rate,
-            "ttft_p50_ms": ttft,
-            "ratio": {name: x.as_dict() for name, x in r.items()},
-        }
-        found.figures += [Figure.of(f"requests/s, {clients} clients, {n} / dual queue", x) for n, x in r.items()]
+        over = {n: x.as_dict() for n, x in r.items()}
+        points[str(clients)] = {"requests_per_s": rate, "ttft_p50_ms": ttft, "ratio": over}
+        piece.figures += [Figure.of(f"requests/s, {clients} clients, {n} / dual queue", x) for n, x in r.items()]
         rows.append((
             str(clients), *(f"{statistics.median(v):.0f}" for v in rate.values()),
             *(f"{x} {x.verdict}" for x in r.values()), *(f"{statistics.median(v):.1f}" for v in ttft.values()),
         ))  # fmt: skip
     heads = ("clients", *(f"{n} /s" for n in names), *(f"{n} / dual queue" for n in (AWD, FIXED)))
-    found.tables.append(
-        Table("Closed loop of short prompts: requests/s", (*heads, *(f"TTFT P50 {n} ms" for n in names)), rows)
-    )
-    found.figures += [
+    heads = (*heads, *(f"TTFT P50 {n} ms" for n in names))
+    piece.tables.append(Table("Closed loop of short prompts: requests/s", heads, rows))
+    piece.figures += [
         Figure.of("requests/s at AWD's worst point", min(best), bars.CLOSED_WORST),
         Figure.of("requests/s at AWD's best point", max(best), bars.CLOSED_BEST),
     ]
-    status = found.fit("closed loop of shorts", fleet, AWD)
-    found.data["closed"] = {"points": points, "window": status["window"]}
+    status = fit(piece, "closed loop of shorts", fleet, AWD)
+    piece.data["closed"] = {"points": points, "window": status["window"]}
 
 
 @dataclass(frozen=True)
@@ -169,30 +147,28 @@ class Told(Drawn):
         ]
 
 
-def slo(out: Path, found: Found, args: argparse.Namespace, say: Progress) -> None:
+def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
     """SLO violations in the mixed load."""
     span_s, asked = 8.0 if args.quick else 20.0, prompts()
     here = device(model.LIKE_LARGE, SLO_CHUNK, env=servers.KEEP_MEMORY)
     lengths = mix(uniform(*SHORT_TOKENS), fixed(LONG_TOKENS), LONG_SHARE)
     stock = [BUILT_IN[name] for name in STOCK]
-    with Fleet(here, SLO_CHUNK, stock, False, out, asked, say, True) as fleet:
+    with Fleet(here, SLO_CHUNK, stock, False, args.out, asked, say, True) as fleet:
         fcfs, rng = fleet.target(STOCK[0]), random.Random(3)
-        short, long = ([Job(0.0, draw(rng)) for _ in range(n)] for draw, n in (
-            (uniform(*SHORT_TOKENS), 40), (fixed(LONG_TOKENS), 10)))  # fmt: skip
-        lone = {
-            kind: statistics.median(asyncio.run(client.one_by_one(fcfs, asked.bodies(jobs, 3))))
-            for kind, jobs in ((SHORT, short), (LONG, long))
-        }
+        lone = {}
+        for kind, draw, n in ((SHORT, uniform(*SHORT_TOKENS), 40), (LONG, fixed(LONG_TOKENS), 10)):
+            bodies = asked.bodies([Job(0.0, draw(rng)) for _ in range(n)], 3)
+            lone[kind] = statistics.median(asyncio.run(client.one_by_one(fcfs, bodies)))
         limit = {kind: SLO_FACTOR * s for kind, s in lone.items()}
         mixed = Told("slo", "", lengths, long_slo_s=limit[LONG])
-        capacity = calibrate.capacity(fcfs, mixed, asked, span_s / 2, 4)
+        capacity = compare.capacity(fcfs, mixed, asked, span_s / 2, 4)
         told = Variant(LAPS, (ON, "--laps-ttft-slo-ms", f"{1e3 * limit[SHORT]:.1f}"))
         fleet.add(told)
-        by_kind = calibrate.Lone((THRESHOLD, THRESHOLD + 1, LONG_TOKENS), (lone[SHORT], lone[LONG], lone[LONG]))
+        by_kind = compare.Lone((THRESHOLD, THRESHOLD + 1, LONG_TOKENS), (lone[SHORT], lone[LONG], lone[LONG]))
         settings = Settings(args.rounds, span_s, UTILISATION, 100, SLO_FACTOR, LONG_TOKENS)
         names = (*STOCK, LAPS)
-        seen = compare.run(fleet, names, mixed, Measured(by_kind, capacity, STOCK[0]), asked, settings, say)
-        status = found.fit("mixed open load", fleet, LAPS)
+        seen = Bench(fleet, names, asked, settings, say).run(mixed, Measured(by_kind, capacity, STOCK[0]))
+        status = fit(piece, "mixed open load", fleet, LAPS)
     share = {k: {n: [1.0 - s for s in seen.values(n, k, "goodput")] for n in names} for k in KINDS}
     ttft = {k: {n: seen.values(n, k, "p90_ms") for n in names} for k in KINDS}
     best = min(STOCK, key=lambda name: statistics.mean(share[SHORT][name]))
@@ -204,14 +180,14 @@ def slo(out: Path, found: Found, args: argparse.Namespace, say: Progress) -> Non
     heads = ("", *(f"{k} in violation" for k in KINDS), *(f"{k} P90 ms" for k in KINDS))
     note = ", ".join(f"SLO of {k} requests {1e3 * v:.0f} ms" for k, v in limit.items())
     rate = UTILISATION * capacity
-    found.tables.append(Table(f"Mixed open load, {rate:.1f} requests/s: SLO violations", heads, rows, note))
-    found.figures.append(
+    piece.tables.append(Table(f"Mixed open load, {rate:.1f} requests/s: SLO violations", heads, rows, note))
+    piece.figures.append(
         Figure.of(
             f"short requests in violation, LAPS / {best}, the best of stock",
             ratio(share[SHORT][LAPS], share[SHORT][best]), bars.VIOLATIONS,
         )
     )  # fmt: skip
-    found.data["slo"] = {
+    piece.data["slo"] = {
         "slo_ms": {k: 1e3 * v for k, v in limit.items()}, "capacity_per_s": capacity, "rate_per_s": rate,
         "violations": share, "ttft_p90_ms": ttft, "window": status["window"],
         "busy_share": statistics.median(seen.busy[LAPS]),
@@ -219,16 +195,19 @@ def slo(out: Path, found: Found, args: argparse.Namespace, say: Progress) -> Non
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.window", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=5, help="at least 5 for a verdict")
-    parser.add_argument("--quick", action="store_true", help="a third of the load a round: a look, not a figure")
-    parser.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, separated by commas")
-    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "window")
-    args = parser.parse_args(argv)
+    p = parser("python -m benchmark.window", __doc__, "window", rounds="at least 5 for a verdict")
+    p.add_argument("--quick", action="store_true", help="a third of the load a round: a look, not a figure")
+    p.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, separated by commas")
+    args = p.parse_args(argv)
     wanted = set(filter(None, args.only.split(","))) or set(QUESTIONS)
     if args.rounds < 1 or not wanted <= set(QUESTIONS):
-        parser.error(f"--rounds is at least 1; --only takes {', '.join(QUESTIONS)}")
-    found, say = Found(), Progress()
+        p.error(f"--rounds is at least 1; --only takes {', '.join(QUESTIONS)}")
+    say = Progress()
+    text = (
+        "Servers with the dual queue alone, with AWD and with a fixed window, in turns; then deadlines in a mixed "
+        f"open load. {args.rounds} rounds."
+    )
+    piece = Piece("window", "The waiting window, deadlines and the latency model", text, 1)
     with command_line("window"):
         if wanted & {"alone", "closed"}:
             # Token ids in and out: the tokenizer's processes would share these few cores with the device they stand
@@ -236,26 +215,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             here = device(model.DEEP, CHUNK, "--skip-tokenizer-init")
             with Fleet(here, CHUNK, WINDOWS, False, args.out, prompts(), say, True) as fleet:
                 if "alone" in wanted:
-                    alone(fleet, found, args)
+                    alone(fleet, piece, args)
                 if "closed" in wanted:
-                    closed(fleet, found, args)
+                    closed(fleet, piece, args)
         if "slo" in wanted:
-            slo(args.out, found, args, say)
-    piece = Piece(
-        name="window",
-        title="The waiting window, deadlines and the latency model",
-        text="Servers with the dual queue alone, with AWD and with a fixed window, in turns; then deadlines in a mixed "
-        f"open load. {args.rounds} rounds.",
-        seed=1,
-        tables=found.tables,
-        figures=found.figures,
-        data=found.data,
-        command=command("benchmark.window", argv),
-    )
-    if pictures.window(found.data, args.out / "window.svg"):
+            slo(piece, args, say)
+    if pictures.window(piece.data, args.out / "window.svg"):
         piece.pictures["window.svg"] = "Requests/s over the dual queue alone; SLO violations."
-    piece.write(args.out)
-    piece.tell(args.out)
+    piece.leave(args.out, "benchmark.window", argv)
     return 0
 
 

@@ -29,6 +29,8 @@ class Answer:
     """How much later than due it was sent: the client's own fault."""
     ttft_s: float | None
     """None = failed."""
+    error: str = ""
+    """What a failed one was told."""
 
 
 class Pool:
@@ -59,12 +61,12 @@ class Pool:
             connection.transport.close()
 
 
-async def ask(pool: Pool, raw: bytes) -> float | None:
-    """Send one request: its TTFT (seconds), None where it is not answered with 200."""
+async def ask(pool: Pool, raw: bytes) -> tuple[float | None, str]:
+    """Send one request: its TTFT (seconds); where it is not answered with 200, None and what was said instead."""
     try:
         connection = await pool.take()
-    except OSError:
-        return None
+    except OSError as e:
+        return None, str(e)
     answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def done(_: Connection, ok: bool) -> None:
@@ -74,9 +76,9 @@ async def ask(pool: Pool, raw: bytes) -> float | None:
     begin = time.perf_counter()
     connection.send(raw, done)
     if not await answered:
-        return None
+        return None, connection.said
     pool.give(connection)
-    return (connection.first or time.perf_counter()) - begin
+    return (connection.first or time.perf_counter()) - begin, ""
 
 
 async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], patience_s: float) -> list[Answer]:
@@ -96,8 +98,8 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
         await asyncio.sleep(due - time.perf_counter())
         sent = time.perf_counter()
         late = max(0.0, sent - due)
-        seen[i] = Answer(job, sent - epoch, late, None)
-        seen[i] = Answer(job, sent - epoch, late, await ask(pool, raw))
+        seen[i] = Answer(job, sent - epoch, late, None, "no answer in time")
+        seen[i] = Answer(job, sent - epoch, late, *await ask(pool, raw))
         answered[i].set()
 
     tasks = [asyncio.ensure_future(one(i, *pair)) for i, pair in enumerate(zip(jobs, bodies, strict=True))]
@@ -109,7 +111,7 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
         for task in done:
             task.result()
     pool.close()
-    return [s or Answer(job, job.at_s, 0.0, None) for s, job in zip(seen, jobs, strict=True)]
+    return [s or Answer(job, job.at_s, 0.0, None, "never sent") for s, job in zip(seen, jobs, strict=True)]
 
 
 @dataclass
@@ -173,9 +175,9 @@ async def one_by_one(target: Target, bodies: Iterable[bytes]) -> list[float]:
     """TTFT (seconds) of each request, sent alone. Raises ConnectionError if one fails."""
     pool, times = Pool(target), []
     for raw in bodies:
-        took = await ask(pool, raw)
+        took, why = await ask(pool, raw)
         if took is None:
-            raise ConnectionError(f"a request to {target.url} failed")
+            raise ConnectionError(f"a request to {target.url} failed: {why.splitlines()[0]}")
         times.append(took)
     pool.close()
     return times

@@ -39,11 +39,11 @@ class Target:
         return f"http://{self.host}:{self.port}"
 
 
-def request(body: dict[str, Any]) -> bytes:
-    """A POST /generate as it goes over the wire."""
+def request(body: dict[str, Any], path: bytes = b"/generate") -> bytes:
+    """A POST as it goes over the wire."""
     raw = orjson.dumps(body)
-    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return head % len(raw) + raw
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (path, len(raw)) + raw
 
 
 class Connection(asyncio.Protocol):
@@ -63,6 +63,11 @@ class Connection(asyncio.Protocol):
     async def to(cls, target: Target) -> Connection:
         """A new one. Raises OSError."""
         return (await asyncio.get_running_loop().create_connection(cls, target.host, target.port))[1]
+
+    @property
+    def said(self) -> str:
+        """The beginning of what came, for an error message."""
+        return self._buffer[:300].decode(errors="replace") or "the connection was closed"
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

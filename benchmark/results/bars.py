@@ -40,6 +40,14 @@ VIOLATIONS = Bar(most=0.5)
 FIT_MEDIAN, FIT_P90 = Bar(most=0.10), Bar(most=0.25)
 """Relative error of the fitted step times."""
 
+GRAPHS_WORST, GRAPHS_BEST = Bar(least=0.98), Bar(least=1.15)
+"""Requests/s with full graphs over those of stock, at the worst and at the best number of clients."""
+PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)
+"""Of full graphs: share of rows that are padding, and what their capture takes."""
+
+SLICED_LOGITS = Bar(most=0.01)
+"""Relative distance of the logits of a batch that ran in slices from those of the whole one."""
+
 ROUTER_RATE, ROUTER_P99 = Bar(least=2.0), Bar(most=1.0)
 """Requests/s and P99 latency of the router over stock MiniLB's."""
 FIRST_MOVE = Bar(most=3.0)

@@ -6,6 +6,7 @@ page and types nothing itself.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -112,6 +113,12 @@ class Piece:
         told = [f for f in self.figures if f.bar or every]
         print(*(["", *told] if told else []), out / NAME, sep="\n", flush=True)
 
+    def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
+        """What a command ends with: its own words noted, all of it saved and told."""
+        self.command = command(module, argv)
+        self.write(out)
+        self.tell(out, every=every)
+
     @classmethod
     def read(cls, path: Path) -> Piece:
         """Undo ``write``: from its folder, or the file that a page keeps. Raises OSError, ValueError, TypeError."""
@@ -122,6 +129,24 @@ class Piece:
             Figure(**f | {"value": math.nan if f["value"] is None else f["value"]}) for f in raw["figures"]
         ]
         return cls(**raw)
+
+
+def parser(
+    prog: str, doc: str | None, out: str, *, rounds: str = "", seed: int | None = None, whole: bool = False
+) -> argparse.ArgumentParser:
+    """The options that commands share. ``out``: default folder below out/; ``rounds``: help of --rounds, if it is one;
+    ``whole``: show all of ``doc``, not its first line."""
+    text = doc or ""
+    made = argparse.ArgumentParser(
+        prog=prog, description=text if whole else text.split("\n", 1)[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    if rounds:
+        made.add_argument("--rounds", type=int, default=5, help=rounds)
+    if seed is not None:
+        made.add_argument("--seed", type=int, default=seed)
+    made.add_argument("--out", type=Path, default=REPO / "out" / out, help="folder of the result (out/...)")
+    return made
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:

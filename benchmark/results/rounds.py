@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 LEVEL = 0.9
 """Confidence of the interval around a median that a verdict needs (0..1)."""
 
@@ -17,6 +18,17 @@ def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
     for i in range(rounds):
         for name in names if i % 2 == 0 else reversed(names):
             yield i, name
+
+
+def in_turns(
+    names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
+) -> dict[str, list[T]]:
+    """What ``once(round, name)`` gives, by name, called interleaved; ``what``: told before the round."""
+    seen: dict[str, list[T]] = {name: [] for name in names}
+    for i, name in interleaved(names, rounds):
+        say(f"{what}round {i + 1} of {rounds}, {name}")
+        seen[name].append(once(i, name))
+    return seen
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,3 @@ def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, floa
 def _coverage(n: int, cut: int) -> float:
     """P(the median lies between the values ranked ``cut`` from either end)."""
     return 1.0 - 2.0 * sum(math.comb(n, i) for i in range(cut + 1)) / 2.0**n
-
-
-def ratios(per_variant: Mapping[str, Sequence[float]], base: str) -> dict[str, Ratio]:
-    """Every other variant over ``base``."""
-    return {name: ratio(v, per_variant[base]) for name, v in per_variant.items() if name != base}

@@ -97,6 +97,11 @@ def free_gib(device: Device) -> float:
     return float(psutil.virtual_memory().available) / 2**30 - 1.5
 
 
+def this(name: str | None) -> Device:
+    """The kind of this name; without one, CUDA where there is one."""
+    return DEVICES[name or (CUDA if has_cuda() else CPU)]
+
+
 def has_cuda() -> bool:
     """Whether this machine has a CUDA device."""
     import torch

@@ -52,8 +52,7 @@ class Fleet:
             stack.callback(self._stop)
             self._model = self.device.checkpoint()
             if self.pd:
-                decode = servers.decode(self._model, self._log("decode"), *self._args())
-                decode.env = self.device.env
+                decode = servers.decode(self._model, self.log("decode"), *self._args(), env=self.device.env)
                 self.say("starting the decode server")
                 self._decode = stack.enter_context(decode).ready(self.device.start_s)
             if self.together is None:
@@ -92,7 +91,8 @@ class Fleet:
     def _args(self) -> tuple[str, ...]:
         return ("--chunked-prefill-size", str(self.chunk), *self.device.args)
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
+        """What a server has printed."""
         return self.out / "logs" / f"{name.replace(' ', '-')}.log"
 
     def _stop(self) -> None:
@@ -103,7 +103,7 @@ class Fleet:
         assert self._model
         self.say(f"starting {variant.name}")
         args = (*self._args(), *variant.args)
-        log = self._log(variant.name)
+        log = self.log(variant.name)
         prefill = servers.prefill(self._model, log, *args, env=self.device.env, name=variant.name)
         return self._stack.enter_context(prefill)
 
@@ -112,7 +112,7 @@ class Fleet:
         prefill.ready(self.device.start_s)
         front = prefill
         if self._decode:
-            front = servers.minilb([prefill], [self._decode], self._log(f"router-{variant.name}"))
+            front = servers.minilb([prefill], [self._decode], self.log(f"router-{variant.name}"))
             self._stack.enter_context(front).ready()
         self._up[variant.name] = Target(servers.HOST, front.port), Target(servers.HOST, prefill.port)
         warm_up(self._up[variant.name][0], self.prompts, self.device.longest)
@@ -133,6 +133,14 @@ def get_json(target: Target, path: str) -> dict[str, Any] | None:
         answer: dict[str, Any] = json.load(reply)
         return answer
     return None
+
+
+def busy_s(target: Target) -> float | None:
+    """Device seconds that a prefill server has spent so far on both classes; None where it does not say."""
+    status = get_json(target, "/laps_status")
+    if not status or not status.get("enabled"):
+        return None
+    return sum(float(of["busy_s"]) for of in status["totals"].values())
 
 
 def flush(target: Target) -> None:
@@ -177,6 +185,8 @@ class Running:
 @contextlib.contextmanager
 def command_line(command: str) -> Iterator[None]:
     """As ``one_line_errors``, for a command that loads servers: ended by its keeper it still stops them."""
+    # Also where a shell started us with interrupts ignored; and a plain kill ends the servers too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     uvloop.install()
     with one_line_errors(command):
@@ -191,4 +201,5 @@ def one_line_errors(command: str) -> Iterator[None]:
     except (ConnectionError, servers.ServerError) as e:
         raise SystemExit(f"{command}: {e}") from None
     except KeyboardInterrupt:
-        raise SystemExit(f"{command}: interrupted; every server it started has been stopped") from None
+        print(f"{command}: interrupted; every server it started has been stopped", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,4 +1,4 @@
-"""One ModelRunner in this process, driven batch by batch without a scheduler: for tests and the micro-benchmark."""
+"""One ModelRunner in this process, driven batch by batch without a scheduler."""
 
 from __future__ import annotations
 
@@ -136,15 +136,6 @@ def request(rid: str, ids: Sequence[int]) -> Any:
     return req
 
 
-def continued(req: Any, ids: Sequence[int]) -> Any:
-    """The same request with ``ids`` after what it has cached."""
-    req.prefix_len = len(req.full_untruncated_fill_ids)
-    req.full_untruncated_fill_ids.extend(ids)
-    req.logprob_start_len = -1
-    req.extend_end = len(req.full_untruncated_fill_ids)
-    return req
-
-
 @torch.no_grad()
 def prefill(runner: Any, reqs: list[Any]) -> Turn:
     """Run one prefill of ``reqs`` as one batch."""
@@ -190,15 +181,3 @@ def clear(runner: Any) -> None:
 def synchronize(runner: Any) -> None:
     """Wait for the device."""
     torch.get_device_module(runner.device).synchronize()
-
-
-def kv_of(runner: Any, req: Any) -> list[torch.Tensor]:
-    """Keys and values a request has cached, per layer: (tokens, heads, head size), on the CPU."""
-    slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.extend_end].long()
-    pool = runner.token_to_kv_pool
-    layers = range(runner.model_config.num_hidden_layers)
-    return [
-        buffer[slots].float().cpu()
-        for layer in layers
-        for buffer in (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
-    ]

@@ -55,6 +55,8 @@ class Server:
     health: str = "/health"
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    bootstrap_port: int | None = None
+    """Of a prefill server."""
 
     @property
     def url(self) -> str:
@@ -179,6 +181,16 @@ def require_free(port: int, name: str) -> None:
             raise ServerError(f"port {port} (for the {name}) is already taken on {HOST}") from None
 
 
+def sglang(mode: str, model: Path, log: Path, port: int | None, name: str, *args: str) -> Server:
+    """A server of SGLang's in one half of a disaggregated pair (not started)."""
+    port = port or free_port()
+    command = (
+        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
+        "--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake", *args,
+    )  # fmt: skip
+    return Server(name, command, port, log)
+
+
 def prefill(
     model: Path,
     log: Path,
@@ -189,26 +201,25 @@ def prefill(
     name: str = "prefill server",
 ) -> Server:
     """A prefill server (not started). `args` are SGLang's."""
-    port, bootstrap_port = port or free_port(), bootstrap_port or free_port()
+    bootstrap_port = bootstrap_port or free_port()
     require_free(bootstrap_port, f"{name}'s bootstrap")
-    command = (
-        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
-        "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake",
-        "--disaggregation-bootstrap-port", str(bootstrap_port), *args,
-    )  # fmt: skip
-    server = Server(name, command, port, log, env=env or {})
-    server.bootstrap_port = bootstrap_port  # type: ignore[attr-defined]
+    server = sglang("prefill", model, log, port, name, "--disaggregation-bootstrap-port", str(bootstrap_port), *args)
+    server.env, server.bootstrap_port = env or {}, bootstrap_port
     return server
 
 
-def decode(model: Path, log: Path, *args: str, port: int | None = None, name: str = "decode server") -> Server:
+def decode(
+    model: Path,
+    log: Path,
+    *args: str,
+    port: int | None = None,
+    env: dict[str, str] | None = None,
+    name: str = "decode server",
+) -> Server:
     """A decode server (not started). `args` are SGLang's."""
-    port = port or free_port()
-    command = (
-        sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
-        "--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake", *args,
-    )  # fmt: skip
-    return Server(name, command, port, log)
+    server = sglang("decode", model, log, port, name, *args)
+    server.env = env or {}
+    return server
 
 
 def minilb(
@@ -224,21 +235,24 @@ def minilb(
     port = port or free_port()
     command = [sys.executable, "-m", module, "--pd-disaggregation", "--mini-lb", "--host", HOST, "--port", str(port)]
     for p in prefills:
-        command += ["--prefill", p.url, str(p.bootstrap_port)]  # type: ignore[attr-defined]
+        command += ["--prefill", p.url, str(p.bootstrap_port)]
     for d in decodes:
         command += ["--decode", d.url]
     return Server(name, [*command, *args], port, log)
 
 
 @contextlib.contextmanager
-def running(*servers: Server, timeout_s: float = 240.0) -> Iterator[tuple[Server, ...]]:
+def running(
+    *servers: Server, timeout_s: float = 240.0, say: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[Server, ...]]:
     """Start all, wait for all, stop all."""
     try:
         for s in servers:
             s.start()
         for s in servers:
-            s.ready(timeout_s)
+            s.ready(timeout_s, lambda _, name=s.name: say(f"starting the {name}"))  # type: ignore[misc]
         yield servers
     finally:
+        say("stopping the servers")
         for s in reversed(servers):
             s.stop()

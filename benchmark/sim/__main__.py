@@ -15,20 +15,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.sim import profile as profiles
 from benchmark.sim.metrics import Outcome, lone_s
 from benchmark.sim.profile import Profile
 from benchmark.sim.variants import ROUTERS, VARIANTS, run
 from benchmark.workloads import named
 from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix, uniform
+from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix
 from benchmark.workloads.streams import Closed, Jobs, Sessions, Stream, Trace
 
-OUT = Path(__file__).resolve().parents[2] / "out" / "sim"
 FOLLOWING = ("closed", "jobs", "sessions")
 """Loads that follow answers; the others are those of ``benchmark.serve``, by name."""
 SAMPLE = 600
@@ -48,10 +46,10 @@ def stream(args: argparse.Namespace, profile: Profile, servers: int) -> Stream:
     if args.load in FOLLOWING:
         sizes: Sizes = mix(lmsys(256), log_uniform(*args.long), args.long_share)
         if args.load == "closed":
-            return Closed(sizes, args.clients, n, seed, slo_s=slo_s)
+            return Closed(sizes, args.clients, n, seed, slo_s)
         if args.load == "jobs":
-            return Jobs(sizes, args.clients, n, seed, slo_s=slo_s)
-        return Sessions(sizes, uniform(10, 200), args.clients, n, seed=seed, slo_s=slo_s)
+            return Jobs(sizes, args.clients, n, seed, slo_s)
+        return Sessions(sizes, args.clients, n, seed, slo_s)
     workload = named.make(args.load, named.Scale(args.longest, args.long[1]))
     capacity = servers / mean_service_s(profile, workload.sample(SAMPLE, random.Random(f"{seed} sample")), args.chunk)
     utilisation = args.utilisation if args.rate is None else args.rate / capacity
@@ -64,25 +62,13 @@ def stream(args: argparse.Namespace, profile: Profile, servers: int) -> Stream:
 def row(name: str, outcome: Outcome, slo_s: float | None, threshold: int) -> tuple[str, ...]:
     """One line of the table."""
     groups = outcome.groups(threshold, slo_s, warm=0.05)
-
-    def ms(kind: str, q: str) -> str:
-        g = groups[kind]
-        return f"{g.ttft[q] * 1e3:.1f}" if g.requests else "-"
-
-    def of(kind: str, value: str) -> str:
-        g = groups[kind]
-        if not g.requests:
-            return "-"
-        if value == "slow":
-            return f"{g.slowdown['p90']:.1f}"
-        if value == "wait":
-            return f"{g.longest_wait:.2f}"
-        return "-" if g.violations is None else f"{100 * g.violations:.1f}%"
-
+    both = (groups["short"], groups["long"])
     return (
         name, f"{outcome.rate:.1f}", f"{outcome.utilisation:.2f}",
-        *(ms(k, q) for k in ("short", "long") for q in ("p50", "p90", "p99")),
-        *(of(k, v) for v in ("slow", "wait", "slo") for k in ("short", "long")), str(len(outcome.moves)),
+        *(f"{1e3 * g.ttft[q]:.1f}" if g.requests else "-" for g in both for q in ("p50", "p90", "p99")),
+        *(f"{g.slowdown['p90']:.1f}" if g.requests else "-" for g in both),
+        *(f"{g.longest_wait:.2f}" if g.requests else "-" for g in both),
+        *("-" if g.violations is None else f"{100 * g.violations:.1f}%" for g in both), str(len(outcome.moves)),
     )  # fmt: skip
 
 
@@ -93,28 +79,24 @@ HEADS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmark.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--profile", default="h200-qwen2.5-7b", help=f"{', '.join(profiles.names())}, or a file")
-    parser.add_argument("--variants", nargs="+", default=["fcfs", "dual", "laps"], choices=list(VARIANTS))
-    parser.add_argument("--routers", nargs="+", default=["least-load"], choices=ROUTERS, help="with --servers > 1")
-    parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--load", default="mixed", choices=(*FOLLOWING, *named.OPEN))
-    parser.add_argument("--requests", type=int, default=20_000, help="about so many")
-    parser.add_argument("--utilisation", type=float, default=0.6, help="of the devices, if no two were ever batched")
-    parser.add_argument("--rate", type=float, help="requests/s instead of a utilisation")
-    parser.add_argument("--clients", type=int, default=32, help="closed loop, jobs, sessions")
-    parser.add_argument("--long-share", type=float, default=0.1, help="closed loop, jobs, sessions")
-    parser.add_argument("--long", type=int, nargs=2, default=(1024, 8192), metavar=("LOW", "HIGH"), help="tokens")
-    parser.add_argument("--longest", type=int, default=100_000, help="longest prompt of the other loads (tokens)")
-    parser.add_argument("--chunk", type=int, default=8192)
-    parser.add_argument("--slo-ms", type=float, help="TTFT that counts as met")
-    parser.add_argument("--deadlines", action="store_true", help="tell the servers the SLO as a deadline")
-    parser.add_argument("--knobs", type=json.loads, default={}, help="LAPS knobs as JSON, see laps_core/config.py")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args(argv)
+    p = parser("python -m benchmark.sim", __doc__, "sim", seed=0, whole=True)
+    p.add_argument("--profile", default="h200-qwen2.5-7b", help=f"{', '.join(profiles.names())}, or a file")
+    p.add_argument("--variants", nargs="+", default=["fcfs", "dual", "laps"], choices=list(VARIANTS))
+    p.add_argument("--routers", nargs="+", default=["least-load"], choices=ROUTERS, help="with --servers > 1")
+    p.add_argument("--servers", type=int, default=1)
+    p.add_argument("--load", default="mixed", choices=(*FOLLOWING, *named.OPEN))
+    p.add_argument("--requests", type=int, default=20_000, help="about so many")
+    p.add_argument("--utilisation", type=float, default=0.6, help="of the devices, if no two were ever batched")
+    p.add_argument("--rate", type=float, help="requests/s instead of a utilisation")
+    p.add_argument("--clients", type=int, default=32, help="closed loop, jobs, sessions")
+    p.add_argument("--long-share", type=float, default=0.1, help="closed loop, jobs, sessions")
+    p.add_argument("--long", type=int, nargs=2, default=(1024, 8192), metavar=("LOW", "HIGH"), help="tokens")
+    p.add_argument("--longest", type=int, default=100_000, help="longest prompt of the other loads (tokens)")
+    p.add_argument("--chunk", type=int, default=8192)
+    p.add_argument("--slo-ms", type=float, help="TTFT that counts as met")
+    p.add_argument("--deadlines", action="store_true", help="tell the servers the SLO as a deadline")
+    p.add_argument("--knobs", type=json.loads, default={}, help="LAPS knobs as JSON, see laps_core/config.py")
+    args = p.parse_args(argv)
     profile = Profile.load(args.profile)
     slo_s = None if args.slo_ms is None else args.slo_ms / 1e3
     threshold = args.knobs.get("length_threshold", 256)
@@ -140,10 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         [Table("TTFT and what else clients saw", (*HEADS, "took s"), rows)],
         [Figure("seconds per million simulated requests", 1e6 * took_s / args.requests)],
         data=data,
-        command=command("benchmark.sim", argv),
     )
-    piece.write(args.out)
-    piece.tell(args.out, every=True)
+    piece.leave(args.out, "benchmark.sim", argv, every=True)
     return 0
 
 

@@ -5,30 +5,27 @@ python -m benchmark.sim.ablation
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.scheduling.gap import stretch
 from sglang_router_laps.config import AllocConfig
 
-from benchmark.results import pictures
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.sim.metrics import Group, Outcome
+from benchmark.results.piece import Piece, parser
+from benchmark.sim.metrics import Outcome
 from benchmark.sim.profile import Profile
+from benchmark.sim.study import Study
 from benchmark.sim.variants import VARIANTS, run
 from benchmark.workloads.job import Job
 from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix, uniform
-from benchmark.workloads.streams import Closed, Open, Sessions, Trace, poisson
+from benchmark.workloads.streams import Closed, Open, Sessions, Stream, Trace, poisson
 
-OUT = Path(__file__).resolve().parents[2] / "out" / "ablation"
 SHARE, SHORT, LONG = 0.05, lmsys(256), log_uniform(1024, 8192)
 CHUNK = 8192
 SCALE = {1: 60.0, 2: 60.0, 4: 60.0, 8: 60.0, 16: 60.0, 64: 30.0, 250: 8.0, 1000: 3.0}
@@ -45,24 +42,21 @@ LONG_LOAD = 0.02
 """Share of the device's capacity that long work asks for under overload: less than the gap leaves it (0..1)."""
 
 
-@dataclass
-class Run:
-    """Settings, and what was found."""
+@dataclass(kw_only=True)
+class Ablation(Study):
+    """The study on one profile."""
 
     profile: Profile
-    requests: int
-    seed: int
-    out: Path
-    tables: list[Table]
-    figures: list[Figure]
-    captions: dict[str, str]
-    data: dict[str, Any]
     capacity: float = 0.0
     """Requests/s of the mix that stock fcfs serves with 256 clients."""
 
-    def load(self, utilisation: float, seed: int = 0) -> Open:
+    def load(self, utilisation: float) -> Open:
         """The mix, open, at a share of that capacity."""
-        return Open(sizes(), utilisation * self.capacity, self.requests, self.seed + seed)
+        return Open(sizes(), utilisation * self.capacity, self.requests, self.seed)
+
+    def run(self, name: str, load: Stream, **how: Any) -> Outcome:
+        """Simulate one variant."""
+        return run(VARIANTS[name], load, self.profile, chunk=CHUNK, **how)
 
 
 def sizes() -> Sizes:
@@ -76,22 +70,12 @@ HEADS = ("short P50", "short P90", "short P99", "long P50", "long P90", "longest
 def cells(o: Outcome) -> tuple[str, ...]:
     """What HEADS name; a request is short by 256 computed tokens, whatever the variant thinks."""
     groups = o.groups(256, warm=0.05)
-
-    def ms(kind: str, q: str) -> str:
-        return f"{1e3 * groups[kind].ttft[q]:.1f}" if groups[kind].requests else "-"
-
-    return (
-        *(ms("short", q) for q in ("p50", "p90", "p99")), *(ms("long", q) for q in ("p50", "p90")),
-        f"{groups['long'].longest_wait:.2f}", f"{o.rate:.1f}",
-    )  # fmt: skip
+    wanted = (("short", "p50"), ("short", "p90"), ("short", "p99"), ("long", "p50"), ("long", "p90"))
+    ttft = (f"{1e3 * groups[k].ttft[q]:.1f}" if groups[k].requests else "-" for k, q in wanted)
+    return (*ttft, f"{groups['long'].longest_wait:.2f}", f"{o.rate:.1f}")
 
 
-def brief(g: Group) -> dict[str, Any]:
-    """For the raw data."""
-    return {"requests": g.requests, **g.ttft, "longest_wait": g.longest_wait, "slowdown": g.slowdown}
-
-
-def knobs(r: Run) -> None:
+def knobs(r: Ablation) -> None:
     """One knob at a time."""
     questions: tuple[tuple[str, str, Sequence[Any], float], ...] = (
         ("Threshold (tokens)", "length_threshold", (32, 64, 128, 256, 512, 1024, 2048, 4096, "auto"), 0.7),
@@ -105,15 +89,19 @@ def knobs(r: Run) -> None:
         seen = {}
         more = {"ttft_slo_ms": 400.0} if name == "order" else {}
         for value in values:
-            o = run(VARIANTS["laps"], r.load(utilisation), r.profile, chunk=CHUNK, knobs={name: value, **more})
+            o = r.run("laps", r.load(utilisation), knobs={name: value, **more})
             rows.append((str(value), *cells(o)))
-            seen[str(value)] = {k: brief(g) for k, g in o.groups(256, warm=0.05).items()}
-        rows.append(("stock fcfs", *cells(run(VARIANTS["fcfs"], r.load(utilisation), r.profile, chunk=CHUNK))))
-        r.tables.append(Table(f"{title}, open load at {utilisation:.0%} of capacity", ("", *HEADS), rows))
-        r.data[name] = seen
+            groups = o.groups(256, warm=0.05)
+            seen[str(value)] = {
+                k: {"requests": g.requests, **g.ttft, "longest_wait": g.longest_wait, "slowdown": g.slowdown}
+                for k, g in groups.items()
+            }
+        rows.append(("stock fcfs", *cells(r.run("fcfs", r.load(utilisation)))))
+        r.table(f"{title}, open load at {utilisation:.0%} of capacity", ("", *HEADS), rows)
+        r.piece.data[name] = seen
 
 
-def overhead_closed(r: Run) -> None:
+def overhead_closed(r: Ablation) -> None:
     """Preemption where clients wait for answers: those with long prompts pile up, and shorts run in small batches."""
     rows: list[Sequence[str]] = []
     for name, variant, more in (
@@ -121,35 +109,32 @@ def overhead_closed(r: Run) -> None:
         *((f"overhead {x:g}", "laps", {"preempt_overhead": x}) for x in (0.02, 0.05, 0.15, 0.3, 1.0)),
         *((f"guard {x:g}", "laps", {"guard": x}) for x in (0.0, 0.5, 1.0)),
     ):
-        load = Closed(sizes(), 64, r.requests // 2, r.seed)
-        o = run(VARIANTS[variant], load, r.profile, chunk=CHUNK, knobs=more)
+        o = r.run(variant, Closed(sizes(), 64, r.requests // 2, r.seed), knobs=more)
         rows.append((name, *cells(o), f"{o.batches / len(o.record):.2f}"))
-    r.tables.append(Table("Preemption and guard, 64 clients in a closed loop", ("", *HEADS, "steps/request"), rows))
-    r.data["overhead closed"] = rows
+    r.table("Preemption and guard, 64 clients in a closed loop", ("", *HEADS, "steps/request"), rows)
+    r.piece.data["overhead closed"] = rows
 
 
-def window(r: Run) -> None:
+def window(r: Ablation) -> None:
     """The window in a closed loop of short requests, and where arrivals are independent."""
     widths = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
-    loads: dict[str, Callable[[], Any]] = {
+    loads: dict[str, Callable[[], Stream]] = {
         "closed, 8 clients": lambda: Closed(SHORT, 8, r.requests, r.seed),
         "closed, 64 clients": lambda: Closed(SHORT, 64, r.requests, r.seed),
         "open, 70%": lambda: r.load(0.7),
     }
-    rows: list[Sequence[str]] = []
     seen: dict[str, list[tuple[float, float]]] = {}
     for name, load in loads.items():
         for kind in ("awd", "fixed"):
             for w in widths:
-                o = run(VARIANTS["laps"], load(), r.profile, chunk=CHUNK, knobs={"window": kind, "wait_window_ms": w})
+                o = r.run("laps", load(), knobs={"window": kind, "wait_window_ms": w})
                 seen.setdefault(f"{name}, {kind}", []).append((o.rate, o.groups()["short"].ttft["mean"]))
-    for name, points in seen.items():
-        rows.append((name, *(f"{rate:.0f} / {1e3 * mean:.1f}" for rate, mean in points)))
-    r.tables.append(Table("Window (ms): requests/s / mean short TTFT (ms)", ("", *(f"{w:g}" for w in widths)), rows))
-    r.data["window"] = seen
+    rows = [(name, *(f"{rate:.0f} / {1e3 * mean:.1f}" for rate, mean in points)) for name, points in seen.items()]
+    r.table("Window (ms): requests/s / mean short TTFT (ms)", ("", *(f"{w:g}" for w in widths)), rows)
+    r.piece.data["window"] = seen
 
 
-def basis(r: Run) -> None:
+def basis(r: Ablation) -> None:
     """Conversations with growing history: class by uncached tokens or by the whole prompt."""
     rows: list[Sequence[str]] = []
     p90 = {}
@@ -158,20 +143,16 @@ def basis(r: Run) -> None:
         ("LAPS, uncached", "laps", {"length_basis": "uncached"}),
         ("LAPS, prompt", "laps", {"length_basis": "prompt"}),
     ):
-        turns = Sessions(mix(uniform(50, 600), LONG, 0.2), uniform(10, 200), 300, r.requests, think_s=6.0, seed=r.seed)
-        o = run(VARIANTS[variant], turns, r.profile, chunk=CHUNK, knobs=more)
+        turns = Sessions(mix(uniform(50, 600), LONG, 0.2), 300, r.requests, r.seed, think_s=6.0)
+        o = r.run(variant, turns, knobs=more)
         rows.append((name, *cells(o)))
         p90[name] = o.groups(warm=0.05)["short"].ttft["p90"]
-    r.tables.append(Table("Length basis: 300 users in conversations of 5 turns", ("", *HEADS), rows))
-    r.figures.append(
-        Figure(
-            "short P90, class by uncached tokens / by prompt", p90["LAPS, uncached"] / p90["LAPS, prompt"], "<= 1",
-            p90["LAPS, uncached"] <= p90["LAPS, prompt"],
-        )
-    )  # fmt: skip
+    r.table("Length basis: 300 users in conversations of 5 turns", ("", *HEADS), rows)
+    over = p90["LAPS, uncached"] / p90["LAPS, prompt"]
+    r.judge("short P90, class by uncached tokens / by prompt", over, "<= 1", over <= 1.0)
 
 
-def scale(r: Run) -> None:
+def scale(r: Ablation) -> None:
     """1 to 1,000 instances at the same load each."""
     rows: list[Sequence[str]] = []
     y: dict[str, list[float]] = {}
@@ -181,9 +162,8 @@ def scale(r: Run) -> None:
         for label, name, router, alloc in FRONTS:
             if n == 1 and router == "pools":
                 continue
-            load = Open(sizes(), rate, requests, r.seed)
             begin = time.perf_counter()
-            o = run(VARIANTS[name], load, r.profile, servers=n, router=router, chunk=CHUNK, alloc=alloc)
+            o = r.run(name, Open(sizes(), rate, requests, r.seed), servers=n, router=router, alloc=alloc)
             took = time.perf_counter() - begin
             groups = o.groups(256, warm=0.3)
             rows.append((
@@ -192,42 +172,31 @@ def scale(r: Run) -> None:
             ))  # fmt: skip
             y.setdefault(label, []).append(1e3 * groups["short"].ttft["p90"])
     heads = ("instances", "simulated s", "", "short P90 ms", "long P90 ms", "busy", "moves", "simulation us/request")
-    r.tables.append(
-        Table(
-            "Scale, open load at 70% of capacity", heads, rows,
-            "Without the first 30% of the time. Pools start as halves and move one instance per 5 s at most. The "
-            "simulation's cost per request includes the router's own choice, which looks at every instance.",
-        )
+    r.table(
+        "Scale, open load at 70% of capacity", heads, rows,
+        "Without the first 30% of the time. Pools start as halves and move one instance per 5 s at most. The "
+        "simulation's cost per request includes the router's own choice, which looks at every instance.",
     )  # fmt: skip
     for label, _, router, _ in FRONTS:
         if router == "pools":
             y[label].insert(0, float("nan"))
-    pictures.lines(list(SCALE), [("short P90 TTFT (ms)", y)], "instances", r.out / "scale.svg", log_y=True)
-    r.captions["scale.svg"] = "Short P90 TTFT from 1 to 1,000 instances (simulated)."
-    r.data["scale"] = rows
+    caption = "Short P90 TTFT from 1 to 1,000 instances (simulated)."
+    r.picture("scale.svg", caption, list(SCALE), {"short P90 TTFT (ms)": y}, "instances", log_y=True)
+    r.piece.data["scale"] = rows
 
 
 # -- overload
 
 
-@dataclass
-class Overload:
-    """Poisson arrivals of both classes at given rates over a given time."""
-
-    short_rate: float
-    long_rate: float
-    span_s: float
-    seed: int
-
-    def rows(self) -> list[Job]:
-        """The arrivals."""
-        rng = random.Random(self.seed)
-        jobs = [
-            Job(at, size(rng))
-            for rate, size in ((self.short_rate, SHORT), (self.long_rate, LONG))
-            for at in poisson(rate, self.span_s, rng)
-        ]
-        return sorted(jobs, key=lambda job: (job.at_s, job.new))
+def both_classes(short_rate: float, long_rate: float, span_s: float, seed: int) -> list[Job]:
+    """Poisson arrivals of both classes at given rates (1/s) over a given time (seconds)."""
+    rng = random.Random(seed)
+    jobs = [
+        Job(at, size(rng))
+        for rate, size in ((short_rate, SHORT), (long_rate, LONG))
+        for at in poisson(rate, span_s, rng)
+    ]
+    return sorted(jobs, key=lambda job: (job.at_s, job.new))
 
 
 def promised_wait_s(profile: Profile, rows: Sequence[Job], config: LapsConfig) -> float:
@@ -253,7 +222,7 @@ def promised_wait_s(profile: Profile, rows: Sequence[Job], config: LapsConfig) -
     return longest + 2.0 * stretched + stretch(gap, short) * gap
 
 
-def overload(r: Run) -> None:
+def overload(r: Ablation) -> None:
     """120% of capacity: what the long class waits."""
     rng = random.Random(r.seed)
     long_s = statistics.mean(_alone_s(r.profile, LONG(rng)) for _ in range(4000))
@@ -262,13 +231,13 @@ def overload(r: Run) -> None:
     c = r.profile.coefficients
     batch = CHUNK / mean_short
     short_s = c.linear * mean_short + c.per_request + (c.fixed + r.profile.step_host_s + r.profile.poll_s) / batch
-    load = Overload((OVERLOAD - LONG_LOAD) / short_s, long_rate, OVERLOAD_S, r.seed)
-    rows = load.rows()
+    short_rate = (OVERLOAD - LONG_LOAD) / short_s
+    rows = both_classes(short_rate, long_rate, OVERLOAD_S, r.seed)
     bound = promised_wait_s(r.profile, rows, LapsConfig())
     table: list[Sequence[str]] = []
     longest = {}
     for name in ("fcfs", "hrrn", "shortest-prefill-first", "dual", "laps"):
-        o = run(VARIANTS[name], Trace(rows), r.profile, chunk=CHUNK, until_s=OVERLOAD_S)
+        o = r.run(name, Trace(rows), until_s=OVERLOAD_S)
         groups = o.groups(256)
         # Those that still wait at the end have waited at least since they came.
         answered = {at for at, new in zip(o.record.at, o.record.new, strict=True) if new > 256}
@@ -278,20 +247,15 @@ def overload(r: Run) -> None:
             name, f"{1e3 * groups['short'].ttft['p90']:.0f}", f"{longest[name]:.1f}", str(len(left)), f"{o.rate:.0f}",
             f"{o.utilisation:.2f}",
         ))  # fmt: skip
-    r.tables.append(
-        Table(
-            f"Overload: {OVERLOAD:.0%} of the device for {OVERLOAD_S:g} s, long work {LONG_LOAD:.0%} of it",
-            ("", "short P90 ms", "longest long wait s", "long unanswered", "req/s", "busy"), table,
-            f"Gap and guard promise the long class waits of at most {bound:.1f} s here.",
-        )
+    r.table(
+        f"Overload: {OVERLOAD:.0%} of the device for {OVERLOAD_S:g} s, long work {LONG_LOAD:.0%} of it",
+        ("", "short P90 ms", "longest long wait s", "long unanswered", "req/s", "busy"), table,
+        f"Gap and guard promise the long class waits of at most {bound:.1f} s here.",
     )  # fmt: skip
-    r.figures += [
-        Figure("longest long wait under overload, LAPS (s)", longest["laps"], f"<= {bound:.1f}: gap and guard",
-               longest["laps"] <= bound),
-        Figure("the same, shortest-prefill-first (s)", longest["shortest-prefill-first"], f"> {bound:.1f}: not bounded",
-               longest["shortest-prefill-first"] > bound),
-    ]  # fmt: skip
-    r.data["overload"] = {"longest_long_wait_s": longest, "promised_s": bound, "rates": [load.short_rate, long_rate]}
+    mine, other = longest["laps"], longest["shortest-prefill-first"]
+    r.judge("longest long wait under overload, LAPS (s)", mine, f"<= {bound:.1f}: gap and guard", mine <= bound)
+    r.judge("the same, shortest-prefill-first (s)", other, f"> {bound:.1f}: not bounded", other > bound)
+    r.piece.data["overload"] = {"longest_long_wait_s": longest, "promised_s": bound, "rates": [short_rate, long_rate]}
 
 
 def _alone_s(profile: Profile, tokens: int) -> float:
@@ -299,36 +263,27 @@ def _alone_s(profile: Profile, tokens: int) -> float:
     return c.alpha * tokens**2 + c.linear * tokens + c.per_request + c.fixed + profile.step_host_s + profile.poll_s
 
 
-QUESTIONS: Mapping[str, Callable[[Run], None]] = {
+QUESTIONS: Mapping[str, Callable[[Ablation], None]] = {
     "knobs": knobs, "overhead": overhead_closed, "window": window, "basis": basis, "scale": scale, "overload": overload,
 }  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmark.sim.ablation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = parser("python -m benchmark.sim.ablation", __doc__, "ablation", seed=0, whole=True)
+    p.add_argument("--profile", default="h200-qwen2.5-7b")
+    p.add_argument("--requests", type=int, default=20_000, help="per point; more where instances are many")
+    p.add_argument("--only", nargs="+", choices=list(QUESTIONS), default=list(QUESTIONS))
+    args = p.parse_args(argv)
+    piece = Piece("ablation", "Knobs, scale and overload, simulated", "", args.seed)
+    r = Ablation(args.requests, args.seed, args.out, piece, profile=Profile.load(args.profile))
+    r.capacity = r.run("fcfs", Closed(sizes(), 256, args.requests, args.seed)).rate
+    piece.text = (
+        f"Profile {r.profile.name} ({r.profile.source}). LMSYS lengths up to 256 tokens and {SHARE:.0%} of 1,024 to "
+        f"8,192; capacity: {r.capacity:.0f} requests/s, what stock fcfs serves 256 clients in a closed loop."
     )
-    parser.add_argument("--profile", default="h200-qwen2.5-7b")
-    parser.add_argument("--requests", type=int, default=20_000, help="per point; more where instances are many")
-    parser.add_argument("--only", nargs="+", choices=list(QUESTIONS), default=list(QUESTIONS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    r = Run(Profile.load(args.profile), args.requests, args.seed, args.out, [], [], {}, {})
-    r.capacity = run(VARIANTS["fcfs"], Closed(sizes(), 256, args.requests, args.seed), r.profile, chunk=CHUNK).rate
     for name in args.only:
         QUESTIONS[name](r)
-    piece = Piece(
-        "ablation", "Knobs, scale and overload, simulated",
-        f"Profile {r.profile.name} ({r.profile.source}). LMSYS lengths up to 256 tokens and {SHARE:.0%} of 1,024 to "
-        f"8,192; capacity: {r.capacity:.0f} requests/s, what stock fcfs serves 256 clients in a closed loop.",
-        args.seed, r.tables, r.figures, r.captions, r.data, command("benchmark.sim.ablation", argv),
-    )  # fmt: skip
-    piece.write(args.out)
-    piece.tell(args.out, every=True)
+    piece.leave(args.out, "benchmark.sim.ablation", argv, every=True)
     return 0
 
 

@@ -31,9 +31,8 @@ class Scheduler(Protocol):
 class Stock:
     """What all stock policies share; a subclass says who is next. ``chunk`` (tokens): None = prefills are not cut."""
 
-    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
+    def __init__(self, chunk: int | None) -> None:
         self._room = chunk or 1 << 60
-        self._most = max_requests or 1 << 60
         self._parked: Request | None = None
         self.waiting_tokens = 0
 
@@ -51,16 +50,14 @@ class Stock:
         if parked is not None:
             room -= self._take(parked, self._limit(parked, room), parts, ending)
         self._sort(room)
-        while room > 0 and len(parts) < self._most:
+        while room > 0:
             request = self._head()
             if request is None or not self._may_start(request, room):
                 break
             self._leave()
             request.started = now
             room -= self._take(request, room, parts, ending)
-        if not parts:
-            return None
-        return Batch(parts, ending)
+        return Batch(parts, ending) if parts else None
 
     def finished(self, batch: Batch, now: float) -> None:
         """See Scheduler."""
@@ -101,8 +98,8 @@ class Stock:
 class Fcfs(Stock):
     """First come, first served."""
 
-    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
-        super().__init__(chunk, max_requests)
+    def __init__(self, chunk: int | None) -> None:
+        super().__init__(chunk)
         self._queue: deque[Request] = deque()
 
     def _enter(self, request: Request) -> None:
@@ -123,8 +120,8 @@ class Hrrn(Fcfs):
 
     SORTED_UP_TO = 128
 
-    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
-        super().__init__(chunk, max_requests)
+    def __init__(self, chunk: int | None) -> None:
+        super().__init__(chunk)
         self._processed = 0
 
     def _enter(self, request: Request) -> None:
@@ -151,8 +148,8 @@ class ShortestFirst(Stock):
     The prompt in progress leaves room for shorter ones that wait, and beside it no other is cut.
     """
 
-    def __init__(self, chunk: int | None, max_requests: int | None = None) -> None:
-        super().__init__(chunk, max_requests)
+    def __init__(self, chunk: int | None) -> None:
+        super().__init__(chunk)
         self._heap: list[tuple[int, int, Request]] = []
 
     def _enter(self, request: Request) -> None:

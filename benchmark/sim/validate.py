@@ -34,11 +34,11 @@ from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SIMULATED
 from benchmark.results.pictures import against
-from benchmark.results.piece import Figure, Piece, Table, command
+from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import interleaved, ratio
-from benchmark.rig import model, stats
+from benchmark.rig import model
 from benchmark.rig.devices import CPU, DEVICES
-from benchmark.rig.fleet import Fleet, command_line, get_json
+from benchmark.rig.fleet import Fleet, busy_s, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, ON, Variant
 from benchmark.sim.metrics import Outcome, lone_s
@@ -48,7 +48,6 @@ from benchmark.workloads.job import Job
 from benchmark.workloads.lengths import Sizes, fixed, mix, uniform
 from benchmark.workloads.streams import Trace, poisson
 
-OUT = model.REPO / "out"
 CHUNK = 1024
 SHAPE = model.SLICED
 SHORT, LONG = (16, 128), 2048
@@ -103,11 +102,11 @@ def alone(fleet: Fleet, name: str, seed: int, *, told: bool) -> Alone:
     def bodies() -> Iterator[bytes]:
         for body in fleet.prompts.bodies([Job(0.0, n) for n in tokens], seed):
             if told:
-                busy.append(stats.busy_s(get_json(target, "/laps_status") or {}))
+                busy.append(busy_s(target) or 0.0)
             time.sleep(rng.expovariate(1.0 / PAUSE_S))
             yield body
         if told:
-            busy.append(stats.busy_s(get_json(target, "/laps_status") or {}))
+            busy.append(busy_s(target) or 0.0)
 
     ttft = asyncio.run(client.one_by_one(target, bodies()))
     return Alone(tokens, ttft, [b - a for a, b in itertools.pairwise(busy)])
@@ -182,18 +181,12 @@ def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmark.sim.validate", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--span", type=float, default=15.0, help="seconds of load per round and server")
-    parser.add_argument("--utilisation", type=float, default=0.5, help="by the step and host times of lone requests")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=OUT / "validate")
-    parser.add_argument("--profile-out", type=Path, default=FOLDER / "cpu.json")
-    parser.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
-    args = parser.parse_args(argv)
+    p = parser("python -m benchmark.sim.validate", __doc__, "validate", rounds="(5)", seed=0, whole=True)
+    p.add_argument("--span", type=float, default=15.0, help="seconds of load per round and server")
+    p.add_argument("--utilisation", type=float, default=0.5, help="by the step and host times of lone requests")
+    p.add_argument("--profile-out", type=Path, default=FOLDER / "cpu.json")
+    p.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
+    args = p.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     raw = args.out / "raw.json"
     if not args.again:
@@ -306,11 +299,9 @@ def report(raw: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | 
         figures,
         {"validate.svg": "Simulated and measured TTFT on the same arrivals."},
         {"rate_per_s": raw["rate"], "coefficients": raw["coefficients"], "host": profile.details, "seconds": told},
-        command("benchmark.sim.validate", argv),
-    )  # fmt: skip
-    piece.write(args.out)
+    )
     against(told, args.out / "validate.svg")
-    piece.tell(args.out, every=True)
+    piece.leave(args.out, "benchmark.sim.validate", argv, every=True)
     return 0
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from benchmark.workloads import traces
 from benchmark.workloads.job import THRESHOLD, Job
 from benchmark.workloads.lengths import Sizes, fixed, lmsys, log_uniform, mix, uniform
-from benchmark.workloads.streams import gaps, poisson
+from benchmark.workloads.streams import in_turn, poisson, times
 
 
 @dataclass(frozen=True)
@@ -27,83 +26,69 @@ class Offer:
     """Seconds a prefill of so many tokens takes alone."""
 
 
-class Workload(Protocol):
-    """A load by name."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def what(self) -> str:
-        """In words."""
-
-    @property
-    def reuses(self) -> bool:
-        """Whether prompts share beginnings, which only end-to-end servers can show."""
-
-    def sample(self, n: int, rng: random.Random) -> list[Job]:
-        """Jobs whose rate in a closed loop is the capacity."""
-
-    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
-        """Jobs in order of their times."""
-
-
 @dataclass(frozen=True)
-class Drawn:
-    """Lengths drawn one by one; times Poisson, or burstier."""
+class Workload:
+    """A load by name."""
 
     name: str
     what: str
+    """In words."""
+    reuses: bool = field(default=False, kw_only=True)
+    """Whether prompts share beginnings, which only end-to-end servers can show."""
+
+    def sample(self, n: int, rng: random.Random) -> list[Job]:
+        """Jobs whose rate in a closed loop is the capacity."""
+        raise NotImplementedError
+
+    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
+        """Jobs in order of their times."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Drawn(Workload):
+    """Lengths drawn one by one; times Poisson, or burstier."""
+
     lengths: Sizes
     cv: float = 1.0
     """Coefficient of variation of the times between arrivals: 1 = Poisson, more = bursts."""
-    reuses: bool = False
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         return [Job(0.0, self.lengths(rng)) for _ in range(n)]
 
     def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
         rate, shape = offer.utilisation * offer.capacity_per_s, self.cv**-2
-        times = gaps(lambda: rng.gammavariate(shape, 1.0 / (rate * shape)), offer.span_s)
-        return [Job(at, self.lengths(rng)) for at in times]
+        due = list(times(lambda: rng.gammavariate(shape, 1.0 / (rate * shape)), offer.span_s))
+        return [Job(at, self.lengths(rng)) for at in due]
 
 
 @dataclass(frozen=True)
-class Replayed:
+class Replayed(Workload):
     """Consecutive rows of a trace: its lengths in its order, its times stretched to the rate wanted."""
 
-    name: str
-    what: str
     rows: Sequence[Job]
-    reuses: bool = False
-
-    def _job(self, at_s: float, row: Job) -> Job:
-        return Job(at_s, row.new, row.cached)
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
-        return [self._job(0.0, row) for row in rng.choices(self.rows, k=n)]
+        return [replace(row, at_s=0.0) for row in rng.choices(self.rows, k=n)]
 
     def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
         wanted = max(2, min(len(self.rows) - 1, round(offer.utilisation * offer.capacity_per_s * offer.span_s)))
         first = rng.randrange(len(self.rows) - wanted)
         rows = self.rows[first : first + wanted + 1]
         stretch = offer.span_s / max(1e-9, rows[-1].at_s - rows[0].at_s)
-        return [self._job((row.at_s - rows[0].at_s) * stretch, row) for row in rows[:-1]]
+        return [replace(row, at_s=(row.at_s - rows[0].at_s) * stretch) for row in rows[:-1]]
 
 
 @dataclass(frozen=True)
-class Sea:
+class Sea(Workload):
     """Short prompts at Poisson times and, apart from them, long ones that make up a share of the *work*."""
 
-    name: str
-    what: str
     short: Sizes
     long_tokens: int
     long_work: float
     """Of the offered work (0..1)."""
     regular: bool
     """Whether the long ones come at even intervals."""
-    reuses: bool = False
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         return [Job(0.0, self.short(rng)) for _ in range(n)]
@@ -112,26 +97,20 @@ class Sea:
         short_rate = offer.utilisation * (1.0 - self.long_work) * offer.capacity_per_s
         long_rate = offer.utilisation * self.long_work / offer.lone_s(self.long_tokens)
         jobs = [Job(at, self.short(rng)) for at in poisson(short_rate, offer.span_s, rng)]
-        first = 0.5 / long_rate
         every = 1.0 / long_rate
-        times = (
-            [first + i * every for i in range(max(1, round(offer.span_s * long_rate)))]
-            if self.regular
-            else poisson(long_rate, offer.span_s, rng)
-        )
-        jobs += [Job(at, self.long_tokens) for at in times]
+        even = (0.5 * every + i * every for i in range(max(1, round(offer.span_s * long_rate))))
+        long = even if self.regular else poisson(long_rate, offer.span_s, rng)
+        jobs += [Job(at, self.long_tokens) for at in long]
         return sorted(jobs, key=lambda job: job.at_s)
 
 
 @dataclass(frozen=True)
-class Turns:
+class Turns(Workload):
     """Conversations: each turn's prompt is all that came before and a little more. Some open with a document.
 
     A user sends the next turn a pause after the last one was due, but never before its answer.
     """
 
-    name: str
-    what: str
     longest: int
     """A conversation ends before its prompt grows beyond this (tokens)."""
     turns: int = 8
@@ -139,7 +118,6 @@ class Turns:
     """Mean time between the turns of one user."""
     document_share: float = 0.1
     """Conversations that open with one (0..1)."""
-    reuses: bool = True
 
     def _conversation(self, stream: int, begin_s: float, rng: random.Random) -> list[Job]:
         jobs, history, at = [], 0, begin_s
@@ -163,13 +141,7 @@ class Turns:
     def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
         rate = offer.utilisation * offer.capacity_per_s / self.turns
         users = [self._conversation(1 + i, at, rng) for i, at in enumerate(poisson(rate, offer.span_s, rng))]
-        flat = sorted((job for user in users for job in user if job.at_s < offer.span_s), key=lambda job: job.at_s)
-        last: dict[int, int] = {}
-        jobs = []
-        for i, job in enumerate(flat):
-            jobs.append(replace(job, after=last.get(job.stream)))
-            last[job.stream] = i
-        return jobs
+        return in_turn(job for user in users for job in user if job.at_s < offer.span_s)
 
 
 HEADLINE_SHORT = (16, 128)
@@ -255,7 +227,7 @@ def _overload(scale: Scale) -> Workload:
 
 def _turns(scale: Scale) -> Workload:
     what = "conversations of up to 8 turns of 16 to 160 tokens on their growing history, one in ten about a document"
-    return Turns("turns", what, scale.longest)
+    return Turns("turns", what, scale.longest, reuses=True)
 
 
 OPEN: dict[str, Callable[[Scale], Workload]] = {

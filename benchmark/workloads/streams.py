@@ -6,7 +6,7 @@ What ``engine.simulate`` plays. An open one is a list of jobs in order, which is
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,6 +15,9 @@ from benchmark.workloads.lengths import Sizes, uniform
 
 TURNAROUND_S = (0.2e-3, 3e-3)
 """How soon a client in a closed loop sends again: uniform (seconds)."""
+SPACING_S = 1e-3
+"""Mean time between the members of a burst (seconds)."""
+TURN, REPLY = uniform(10, 200), uniform(50, 400)
 
 
 class Stream(Protocol):
@@ -34,21 +37,27 @@ class Stream(Protocol):
 # -- open loads
 
 
-def gaps(gap: Callable[[], float], span_s: float) -> list[float]:
-    """Arrival times (seconds) from the times between them."""
-    times, at = [], gap()
+def times(gap: Callable[[], float], span_s: float) -> Iterator[float]:
+    """Arrival times (seconds) from the times between them, each drawn when it is asked for."""
+    at = gap()
     while at < span_s:
-        times.append(at)
+        yield at
         at += gap()
-    return times
 
 
 def poisson(rate_per_s: float, span_s: float, rng: random.Random) -> Iterator[float]:
     """Arrival times (seconds), each drawn when it is asked for."""
-    at = rng.expovariate(rate_per_s)
-    while at < span_s:
-        yield at
-        at += rng.expovariate(rate_per_s)
+    return times(lambda: rng.expovariate(rate_per_s), span_s)
+
+
+def in_turn(jobs: Iterable[Job]) -> list[Job]:
+    """Jobs in order of their times, where each of a conversation waits for the answer before it."""
+    found: list[Job] = []
+    last: dict[int, int] = {}
+    for i, job in enumerate(sorted(jobs, key=lambda job: job.at_s)):
+        found.append(replace(job, after=last.get(job.stream)) if job.goes_on else job)
+        last[job.stream] = i
+    return found
 
 
 @dataclass
@@ -56,7 +65,7 @@ class Open:
     """``n`` requests at ``rate`` per second, whatever comes back.
 
     ``burst`` 1: a Poisson process. More: bursts of that many on average (geometric), a Poisson process each, whose
-    members come ``spacing_s`` apart on average.
+    members come SPACING_S apart on average.
     """
 
     sizes: Sizes
@@ -64,17 +73,14 @@ class Open:
     n: int
     seed: int = 0
     burst: float = 1.0
-    spacing_s: float = 1e-3
-    slo_s: float | None = None
     follows: bool = False
 
     def arrivals(self) -> Iterator[Job]:
         """See Stream."""
         rng = random.Random(self.seed)
-        times = self._poisson(rng) if self.burst <= 1.0 else iter(self._bursts(rng))
-        sizes, slo_s = self.sizes, self.slo_s
-        for i, at in enumerate(times):
-            yield Job(at, sizes(rng), slo_s=slo_s, number=i)
+        sizes = self.sizes
+        for i, at in enumerate(self._poisson(rng) if self.burst <= 1.0 else self._bursts(rng)):
+            yield Job(at, sizes(rng), number=i)
 
     def answered(self, now: float, job: Job) -> Job | None:
         """See Stream."""
@@ -87,29 +93,24 @@ class Open:
             yield at
 
     def _bursts(self, rng: random.Random) -> list[float]:
-        times: list[float] = []
+        found: list[float] = []
         at = 0.0
         go_on = 1.0 - 1.0 / self.burst
-        while len(times) < self.n:
+        while len(found) < self.n:
             at += rng.expovariate(self.rate / self.burst)
             member = at
-            times.append(member)
+            found.append(member)
             while rng.random() < go_on:
-                member += rng.expovariate(1.0 / self.spacing_s)
-                times.append(member)
-        return sorted(times)[: self.n]
+                member += rng.expovariate(1.0 / SPACING_S)
+                found.append(member)
+        return sorted(found)[: self.n]
 
 
 @dataclass
 class Trace:
-    """Given jobs. ``stretch``: times are multiplied by it; ``repeat``: how often they are played in a row.
-
-    One with an ``after`` comes when that one is answered, if that is later.
-    """
+    """Given jobs. One with an ``after`` comes when that one is answered, if that is later."""
 
     rows: Sequence[Job]
-    stretch: float = 1.0
-    repeat: int = 1
     slo_s: float | None = None
     _waiting: dict[int, Job] = field(init=False, default_factory=dict)
 
@@ -120,16 +121,12 @@ class Trace:
 
     def arrivals(self) -> Iterator[Job]:
         """See Stream."""
-        span = self.rows[-1].at_s - self.rows[0].at_s
-        for lap in range(self.repeat):
-            shift, first = lap * span * (1 + 1 / len(self.rows)), lap * len(self.rows)
-            for i, row in enumerate(self.rows, first):
-                at_s = (row.at_s + shift) * self.stretch
-                job = replace(row, at_s=at_s, number=i, slo_s=row.slo_s if self.slo_s is None else self.slo_s)
-                if row.after is None:
-                    yield job
-                else:
-                    self._waiting[first + row.after] = job
+        for i, row in enumerate(self.rows):
+            job = replace(row, number=i, slo_s=row.slo_s if self.slo_s is None else self.slo_s)
+            if row.after is None:
+                yield job
+            else:
+                self._waiting[row.after] = job
 
     def answered(self, now: float, job: Job) -> Job | None:
         """See Stream."""
@@ -146,10 +143,11 @@ class Closed:
 
     sizes: Sizes
     clients: int
-    n: int
+    n: float
     seed: int = 0
-    turnaround_s: tuple[float, float] = TURNAROUND_S
     slo_s: float | None = None
+    kinds: Sequence[Sizes] = ()
+    """What each client asks, where they differ."""
     follows: bool = True
     _rngs: list[random.Random] = field(init=False, default_factory=list)
     _sent: int = field(init=False, default=0)
@@ -158,7 +156,7 @@ class Closed:
         """See Stream."""
         # A stream of lengths per client: what a client asks does not depend on who was answered first.
         self._rngs = [random.Random(f"{self.seed}/{i}") for i in range(self.clients)]
-        first = [self._next(0.0, i) for i in range(min(self.clients, self.n))]
+        first = [self._next(0.0, i) for i in range(int(min(self.clients, self.n)))]
         return iter(sorted(first, key=lambda job: job.at_s))
 
     def answered(self, now: float, job: Job) -> Job | None:
@@ -167,120 +165,63 @@ class Closed:
 
     def _next(self, now: float, client: int) -> Job:
         rng = self._rngs[client]
-        low, high = self.turnaround_s
+        low, high = TURNAROUND_S
         self._sent += 1
         at = now + low + (high - low) * rng.random()
-        return Job(at, self.sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
+        sizes = self.kinds[client] if self.kinds else self.sizes
+        return Job(at, sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
 
 
-@dataclass
-class Populations:
+def populations(kinds: Sequence[tuple[Sizes, int]], seed: int = 0) -> Closed:
     """Closed loops of several kinds of clients: (what they ask, how many) each. Never ends by itself."""
-
-    kinds: Sequence[tuple[Sizes, int]]
-    seed: int = 0
-    turnaround_s: tuple[float, float] = TURNAROUND_S
-    follows: bool = True
-    _clients: list[tuple[Sizes, random.Random]] = field(init=False, default_factory=list)
-    _sent: int = field(init=False, default=0)
-
-    def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
-        every = [sizes for sizes, n in self.kinds for _ in range(n)]
-        self._clients = [(sizes, random.Random(f"{self.seed}/{i}")) for i, sizes in enumerate(every)]
-        return iter(sorted((self._next(0.0, i) for i in range(len(every))), key=lambda job: job.at_s))
-
-    def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
-        return self._next(now, job.client)
-
-    def _next(self, now: float, client: int) -> Job:
-        sizes, rng = self._clients[client]
-        low, high = self.turnaround_s
-        self._sent += 1
-        at_s = now + low + (high - low) * rng.random()
-        return Job(at_s, sizes(rng), client=client, number=self._sent)
+    each = [sizes for sizes, n in kinds for _ in range(n)]
+    return Closed(each[0], len(each), float("inf"), seed, kinds=each)
 
 
-@dataclass
-class Jobs:
+class Jobs(Closed):
     """Offline work: ``n`` requests, at most ``clients`` of them under way; the next is sent with each answer.
 
     What ``Closed`` is without a turnaround: a feeder that keeps a fixed number in flight.
     """
 
-    sizes: Sizes
-    clients: int
-    n: int
-    seed: int = 0
-    slo_s: float | None = None
-    follows: bool = True
-
     def arrivals(self) -> Iterator[Job]:
         """See Stream."""
-        rng = random.Random(self.seed)
-        self._work = iter([self.sizes(rng) for _ in range(self.n)])
-        self._sent = 0
-        return iter([job for job in (self._next(0.0) for _ in range(self.clients)) if job is not None])
+        self._rngs = [random.Random(self.seed)]
+        return iter([self._next(0.0, -1) for _ in range(int(min(self.clients, self.n)))])
 
-    def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
-        return self._next(now)
-
-    def _next(self, now: float) -> Job | None:
-        tokens = next(self._work, None)
-        if tokens is None:
-            return None
+    def _next(self, now: float, client: int) -> Job:
         self._sent += 1
-        return Job(now, tokens, slo_s=self.slo_s, number=self._sent)
+        return Job(now, self.sizes(self._rngs[0]), slo_s=self.slo_s, number=self._sent)
 
 
 @dataclass
-class Sessions:
-    """Conversations: ``users`` at a time, each a new one when its last is over.
+class Sessions(Closed):
+    """Conversations: ``clients`` at a time, each a new one when its last is over; ``sizes`` of their first turns.
 
     A turn adds ``turn`` new tokens and later the ``reply`` of the model to the history; the next turn comes ``think_s``
     (exponential, mean) after the answer. The history is cached where the conversation was served before.
     """
 
-    first: Sizes
-    turn: Sizes
-    users: int
-    n: int
+    turn: Sizes = TURN
     turns: float = 5.0
     """Mean turns of a conversation (geometric)."""
-    reply: Sizes = field(default_factory=lambda: uniform(50, 400))
+    reply: Sizes = REPLY
     think_s: float = 5.0
-    seed: int = 0
-    slo_s: float | None = None
-    follows: bool = True
     _history: dict[int, int] = field(init=False, default_factory=dict)
     _session: dict[int, int] = field(init=False, default_factory=dict)
-    _sent: int = field(init=False, default=0)
     _count: int = field(init=False, default=0)
 
-    def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
-        self._rngs = [random.Random(f"{self.seed}/{i}") for i in range(self.users)]
-        first = [self._next(0.0, i) for i in range(min(self.users, self.n))]
-        return iter(sorted(first, key=lambda job: job.at_s))
-
-    def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
-        return self._next(now, job.client) if self._sent < self.n else None
-
-    def _next(self, now: float, user: int) -> Job:
-        rng = self._rngs[user]
+    def _next(self, now: float, client: int) -> Job:
+        rng = self._rngs[client]
         self._sent += 1
         at = now + rng.expovariate(1.0 / self.think_s)
-        if user not in self._session or rng.random() < 1.0 / self.turns:
+        if client not in self._session or rng.random() < 1.0 / self.turns:
             self._count += 1
-            self._session[user] = self._count
-            new, history = self.first(rng), 0
+            self._session[client] = self._count
+            new, history = self.sizes(rng), 0
         else:
-            history = self._history[user] + self.reply(rng)
+            history = self._history[client] + self.reply(rng)
             new = self.turn(rng)
-        self._history[user] = history + new
-        return Job(
-            at, new, history, stream=self._session[user], goes_on=True, slo_s=self.slo_s, client=user, number=self._sent
-        )
+        self._history[client] = history + new
+        stream, number = self._session[client], self._sent
+        return Job(at, new, history, stream, goes_on=True, slo_s=self.slo_s, client=client, number=number)

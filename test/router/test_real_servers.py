@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import http_load as load
 import pytest
 from served import NORMAL, Beside, Prefill, checkpoint, on, prefill_server
 
-from benchmark.rig import load, servers
+from benchmark.rig import servers
 
 pytestmark = [pytest.mark.timeout(600), *on(NORMAL)]
 

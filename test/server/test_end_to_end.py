@@ -7,10 +7,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import http_load as load
 import pytest
 from served import CHUNK, NORMAL, OVERLAP, STOCK, Beside, Prefill, Reference, ids, on
 
-from benchmark.rig import load, servers
+from benchmark.rig import servers
 
 pytestmark = on(STOCK, OVERLAP, NORMAL)
 NEW = 8

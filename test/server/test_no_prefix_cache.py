@@ -6,10 +6,9 @@ import asyncio
 import random
 from typing import Any
 
+import http_load as load
 import pytest
 from served import CHUNK, NO_PREFIX_CACHE, Prefill, ask, ids, on
-
-from benchmark.rig import load
 
 pytestmark = on(NO_PREFIX_CACHE)
 

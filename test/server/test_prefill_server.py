@@ -7,10 +7,9 @@ import contextlib
 import random
 from typing import Any
 
+import http_load as load
 import pytest
 from served import CHUNK, NORMAL, OVERLAP, Prefill, Reference, ask, ids, on, send_all
-
-from benchmark.rig import load
 
 pytestmark = on(NORMAL, OVERLAP)
 

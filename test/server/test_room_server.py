@@ -6,10 +6,9 @@ import asyncio
 import random
 from typing import Any
 
+import http_load as load
 import pytest
 from served import LAPS, Prefill, Setup, ask, ids, on
-
-from benchmark.rig import load
 
 SMALL = Setup(
     "small-memory",

@@ -6,10 +6,9 @@ import asyncio
 import random
 from typing import Any
 
+import http_load as load
 import pytest
 from served import NORMAL_LOOP, Prefill, Reference, ids, on
-
-from benchmark.rig import load
 
 from .slicing import ask, post, setup, until_slices_run
 

@@ -6,9 +6,8 @@ import asyncio
 import random
 from typing import Any
 
+import http_load as load
 from served import NORMAL_LOOP, Prefill, Reference, ids, on
-
-from benchmark.rig import load
 
 from .slicing import ask, post, setup, until_slices_run
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 
+import http_load as load
 import pytest
 from served import CHUNK, LAPS, Prefill, Reference, Setup, ids, on, send_all
-
-from benchmark.rig import load
 
 TP2 = Setup(
     "tp2",

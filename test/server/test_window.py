@@ -6,10 +6,10 @@ import asyncio
 import json
 from typing import Any
 
+import http_load as load
 import pytest
 from served import CHUNK, LAPS, Prefill, Setup, ask, ids, on, send_all
 
-from benchmark.rig import load
 from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
 
 FIXED = Setup(

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import http_load as load
 import pytest
 
-from benchmark.rig import load, model, servers
+from benchmark.rig import model, servers
 
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)

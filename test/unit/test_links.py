@@ -55,7 +55,7 @@ def test_the_architecture_names_files_that_exist() -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", text))
     files = [
         f.relative_to(REPO).as_posix()
-        for top in ("python", "sgl-model-gateway", "test")
+        for top in ("python", "sgl-model-gateway", "benchmark", "test")
         for f in (REPO / top).rglob("*.py")
     ]
     assert named

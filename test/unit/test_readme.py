@@ -9,6 +9,7 @@ import yaml
 
 REPO = Path(__file__).parents[2]
 README = (REPO / "README.md").read_text()
+RESULTS = (REPO / "docs" / "RESULTS.md").read_text()
 REPORT = (REPO / "benchmark" / "report" / "README.md").read_text()
 
 
@@ -17,6 +18,18 @@ def test_missed_bars_of_the_router_are_named() -> None:
     part = README.split("### Bars that are missed")[1].split("\n## ")[0].split("The **prefill server**")[0]
     named = re.findall(r"^- .*?(\d+(?:\.\d+)?) times stock's", part, re.M)
     assert named == [value for _, value in rows]
+
+
+def test_pieces_that_miss_a_bar_are_named_in_the_results_and_no_others() -> None:
+    missed = set(re.findall(r"^\| \[.*?\]\(#(\S+)\)\s*\|.*\*\*MISSED\*\*\s*\|$", REPORT, re.M))
+    part = RESULTS.split("## Bars that are missed")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| \[.*?\]\(\S+#(\S+)\) \|", part, re.M)) == missed
+
+
+def test_the_results_name_every_piece_of_the_report() -> None:
+    pieces = set(re.findall(r'^<a id="(\S+)"></a>$', REPORT, re.M))
+    part = RESULTS.split("## What was measured")[1].split("\n## ")[0]
+    assert set(re.findall(r"report/README\.md#([\w-]+)\)", part)) == pieces
 
 
 def test_hosted_tests_run_the_same_command() -> None:

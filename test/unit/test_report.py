@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmark import report
-from benchmark.reporting import page, steps
+from benchmark.results import page, steps
 from benchmark.results.bars import Bar
 from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.results.rounds import ratio

@@ -11,12 +11,12 @@ from benchmark.headline import promise
 from benchmark.load.client import Answer
 from benchmark.results import pictures
 from benchmark.results.metrics import Slo, curve, figures
-from benchmark.suites.serve import calibrate, judge, tables
+from benchmark.suites.serve import compare, tables
 from benchmark.suites.serve.compare import Compared, Measured
 from benchmark.suites.serve.promises import Terms, worst
 from benchmark.workloads.job import LONG, SHORT, Job
 
-LONE = calibrate.Lone((100, 1000), (0.01, 0.10))
+LONE = compare.Lone((100, 1000), (0.01, 0.10))
 SLO = Slo(10.0, LONE)
 
 
@@ -80,7 +80,7 @@ def test_ratios_are_those_of_the_rounds() -> None:
 
 def test_bars_are_measured_against_the_best_of_stock() -> None:
     for factor, met in ((0.25, True), (0.8, False)):
-        found = judge.judged(compared(factor), "mixed")
+        found = tables.judged(compared(factor), "mixed")
         assert found[0].name == "short P90 TTFT, laps / shortest-prefill-first, the best of stock"
         assert found[0].value == pytest.approx(factor)
         assert found[0].met is met
@@ -93,7 +93,7 @@ def test_without_laps_or_stock_nothing_is_judged() -> None:
     for gone in ("laps", "fcfs"):
         c = compared(0.25)
         del c.answers[gone]
-        names = [f.name for f in judge.judged(c, "mixed")]
+        names = [f.name for f in tables.judged(c, "mixed")]
         assert names == [] if gone == "laps" else all("fcfs" not in n for n in names)
 
 
@@ -124,10 +124,10 @@ def test_tables_have_a_row_per_variant_and_say_what_is_not_there() -> None:
     c = compared(0.25)
     c.answers["laps"] = [[a for a in r if a.job.kind == SHORT] for r in c.answers["laps"]]
     names = list(c.answers)
-    first, second = tables.results(c, names, "t")
+    first, second = tables.results(c, "t")
     assert [row[0] for row in first.rows] == [row[0] for row in second.rows] == names
     assert first.rows[-1][4] == "-"
-    over, found = tables.ratios(c, names, "fcfs")
+    over, found = tables.ratios(c, "fcfs")
     assert "laps" not in [row[0] for row in over[0].rows if row[4] != "-"]
     assert all("fcfs / fcfs" not in f.name for f in found)
     assert str(first).splitlines()[0] == "t"

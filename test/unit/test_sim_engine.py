@@ -120,7 +120,7 @@ def test_laps_never_mixes_classes_and_cuts_no_short_request() -> None:
 @pytest.mark.parametrize("name", ["fcfs", "laps-graphs"])
 def test_the_same_seed_gives_the_same_run(name: str) -> None:
     def once(seed: int) -> tuple[Sequence[float], float]:
-        outcome = run(VARIANTS[name], Sessions(MIX, uniform(8, 200), 20, 1500, seed=seed), HOST, servers=3,
+        outcome = run(VARIANTS[name], Sessions(MIX, 20, 1500, seed, turn=uniform(8, 200)), HOST, servers=3,
                       router="pools", chunk=CHUNK, seed=seed)  # fmt: skip
         return list(outcome.record.ttft), outcome.seconds
 

@@ -55,7 +55,7 @@ def test_pools_follow_the_load() -> None:
 
 def test_a_history_is_cached_where_its_session_was_served() -> None:
     def computed(servers: int, router: str) -> int:
-        turns = Sessions(fixed(1000), fixed(50), 12, 2000, reply=fixed(100), think_s=0.5, seed=1)
+        turns = Sessions(fixed(1000), 12, 2000, 1, turn=fixed(50), reply=fixed(100), think_s=0.5)
         return sum(run(VARIANTS["laps"], turns, PROFILE, servers=servers, router=router).record.new)
 
     one = computed(1, "round-robin")

@@ -11,6 +11,7 @@ from simulated import PROFILE
 from benchmark.sim.device import Device
 from benchmark.sim.engine import Events, Server, simulate
 from benchmark.sim.fleet import Single
+from benchmark.sim.request import Request
 from benchmark.sim.stock import Fcfs
 from benchmark.workloads.job import Job
 
@@ -43,11 +44,22 @@ class Matched:
         return None
 
 
+class OneByOne(Fcfs):
+    """No two requests share a batch."""
+
+    def _sort(self, room: int) -> None:
+        self._free = True
+
+    def _may_start(self, request: Request, room: int) -> bool:
+        free, self._free = self._free, False
+        return free
+
+
 @pytest.mark.parametrize("utilisation", [0.3, 0.5, 0.7])
 def test_mean_wait_is_that_of_the_pollaczek_khinchine_formula(utilisation: float) -> None:
     workload = Matched(utilisation, 200_000)
     events = Events()
-    server = Server("one", Fcfs(None, max_requests=1), Device(PROFILE), events)
+    server = Server("one", OneByOne(None), Device(PROFILE), events)
     outcome = simulate(workload, Single([server]), events)
     mean = sum(outcome.record.wait) / len(outcome.record)
     assert mean == pytest.approx(workload.expected, rel=0.02)
@@ -57,7 +69,7 @@ def test_mean_wait_is_that_of_the_pollaczek_khinchine_formula(utilisation: float
 def test_waits_equal_lindleys_recursion() -> None:
     workload = Matched(0.8, 2000)
     events = Events()
-    outcome = simulate(workload, Single([Server("one", Fcfs(None, 1), Device(PROFILE), events)]), events)
+    outcome = simulate(workload, Single([Server("one", OneByOne(None), Device(PROFILE), events)]), events)
     c, free, at = PROFILE.coefficients, 0.0, 0.0
     for gap, size, wait in zip(workload.gaps, workload.sizes, outcome.record.wait, strict=True):
         at += gap

@@ -44,12 +44,6 @@ def test_open_loads_have_their_rate_and_bursts_their_clumps(burst: float) -> Non
     assert spread == pytest.approx(1.0, abs=0.05) if burst == 1.0 else spread > 2.0
 
 
-def test_a_trace_is_stretched_and_repeated() -> None:
-    rows = [Job(0.0, 5, 0), Job(1.0, 6, 7)]
-    seen = [(j.at_s, j.new + j.cached, j.cached) for j in Trace(rows, stretch=2.0, repeat=2).arrivals()]
-    assert seen == [(0.0, 5, 0), (2.0, 13, 7), (3.0, 5, 0), (5.0, 13, 7)]
-
-
 def test_a_job_that_needs_an_answer_comes_with_it_and_not_before_it_is_due() -> None:
     trace = Trace([Job(0.0, 5), Job(1.0, 6, after=0), Job(2.0, 7, after=1)])
     assert trace.follows

@@ -78,12 +78,7 @@ def back_ends(count: int, out: Path) -> Iterator[list[servers.Server]]:
     ports = [servers.free_port() for _ in range(count)]
     command = (sys.executable, "-m", "benchmark.router", "--serve-echo", *map(str, ports))
     with servers.running(servers.Server("echo servers", command, ports[0], out / "logs" / "echo.log")) as (first,):
-        stand_ins = []
-        for port in ports:
-            server = servers.Server("echo", (), port, first.log, process=first.process)
-            server.bootstrap_port = 8998  # type: ignore[attr-defined]
-            stand_ins.append(server)
-        yield stand_ins
+        yield [servers.Server("echo", (), p, first.log, process=first.process, bootstrap_port=8998) for p in ports]
 
 
 def pin(pid: int, cores: set[int]) -> None:

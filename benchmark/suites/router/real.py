@@ -14,9 +14,9 @@ from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
-from benchmark.results.metrics import KINDS, quantile
+from benchmark.results.metrics import KINDS, QUANTILES, quantile
 from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import interleaved, ratio
+from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
 from benchmark.rig.devices import MODELS
 from benchmark.suites.router import BOTH, LAPS, STOCK, routers
@@ -31,7 +31,6 @@ SHORT_PER_S = 4.0
 LONG_LOAD = 0.45
 """Share of all prefill servers' time that the long prompts ask for."""
 PATIENCE_S = 120.0
-QUANTILES = (50, 90, 99)
 
 
 def arrivals(seconds: float, long_per_s: float, rng: random.Random) -> list[Job]:
@@ -61,23 +60,23 @@ def run(out: Path, rounds: int, seconds: float, laps_prefill: bool, say: Callabl
         servers.prefill(checkpoint, out / "logs" / f"prefill{i}.log", *flags, env=env, name=f"prefill {i}")
         for i in range(PREFILLS)
     ]
-    decode = servers.decode(checkpoint, out / "logs" / "decode.log", "--max-total-tokens", "262144")
-    decode.env = env
+    decode = servers.decode(checkpoint, out / "logs" / "decode.log", "--max-total-tokens", "262144", env=env)
     up = routers(prefills, [decode], out)
     targets = {name: Target(servers.HOST, router.port) for name, router in up.items()}
     prompts = Prompts(model.VOCABULARY, 1, TOKENS[LONG], reuse=False, prefill_only=False, answer=ANSWER_TOKENS)
-    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in BOTH}
     say("starting the servers")
     with servers.running(*prefills, decode, *up.values()):
         bodies = prompts.bodies([Job(0.0, TOKENS[LONG])] * 6, 0)
         alone_s = statistics.median(asyncio.run(client.one_by_one(targets[STOCK], bodies))[1:])
         # Servers share the cores of this machine: no more than those run at a time.
         long_per_s = LONG_LOAD * min(PREFILLS, len(os.sched_getaffinity(0))) / alone_s
-        for i, name in interleaved(BOTH, rounds):
-            say(f"round {i + 1} of {rounds}, {name}")
+
+        def once(i: int, name: str) -> dict[str, Any]:
             jobs = arrivals(seconds, long_per_s, random.Random(2 + i))
             load = client.replay(targets[name], jobs, prompts.bodies(jobs, 1 + i), PATIENCE_S)
-            seen[name].append(figures(asyncio.run(load)))
+            return figures(asyncio.run(load))
+
+        seen = in_turns(BOTH, rounds, once, say)
     settings = {"prefill": PREFILLS, "prefill_flags": flags, "long_prompt_alone_s": alone_s, "long_per_s": long_per_s}
     return piece(seen, settings)
 

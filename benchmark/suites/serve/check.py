@@ -15,7 +15,7 @@ from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SAME_CLIENT
 from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import interleaved, ratio
+from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
 from benchmark.rig.progress import Progress
@@ -50,22 +50,21 @@ def run(device: Device, chunk: int, out: Path, seed: int, rounds: int, seconds: 
     """Both on stock fcfs. Raises ServerError or ConnectionError."""
     out.mkdir(parents=True, exist_ok=True)
     prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)
-    seen: dict[str, list[float]] = {OURS: [], THEIRS: []}
     requests = 0
+
+    def once(i: int, name: str) -> float:
+        nonlocal requests
+        if name == OURS or not requests:
+            jobs = [Job(0.0, TOKENS)] * 200
+            loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed + i), CLIENTS, seconds))
+            requests = max(20, len(loop.ttft_s))
+        if name == OURS:
+            return 1e3 * statistics.median(loop.ttft_s)
+        return bench_serving(target.url, out, model, requests, random.Random(seed + i).getrandbits(30))
+
     with Fleet(device, chunk, [BUILT_IN["fcfs"]], False, out, prompts, say) as fleet:
         target, model = fleet.target("fcfs"), device.checkpoint()
-        for i, name in interleaved((OURS, THEIRS), rounds):
-            say(f"round {i + 1} of {rounds}, {name}")
-            if name == OURS or not requests:
-                jobs = [Job(0.0, TOKENS)] * 200
-                loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed + i), CLIENTS, seconds))
-                requests = max(20, len(loop.ttft_s))
-            if name == OURS:
-                seen[OURS].append(1e3 * statistics.median(loop.ttft_s))
-            else:
-                seen[THEIRS].append(
-                    bench_serving(target.url, out, model, requests, random.Random(seed + i).getrandbits(30))
-                )
+        seen = in_turns((OURS, THEIRS), rounds, once, say)
     r = ratio(seen[OURS], seen[THEIRS])
     figure = Figure.of(f"median TTFT, {OURS} / {THEIRS}", r, SAME_CLIENT)
     rows = [(name, *(f"{v:.1f}" for v in values)) for name, values in seen.items()]

@@ -1,4 +1,7 @@
-"""One open load on every variant, in turns, with the same seeded arrivals: what was seen, and its figures."""
+"""One open load on every variant, in turns, with the same seeded arrivals: what was seen, and its figures.
+
+Before it what the machine can do, measured on stock fcfs in the same run: lone prefills, and a closed loop of the mix.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,31 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from benchmark.load import client
-from benchmark.load.client import Answer
+from benchmark.load.client import Answer, Loop
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.metrics import Slo, figures
-from benchmark.results.rounds import Ratio, interleaved, ratio
-from benchmark.rig import stats
-from benchmark.rig.fleet import flush, get_json
-from benchmark.suites.serve import calibrate
+from benchmark.results.metrics import KINDS, Slo, figures, quantile
+from benchmark.results.rounds import Ratio, in_turns, ratio
+from benchmark.rig.fleet import busy_s, flush
 from benchmark.workloads.job import Job
 from benchmark.workloads.named import Offer, Workload
 
 PATIENCE_S = 60.0
+CLIENTS = 32
+LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+SAMPLE = 600
 GOAL = 0.9
 """Share of each class that must be within its SLO for a rate to count as kept."""
+
+
+Points = dict[int, dict[str, dict[str, list[float]]]]
+"""clients -> variant -> figure -> one value a round."""
 
 
 class Servers(Protocol):
@@ -50,11 +60,48 @@ class Settings:
     calibrate_s: float = 5.0
 
 
+@dataclass(frozen=True)
+class Lone:
+    """TTFT of a request that has the server to itself, by its new tokens."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, new: int) -> float:
+        """Seconds; between measured lengths on a line, beyond the last one in proportion."""
+        if new > self.tokens[-1]:
+            return self.seconds[-1] * new / self.tokens[-1]
+        return float(np.interp(new, self.tokens, self.seconds))
+
+
+def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
+    """Measure it: medians. Raises ConnectionError."""
+    tokens = tuple(sorted({n for n in LADDER if n < longest} | {longest}))
+    seconds: list[float] = []
+    for n in reversed(tokens):
+        # The first of them is not counted; long ones are sent less often, they vary less.
+        few = repeats if n > 1024 else 3 * repeats
+        bodies = prompts.bodies([Job(0.0, n)] * (few + 1), seed=n)
+        took = statistics.median(asyncio.run(client.one_by_one(target, bodies))[1:])
+        # A disturbed one never makes a shorter prompt look slower than a longer one.
+        seconds.append(min([took, *seconds]))
+    return Lone(tokens, tuple(reversed(seconds)))
+
+
+def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> float:
+    """Requests/s of the workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
+    jobs = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
+    loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
+    if loop.failed or not loop.ttft_s:
+        raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a closed loop")
+    return loop.rate
+
+
 @dataclass
 class Measured:
     """The machine, as stock fcfs uses it."""
 
-    lone: calibrate.Lone
+    lone: Lone
     capacity_per_s: float
     on: str
     """The variant it was measured on."""
@@ -64,18 +111,10 @@ class Measured:
         ladder = {str(n): s for n, s in zip(self.lone.tokens, self.lone.seconds, strict=True)}
         return {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s}
 
-
-def measure(servers: Servers, base: str, workload: Workload, prompts: Prompts, settings: Settings) -> Measured:
-    """Lone TTFT and capacity on the variant ``base``. Raises ConnectionError."""
-    target = servers.target(base)
-    lone = calibrate.lone(target, prompts, settings.longest)
-    return Measured(lone, calibrate.capacity(target, workload, prompts, settings.calibrate_s, settings.seed), base)
-
-
-def arrivals(workload: Workload, measured: Measured, settings: Settings, seed: int) -> list[Job]:
-    """The jobs of a round: the same for every variant."""
-    offer = Offer(settings.utilisation, settings.span_s, measured.capacity_per_s, measured.lone)
-    return workload.arrivals(offer, random.Random(seed))
+    def arrivals(self, workload: Workload, settings: Settings, seed: int) -> list[Job]:
+        """The jobs of a round: the same for every variant."""
+        offer = Offer(settings.utilisation, settings.span_s, self.capacity_per_s, self.lone)
+        return workload.arrivals(offer, random.Random(seed))
 
 
 @dataclass
@@ -117,85 +156,109 @@ class Compared:
         return ratio(a, b)
 
 
-def load(servers: Servers, name: str, jobs: Sequence[Job], prompts: Prompts, seed: int) -> list[Answer]:
-    """One round on one variant, from an empty prefix cache but for histories older than the round."""
-    target = servers.target(name)
-    bodies = prompts.bodies(jobs, seed)
-    if prompts.reuse:
-        flush(servers.prefill(name))
-        older: dict[int, int] = {}
-        for job in jobs:
-            if not job.goes_on:
-                older[job.stream] = max(older.get(job.stream, 0), job.cached)
-        warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older.items() if tokens]
-        asyncio.run(client.one_by_one(target, warm))
-    return asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
+@dataclass
+class Bench:
+    """Servers under load, in turns."""
 
+    servers: Servers
+    names: Sequence[str]
+    """Variants that are compared."""
+    prompts: Prompts
+    settings: Settings
+    say: Callable[[str], None]
 
-def run(
-    servers: Servers,
-    names: Sequence[str],
-    workload: Workload,
-    measured: Measured,
-    prompts: Prompts,
-    settings: Settings,
-    say: Callable[[str], None],
-) -> Compared:
-    """All rounds, interleaved. Raises ConnectionError where a variant answers nothing."""
-    seen: dict[str, list[list[Answer]]] = {name: [] for name in names}
-    busy: dict[str, list[float]] = {}
-    for i, name in interleaved(names, settings.rounds):
-        say(f"{workload.name}: round {i + 1} of {settings.rounds}, {name}")
-        seed = settings.seed * 1000 + i
-        before = busy_s(servers, name)
-        answers = load(servers, name, arrivals(workload, measured, settings, seed), prompts, seed)
-        after = busy_s(servers, name)
-        if answers and all(a.ttft_s is None for a in answers):
-            raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
-        seen[name].append(answers)
-        if before is not None and after is not None:
+    def measure(self, base: str, workload: Workload, lone: Lone | None = None) -> Measured:
+        """Lone TTFT, where it is not known yet, and capacity on the variant ``base``. Raises ConnectionError."""
+        settings = self.settings
+        self.say(f"measuring the machine with {base}")
+        target = self.servers.target(base)
+        lone = lone or lone_ttft(target, self.prompts, settings.longest)
+        measured = capacity(target, workload, self.prompts, settings.calibrate_s, settings.seed)
+        self.say(f"capacity {measured:.1f} requests/s")
+        return Measured(lone, measured, base)
+
+    def run(self, workload: Workload, measured: Measured) -> Compared:
+        """An open load, all rounds. Raises ConnectionError where a variant answers nothing."""
+        settings = self.settings
+
+        def once(i: int, name: str) -> tuple[list[Answer], float | None]:
+            seed = settings.seed * 1000 + i
+            self.servers.target(name)
+            before = busy_s(self.servers.prefill(name))
+            answers = self._load(name, measured.arrivals(workload, settings, seed), seed)
+            after = busy_s(self.servers.prefill(name))
+            if answers and all(a.ttft_s is None for a in answers):
+                raise ConnectionError(f"{name} answered none of {len(answers)} requests of {workload.name}")
+            if before is None or after is None:
+                return answers, None
             took = max((a.sent_s + a.ttft_s for a in answers if a.ttft_s is not None), default=settings.span_s)
-            busy.setdefault(name, []).append((after - before) / took)
-    return Compared(measured, Slo(settings.slo_factor, measured.lone), seen, busy)
+            return answers, (after - before) / took
 
+        seen = in_turns(self.names, settings.rounds, once, self.say, f"{workload.name}: ")
+        answers = {name: [a for a, _ in rounds] for name, rounds in seen.items()}
+        busy = {name: [b for _, b in rounds if b is not None] for name, rounds in seen.items()}
+        busy = {name: shares for name, shares in busy.items() if shares}
+        return Compared(measured, Slo(settings.slo_factor, measured.lone), answers, busy)
 
-def busy_s(servers: Servers, name: str) -> float | None:
-    """Device seconds the variant's prefill server has spent so far; None where it does not say."""
-    servers.target(name)
-    status = get_json(servers.prefill(name), "/laps_status")
-    if not status or not status.get("enabled"):
-        return None
-    return stats.busy_s(status)
+    def goodput(self, workload: Workload, measured: Measured, steps: int = 5) -> dict[str, float]:
+        """Highest rate (requests/s) with GOAL of each class within its SLO, by halving between 0 and 1.6 of capacity.
 
+        0 where not even the lowest rate tried keeps it. Every variant meets the same arrivals at the same rate.
+        """
+        settings = self.settings
+        slo = Slo(settings.slo_factor, measured.lone)
+        found = {}
+        for name in self.names:
+            low, high, rate = 0.0, 1.6, 0.0
+            for step in range(steps):
+                middle = (low + high) / 2
+                self.say(f"{workload.name}: goodput of {name}, {middle:.2f} of capacity")
+                offered = replace(settings, utilisation=middle)
+                jobs = measured.arrivals(workload, offered, settings.seed * 1000 + 500 + step)
+                figure = figures(self._load(name, jobs, settings.seed + step), slo)
+                shares = [figure[kind]["goodput"] for kind in KINDS]
+                if all(math.isnan(s) or s >= GOAL for s in shares):
+                    low, rate = middle, len(jobs) / settings.span_s
+                else:
+                    high = middle
+            found[name] = rate
+        return found
 
-def goodput(
-    servers: Servers,
-    names: Sequence[str],
-    workload: Workload,
-    measured: Measured,
-    prompts: Prompts,
-    settings: Settings,
-    say: Callable[[str], None],
-    steps: int = 5,
-) -> dict[str, float]:
-    """Highest rate (requests/s) with GOAL of each class within its SLO, by halving between 0 and 1.6 of capacity.
+    def closed(self, workload: Workload, clients: Sequence[int]) -> Points:
+        """Closed loops. Raises ConnectionError where a request fails."""
+        settings = self.settings
+        points: Points = {}
+        for n in clients:
 
-    0 where not even the lowest rate tried keeps it. Every variant meets the same arrivals at the same rate.
-    """
-    slo = Slo(settings.slo_factor, measured.lone)
-    found = {}
-    for name in names:
-        low, high, rate = 0.0, 1.6, 0.0
-        for step in range(steps):
-            middle = (low + high) / 2
-            say(f"{workload.name}: goodput of {name}, {middle:.2f} of capacity")
-            offered = Settings(**{**vars(settings), "utilisation": middle})
-            jobs = arrivals(workload, measured, offered, settings.seed * 1000 + 500 + step)
-            figure = figures(load(servers, name, jobs, prompts, settings.seed + step), slo)
-            shares = [figure[kind]["goodput"] for kind in ("short", "long")]
-            if all(math.isnan(s) or s >= GOAL for s in shares):
-                low, rate = middle, len(jobs) / settings.span_s
-            else:
-                high = middle
-        found[name] = rate
-    return found
+            def once(i: int, name: str, n: int = n) -> Loop:
+                jobs = workload.sample(1000, random.Random(f"{settings.seed} {n} {i}"))
+                bodies = self.prompts.bodies(jobs, settings.seed * 1000 + i)
+                loop = asyncio.run(client.closed(self.servers.target(name), bodies, n, settings.span_s))
+                if loop.failed or not loop.ttft_s:
+                    raise ConnectionError(f"{name}: {loop.failed} requests failed with {n} clients")
+                return loop
+
+            points[n] = {
+                name: {
+                    "requests_per_s": [loop.rate for loop in loops],
+                    **{f"p{q}_ms": [1e3 * quantile(loop.ttft_s, q) for loop in loops] for q in (50, 90)},
+                }
+                for name, loops in in_turns(
+                    self.names, settings.rounds, once, self.say, f"closed loop of {n}: "
+                ).items()
+            }
+        return points
+
+    def _load(self, name: str, jobs: Sequence[Job], seed: int) -> list[Answer]:
+        """One round on one variant, from an empty prefix cache but for histories older than the round."""
+        target, prompts = self.servers.target(name), self.prompts
+        bodies = prompts.bodies(jobs, seed)
+        if prompts.reuse:
+            flush(self.servers.prefill(name))
+            older: dict[int, int] = {}
+            for job in jobs:
+                if not job.goes_on:
+                    older[job.stream] = max(older.get(job.stream, 0), job.cached)
+            warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older.items() if tokens]
+            asyncio.run(client.one_by_one(target, warm))
+        return asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))

@@ -1,13 +1,20 @@
-"""What a comparison says, in tables and ratios."""
+"""What a comparison says, in tables and ratios, and what LAPS has to reach on each workload."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from benchmark.results import bars
+from benchmark.results.bars import Bar
 from benchmark.results.metrics import KINDS, QUANTILES
 from benchmark.results.piece import Figure, Table
-from benchmark.suites.serve.compare import GOAL, Compared
+from benchmark.results.rounds import ratio
+from benchmark.rig.variants import FCFS, LAPS, STOCK
+from benchmark.suites.serve.compare import GOAL, Compared, Points
 
 RATIOS = (
     ("short P50 TTFT", ("short", "p50_ms")),
@@ -26,10 +33,10 @@ def number(value: float, digits: int = 0) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def results(compared: Compared, names: Sequence[str], title: str) -> list[Table]:
+def results(compared: Compared, title: str) -> list[Table]:
     """TTFT and throughput; fairness and SLO."""
     ttft, fair = [], []
-    for name in names:
+    for name in compared.answers:
         whole = compared.pooled(name)
         ttft.append((
             name, *(number(whole[k][f"p{q}_ms"]) for k in KINDS for q in QUANTILES),
@@ -65,10 +72,10 @@ def results(compared: Compared, names: Sequence[str], title: str) -> list[Table]
     return [Table(title, heads, ttft, note), Table("In time, slowdown, longest wait", fair_heads, fair, fair_note)]
 
 
-def ratios(compared: Compared, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure]]:
+def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
     """Every variant over ``base``: medians of per-round ratios."""
     rows, found = [], []
-    for name in names:
+    for name in compared.answers:
         if name == base:
             continue
         cells = []
@@ -85,3 +92,69 @@ def ratios(compared: Compared, names: Sequence[str], base: str) -> tuple[list[Ta
         "interval holds 1, or has less than 90% confidence)."
     )
     return [Table(f"Ratios over {base}", ("variant", *(label for label, _ in RATIOS)), rows, note)], found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One figure and what its ratio may be."""
+
+    label: str
+    path: tuple[str, ...]
+    bar: Bar
+    against: str | None = None
+    """A variant; None = the stock policy that is best in this figure."""
+
+
+def wanted(workload: str) -> list[Wanted]:
+    """Of a workload of ``benchmark.serve``."""
+    # Where prompts of all lengths are mixed, or most are short, there is less to gain for the short ones.
+    even = workload in ("lmsys", "mooncake", "turns")
+    # Their long prompts are few among much that is shorter, which goes first.
+    yields = workload in ("bursty", "lmsys", "whale", "turns")
+    return [
+        Wanted("short P90 TTFT", ("short", "p90_ms"), bars.SHORT_P90_EVEN if even else bars.SHORT_P90),
+        Wanted("mean TTFT", ("mean_ms",), bars.NO_MORE),
+        Wanted("mean slowdown", ("slowdown_mean",), bars.NO_MORE),
+        Wanted("long P90 TTFT", ("long", "p90_ms"), bars.LONG_P90_YIELDS if yields else bars.NO_MORE, FCFS),
+        Wanted("requests/s", ("requests_per_s",), bars.THROUGHPUT),
+    ]
+
+
+def judged(compared: Compared, workload: str) -> list[Figure]:
+    """LAPS's ratios with their bars; none where LAPS or what it is judged against was not run."""
+    figures = []
+    for one in wanted(workload):
+        base = one.against or best(compared, one.path, most=math.isinf(one.bar.most))
+        if base is None or not {base, LAPS} <= compared.answers.keys():
+            continue
+        found = compared.ratio(LAPS, base, *one.path)
+        if found is not None:
+            of = base if one.against else f"{base}, the best of stock"
+            figures.append(Figure.of(f"{one.label}, {LAPS} / {of}", found, one.bar))
+    return figures
+
+
+def best(compared: Compared, path: Sequence[str], *, most: bool) -> str | None:
+    """The stock policy with the best median of a figure; None where none was run."""
+    medians = {n: statistics.median(compared.values(n, *path)) for n in STOCK if n in compared.answers}
+    known = {n: m for n, m in medians.items() if not math.isnan(m)}
+    pick: Callable[..., str] = max if most else min
+    return pick(known, key=known.__getitem__) if known else None
+
+
+def closed(points: Points, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure], dict[str, Any]]:
+    """Of closed loops: tables, ratios over ``base``, raw figures."""
+    tables, compared = [], []
+    for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
+        rows = [(str(n), *(f"{statistics.median(at[name][key]):.1f}" for name in names)) for n, at in points.items()]
+        tables.append(Table(f"Closed loop: {title}", ("clients", *names), rows))
+    for name in names:
+        rates = {
+            n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items() if name != base
+        }
+        bar = bars.CLOSED_WORST if (name, base) == (LAPS, FCFS) else None
+        compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, bar) for n, r in rates.items()]
+        if bar:
+            top = max(r.median for r in rates.values())
+            compared.append(Figure.of("requests/s at LAPS's best point", top, bars.CLOSED_BEST))
+    return tables, compared, {"points": {str(n): at for n, at in points.items()}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,27 @@ def ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(1, VOCABULARY) for _ in range(count)]
 
 
+def continued(req: Any, ids: Sequence[int]) -> Any:
+    """The same request with ``ids`` after what it has cached."""
+    req.prefix_len = len(req.full_untruncated_fill_ids)
+    req.full_untruncated_fill_ids.extend(ids)
+    req.logprob_start_len = -1
+    req.extend_end = len(req.full_untruncated_fill_ids)
+    return req
+
+
+def kv_of(runner: Any, req: Any) -> list[Any]:
+    """Keys and values a request has cached, per layer: (tokens, heads, head size), on the CPU."""
+    slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.extend_end].long()
+    pool = runner.token_to_kv_pool
+    layers = range(runner.model_config.num_hidden_layers)
+    return [
+        buffer[slots].float().cpu()
+        for layer in layers
+        for buffer in (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
+    ]
+
+
 def serve(runner: Any, path: Any, news: list[list[int]], olds: list[list[int]] | None = None) -> tuple[Any, list[Any]]:
     """Prefill ``news`` after ``olds`` were cached by the eager path. Returns the turn and the KV of each request."""
     from benchmark.rig import runner as rig
@@ -65,12 +86,12 @@ def serve(runner: Any, path: Any, news: list[list[int]], olds: list[list[int]] |
         runner.prefill_cuda_graph_runner = runner.eager_runner
         if cached := [r for r, old in zip(first, olds, strict=True) if old]:
             rig.prefill(runner, cached)
-        reqs = [rig.continued(r, new) if old else r for r, new, old in zip(first, news, olds, strict=True)]
+        reqs = [continued(r, new) if old else r for r, new, old in zip(first, news, olds, strict=True)]
         runner.prefill_cuda_graph_runner = path
         turn = rig.prefill(runner, reqs)
     finally:
         runner.prefill_cuda_graph_runner = held
-    return turn, [rig.kv_of(runner, r) for r in reqs]
+    return turn, [kv_of(runner, r) for r in reqs]
 
 
 def compare(runner: Any, front: Any, news: list[list[int]], olds: list[list[int]] | None, cuda: bool) -> int:

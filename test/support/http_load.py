@@ -1,4 +1,4 @@
-"""One chat or prefill through aiohttp, as an ordinary client sends it; measured loads come from ``benchmark/load``."""
+"""One chat or prefill through aiohttp, as an ordinary client sends it."""
 
 from __future__ import annotations
 
@@ -110,12 +110,3 @@ async def prefill_only(
         seen.error = f"{type(e).__name__}: {e}"[:200]
     seen.total_s = time.perf_counter() - begin
     return seen
-
-
-def spread(rate: float, span_s: float, rng: random.Random) -> list[float]:
-    """Arrival times (seconds): one at a random moment of each 1/`rate` seconds, `rate` times `span_s` in all.
-
-    As many in every round, so a few dozen of them give a steady P90 where a Poisson process would not.
-    """
-    step = 1.0 / rate
-    return [(i + rng.random()) * step for i in range(max(1, round(span_s * rate)))]

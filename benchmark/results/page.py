@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark.reporting.steps import Collected
 from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results.steps import Collected
 
 HEADLINE, BENCH = "headline", "bench.json"
 TOLD = {True: "met", False: "**MISSED**", None: ""}
