@@ -40,7 +40,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from laps_core.config import FLAGS, ConfigError
+from laps_core.config import ConfigError
 
 from sglang_laps import graphs, options, saved_model, transfers
 from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
@@ -108,9 +108,7 @@ def enable(args: argparse.Namespace) -> None:
     if args.enable_laps_scheduler:
         config = options.from_args(args)
     else:
-        if names := [f"--laps-{name.replace('_', '-')}" for name in options.given(args)]:
-            logger.warning("%s given without %s: ignored.", ", ".join(names), options.ENABLE)
-        if names := [FLAGS[name] for name in options.graph_flags(args)]:
+        if names := [flag for flag in options.OF_KNOBS if options.typed(args, flag) is not None]:
             logger.warning("%s given without %s: ignored.", ", ".join(names), options.ENABLE)
         from_env = options.from_env()
         if from_env is None:
