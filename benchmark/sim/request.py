@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from laps_core.scheduling.books import Running
+from laps_core.scheduling.plan import Running
 
 from benchmark.workloads.job import Job
 

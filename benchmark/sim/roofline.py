@@ -137,7 +137,7 @@ def profile(gpu_name: str, model_name: str, assumed: Assumed | None = None) -> P
         "parameters_in_layers": model.weights,
         "assumed": asdict(assumed),
         "tensor_parallel": 1,
-        "boundary_tokens": knee(known.alpha, known.linear, known.gamma_r, known.fixed + known.per_request),
+        "boundary_tokens": knee(known.alpha, known.linear, known.fixed + known.per_request),
     }
     return Profile(
         name=f"{gpu_name}-{model_name}",

@@ -9,8 +9,8 @@ import msgspec
 
 ClassName = Literal["short", "long"]
 """Of a request by its length, and of the pool that serves such requests."""
-SHORT: Final = "short"
-LONG: Final = "long"
+SHORT: Final[ClassName] = "short"
+LONG: Final[ClassName] = "long"
 CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
 
 STATUS_ROUTE = "laps_status"

@@ -192,7 +192,8 @@ def test_servers_of_the_cluster_are_probed_and_scraped_at_their_ports() -> None:
 
 SERVER_METRICS = """
 from prometheus_client import generate_latest
-from sglang_laps.status import Series, Totals
+from sglang_laps.core import Totals
+from sglang_laps.status import Series
 series = Series({"model_name": "m", "dp_rank": "0"})
 series.count("short", Totals())
 print(generate_latest().decode())

@@ -1,31 +1,32 @@
-"""Batches on the device, and what each had of it."""
+"""Batches on the device, what each had of it, and how busy it was."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
-from laps_core.busy import BusyMeter
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Launch
+from laps_core.scheduling.plan import Running
+
+HORIZON_S = 5.0
+"""Time constant of the busy share (seconds)."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Running:
-    """A batch on the device. Times are seconds of one clock."""
+class BusyMeter:
+    """Exponentially weighted busy share of one device (0..1)."""
 
-    launch: Launch
-    shape: list[tuple[int, int]]
-    """(new, history) tokens of each request."""
-    within: bool = False
-    """It runs while another is paused."""
-    started: float | None = None
-    """When it went to the device."""
-    done: float | None = None
-    """When its device work was done; None = known only when its result is processed."""
-    paused_s: float = 0.0
-    """Device time that others had meanwhile."""
-    stock: bool = True
-    """The latency model may learn from it: it was not replayed from a graph of LAPS."""
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._at = -math.inf
+
+    def add(self, begin: float, end: float) -> None:
+        """Note a busy interval; intervals come in order and do not overlap (seconds)."""
+        keep = math.exp(-max(0.0, end - begin) / HORIZON_S)
+        self._share = self.share(begin) * keep + (1.0 - keep)
+        self._at = end
+
+    def share(self, now: float) -> float:
+        """Busy share as of `now` (seconds). Reading changes nothing."""
+        return self._share * math.exp(-max(0.0, now - self._at) / HORIZON_S)
 
 
 class Books:
@@ -49,5 +50,5 @@ class Books:
             # A batch below that one is paused for both.
             below.paused_s += end - begin
         took_s = max(0.0, end - begin - batch.paused_s)
-        self._pacer.finished(batch.launch, begin, end, now, batch.shape, took_s, stock=batch.stock, within=batch.within)
+        self._pacer.finished(batch, begin, end, now, took_s)
         return took_s

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from laps_core.pools.controller import Move, PoolController
-from laps_core.pools.loop import ControlLoop
 from laps_core.pools.pressure import Pool, PressureConfig
 
 from ..servers.instances import Clock, PrefillInstance
@@ -32,17 +31,13 @@ class Control:
         note: Note,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._loop = ControlLoop(config, clock())
+        self.controller = PoolController(config, clock())
+        """What decides."""
         self._readers = readers
         self._pools = pools
         self._sample_s = config.sample_s
         self._note = note
         self._clock = clock
-
-    @property
-    def controller(self) -> PoolController:
-        """What decides."""
-        return self._loop.controller
 
     async def run(self) -> None:
         """Sample on a fixed grid, decide every control period."""
@@ -60,7 +55,7 @@ class Control:
         """One sample, and a decision when one is due."""
         await asyncio.gather(*(r.read() for r in self._readers))
         now = self._clock()
-        move = self._loop.step(now, [r.signals() for r in self._readers])
+        move = self.controller.step(now, [r.signals() for r in self._readers])
         if move is not None:
             self._pools.apply(move)
             logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
