@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from laps_core.scheduling.books import BusyMeter
+from laps_core.busy import BusyMeter
 
 from benchmark.sim.device import Device
 from benchmark.sim.metrics import Outcome, Record

@@ -13,7 +13,6 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import new_tokens
 from laps_core.protocol import LONG, SHORT, ClassName
-from laps_core.scheduling.books import Books
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
@@ -52,7 +51,6 @@ class Laps:
     ) -> None:
         self._layers = device.profile.layers if device is not None and config.slice_ms else 0
         self.pacer = Pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
-        self._books = Books(self.pacer, 0.0)
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
@@ -158,7 +156,7 @@ class Laps:
             self._under_way.remove(sliced)
         running.done, running.stock = batch.end, self._learn and not batch.replayed
         below = self._under_way[-1].running if self._under_way else None
-        self._books.ended(running, below, now)
+        self.pacer.ended(running, below, now)
         for r in batch.ending:
             self.pacer.slo.record(now, running.cls, now - r.ready, r.slo_s)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from laps_core.protocol import LONG, SHORT, ClassName
-from laps_core.scheduling.books import Books
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_core.scheduling.queues import changes, without
@@ -93,7 +92,6 @@ class LapsCore:
         """`unit`: a cut prompt ends on a multiple of this, `page`: of the KV cache (tokens). `priority`: of a request,
         smaller first; None = the server does not schedule by it."""
         self.pacer, self.classes = pacer, classes
-        self.books = Books(pacer, now)
         self.totals = {SHORT: Totals(), LONG: Totals()}
         self.started_s = now
         self.parked: list[Req] = []
@@ -257,7 +255,7 @@ class LapsCore:
     def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
         """Its result is processed; what it did for each class."""
         below = self.under_way[-1] if self.under_way else None
-        took_s = self.books.ended(flight, below, now)
+        took_s = self.pacer.ended(flight, below, now)
         done: dict[ClassName, Totals] = {}
         for i, (new, _) in enumerate(flight.shape):
             cls, req = SHORT if i in flight.short else LONG, flight.reqs[i]

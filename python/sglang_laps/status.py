@@ -43,7 +43,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, whole: st
     load = Load(
         backlog_tokens=sum(q["waiting_tokens"] for q in queues.values()) + remaining,
         slo_deviation=pacer.slo.deviation(now),
-        busy_share=core.books.busy.share(now),
+        busy_share=pacer.busy.share(now),
     )
     return {
         **Status(enabled=True, version=__version__, load=load).as_dict(),

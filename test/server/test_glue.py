@@ -185,7 +185,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
         "chunked_req": Request("P", 5000, done=2048),
         "laps": SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0"),
     }
-    core.books.busy.add(0.0, 1e-6)
+    pacer.busy.add(0.0, 1e-6)
     pacer.slo.record(1e-9, "short", 2.0, 1.0)
     asked = type("Asked", (mixin,), {"__init__": lambda self: self.__dict__.update(fields)})()
     before = pickle.dumps(vars(asked))

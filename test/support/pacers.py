@@ -59,5 +59,9 @@ def run(
     me: Pacer, plan: Plan, begin: float, end: float, *shape: tuple[int, int], stock: bool = True, within: bool = False
 ) -> None:
     """The first batch of the plan, from its launch to its end."""
-    sent = launch(me, begin, plan, *shape, stock=stock, within=within)
-    me.finished(sent, begin, end, end, end - begin)
+    ended(me, launch(me, begin, plan, *shape, stock=stock, within=within), begin, end)
+
+
+def ended(me: Pacer, sent: Running, begin: float, end: float, paused_s: float = 0.0) -> None:
+    sent.started, sent.done, sent.paused_s = begin, end, paused_s
+    me.ended(sent, None, end)

@@ -148,7 +148,8 @@ class Toy:
         if self.paused:
             # One below that is paused for both, and is told of this time with its own.
             self.paused[-1].paused_s += batch.end - batch.begin
-        self.pacer.finished(batch.running, batch.begin, self.now, self.now, batch.seconds)
+        batch.running.started = batch.begin
+        self.pacer.ended(batch.running, self.paused[-1].running if self.paused else None, self.now)
         for job, part in batch.parts:
             job.done += part
             if job.done == job.tokens:

@@ -11,7 +11,7 @@ from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Waiting
 from laps_core.scheduling.room import ROOM_S
-from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, launch, long, pacer, paused, run, short
+from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short
 
 # -- the gap
 
@@ -32,7 +32,7 @@ def test_after_a_short_batch_the_long_class_has_the_gap() -> None:
     me, shorts, longs = pacer(), [short("a")], [long(5000, 1.0)]
     sent = launch(me, 1.0, me.plan(1.0, shorts, longs))
     assert me.plan(1.3, shorts, longs).order == (LONG, SHORT), "it is still on the device"
-    me.finished(sent, 1.0, 1.01, 1.01, 0.01)
+    ended(me, sent, 1.0, 1.01)
     assert me.plan(1.01 + GAP - 1e-6, shorts, longs).order == (LONG, SHORT)
     assert me.plan(1.01 + GAP + 1e-6, shorts, longs).order == (SHORT, LONG)
 
@@ -149,7 +149,7 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         looked_s = before_s
         now += F + 50 * TOKEN * len(said.picked)
         window.completed(now, len(said.picked))
-        me.finished(sent, begin, now, now, now - begin)
+        ended(me, sent, begin, now)
         waiting = [w for i, w in enumerate(waiting) if i not in said.picked]
         came += [now + 4e-4 * (i + 1) for i in range(len(said.picked))]  # clients send again when they are answered
         came.sort()
@@ -186,7 +186,7 @@ def test_a_paused_batch_teaches_its_own_time() -> None:
         for me, paused_s in ((one, 0.0), (two, 0.125)):
             sent = launch(me, at, me.plan(at, [], [long(tokens)]), (tokens, 0), stock=True)
             end = at + took + paused_s
-            me.finished(sent, at, end, end, end - at - paused_s)
+            ended(me, sent, at, end, paused_s)
     for tokens in (100, 500, 2000):
         assert one.model.predict([(tokens, 0)]) == pytest.approx(two.model.predict([(tokens, 0)]), rel=1e-6)
 

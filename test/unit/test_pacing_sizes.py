@@ -10,7 +10,7 @@ from laps_core.config import ConfigError, LapsConfig
 from laps_core.latency.model import Coefficients
 from laps_core.protocol import LONG
 from laps_core.scheduling.pacer import Pacer
-from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, launch, long, pacer, paused, short
+from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, short
 
 
 def test_a_batch_stays_within_the_chunk_and_what_preempts_within_half() -> None:
@@ -116,7 +116,7 @@ def test_a_shared_step_counts_for_both() -> None:
     plan = me.plan(1.0, [short("a"), short("b")], [long(20_000)])
     sent = launch(me, 1.0, plan)
     assert (sent.cls, sent.preempts, len(sent.short)) == (LONG, False, 2)
-    me.finished(sent, 1.0, 1.1, 1.1, 0.1)
+    ended(me, sent, 1.0, 1.1)
     assert sum(me.status(2.0)["window"]["dispatched"].values()) == 1
 
 

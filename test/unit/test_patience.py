@@ -29,7 +29,9 @@ def pacer(order: Any) -> Pacer:
 def sent(me: Pacer, now: float, plan: Plan) -> Running:
     """The first batch of the plan goes to the device."""
     cls, count = plan.order[0], len(plan.picked)
-    batch = Running(cls=cls, shape=[(100, 0)] * count, short=range(count if cls is SHORT else 0), stock=False)
+    batch = Running(
+        cls=cls, shape=[(100, 0)] * count, short=range(count if cls is SHORT else 0), started=now, stock=False
+    )
     me.launched(now, batch, plan)
     return batch
 
@@ -62,7 +64,7 @@ def test_the_oldest_short_request_is_served_within_its_turns(
         head = min(w.since_s for w in waiting)
         turns = turns + 1 if head == oldest else 1
         oldest = head
-        me.finished(sent(me, now, plan), now, now + 0.01, now + 0.01, 0.01)
+        me.ended(sent(me, now, plan), None, now + 0.01)
         served = {waiting[p].since_s for p in plan.picked}
         assert served
         assert head in served or turns < OLDEST_EVERY

@@ -162,13 +162,14 @@ class Remembered(Laps):
         self.told: list[Any] = []
         self.held = 0
         pacer: Any = self.pacer
-        told = pacer.finished
+        told = pacer.ended
 
-        def finished(*args: Any) -> None:
-            self.told.append(args)
-            told(*args)
+        def ended(batch: Any, *args: Any) -> Any:
+            took_s = told(batch, *args)
+            self.told.append((batch, batch.started, batch.done, took_s))
+            return took_s
 
-        pacer.finished = finished
+        pacer.ended = ended
 
     def next(self, now: float) -> Batch | float | None:
         said = super().next(now)
@@ -191,7 +192,7 @@ def test_a_short_request_within_a_long_batch_is_served_before_it_ends(profile: P
     )
     assert (long_new, short_new) == (CHUNK, 50)
     assert short_at + short_ttft < long_at + long_ttft
-    (short, begin, end, _, _), (paused, before, after, _, took_s) = scheduler.told
+    (short, begin, end, _), (paused, before, after, took_s) = scheduler.told
     assert (short.cls, paused.cls) == (SHORT, LONG)
     assert before < begin < end < after
     assert short.within
@@ -212,7 +213,7 @@ def test_a_batch_is_finished_once_and_its_slices_add_up(profile: Profile) -> Non
     if not (profile.step_host_s or profile.poll_s > 1e-6):
         busy = sum(took_s for *_, took_s in scheduler.told)
         assert busy == pytest.approx(server.busy_s, rel=1e-3)
-    assert any(took_s < end - begin - 1e-6 for _, begin, end, _, took_s in scheduler.told)
+    assert any(took_s < end - begin - 1e-6 for _, begin, end, took_s in scheduler.told)
 
 
 def test_without_slices_short_requests_share_the_long_steps() -> None:

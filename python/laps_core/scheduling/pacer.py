@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from laps_core.busy import BusyMeter
 from laps_core.config import AUTO, LapsConfig
 from laps_core.latency.boundary import AutoThreshold
 from laps_core.latency.model import LatencyModel, StepSample
@@ -68,7 +69,8 @@ class Pacer:
         self._seen_s: float | None = None
         self._blind = False
         self._order, self._least_work = ORDERS[config.order], config.order == LEAST_WORK
-        self._overtook_s = -math.inf
+        self._overtook_s = self._last_end_s = -math.inf
+        self.busy = BusyMeter()
         self._short_patience, self._long_patience = Patience(), Patience()
         self._room = Room()
         self.preemptions = self.overtakes = 0
@@ -244,8 +246,19 @@ class Pacer:
             self.preemptions += batch.cls == SHORT
             self.overtakes += batch.cls == LONG
 
-    def finished(self, batch: Running, begin: float, end: float, now: float, took_s: float) -> None:
-        """This batch had the device for `took_s`, from `begin` to `end`; its clients may know `now`."""
+    def ended(self, batch: Running, below: Running | None, now: float) -> float:
+        """The result of a batch is there; the device time that it had (seconds). `below`: what is paused for it."""
+        end = batch.done or now
+        # With two batches in flight the second starts on the device when the first ends.
+        sent = end if batch.started is None else batch.started
+        begin = sent if batch.within else max(sent, self._last_end_s)
+        if not batch.within:
+            self._last_end_s = end
+            self.busy.add(begin, end)
+        elif below is not None:
+            # A batch below that one is paused for both.
+            below.paused_s += end - begin
+        took_s = max(0.0, end - begin - batch.paused_s)
         if batch.preempts:
             self.gap.ran(begin, end)
         if batch.cls == LONG:
@@ -256,6 +269,7 @@ class Pacer:
             self.model.observe(StepSample.of(batch.shape, took_s))
         if batch.short:
             self.window.completed(now, len(batch.short))
+        return took_s
 
     def status(self, now: float) -> dict[str, Any]:
         """What /laps_status says of the decisions (JSON-ready). Asking changes nothing."""

@@ -1,0 +1,26 @@
+"""How busy a device was over the last seconds."""
+
+from __future__ import annotations
+
+import math
+
+HORIZON_S = 5.0
+"""Time constant of the busy share (seconds)."""
+
+
+class BusyMeter:
+    """Exponentially weighted busy share of one device (0..1)."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._at = -math.inf
+
+    def add(self, begin: float, end: float) -> None:
+        """Note a busy interval; intervals come in order and do not overlap (seconds)."""
+        keep = math.exp(-max(0.0, end - begin) / HORIZON_S)
+        self._share = self.share(begin) * keep + (1.0 - keep)
+        self._at = end
+
+    def share(self, now: float) -> float:
+        """Busy share as of `now` (seconds). Reading changes nothing."""
+        return self._share * math.exp(-max(0.0, now - self._at) / HORIZON_S)
