@@ -148,7 +148,7 @@ class LapsConfig(Knobs):
 
     # -- the waiting window (AWD)
     window: Literal["awd", "fixed"] = "awd"
-    """awd adapts W and D [L s3.1, Alg. 1]; fixed always waits the whole window or for a full batch."""
+    """awd adapts W and D (LAPS, s3.1, Alg. 1); fixed always waits the whole window or for a full batch."""
     wait_window_ms: Milliseconds = 5.0
     """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
     wait_max_batch: Requests = 8
@@ -165,11 +165,11 @@ class LapsConfig(Knobs):
     graphs: bool = False
     """Replay short batches from full CUDA graphs where that was timed faster."""
     graph_lengths: Annotated[tuple[Tokens, ...], _whole_list("tokens")] = (8, 16, 32, 64, 128, 256)
-    """L: the longest admits requests (tokens), the products L x B give the row counts [L s4.2]."""
+    """L: the longest admits requests (tokens), the products L x B give the row counts (LAPS, s4.2)."""
     graph_batches: Annotated[tuple[Requests, ...], _whole_list("requests")] = (1, 2, 4, 8, 16, 32, 64)
-    """B: the largest admits batches (requests) and is every graph's number of request slots [L s4.2]."""
+    """B: the largest admits batches (requests) and is every graph's number of request slots (LAPS, s4.2)."""
     graph_strategy: Literal["latency", "memory", "always"] = "latency"
-    """Row counts captured. memory: the products L x B alone; latency: steps between them too, to pad less [L s3.1];
+    """Row counts captured. memory: the products L x B alone; latency: steps between them too, to pad less (LAPS, s3.1);
     always: the same, and each batch that a graph holds is replayed, faster or not, for measurements."""
 
     JSON_FLAG = "--laps-config"

@@ -1,4 +1,4 @@
-"""Length classes: which requests are short, which are long [L s2.1, s3]."""
+"""Length classes: which requests are short, which are long (LAPS, s2.1, s3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long batches in slices of a few layers, with a pause between two slices in which other work may run [F].
+"""Long batches in slices of a few layers, with a pause between two slices in which other work may run (FlowPrefill).
 
 SGLang has the mechanism: a forward batch in split-prefill mode runs some layers and keeps its activations. Here a whole
 ``ModelRunner.forward`` is made of such parts. To everything around it (sampling, streams, results) it is one forward

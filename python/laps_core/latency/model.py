@@ -1,4 +1,4 @@
-"""How long a prefill step takes: an additive model fitted to measured steps [L s2.1].
+"""How long a prefill step takes: an additive model fitted to measured steps (LAPS, s2.1).
 
 One request of L new tokens on H cached ones costs alpha L (L + 2H) + (beta + gamma_w) L + gamma_r H; a step costs the
 sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L, so step

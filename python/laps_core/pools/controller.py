@@ -1,4 +1,4 @@
-"""The controller that moves prefill instances between the two pools [L s3.2, Alg. 2].
+"""The controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2).
 
 Why it does not oscillate: what is compared is the short pool's share of the two pool pressures, smoothed with the
 time constant ``cooldown / ln(ratio)`` from one half, at the start and again after each move. A load that swings

@@ -43,7 +43,7 @@ def edf(w: Waiting, sizes: Sizes, now: float) -> Key:
 
 
 def lars(w: Waiting, sizes: Sizes, now: float) -> Key:
-    """Smallest slack relative to total work first [M].
+    """Smallest slack relative to total work first (Medha).
 
     A late request keeps its place at the front and goes on gaining, so nothing starves; ``edf`` puts it behind.
     Without a deadline: after all others, by arrival.
@@ -52,7 +52,7 @@ def lars(w: Waiting, sizes: Sizes, now: float) -> Key:
 
 
 def s_edf(w: Waiting, sizes: Sizes, now: float) -> Key:
-    """Largest sgn(slack) / deadline first [F].
+    """Largest sgn(slack) / deadline first (FlowPrefill).
 
     In time: earliest deadline first. Too late: after those, latest deadline first (it is the least late). No slack
     at all, or no deadline (the limit of the formula): in between, by arrival.

@@ -117,7 +117,7 @@ class Pacer:
             self.window.nothing_waits()
         if not longs and paused is None:
             self.guard.none_waits()
-            # AWD decides when the short batch leaves [L s3.1, Alg. 1].
+            # AWD decides when the short batch leaves (LAPS, s3.1, Alg. 1).
             return self._shorts(self.window.decide, now, shorts, empty, self.sizes.budget)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self.sizes.behind(now, longs)

@@ -91,7 +91,7 @@ class Plan(NamedTuple):
     waiting: bool = False
     """A short batch is held back."""
     mixed: bool = False
-    """The short requests picked share the step of the long batch: it cannot make way for them [M]."""
+    """The short requests picked share the step of the long batch: it cannot make way for them (Medha)."""
     keeps_room: bool = False
     """A long prompt is owed the memory that it lacks: nothing new starts in its place."""
     until_s: float = math.inf

@@ -1,4 +1,4 @@
-"""The dual queue: two views over the one list of waiting requests, and whose turn it is [L s3.1]."""
+"""The dual queue: two views over the one list of waiting requests, and whose turn it is (LAPS, s3.1)."""
 
 from __future__ import annotations
 

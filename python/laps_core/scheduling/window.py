@@ -1,4 +1,4 @@
-"""AWD, Adaptive Wait-Depth: when a batch of short prefills leaves [L s3.1-3.2, Alg. 1].
+"""AWD, Adaptive Wait-Depth: when a batch of short prefills leaves (LAPS, s3.1-3.2, Alg. 1).
 
 Holding a batch back idles the device, so it must pay. Two kinds of expected traffic (see ``arrivals``) have each their
 own test. ``saved`` is what one merge saves: the predicted time of two batches less that of their union.
