@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
@@ -81,15 +82,10 @@ class Classes:
         views = self._dual.views(queue, self.of)
         if self._config.length_basis == "prompt":
             return views
-        looks, changed = 0, False
-        for req in views.long:
-            tag: Tag = req.laps_tag
-            if tag.looked != self.batches:
-                self._look(req, tag)
-                changed |= tag.new_tokens <= self.threshold
-                looks += 1
-                if looks == RELOOK:
-                    break
+        changed = False
+        for tag, req in islice(((r.laps_tag, r) for r in views.long if r.laps_tag.looked != self.batches), RELOOK):
+            self._look(req, tag)
+            changed |= tag.new_tokens <= self.threshold
         if changed:
             self._dual.forget()
             return self._dual.views(queue, self.of)

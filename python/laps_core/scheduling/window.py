@@ -106,7 +106,7 @@ class Window:
         self._arrivals.arrived(now, n, blind_since)
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
-        """A batch of ``depth`` short requests starts at ``now``; the rest is from the Dispatch that said so."""
+        """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
         self._settle()
         idle_s = now - self._idle_since(now)
         if idle_s > 0.0 and self._hold:
@@ -133,8 +133,7 @@ class Window:
 
     def leave(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
         """The batch that leaves where long work waits or is paused, out of ``shorts`` (not empty). See ``decide``."""
-        slacks = self._slacks(now, shorts, token_budget)
-        return self._leave(now, slacks, self._pick(shorts, slacks, token_budget, late_last), "preempt")
+        return self._filled(now, shorts, token_budget, late_last)[0]
 
     def decide(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
         """The batch that leaves now, or how long to wait; where something arrives before, decide again.
@@ -144,34 +143,37 @@ class Window:
         ``late_last``: those that can no longer make their deadline go behind the others.
         """
         self._arrivals.waiting(len(shorts))
-        slacks = self._slacks(now, shorts, token_budget)
-        picked = self._pick(shorts, slacks, token_budget, late_last)
-        verdict = self._judge(now, shorts, picked, slacks, token_budget)
+        plan, slack = self._filled(now, shorts, token_budget, late_last)
+        verdict = self._judge(now, shorts, plan.picked, slack, token_budget)
         if isinstance(verdict, str):
-            return self._leave(now, slacks, picked, verdict)
+            return plan._replace(reason=verdict)
         if self._held_since is None:
             self._held_since = now
         return Plan((), waiting=True, until_s=verdict)
 
-    def _leave(self, now: float, slacks: Sequence[float], picked: Sequence[int], reason: str) -> Plan:
+    def _filled(self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool) -> tuple[Plan, float]:
+        """The batch of those that fit, late ones last, the first always; and the smallest slack (seconds) that is left
+        of a deadline that can be met."""
+        slacks = self._slacks(now, shorts, token_budget)
+        order = sorted(range(len(shorts)), key=lambda i: late_last and slacks[i] < 0.0)
+        picked, room = order[:1], token_budget - shorts[order[0]].tokens
+        for i in order[1:]:
+            if shorts[i].tokens <= room:
+                picked.append(i)
+                room -= shorts[i].tokens
         waited_s = 0.0 if self._held_since is None else now - self._held_since
         late = sum(slacks[i] < 0.0 for i in picked)
-        return Plan((SHORT,), tuple(picked), reason=reason, waited_s=waited_s, late=late)
+        plan = Plan((SHORT,), tuple(picked), reason="preempt", waited_s=waited_s, late=late)
+        return plan, min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
 
     def _judge(
-        self,
-        now: float,
-        shorts: Sequence[Waiting],
-        picked: Sequence[int],
-        slacks: Sequence[float],
-        token_budget: int,
+        self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
     ) -> str | float:
         """The reason to dispatch, or until when to wait."""
         if self._w_max_s == 0.0:
             return "idle"
         k = len(picked)
         tokens = sum(shorts[i].tokens for i in picked)
-        slack = min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
         if not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
         if k >= (self._cap if self._fixed else self._depth):
@@ -253,19 +255,6 @@ class Window:
         known = self._predict([(s.tokens, s.history) for s in shorts[:fitting]])
         served = now + (self._service_s if known is None else known)
         return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
-
-    def _pick(
-        self, shorts: Sequence[Waiting], slacks: Sequence[float], token_budget: int, late_last: bool
-    ) -> list[int]:
-        """Those that fit: late ones last, the first always."""
-        behind = [late_last and slack < 0.0 for slack in slacks]
-        order = sorted(range(len(shorts)), key=behind.__getitem__)
-        picked, room = [order[0]], token_budget - shorts[order[0]].tokens
-        for i in order[1:]:
-            if shorts[i].tokens <= room:
-                picked.append(i)
-                room -= shorts[i].tokens
-        return picked
 
     # -- adaptation
 
