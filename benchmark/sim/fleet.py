@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laps_core.pools.loop import ControlLoop
+from laps_core.pools.controller import PoolController
 from laps_core.pools.pressure import InstanceSignals
 from laps_core.protocol import Load
 from sglang_router_laps.config import AllocConfig
@@ -110,7 +110,7 @@ class Pooled(Plain):
         self.pools = Pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
         for server, instance in zip(servers, self.pools.instances, strict=True):
             instance.parks = hasattr(server.scheduler, "pacer")
-        self._loop = ControlLoop(config.pressure, self.now)
+        self._controller = PoolController(config.pressure, self.now)
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
         self._sample_s = config.pressure.sample_s
         self._events = events
@@ -138,7 +138,7 @@ class Pooled(Plain):
     def _beat(self, now: float, _: None) -> None:
         """One step of the control loop."""
         self.now = now
-        move = self._loop.step(now, [self._signals(now, i) for i in range(len(self.servers))])
+        move = self._controller.step(now, [self._signals(now, i) for i in range(len(self.servers))])
         if move is not None:
             self.pools.apply(move)
             self.moves.append((now, move.name, move.target))

@@ -11,11 +11,10 @@ from itertools import islice
 
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
-from laps_core.length import LONG, SHORT, LengthClass, new_tokens
-from laps_core.scheduling.books import Books, Running
+from laps_core.length import new_tokens
+from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
 from benchmark.sim.device import Device
 from benchmark.sim.request import Batch, Request
@@ -52,7 +51,6 @@ class Laps:
     ) -> None:
         self._layers = device.profile.layers if device is not None and config.slice_ms else 0
         self.pacer = Pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
-        self._books = Books(self.pacer, 0.0)
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
@@ -103,10 +101,10 @@ class Laps:
         )
         said: Batch | float | None = plan.until_s if plan.waiting else None
         for cls in plan.order:
-            if cls is LONG and plan.mixed:
+            if cls == LONG and plan.mixed:
                 said = self._shared(longs, plan, now)
                 break
-            batch = self._shorts(plan, now) if cls is SHORT else self._longs(longs, plan, now)
+            batch = self._shorts(plan, now) if cls == SHORT else self._longs(longs, plan, now)
             if batch is not None:
                 said = self._send(cls, batch, plan, now)
                 break
@@ -126,12 +124,13 @@ class Laps:
         both = Batch(short.parts + long.parts, short.ending + long.ending)
         return self._send(LONG, both, plan, now, shorts=len(short.parts))
 
-    def _send(self, cls: LengthClass, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
-        within = bool(self._under_way)
-        launch = self.pacer.launched(now, cls, len(batch.parts), plan, shorts=shorts, within=within)
-        batch.running = Running(launch=launch, shape=[(new, old) for _, new, old in batch.parts], within=within)
+    def _send(self, cls: ClassName, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
+        shape = [(new, old) for _, new, old in batch.parts]
+        short = range(len(shape) if cls == SHORT else shorts)
+        batch.running = Running(cls=cls, shape=shape, short=short, within=bool(self._under_way))
+        self.pacer.launched(now, batch.running, plan)
         batch.whole = None
-        if cls is LONG and plan.layers and self._device is not None:
+        if cls == LONG and plan.layers and self._device is not None:
             slices = -(-self._layers // plan.layers)
             each = self._device.seconds(batch) / slices
             self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, each, slices))
@@ -157,9 +156,9 @@ class Laps:
             self._under_way.remove(sliced)
         running.done, running.stock = batch.end, self._learn and not batch.replayed
         below = self._under_way[-1].running if self._under_way else None
-        self._books.ended(running, below, now)
+        self.pacer.ended(running, below, now)
         for r in batch.ending:
-            self.pacer.answered(now, running.launch.cls, r.ready, r.slo_s)
+            self.pacer.slo.record(now, running.cls, now - r.ready, r.slo_s)
 
     def _shorts(self, plan: Plan, now: float) -> Batch:
         """Those picked, and behind them, where the view ended, whoever still fits."""

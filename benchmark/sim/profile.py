@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from laps_core.latency.model import VERSION, Coefficients, LatencyModel
+from laps_core.latency.model import Coefficients, LatencyModel
 
 FOLDER = Path(__file__).parent / "profiles"
 ANALYTIC = "analytic roofline, not measured"
@@ -49,11 +49,7 @@ class Profile:
 
     def model(self) -> LatencyModel:
         """A latency model that knows these coefficients, as a server that loaded a saved one does."""
-        saved = {
-            "kind": "laps-latency", "version": VERSION, "coefficients": asdict(self.coefficients), "parts": None,
-            "samples": [], "held_out": [],
-        }  # fmt: skip
-        return LatencyModel.from_json(json.dumps(saved))
+        return LatencyModel(self.coefficients)
 
     def eager(self) -> Profile:
         """The same without prefill graphs on the stock path, where the profile tells the two apart."""

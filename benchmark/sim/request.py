@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from laps_core.scheduling.books import Running
+from laps_core.scheduling.plan import Running
 
 from benchmark.workloads.job import Job
 

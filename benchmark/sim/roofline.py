@@ -2,10 +2,10 @@
 
     python -m benchmark.sim.roofline        writes profiles/<gpu>-<model>.json
 
-A step takes T_comp + T_mem [L s2.1]: arithmetic at a share of the dense bf16 peak, and memory traffic (weights once,
-new KV written, history KV read) at a share of the bandwidth, or the host's launches where those take longer than the
-weights. The sum is what LAPS's latency model can express; hardware that overlaps both perfectly would be faster near
-the boundary, by half at most.
+A step takes T_comp + T_mem (LAPS, s2.1): arithmetic at a share of the dense bf16 peak, and memory traffic (weights
+once, new KV written, history KV read) at a share of the bandwidth, or the host's launches where those take longer than
+the weights. The sum is what LAPS's latency model can express; hardware that overlaps both perfectly would be faster
+near the boundary, by half at most.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Assumed:
 
 
 def coefficients(gpu: Gpu, model: Model, assumed: Assumed, launch_s: float) -> Coefficients:
-    """T = T_comp + T_mem [L s2.1] of a step whose layers cost the host ``launch_s`` in all (seconds)."""
+    """T = T_comp + T_mem (LAPS, s2.1) of a step whose layers cost the host ``launch_s`` in all (seconds)."""
     flops = gpu.flops * assumed.compute_share
     bandwidth = gpu.bandwidth * assumed.bandwidth_share
     logits = model.hidden * model.vocab
@@ -137,7 +137,7 @@ def profile(gpu_name: str, model_name: str, assumed: Assumed | None = None) -> P
         "parameters_in_layers": model.weights,
         "assumed": asdict(assumed),
         "tensor_parallel": 1,
-        "boundary_tokens": knee(known.alpha, known.linear, known.gamma_r, known.fixed + known.per_request),
+        "boundary_tokens": knee(known.alpha, known.linear, known.fixed + known.per_request),
     }
     return Profile(
         name=f"{gpu_name}-{model_name}",

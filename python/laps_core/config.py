@@ -1,16 +1,18 @@
-"""Every knob of the LAPS prefill scheduler: its default, its unit and the check it must pass.
+"""Every knob of the LAPS prefill scheduler: its default, its unit and what it must be; and how knobs are read.
 
-Four come as flags of their own (see ``FLAGS``); all can be given in ``--laps-config '{...}'``.
+Some come as flags of their own; all can be given in ``--laps-config '{...}'``.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from laps_core import deadline
 
@@ -22,209 +24,180 @@ class ConfigError(ValueError):
     """A knob has a value it cannot have. The message is one line and names the knob."""
 
 
-Check = Callable[[Any], "str | None"]
-"""Says what is wrong with a value ("is not ..."), or None."""
-
-
-def _whole(low: int, unit: str) -> Check:
-    def check(v: Any) -> str | None:
-        ok = isinstance(v, int) and not isinstance(v, bool) and v >= low
-        return None if ok else f"is not a whole number of {unit} >= {low}"
-
-    return check
-
-
-def _real(low: float, high: float, unit: str) -> Check:
-    def check(v: Any) -> str | None:
-        # Compared, never converted: a whole number may be too large for a float.
-        ok = isinstance(v, (int, float)) and not isinstance(v, bool) and low <= v <= min(high, sys.float_info.max)
-        bound = f">= {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-        return None if ok else f"is not a number of {unit} {bound}" if unit else f"is not {bound}"
-
-    return check
-
-
-def _one_of(*names: str) -> Check:
-    return lambda v: None if v in names else f"is not one of {', '.join(names)}"
-
-
-def _switch(v: Any) -> str | None:
-    return None if isinstance(v, bool) else "is not true or false"
-
-
-def _text(v: Any) -> str | None:
-    return None if isinstance(v, str) and v and "\0" not in v else "is not a path"
-
-
-def _or_none(check: Check) -> Check:
-    return lambda v: None if v is None else check(v)
-
-
-def _sizes(unit: str) -> Check:
-    whole = _whole(1, unit)
-
-    def check(v: Any) -> str | None:
-        ok = isinstance(v, (list, tuple)) and v and all(whole(x) is None for x in v)
-        return None if ok else f"is not a list of whole numbers of {unit} >= 1"
-
-    return check
-
-
-def _threshold(v: Any) -> str | None:
-    return None if v == AUTO or _whole(1, "tokens")(v) is None else "is not a whole number of tokens >= 1, nor auto"
-
-
-def _profile(v: Any) -> str | None:
-    return None if isinstance(v, bool) or _text(v) is None else "is not true or false, nor a path"
-
-
-def _deadline(v: Any) -> str | None:
-    return None if deadline.valid(v) else f"is not {deadline.RANGE}"
-
-
-def knob(default: Any, check: Check) -> Any:
-    """A dataclass field with its check."""
-    return field(default=default, metadata={"check": check})
-
-
-def read_knobs(
-    flag: str,
-    text: str | None,
-    known: Set[str],
-    given: Mapping[str, Any],
-    flags: Mapping[str, str],
-    retired: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """The JSON object in the text of ``flag``: names in ``known`` only, none that a flag has ``given`` already.
-
-    ``flags`` names those flags; ``retired`` says of names that are no knobs what there is in their place. Raises
-    ConfigError.
-    """
-
-    def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise ConfigError(f"{flag}: {twice} is given twice")
-        return dict(pairs)
-
-    more: Any = {}
-    if text:
-        try:
-            more = json.loads(text, object_pairs_hook=each_key_once)
-        except ConfigError:
-            raise
-        except ValueError as e:
-            raise ConfigError(f"{flag}: not JSON: {e}") from None
-    if not isinstance(more, dict):
-        raise ConfigError(f"{flag}: not a JSON object")
-    for key in more:
-        if retired and key in retired:
-            raise ConfigError(f"{flag}: {key} {retired[key]}")
-        if key not in known:
-            raise ConfigError(f"{flag}: unknown key {key!r}; known: {', '.join(sorted(known))}")
-        if key in given:
-            raise ConfigError(f"{flag}: {key} is given by {flags[key]} too")
-    return more
-
-
-_MS = _real(0.0, math.inf, "milliseconds")
+def _wanted(kind: Any) -> str:
+    """What a value of this type is, in words."""
+    parts = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return str(parts[1].description)
+    if get_origin(kind) is Literal:
+        return parts[0] if len(parts) == 1 else f"one of {', '.join(parts)}"
+    return ", nor ".join(_wanted(part) for part in parts if part is not type(None)) if parts else "true or false"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LapsConfig:
+class Knobs:
+    """Validated settings: each field has the type that its value must be of. Raises ConfigError on a bad value."""
+
+    JSON_FLAG: ClassVar[str]
+    """The flag whose value is a JSON object of knobs."""
+    FLAGS: ClassVar[Mapping[str, str]]
+    """Knobs that are flags of their own."""
+    RETIRED: ClassVar[Mapping[str, str]]
+    """Names that are no knobs, each with what to set in its place or why there is nothing to set."""
+
+    _kinds: ClassVar[Mapping[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        hints = get_type_hints(cls, include_extras=True)
+        cls._kinds = {name: kind for name, kind in hints.items() if get_origin(kind) is not ClassVar}
+
+    def __post_init__(self) -> None:
+        for name in self._kinds:
+            object.__setattr__(self, name, self._read(name, getattr(self, name)))
+
+    @classmethod
+    def _read(cls, name: str, value: Any, *, strict: bool = True) -> Any:
+        """`strict` False: it is text, or texts, as typed."""
+        kind = cls._kinds[name]
+        try:
+            return msgspec.convert(value, kind, strict=strict)
+        except msgspec.ValidationError:
+            shown = json.dumps(value if strict or isinstance(value, str) else " ".join(value), default=str)
+            shown = shown if strict else shown.strip('"') or shown
+            raise ConfigError(f"{cls.shown(name)}: {shown} is not {_wanted(kind)}") from None
+
+    @classmethod
+    def shown(cls, name: str) -> str:
+        """How an operator spells this knob."""
+        return cls.FLAGS.get(name, f"{cls.JSON_FLAG}: {name}")
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], extra: str | None = None) -> Self:
+        """From what the flags say (text, texts or True, by knob) and the text of JSON_FLAG.
+
+        A knob named by both is refused: it has no one value. Raises ConfigError.
+        """
+        read = {name: cls._read(name, value, strict=False) for name, value in given.items()}
+        return cls(**read, **cls._json(extra, given))
+
+    @classmethod
+    def _json(cls, text: str | None, given: Iterable[str]) -> dict[str, Any]:
+        """The knobs in the text of JSON_FLAG, of which a flag has `given` none."""
+        try:
+            # Pairs, to find keys that are given twice; an array would be a list.
+            pairs = json.loads(text or "{}", object_pairs_hook=lambda pairs: tuple(pairs))
+        except ValueError as e:
+            raise ConfigError(f"{cls.JSON_FLAG}: not JSON: {e}") from None
+        if not isinstance(pairs, tuple):
+            raise ConfigError(f"{cls.JSON_FLAG}: not a JSON object")
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            for hit, wrong in (
+                (key in found, f"{key} is given twice"),
+                (key in cls.RETIRED, f"{key} {cls.RETIRED.get(key)}"),
+                (key not in cls._kinds, f"unknown key {key!r}; known: {', '.join(sorted(cls._kinds))}"),
+                (key in given, f"{key} is given by {cls.FLAGS.get(key)} too"),
+            ):
+                if hit:
+                    raise ConfigError(f"{cls.JSON_FLAG}: {wrong}")
+            found[key] = value
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field name -> value, JSON-ready."""
+        return asdict(self)
+
+
+def _number(low: float, high: float = sys.float_info.max, *, of: str = "") -> Meta:
+    bound = f">= {low:g}" if high == sys.float_info.max else f"from {low:g} to {high:g}"
+    return Meta(ge=low, le=high, description=f"a number of {of} {bound}" if of else bound)
+
+
+def _whole(of: str) -> Meta:
+    return Meta(ge=1, description=f"a whole number of {of} >= 1")
+
+
+def _whole_list(of: str) -> Meta:
+    return Meta(min_length=1, description=f"a list of whole numbers of {of} >= 1")
+
+
+Path = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]*\Z", description="a path")]
+Milliseconds = Annotated[float, _number(0.0, of="milliseconds")]
+Deadline = Annotated[float, Meta(ge=deadline.SHORTEST_MS, le=deadline.LONGEST_MS, description=deadline.RANGE)]
+Tokens = Annotated[int, _whole("tokens")]
+Requests = Annotated[int, _whole("requests")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LapsConfig(Knobs):
     """Validated knobs of one prefill server. Raises ConfigError on a bad value."""
 
     # -- the dual queue
-    length_threshold: int | str = knob(256, _threshold)
+    length_threshold: Tokens | Literal["auto"] = 256
     """Longest short request (tokens, inclusive), or "auto"."""
-    length_basis: str = knob("uncached", _one_of("uncached", "prompt"))
+    length_basis: Literal["uncached", "prompt"] = "uncached"
     """Which tokens count: those not found in the prefix cache, or the whole prompt."""
-    order: str = knob("least-work", _one_of("least-work", "fcfs", "edf", "lars", "s-edf"))
+    order: Literal["least-work", "fcfs", "edf", "lars", "s-edf"] = "least-work"
     """Order of long prompts, see scheduling/order.py; all but least-work order short requests too."""
-    guard: float = knob(0.25, _real(0.0, 1.0, ""))
+    guard: Annotated[float, _number(0.0, 1.0)] = 0.25
     """Under least-work: share of long time for the prompt that has waited longest (0..1)."""
-    preempt_overhead: float = knob(0.15, _real(0.01, 1.0, ""))
+    preempt_overhead: Annotated[float, _number(0.01, 1.0)] = 0.15
     """Share of the device that preempting long work may cost (0.01..1); sets the gap between preemptions."""
-    slice_ms: float = knob(4.0, _real(0.0, 1000.0, "milliseconds"))
+    slice_ms: Annotated[float, _number(0.0, 1000.0, of="milliseconds")] = 4.0
     """A long batch makes way about this often (ms); 0 = never before its end."""
 
     # -- the waiting window (AWD)
-    window: str = knob("awd", _one_of("awd", "fixed"))
-    """awd adapts W and D [L s3.1, Alg. 1]; fixed always waits the whole window or for a full batch."""
-    wait_window_ms: float = knob(5.0, _MS)
+    window: Literal["awd", "fixed"] = "awd"
+    """awd adapts W and D (LAPS, s3.1, Alg. 1); fixed always waits the whole window or for a full batch."""
+    wait_window_ms: Milliseconds = 5.0
     """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
-    wait_max_batch: int = knob(8, _whole(1, "requests"))
+    wait_max_batch: Requests = 8
     """Cap on the batch depth D (requests)."""
-    ttft_slo_ms: float | None = knob(None, _or_none(_deadline))
+    ttft_slo_ms: Deadline | None = None
     """Default deadline for the first token (ms after arrival); None = no deadlines."""
 
     # -- the latency model
-    profile: bool | str = knob(False, _profile)
+    profile: bool | Path = False
     """True: measure a short latency profile at start (seconds of start-up time). A path: start from the model saved
     there, measure only where there is none, and save there when idle (JSON)."""
 
     # -- prefill CUDA graphs for short batches (see ladder.py)
-    graphs: bool = knob(False, _switch)
+    graphs: bool = False
     """Replay short batches from full CUDA graphs where that was timed faster."""
-    graph_lengths: Sequence[int] = knob((8, 16, 32, 64, 128, 256), _sizes("tokens"))
-    """L: the longest admits requests (tokens), the products L x B give the row counts [L s4.2]."""
-    graph_batches: Sequence[int] = knob((1, 2, 4, 8, 16, 32, 64), _sizes("requests"))
-    """B: the largest admits batches (requests) and is every graph's number of request slots [L s4.2]."""
-    graph_strategy: str = knob("latency", _one_of("latency", "memory", "always"))
-    """Row counts captured. memory: the products L x B alone; latency: steps between them too, to pad less [L s3.1];
+    graph_lengths: Annotated[tuple[Tokens, ...], _whole_list("tokens")] = (8, 16, 32, 64, 128, 256)
+    """L: the longest admits requests (tokens), the products L x B give the row counts (LAPS, s4.2)."""
+    graph_batches: Annotated[tuple[Requests, ...], _whole_list("requests")] = (1, 2, 4, 8, 16, 32, 64)
+    """B: the largest admits batches (requests) and is every graph's number of request slots (LAPS, s4.2)."""
+    graph_strategy: Literal["latency", "memory", "always"] = "latency"
+    """Row counts captured. memory: the products L x B alone; latency: steps between them too, to pad less (LAPS, s3.1);
     always: the same, and each batch that a graph holds is replayed, faster or not, for measurements."""
 
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            wrong = f.metadata["check"](value)
-            if wrong:
-                name = FLAGS.get(f.name, f"--laps-config: {f.name}")
-                raise ConfigError(f"{name}: {json.dumps(value, default=str)} {wrong}")
+    JSON_FLAG = "--laps-config"
+    FLAGS: ClassVar[Mapping[str, str]] = {
+        "length_threshold": "--laps-length-threshold",
+        "length_basis": "--laps-length-basis",
+        "wait_window_ms": "--laps-wait-window-ms",
+        "wait_max_batch": "--laps-wait-max-batch",
+        "ttft_slo_ms": "--laps-ttft-slo-ms",
+        "graphs": "--enable-batch-prefill-cuda-graph",
+        "graph_lengths": "--batch-prefill-seq-lengths",
+        "graph_batches": "--batch-prefill-batch-sizes",
+    }
+    RETIRED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("profile_path", "profile_save_path"), "is profile, a path"),
+        "wait_head_max_ms": "is four times --laps-wait-window-ms",
+        "graph_max_length": "is --batch-prefill-max-seq-len",
+        "graph_always": 'is graph_strategy "always"',
+        **dict.fromkeys(("graph_budget", "graph_budget_s", "graph_pad_max"), "is graph_strategy, or fewer L and B"),
+        **dict.fromkeys(("graph_explore_every", "graph_swaps", "graph_window"), "is gone: graphs are chosen at start"),
+        **dict.fromkeys(
+            ("wait_min_ms", "slack_sigma_ms", "slack_margin_ms", "token_max", "threshold_min", "threshold_max",
+             "threshold_period_s", "status_period_s", "graph_max_tokens", "graph_budget_mib"),
+            "has one value for all",
+        ),
+    }  # fmt: skip
 
     @property
     def profile_path(self) -> str | None:
         """The file of the latency model, if there is to be one."""
         return self.profile if isinstance(self.profile, str) else None
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any], extra: str | None = None) -> LapsConfig:
-        """Build from flag values (by field name) and the text of ``--laps-config``.
-
-        A knob named by both is refused: it has no one value.
-        """
-        more = read_knobs("--laps-config", extra, {f.name for f in fields(cls)}, given, FLAGS, RETIRED)
-        knobs: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**given, **more}.items()}
-        return cls(**knobs)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field name -> value, JSON-ready."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-FLAGS: dict[str, str] = {
-    "length_threshold": "--laps-length-threshold",
-    "length_basis": "--laps-length-basis",
-    "wait_window_ms": "--laps-wait-window-ms",
-    "wait_max_batch": "--laps-wait-max-batch",
-    "ttft_slo_ms": "--laps-ttft-slo-ms",
-    "graphs": "--enable-batch-prefill-cuda-graph",
-    "graph_lengths": "--batch-prefill-seq-lengths",
-    "graph_batches": "--batch-prefill-batch-sizes",
-}
-"""Knobs that are flags of their own."""
-
-RETIRED: dict[str, str] = {
-    **dict.fromkeys(("profile_path", "profile_save_path"), "is profile, a path"),
-    "wait_head_max_ms": "is four times --laps-wait-window-ms",
-    "graph_max_length": "is --batch-prefill-max-seq-len",
-    "graph_always": 'is graph_strategy "always"',
-    **dict.fromkeys(("graph_budget", "graph_budget_s", "graph_pad_max"), "is graph_strategy, or fewer L and B"),
-    **dict.fromkeys(("graph_explore_every", "graph_swaps", "graph_window"), "is gone: graphs are chosen at start"),
-    **dict.fromkeys(
-        ("wait_min_ms", "slack_sigma_ms", "slack_margin_ms", "token_max", "threshold_min", "threshold_max",
-         "threshold_period_s", "status_period_s", "graph_max_tokens", "graph_budget_mib"),
-        "has one value for all",
-    ),
-}  # fmt: skip
-"""Names that are no knobs, each with what to set in its place or why there is nothing to set."""

@@ -1,24 +1,13 @@
-"""Length classes: which requests are short, which are long [L s2.1, s3]."""
+"""Length classes: which requests are short, which are long (LAPS, s2.1, s3)."""
 
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 
-from laps_core import protocol
-
-
-class LengthClass(StrEnum):
-    """The two kinds of prefill work that are never batched together."""
-
-    SHORT = protocol.SHORT
-    LONG = protocol.LONG
+from laps_core.protocol import LONG, SHORT, ClassName
 
 
-SHORT, LONG = LengthClass.SHORT, LengthClass.LONG
-
-
-def classify(new_tokens: int, threshold: int) -> LengthClass:
+def classify(new_tokens: int, threshold: int) -> ClassName:
     """Class of a request with `new_tokens` tokens to compute; `threshold` (tokens) itself is short."""
     return SHORT if new_tokens <= threshold else LONG
 

@@ -9,8 +9,8 @@ import msgspec
 
 ClassName = Literal["short", "long"]
 """Of a request by its length, and of the pool that serves such requests."""
-SHORT: Final = "short"
-LONG: Final = "long"
+SHORT: Final[ClassName] = "short"
+LONG: Final[ClassName] = "long"
 CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
 
 STATUS_ROUTE = "laps_status"
@@ -23,7 +23,7 @@ DEADLINE_FIELD = "ttft_slo_ms"
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How loaded one prefill server is: the signals of Algorithm 2 [L s3.2]."""
+    """How loaded one prefill server is: the signals of Algorithm 2 (LAPS, s3.2)."""
 
     backlog_tokens: float
     """q_k: new tokens waiting to be prefilled."""

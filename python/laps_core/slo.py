@@ -13,6 +13,14 @@ OVERSHOOT_MAX = 4.0
 for 0.1 ms would outweigh hundreds of requests in the mean that steers the pools."""
 
 
+def overshoot(ttft_s: float, slo_s: float) -> float:
+    """By how many deadlines a first token came too late: 0 in time, at most OVERSHOOT_MAX (ratio).
+
+    ``slo_s`` (seconds) is a deadline that ``deadline.valid`` has let through.
+    """
+    return min(max(0.0, ttft_s / slo_s - 1.0), OVERSHOOT_MAX)
+
+
 @dataclass(slots=True)
 class _Tally:
     met: int = 0
@@ -23,23 +31,10 @@ class _Tally:
     """Their relative overshoots, fading alike."""
     seen_s: float = -math.inf
 
-    def kept(self, now: float) -> float:
-        """What is left by now of the sums (0..1)."""
-        return math.exp2(-max(0.0, now - self.seen_s) / _HALF_LIFE_S)
-
-    def add(self, now: float, overshoot: float) -> None:
-        kept = self.kept(now)
-        self.weight = self.weight * kept + 1.0
-        self.overshoot = self.overshoot * kept + overshoot
-        self.seen_s = max(now, self.seen_s)
-
-
-def overshoot(ttft_s: float, slo_s: float) -> float:
-    """By how many deadlines a first token came too late: 0 in time, at most OVERSHOOT_MAX (ratio).
-
-    ``slo_s`` (seconds) is a deadline that ``deadline.valid`` has let through.
-    """
-    return min(max(0.0, ttft_s / slo_s - 1.0), OVERSHOOT_MAX)
+    def recent(self, now: float) -> tuple[float, float]:
+        """What is left by now of both sums."""
+        kept = math.exp2(-max(0.0, now - self.seen_s) / _HALF_LIFE_S)
+        return self.weight * kept, self.overshoot * kept
 
 
 class SloLedger:
@@ -54,47 +49,27 @@ class SloLedger:
             return
         tally = self._tallies.setdefault(kind, _Tally())
         over = overshoot(ttft_s, slo_s)
-        if over > 0.0:
-            tally.missed += 1
-        else:
-            tally.met += 1
-        tally.add(now, over)
-
-    def attainment(self, kind: str | None = None) -> float | None:
-        """Share of requests within their SLO since the start (0..1), of one class or all; None = none counted."""
-        tallies = self._of(kind)
-        met, missed = sum(t.met for t in tallies), sum(t.missed for t in tallies)
-        return met / (met + missed) if met + missed else None
-
-    def misses(self, kind: str | None = None) -> int:
-        """Requests over their SLO since the start."""
-        return sum(t.missed for t in self._of(kind))
+        tally.missed += over > 0.0
+        tally.met += over == 0.0
+        weight, overshoots = tally.recent(now)
+        tally.weight, tally.overshoot, tally.seen_s = weight + 1.0, overshoots + over, max(now, tally.seen_s)
 
     def deviation(self, now: float, kind: str | None = None) -> float:
         """Mean relative overshoot of recent requests, those within their SLO counting 0: 0.5 is half an SLO too late.
 
         At most OVERSHOOT_MAX. Fades with a half-life of 10 s, to 0 when nothing comes any more; asking changes nothing.
         """
-        weight = total = 0.0
-        for tally in self._of(kind):
-            kept = tally.kept(now)
-            weight += tally.weight * kept
-            total += tally.overshoot * kept
-        return total / max(weight, 1.0)
+        recent = [tally.recent(now) for name, tally in self._tallies.items() if kind in (None, name)]
+        return sum(total for _, total in recent) / max(sum(weight for weight, _ in recent), 1.0)
 
     def status(self, now: float) -> dict[str, Any]:
-        """Class -> counts, attainment and deviation (JSON-ready)."""
+        """Class -> counts since the start, attainment (share within the SLO, 0..1) and deviation (JSON-ready)."""
         return {
             kind: {
                 "met": t.met,
                 "missed": t.missed,
-                "attainment": self.attainment(kind),
+                "attainment": t.met / (t.met + t.missed),
                 "deviation": self.deviation(now, kind),
             }
             for kind, t in sorted(self._tallies.items())
         }
-
-    def _of(self, kind: str | None) -> list[_Tally]:
-        if kind is None:
-            return list(self._tallies.values())
-        return [self._tallies[kind]] if kind in self._tallies else []

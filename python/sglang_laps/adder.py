@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-
-class Classes(Protocol):
-    """Who is told of a request that is not what it was taken for."""
-
-    def outgrown(self, req: Req, extend_tokens: int) -> bool:
-        """Whether a request that waited as short has this many tokens to compute, and is long."""
-
-    def make_long(self, req: Req) -> None:
-        """It waits as long from now on."""
+    from sglang_laps.classes import Classes
 
 
 class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
@@ -35,12 +27,12 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         limit: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """`lacks`: told how many tokens of memory the first long prompt of a batch needs, if it finds too little.
+        """`lacks`: told how many tokens of memory the first prompt of a batch needs, if it finds too little.
         `reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is in
         the batch; None = what the chunk holds."""
         super().__init__(*args, **kwargs)
         self._classes = classes
-        self._told = lacks
+        self._lacks = lacks
         self._limit = limit
         self.memory_budget.total_offset += reserve
 
@@ -61,9 +53,6 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
             needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
             self._lacks(needed + self.per_req_token_overhead)
         return result
-
-    def _lacks(self, tokens: int) -> None:
-        self._told(tokens)
 
     def _select_prefill_admission(self, req: Req, **kwargs: Any) -> Any:
         admission = super()._select_prefill_admission(req, **kwargs)
@@ -90,9 +79,6 @@ class WholePrefillAdder(LapsPrefillAdder):
 
 class ShortPrefillAdder(WholePrefillAdder):
     """Builds a batch of short requests. One that is short no more waits as long."""
-
-    def _lacks(self, tokens: int) -> None:
-        """Short requests wait for memory as in stock SGLang."""
 
     def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
         if self._classes.outgrown(req, extend_tokens):

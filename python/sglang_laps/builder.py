@@ -4,18 +4,17 @@ afterwards."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from laps_core.length import LONG, SHORT
+from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.plan import Paused, Plan
 
 from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
-from sglang_laps.core import LapsCore, Part
+from sglang_laps.core import LapsCore, Lines, Part
 from sglang_laps.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Builder:
         scheduler: Scheduler,
         core: LapsCore,
         ranks: Ranks,
-        stock: Callable[[ScheduleBatch], NextBatchPlan],
+        stock: Callable[[Any], NextBatchPlan],
         cutter: slices.Slices | None,
     ) -> None:
         """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be."""
@@ -48,78 +47,64 @@ class Builder:
     def build(self, running_batch: ScheduleBatch, paused: Paused | None = None) -> NextBatchPlan:
         """Decide and build. `paused`: a batch that waits meanwhile."""
         sched, core = self._scheduler, self._core
-        slot, beside = sched.chunked_req, paused is not None
-        views = core.classes.views(sched.waiting_queue)
-        longs = core.long_line(views, slot)
-        plan = self._plan(views, longs, slot, paused)
+        lines = core.lines(sched.waiting_queue, sched.chunked_req)
+        plan = self._plan(lines, paused)
         core.holding = plan.waiting
         core.classes.use_threshold(plan.threshold)
         built = None
-        for part in core.parts(plan, views, longs, slot, beside=beside):
-            built, cut = self._try(part, running_batch)
+        for part in core.parts(plan, lines, beside=paused is not None):
+            built, cut = self.show(part, running_batch)
             running_batch = built.running_batch
             if built.batch_to_run is not None:
-                self._built(part, built.batch_to_run, plan, cut)
+                self._built(part, built.batch_to_run, plan, cut, lines.begun)
                 return built
         # The builder also polls the grammar queue.
-        return built or self._try(Part(SHORT, []), running_batch)[0]
+        return built or self.show(Part(SHORT, []), running_batch)[0]
 
-    def _plan(self, views: Any, longs: list[Req], slot: Req | None, paused: Paused | None) -> Plan:
+    def _plan(self, lines: Lines, paused: Paused | None) -> Plan:
         """One decision: the leading rank's, on every rank."""
-        core, now = self._core, time.perf_counter()
-        if not views.short and not longs and paused is None:
-            if self._ranks.leader:
-                core.nothing_waits(now)
-            return Plan(())
-        plan = Plan(())
-        if self._ranks.leader:
+        core, now, plan = self._core, time.perf_counter(), Plan(())
+        idle = not (lines.short or lines.long or paused)
+        if self._ranks.leader and idle:
+            core.nothing_waits(now)
+        elif self._ranks.leader:
             frees = bool(self._scheduler.disagg_prefill_inflight_queue)
-            plan = core.decide(now, views, longs, slot, paused, frees_memory=frees)
+            plan = core.decide(now, lines, paused, frees_memory=frees)
         core.classes.new_shorts = 0
-        return self._ranks.agree(plan)
+        return plan if idle else self._ranks.agree(plan)
 
-    def _try(self, part: Part, running_batch: ScheduleBatch) -> tuple[NextBatchPlan, Req | None]:
+    def show(self, part: Part, running_batch: ScheduleBatch | None) -> tuple[NextBatchPlan, Req | None]:
         """What SGLang makes of the part, and the prompt that goes on after it."""
-        cut: list[Req | None] = []
-        with self.showing(part, cut):
-            built = self._stock(running_batch)
-        if part.whole and cut[0] is not None:
-            raise RuntimeError(f"LAPS: {cut[0].rid} was cut in a batch of whole requests")
-        return built, cut[0]
-
-    @contextmanager
-    def showing(self, part: Part, cut: list[Req | None]) -> Iterator[None]:
-        """Show the builder this part. Afterwards `cut` has the prompt that it left in the slot."""
-        sched = self._scheduler
+        sched, core = self._scheduler, self._core
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size
-        if part.tokens and part.cls is LONG and full_chunk and not sched.enable_staging:
+        make = ShortPrefillAdder if part.cls == SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
+        limit = None if part.whole else core.limit(part)
+        # Short requests wait for memory as in stock SGLang.
+        lacks = self._lacks if part.cls == LONG else lambda _: None
+        if part.tokens and part.cls == LONG and full_chunk and not sched.enable_staging:
             sched.chunked_prefill_size = min(part.tokens, full_chunk)
-        self.adder = self._adder_for(part, held)
+        self.adder = partial(make, core.classes, lacks, reserve=core.reserve(part, held), limit=limit)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
-            yield
+            built = self._stock(running_batch)
         finally:
             self.adder = None
             sched.chunked_prefill_size = full_chunk
-            cut.append(sched.chunked_req)
-            sched.chunked_req = held
-            sched.waiting_queue = self._core.shown(part, waiting, sched.waiting_queue)
-
-    def _adder_for(self, part: Part, held: Req | None) -> Any:
-        core = self._core
-        make = ShortPrefillAdder if part.cls is SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
-        more = {} if part.whole else {"limit": core.limit(part)}
-        return partial(make, core.classes, self._lacks, reserve=core.reserve(part, held), **more)
+            cut, sched.chunked_req = sched.chunked_req, held
+            sched.waiting_queue = core.shown(part, waiting, sched.waiting_queue)
+        if part.whole and cut is not None:
+            raise RuntimeError(f"LAPS: {cut.rid} was cut in a batch of whole requests")
+        return built, cut
 
     def _lacks(self, tokens: int) -> None:
         """The first long prompt found too little memory. One that an empty pool could not hold waits for nothing."""
         self._core.lacking = tokens < self._scheduler.max_total_num_tokens
 
-    def _built(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None) -> None:
+    def _built(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
         sched = self._scheduler
         # It looks at every request: asked of those batches alone that are to be cut.
-        sliced = part.cls is LONG and plan.layers > 0 and self._cutter is not None and slices.fits(batch)
-        self._core.built(part, batch, plan, cut, sched.chunked_req, time.perf_counter(), sliced=sliced)
+        sliced = part.cls == LONG and plan.layers > 0 and self._cutter is not None and slices.fits(batch)
+        self._core.built(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
         if not part.whole:
             sched.chunked_req = cut
         if batch.prefill_stats is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
-from laps_core.length import LengthClass, classify, new_tokens
+from laps_core.length import classify, new_tokens
+from laps_core.protocol import CLASSES, ClassName
 from laps_core.scheduling.queues import DualQueue, Views
-from laps_core.scheduling.waiting import Waiting
 
 from sglang_laps import deadlines
 
@@ -61,7 +62,7 @@ class Classes:
         self.new_shorts = 0
         """Short requests seen for the first time since somebody set this to 0."""
 
-    def of(self, req: Req) -> LengthClass:
+    def of(self, req: Req) -> ClassName:
         """Its class; a request nobody has seen yet is tagged."""
         tag: Tag | None = getattr(req, "laps_tag", None)
         if tag is None:
@@ -76,25 +77,15 @@ class Classes:
         tag.new_tokens = new_tokens(req.seqlen, tag.history, self._config.length_basis)
         tag.looked = self.batches
 
-    def waiting(self, req: Req) -> Waiting:
-        """A short request, as every rule sees it."""
-        tag: Tag = req.laps_tag
-        return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s)
-
     def views(self, queue: list[Req]) -> Views[Req]:
         """Of the waiting requests; read only."""
         views = self._dual.views(queue, self.of)
         if self._config.length_basis == "prompt":
             return views
-        looks, changed = 0, False
-        for req in views.long:
-            tag: Tag = req.laps_tag
-            if tag.looked != self.batches:
-                self._look(req, tag)
-                changed |= tag.new_tokens <= self.threshold
-                looks += 1
-                if looks == RELOOK:
-                    break
+        changed = False
+        for tag, req in islice(((r.laps_tag, r) for r in views.long if r.laps_tag.looked != self.batches), RELOOK):
+            self._look(req, tag)
+            changed |= tag.new_tokens <= self.threshold
         if changed:
             self._dual.forget()
             return self._dual.views(queue, self.of)
@@ -119,15 +110,18 @@ class Classes:
         tag.new_tokens, tag.looked = max(tag.new_tokens, self.threshold + 1), self.batches
         self._dual.forget()
 
-    def took(self, cls: LengthClass, gone: set[int], left: Sequence[Req]) -> None:
+    def took(self, cls: ClassName, gone: set[int], left: Sequence[Req]) -> None:
         """Requests with these ids were batched; `left` wait on."""
         self._dual.took(cls, gone, left)
 
-    def tag_of(self, req: Req, now: float) -> Tag:
-        """For the status, which changes nothing: a request that no round has looked at yet (the server may be paused)
-        counts in full."""
-        known: Tag | None = getattr(req, "laps_tag", None)
-        if known is not None:
-            return known
-        arrival = deadlines.arrival(req, now)
-        return Tag(arrival, arrival, None, new_tokens=req.seqlen)
+    def seen(self, queue: list[Req], now: float) -> dict[str, list[Tag]]:
+        """By class, for the status, which changes nothing: a request that no round has looked at yet (the server may be
+        paused) counts in full."""
+
+        def tag_of(req: Req) -> Tag:
+            known: Tag | None = getattr(req, "laps_tag", None)
+            arrival = deadlines.arrival(req, now)
+            return known or Tag(arrival, arrival, None, new_tokens=req.seqlen)
+
+        views = self._dual.peek(queue, lambda req: classify(tag_of(req).new_tokens, self.threshold))
+        return {cls: list(map(tag_of, views.of(cls))) for cls in CLASSES}

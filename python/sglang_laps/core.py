@@ -7,29 +7,36 @@ are parked beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from laps_core.length import LONG, SHORT, LengthClass
-from laps_core.scheduling import books
+from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan
-from laps_core.scheduling.queues import Views, changes, without
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
+from laps_core.scheduling.queues import changes, without
 
 from sglang_laps.classes import Classes, Tag
-from sglang_laps.status import Totals
 
 Req = Any
 """A request of SGLang's."""
+
+
+class Lines(NamedTuple):
+    """Who waits in one round."""
+
+    short: list[Req]
+    long: list[Req]
+    """Those in progress, then those that wait: what the plan may pick from."""
+    begun: list[Req]
+    """Prompts between two of their chunks, the one in the slot first; not those that a paused batch has cut."""
 
 
 @dataclass(slots=True)
 class Part:
     """What the batch builder is shown."""
 
-    cls: LengthClass
+    cls: ClassName
     queue: list[Req]
     """Waiting requests."""
     slot: Req | None = None
@@ -41,17 +48,32 @@ class Part:
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight(books.Running):
+class Flight(Running):
     """A batch on the device."""
 
     batch: Any
     reqs: list[Req]
     cut: Req | None
     """The prompt that goes on after it."""
-    short: Sequence[int] = ()
-    """Which requests of a long batch are short."""
     layers: int = 0
     """Of a slice; 0 = in one piece."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since-start counters of one class."""
+
+    batches: int = 0
+    requests: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+
+    def add(self, other: Totals) -> None:
+        """Add up."""
+        self.batches += other.batches
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.busy_s += other.busy_s
 
 
 class LapsCore:
@@ -70,7 +92,6 @@ class LapsCore:
         """`unit`: a cut prompt ends on a multiple of this, `page`: of the KV cache (tokens). `priority`: of a request,
         smaller first; None = the server does not schedule by it."""
         self.pacer, self.classes = pacer, classes
-        self.books = books.Books(pacer, now)
         self.totals = {SHORT: Totals(), LONG: Totals()}
         self.started_s = now
         self.parked: list[Req] = []
@@ -89,34 +110,23 @@ class LapsCore:
 
     # -- decisions
 
-    def in_progress(self, slot: Req | None) -> list[Req]:
-        """Prompts between two of their chunks, the one in the slot first; not those that a paused batch has cut."""
+    def lines(self, queue: list[Req], slot: Req | None) -> Lines:
+        """Of the waiting requests, with this prompt in the slot."""
         below = {id(f.cut) for f in self.under_way}
-        return [r for r in (slot, *self.parked) if r is not None and id(r) not in below]
+        begun = [r for r in (slot, *self.parked) if r is not None and id(r) not in below]
+        views = self.classes.views(queue)
+        return Lines(views.short, [*begun, *views.long[:LOOKAHEAD]], begun)
 
-    def long_line(self, views: Views[Req], slot: Req | None) -> list[Req]:
-        """Long prompts that the plan may pick from: those in progress, then those that wait."""
-        return [*self.in_progress(slot), *views.long[:LOOKAHEAD]]
-
-    def decide(
-        self,
-        now: float,
-        views: Views[Req],
-        longs: Sequence[Req],
-        slot: Req | None,
-        paused: Paused | None,
-        *,
-        frees_memory: bool,
-    ) -> Plan:
+    def decide(self, now: float, lines: Lines, paused: Paused | None, *, frees_memory: bool) -> Plan:
         """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back."""
-        begun = set(map(id, self.in_progress(slot)))
+        short, long, begun = lines
         self.pacer.arrived(now, self.classes.new_shorts)
         return self.pacer.plan(
             now,
-            [self.classes.waiting(r) for r in views.short[:LOOKAHEAD]],
-            [self._long(r, id(r) in begun) for r in longs],
-            waiting=len(views.short) + len(longs),
-            urgent=self._urgent(views.short, [*longs, *(r for f in self.under_way for r in f.reqs)]),
+            [self._waiting(r) for r in short[:LOOKAHEAD]],
+            [self._waiting(r, self._rank(r), i < len(begun)) for i, r in enumerate(long)],
+            waiting=len(short) + len(long),
+            urgent=self._urgent(short, [*long, *(r for f in self.under_way for r in f.reqs)]),
             paused=paused,
             lacking=self.lacking and (frees_memory or bool(self._flights or self.under_way)),
         )
@@ -136,15 +146,14 @@ class LapsCore:
     def _rank(self, req: Req) -> int:
         return 0 if self._priority is None else self._priority(req)
 
-    def _long(self, req: Req, begun: bool) -> Waiting:
+    def _waiting(self, req: Req, rank: int = 0, begun: bool = False) -> Waiting:
         tag: Tag = req.laps_tag
-        rank = self._rank(req)
         if not begun:
             return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
         done = max(req.prefix_len, req.extend_end or 0)
         return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
 
-    def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req]) -> LengthClass | None:
+    def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req]) -> ClassName | None:
         """The class with the strictly higher priority, if the server schedules by it. `longs`: paused ones too."""
         if self._priority is None or not shorts or not longs:
             return None
@@ -153,36 +162,27 @@ class LapsCore:
 
     # -- what the batch builder is shown
 
-    def parts(
-        self, plan: Plan, views: Views[Req], longs: Sequence[Req], slot: Req | None, *, beside: bool
-    ) -> Iterator[Part]:
+    def parts(self, plan: Plan, lines: Lines, *, beside: bool) -> Iterator[Part]:
         """What to show the builder; the next if the one before has no room.
 
         `beside`: a batch is paused. Then only what was picked, for the builder would fill a whole chunk, and no prompt
         in progress on its own, for it would be cut.
         """
         for cls in plan.order:
-            if cls is SHORT:
-                yield Part(SHORT, self._shorts(plan, views.short, beside))
+            if cls == SHORT:
+                picked = [lines.short[i] for i in plan.picked]
+                yield Part(SHORT, picked if beside else picked + without(lines.short, set(map(id, picked))))
                 continue
             self.lacking = False
-            picked, in_progress = [longs[i] for i in plan.longs], self.in_progress(slot)
-            first = next((r for r in picked if r in in_progress), None)
-            joining = [views.short[i] for i in plan.picked] if plan.mixed else []
+            picked = [lines.long[i] for i in plan.longs]
+            first = next((r for r in picked if r in lines.begun), None)
+            joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
             yield Part(LONG, queue, first, plan.tokens, whole=beside)
             # A prompt in progress has its memory: it can go on where another cannot start.
-            for req in in_progress if not beside else ():
+            for req in lines.begun if not beside else ():
                 if req is not first:
                     yield Part(LONG, [], req, plan.tokens, whole=False)
-
-    def _shorts(self, plan: Plan, shorts: Sequence[Req], beside: bool) -> list[Req]:
-        picked = [shorts[i] for i in plan.picked]
-        if beside:
-            return picked
-        first = set(plan.picked)
-        rest = [r for i, r in enumerate(shorts[:LOOKAHEAD]) if i not in first]
-        return [*picked, *rest, *shorts[LOOKAHEAD:]]
 
     def reserve(self, part: Part, slot: Req | None) -> int:
         """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
@@ -209,34 +209,35 @@ class LapsCore:
     # -- batches
 
     def built(
-        self, part: Part, batch: Any, plan: Plan, cut: Req | None, slot: Req | None, now: float, *, sliced: bool
+        self, part: Part, batch: Any, plan: Plan, cut: Req | None, begun: list[Req], now: float, *, sliced: bool
     ) -> None:
-        """The builder has made a batch of `part`; `cut` goes on after it and has the slot, which was `slot`'s.
+        """The builder has made a batch of `part`; `cut` goes on after it and has the slot. `begun`: as in Lines.
 
         `sliced`: it can be run in slices.
         """
-        within, reqs, cls = bool(self.under_way), list(batch.reqs), part.cls
+        reqs = list(batch.reqs)
         if not part.whole:
             # Those that had no part in it are parked.
-            self.parked = [r for r in self.in_progress(slot) if r is not part.slot and r is not cut]
+            self.parked = [r for r in begun if r is not part.slot and r is not cut]
             self.unsent = cut is not None
         self.classes.batches += 1
-        short: list[int] = []
-        if cls is LONG and plan.mixed:
-            short = [i for i, r in enumerate(reqs) if r is not cut and self.classes.of(r) is SHORT]
-            cls = SHORT if len(short) == len(reqs) else LONG
+        short: Collection[int] = range(len(reqs)) if part.cls == SHORT else ()
+        if part.cls == LONG and plan.mixed:
+            short = {i for i, r in enumerate(reqs) if r is not cut and self.classes.of(r) == SHORT}
+        cls = SHORT if len(short) == len(reqs) else LONG
         if cut is not None:
             cut.laps_tag.chunk_s = now
         self._next = Flight(
-            launch=self.pacer.launched(now, cls, len(reqs), plan, shorts=len(short), within=within),
+            cls=cls,
             shape=list(zip(batch.extend_lens, batch.prefix_lens, strict=True)),
-            within=within,
+            short=short,
+            within=bool(self.under_way),
             batch=batch,
             reqs=reqs,
             cut=cut,
-            short=short,
-            layers=plan.layers if cls is LONG and sliced else 0,
+            layers=plan.layers if cls == LONG and sliced else 0,
         )
+        self.pacer.launched(now, self._next, plan)
 
     def take_next(self) -> Flight | None:
         """What was built and is not on the device yet; asked once."""
@@ -251,20 +252,18 @@ class LapsCore:
         """The batch with this result; asked once."""
         return self._flights.pop(id(result), None)
 
-    def ended(self, flight: Flight, now: float) -> dict[LengthClass, Totals]:
+    def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
         """Its result is processed; what it did for each class."""
         below = self.under_way[-1] if self.under_way else None
-        took_s = self.books.ended(flight, below, now)
-        main = flight.launch.cls
-        short = range(len(flight.shape)) if main is SHORT else set(flight.short)
-        done: dict[LengthClass, Totals] = {}
+        took_s = self.pacer.ended(flight, below, now)
+        done: dict[ClassName, Totals] = {}
         for i, (new, _) in enumerate(flight.shape):
-            cls, req = SHORT if i in short else LONG, flight.reqs[i]
+            cls, req = SHORT if i in flight.short else LONG, flight.reqs[i]
             done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
             if req is not flight.cut:
-                self.pacer.answered(now, cls, req.laps_tag.arrival, req.laps_tag.slo_s)
-        if main in done:
-            done[main].add(Totals(1, 0, 0, took_s))
+                self.pacer.slo.record(now, cls, now - req.laps_tag.arrival, req.laps_tag.slo_s)
+        if flight.cls in done:
+            done[flight.cls].add(Totals(1, 0, 0, took_s))
         for cls, total in done.items():
             self.totals[cls].add(total)
         return done

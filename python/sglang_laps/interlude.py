@@ -19,14 +19,13 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 
+from sglang_laps.builder import Builder
 from sglang_laps.core import Flight, LapsCore
+from sglang_laps.ranks import Ranks
+from sglang_laps.slices import Slices
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
-
-    from sglang_laps.builder import Builder
-    from sglang_laps.ranks import Ranks
-    from sglang_laps.slices import Slices
 
 AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq)
 """What may be dispatched while a batch is paused. Anything else, and all that came after it, waits for its end."""
@@ -65,22 +64,16 @@ class Interlude:
         with sched.device_module.StreamContext(sched.schedule_stream):
             self._results_so_far()
             self._take_in()
-            while (batch := self._preempting(flight, layers, layers_left)) is not None:
-                ran = True
-                self._run(batch)
+            while True:
+                built = self._builder.build(sched.running_batch, self._core.paused(flight, layers_left, layers))
+                if built.batch_to_run is None:
+                    break
+                ran, sched.running_batch = True, built.running_batch
+                self._run(built.batch_to_run)
         if ran:
             # Which of the layer-wise loads to wait for is one number of the worker.
             sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
         return ran
-
-    def _preempting(self, flight: Flight, layers: int, layers_left: int) -> Any:
-        """What runs before `flight` goes on, built; None = nothing does."""
-        sched = self._scheduler
-        paused = self._core.paused(flight, layers_left, layers)
-        built = self._builder.build(sched.running_batch, paused)
-        if built.batch_to_run is not None:
-            sched.running_batch = built.running_batch
-        return built.batch_to_run
 
     def processed(self, result: Any) -> bool:
         """Whether this result was processed in a pause already; asked once, by the event loop."""

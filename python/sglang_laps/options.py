@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from laps_core.config import AUTO, ConfigError, LapsConfig
+from laps_core.config import ConfigError, LapsConfig
 
 ENV = "SGLANG_LAPS_SCHEDULER"
 """Set by the launcher from the flags, read in every scheduler process; ``sgl.Engine`` users set it themselves.
@@ -17,84 +17,64 @@ ENV = "SGLANG_LAPS_SCHEDULER"
 The value is the JSON text of the knobs, or 1 for all defaults."""
 
 ENABLE = "--enable-laps-scheduler"
-_FIELDS: dict[str, type] = {
-    "length_threshold": int,
-    "length_basis": str,
-    "wait_window_ms": float,
-    "wait_max_batch": int,
-    "ttft_slo_ms": float,
-}
-"""LapsConfig fields that are flags of their own, and how their text is read."""
-
-GRAPHS = "--enable-batch-prefill-cuda-graph"
 LONGEST = "--batch-prefill-max-seq-len"
 PIECEWISE = "--enable-piecewise-cuda-graph"
-_GRAPH_FIELDS = {
-    "batch_prefill_seq_lengths": "graph_lengths",
-    "batch_prefill_batch_sizes": "graph_batches",
-}
-"""Flags of the prefill graphs -> LapsConfig fields."""
+_FLAG = LapsConfig.FLAGS
+OF_KNOBS = (*_FLAG.values(), LapsConfig.JSON_FLAG)
+_SWITCHES = (
+    (ENABLE, "Prefill short and long prompts apart."),
+    (_FLAG["graphs"], "Replay batched short prefills from full CUDA graphs."),
+    (PIECEWISE, "Accepted and ignored: SGLang's default prefill graphs cover it."),
+)
+_VALUES = (
+    (_FLAG["length_threshold"], "TOKENS",
+     "Longest short request, in new tokens (default: 256); auto takes it from the fitted latency model."),
+    (_FLAG["length_basis"], "{uncached,prompt}",
+     "What counts: tokens not found in the prefix cache, or the whole prompt (default: uncached)."),
+    (_FLAG["wait_window_ms"], "MS",
+     "Longest wait for a short batch to fill (default: 5.0); 0 = never wait, dual queue only."),
+    (_FLAG["wait_max_batch"], "REQUESTS", "Short batch that is never held back for more (default: 8)."),
+    (_FLAG["ttft_slo_ms"], "MS",
+     "Deadline for the first token of a request that brings none of its own (default: no deadlines)."),
+    (LapsConfig.JSON_FLAG, "JSON", "Any other knob, as a JSON object; see docs/LAPS.md."),
+    (LONGEST, "TOKENS", "Lengths beyond this are left out of L."),
+)  # fmt: skip
+_LISTS = (
+    (_FLAG["graph_lengths"], "TOKENS",
+     "L: the longest is the longest prompt for graphs, and L x B are their row counts (default: 8 to 256)."),
+    (_FLAG["graph_batches"], "REQUESTS",
+     "B: the largest is the largest batch for graphs (default: 1 to 64, by powers of two as L)."),
+)  # fmt: skip
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the group "LAPS". Values stay text here: a bad one is refused in one line, not below a page of usage."""
     group = parser.add_argument_group("LAPS", "Length-aware prefill scheduling (prefill servers only)")
-    group.add_argument(ENABLE, action="store_true", help="Prefill short and long prompts apart.")
-    group.add_argument(
-        "--laps-length-threshold",
-        metavar="TOKENS",
-        help="Longest short request, in new tokens (default: 256); auto takes it from the fitted latency model.",
-    )
-    group.add_argument(
-        "--laps-length-basis",
-        metavar="{uncached,prompt}",
-        help="What counts: tokens not found in the prefix cache, or the whole prompt (default: uncached).",
-    )
-    group.add_argument(
-        "--laps-wait-window-ms",
-        metavar="MS",
-        help="Longest wait for a short batch to fill (default: 5.0); 0 = never wait, dual queue only.",
-    )
-    group.add_argument(
-        "--laps-wait-max-batch", metavar="REQUESTS", help="Short batch that is never held back for more (default: 8)."
-    )
-    group.add_argument(
-        "--laps-ttft-slo-ms",
-        metavar="MS",
-        help="Deadline for the first token of a request that brings none of its own (default: no deadlines).",
-    )
-    group.add_argument("--laps-config", metavar="JSON", help="Any other knob, as a JSON object; see docs/LAPS.md.")
-    group.add_argument(GRAPHS, action="store_true", help="Replay batched short prefills from full CUDA graphs.")
-    group.add_argument(
-        "--batch-prefill-seq-lengths",
-        nargs="+",
-        metavar="TOKENS",
-        help="L: the longest is the longest prompt for graphs, and L x B are their row counts (default: 8 to 256).",
-    )
-    group.add_argument(
-        "--batch-prefill-batch-sizes",
-        nargs="+",
-        metavar="REQUESTS",
-        help="B: the largest is the largest batch for graphs (default: 1 to 64, by powers of two as L).",
-    )
-    group.add_argument(LONGEST, metavar="TOKENS", help="Lengths beyond this are left out of L.")
-    group.add_argument(
-        PIECEWISE, action="store_true", help="Accepted and ignored: SGLang's default prefill graphs cover it."
-    )
+    for flag, text in _SWITCHES:
+        group.add_argument(flag, action="store_true", help=text)
+    for flag, metavar, text in _VALUES:
+        group.add_argument(flag, metavar=metavar, help=text)
+    for flag, metavar, text in _LISTS:
+        group.add_argument(flag, metavar=metavar, nargs="+", help=text)
 
 
-def graph_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """LapsConfig fields that the flags of the prefill graphs set on this command line."""
-    values: dict[str, Any] = {"graphs": True} if getattr(args, GRAPHS[2:].replace("-", "_"), False) else {}
-    for flag, name in _GRAPH_FIELDS.items():
-        text = getattr(args, flag, None)
-        if text is not None:
-            values[name] = _numbers(text)
-    return values
+def typed(args: argparse.Namespace, flag: str) -> Any:
+    """What this flag says on the command line; None = it is not there."""
+    value = getattr(args, flag[2:].replace("-", "_"), None)
+    return None if value is False else value
 
 
-def _within(longest: str | None, config: LapsConfig) -> LapsConfig:
-    """Without the lengths of L beyond --batch-prefill-max-seq-len (tokens). Raises ConfigError."""
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """Knobs that have a flag on this command line: text, texts or True of each."""
+    values = {knob: typed(args, flag) for knob, flag in _FLAG.items()}
+    split = {k: [n for t in v for n in t.split(",") if n] if isinstance(v, list) else v for k, v in values.items()}
+    return {knob: value for knob, value in split.items() if value is not None}
+
+
+def from_args(args: argparse.Namespace) -> LapsConfig:
+    """The configuration on this command line. Raises ConfigError."""
+    config = LapsConfig.parse(given(args), typed(args, LapsConfig.JSON_FLAG))
+    longest = typed(args, LONGEST)
     if longest is None:
         return config
     kept = tuple(n for n in config.graph_lengths if longest.isdecimal() and n <= int(longest))
@@ -103,48 +83,13 @@ def _within(longest: str | None, config: LapsConfig) -> LapsConfig:
     return replace(config, graph_lengths=kept)
 
 
-def _numbers(texts: Sequence[str]) -> list[Any]:
-    return [_number(part) for text in texts for part in text.split(",") if part]
-
-
-def _number(text: str) -> Any:
-    return int(text) if text.isdecimal() else text  # refused by the field's own check, which names the flag
-
-
-def given(args: argparse.Namespace) -> dict[str, str]:
-    """LAPS flags with a value on this command line: field (or ``config``) -> text."""
-    names = [*_FIELDS, "config"]
-    values = {name: getattr(args, f"laps_{name}", None) for name in names}
-    return {name: text for name, text in values.items() if text is not None}
-
-
-def from_args(args: argparse.Namespace) -> LapsConfig:
-    """The configuration on this command line. Raises ConfigError."""
-    texts = given(args)
-    extra = texts.pop("config", None)
-    values = {name: _read(name, text) for name, text in texts.items()} | graph_flags(args)
-    return _within(getattr(args, "batch_prefill_max_seq_len", None), LapsConfig.parse(values, extra))
-
-
-def _read(name: str, text: str) -> Any:
-    kind = _FIELDS[name]
-    if kind is str or text == AUTO:
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        return text  # refused by the field's own check, which names the flag
-
-
 def from_env(env: Mapping[str, str] = os.environ) -> LapsConfig | None:
     """The configuration in the environment, None where there is none. Raises ConfigError."""
     text = env.get(ENV, "").strip()
     if text in ("", "0"):
         return None
-    if text == "1":
-        return LapsConfig()
     try:
-        return LapsConfig.parse({}, text)
+        return LapsConfig.parse({}, None if text == "1" else text)
     except ConfigError as e:
         raise ConfigError(f"{ENV}: {e}") from None
 

@@ -40,7 +40,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from laps_core.config import FLAGS, ConfigError
+from laps_core.config import ConfigError, LapsConfig
 
 from sglang_laps import graphs, options, saved_model, transfers
 from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
@@ -106,25 +106,19 @@ def enable(args: argparse.Namespace) -> None:
     if getattr(args, "enable_piecewise_cuda_graph", False):
         logger.warning("%s is ignored: SGLang's default prefill CUDA graphs now cover it.", options.PIECEWISE)
     if args.enable_laps_scheduler:
-        config = options.from_args(args)
+        config: LapsConfig | None = options.from_args(args)
     else:
-        if names := [f"--laps-{name.replace('_', '-')}" for name in options.given(args)]:
+        if names := [flag for flag in options.OF_KNOBS if options.typed(args, flag) is not None]:
             logger.warning("%s given without %s: ignored.", ", ".join(names), options.ENABLE)
-        if names := [FLAGS[name] for name in options.graph_flags(args)]:
-            logger.warning("%s given without %s: ignored.", ", ".join(names), options.ENABLE)
-        from_env = options.from_env()
-        if from_env is None:
-            return
-        config = from_env
-    reason = off_reason(args)
-    if reason is None:
-        wrong = wrong_release() or conflict(args)
-        if wrong:
-            raise ConfigError(f"{options.ENABLE}: {wrong}")
-    else:
+        config = options.from_env()
+    if config is None:
+        return
+    if reason := off_reason(args):
         logger.warning("LAPS scheduler is off: %s.", reason)
         os.environ.pop(options.ENV, None)
         return
+    if wrong := wrong_release() or conflict(args):
+        raise ConfigError(f"{options.ENABLE}: {wrong}")
     known = saved_model.load(config.profile_path).fitted  # a bad file is refused here, before any model loads
     options.to_env(config)
     HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)

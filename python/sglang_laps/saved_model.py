@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from pathlib import Path
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
@@ -24,10 +25,9 @@ def load(path: str | None) -> LatencyModel:
         return LatencyModel()
     told = f"--laps-config: profile: {path}"
     try:
-        with open(path, encoding="utf-8") as f:
-            text = f.read()
+        text = Path(path).read_text("utf-8")
     except FileNotFoundError:
-        if not os.path.isdir(os.path.dirname(path) or "."):
+        if not Path(path).parent.is_dir():
             raise ConfigError(f"{told}: there is no such folder") from None
         return LatencyModel()
     except (OSError, UnicodeDecodeError) as e:
@@ -41,8 +41,7 @@ def save(model: LatencyModel, path: str) -> None:
     # A server that starts now may read it, and this one may end at any moment.
     half = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(half, "w", encoding="utf-8") as f:
-            f.write(model.to_json())
+        Path(half).write_text(model.to_json(), "utf-8")
         os.replace(half, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -12,8 +12,8 @@ from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
 from sglang_laps import graphs
-from sglang_laps.snapshot import off, snapshot
-from sglang_laps.start import Laps, compose, why_off
+from sglang_laps.start import Laps, why_off
+from sglang_laps.status import off, snapshot
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import AbortReq
@@ -41,7 +41,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps_off_reason:
             logger.warning("LAPS scheduler is off: %s.", self.laps_off_reason)
         else:
-            self.laps = compose(self, self.laps_config, super().get_new_batch_prefill)
+            self.laps = Laps(self, self.laps_config, super().get_new_batch_prefill)
 
     # -- one round
 
@@ -64,20 +64,17 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
         """Check in and send the chunk that ran last, once: a parked prompt has nothing new to send."""
-        if self.laps is None:
-            super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
-            return
-        core = self.laps.core
-        core.parked = [r for r in core.parked if self._laps_wanted(r)]
-        if self.chunked_req is None or core.unsent:
-            core.unsent = False
-            super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
-            return
-        self.chunked_req = self.chunked_req if self._laps_wanted(self.chunked_req) else None
-        with self._laps_slot(None):
+        sent = False
+        if self.laps is not None:
+            core = self.laps.core
+            core.parked = [r for r in core.parked if self._laps_wanted(r)]
+            sent, core.unsent = self.chunked_req is not None and not core.unsent, False
+            if sent and not self._laps_wanted(self.chunked_req):
+                self.chunked_req = None
+        with self._laps_slot(None) if sent else nullcontext():
             super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
 
-    def _laps_wanted(self, req: Req) -> bool:
+    def _laps_wanted(self, req: Any) -> bool:
         """False once no decode server will take a prompt that was begun before its server was known: then it has been
         answered and its memory is free."""
         return not req.pending_bootstrap or self.check_bootstrap(req) or not is_aborted(req)
@@ -189,7 +186,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """What this scheduler is doing."""
         if self.laps is None:
             return off(self.laps_config, self.laps_off_reason)
-        return snapshot(self, self.laps_config, self.laps)
+        return snapshot(self, self.laps_config, self.laps.core, self.laps.whole)
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:

@@ -1,4 +1,4 @@
-"""Long batches in slices of a few layers, with a pause between two slices in which other work may run [F].
+"""Long batches in slices of a few layers, with a pause between two slices in which other work may run (FlowPrefill).
 
 SGLang has the mechanism: a forward batch in split-prefill mode runs some layers and keeps its activations. Here a whole
 ``ModelRunner.forward`` is made of such parts. To everything around it (sampling, streams, results) it is one forward
@@ -29,20 +29,16 @@ Pause = Callable[[int], bool]
 
 def why_not(scheduler: Scheduler) -> str | None:
     """Why this server's long batches cannot be run in slices, or None."""
-    runner = scheduler.tp_worker.model_runner
-    if not hasattr(runner.model, "forward_split_prefill"):
-        return f"{type(runner.model).__name__} has no split prefill"
-    if get_parallel().enable_dp_attention:
-        return "--enable-dp-attention: its ranks meet in every layer"
-    if not scheduler.spec_algorithm.is_none():
-        return "speculative decoding"
-    if scheduler.enable_lora:
-        return "LoRA: another batch may replace the adapters of the paused one"
-    if scheduler.enable_pdmux:
-        return "--enable-pdmux uses split prefill itself"
-    if not scheduler.is_generation:
-        return "the model does not generate"
-    return None
+    model = scheduler.tp_worker.model_runner.model
+    checks = (
+        (not hasattr(model, "forward_split_prefill"), f"{type(model).__name__} has no split prefill"),
+        (get_parallel().enable_dp_attention, "--enable-dp-attention: its ranks meet in every layer"),
+        (not scheduler.spec_algorithm.is_none(), "speculative decoding"),
+        (scheduler.enable_lora, "LoRA: another batch may replace the adapters of the paused one"),
+        (scheduler.enable_pdmux, "--enable-pdmux uses split prefill itself"),
+        (not scheduler.is_generation, "the model does not generate"),
+    )
+    return next((why for hit, why in checks if hit), None)
 
 
 def fits(batch: ScheduleBatch) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,25 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Laps:
-    """What a scheduler has of LAPS."""
-
-    core: LapsCore
-    builder: Builder
-    interlude: Interlude
-    ranks: Ranks
-    saver: saved_model.Saver
-    cutter: slices.Slices | None
-    """Runs long batches in slices."""
-    whole: str | None
-    """Why long batches are not run in slices."""
-    series: Series | None
-    """For Prometheus, on one rank."""
-    synchronous: bool
-    """A forward pass has ended when its call has: there is no device of its own."""
-
-
 def why_off(scheduler: Scheduler, adder: type) -> str | None:
     """Why LAPS has nothing to do in this scheduler, or None. `adder`: what its batches are built with."""
     reason = off_reason(resolved(scheduler.server_args))
@@ -58,64 +38,56 @@ def why_off(scheduler: Scheduler, adder: type) -> str | None:
     return reason
 
 
-def compose(scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> Laps:
-    """LAPS for this scheduler, whose own way to the next batch is `stock`. Ends the process where it cannot be."""
-    runner = scheduler.tp_worker.model_runner
-    chunk, page = _chunk_budget(scheduler), scheduler.page_size
-    whole = "slice_ms is 0" if config.slice_ms == 0.0 else slices.why_not(scheduler)
-    cutter = slices.Slices(runner) if whole is None else None
-    unit = unit_of(page, scheduler.truncation_align_size)
-    try:
-        model = saved_model.load(config.profile_path)
-        layers = 0 if cutter is None else cutter.layers
-        pacer = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=model)
-    except ConfigError as e:
-        refuse(e)
-    if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):
-        logger.warning(
-            "LAPS: the length threshold is lowered from %s to %d tokens, what one chunk holds.",
-            config.length_threshold,
-            pacer.threshold_tokens,
+class Laps:
+    """What a scheduler has of LAPS."""
+
+    def __init__(self, scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> None:
+        """`stock`: the scheduler's own way to the next batch. Ends the process where LAPS cannot be."""
+        runner, page = scheduler.tp_worker.model_runner, scheduler.page_size
+        chunk: int | None = scheduler.chunked_prefill_size
+        if chunk is not None:
+            chunk = min(b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0)
+        unit = unit_of(page, scheduler.truncation_align_size)
+        self.whole = "slice_ms is 0" if config.slice_ms == 0.0 else slices.why_not(scheduler)
+        """Why long batches are not run in slices."""
+        self.cutter = slices.Slices(runner) if self.whole is None else None
+        """Runs long batches in slices."""
+        layers = 0 if self.cutter is None else self.cutter.layers
+        try:
+            model = saved_model.load(config.profile_path)
+            pacer = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=model)
+        except ConfigError as e:
+            refuse(e)
+        if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):
+            logger.warning(
+                "LAPS: the length threshold is lowered from %s to %d tokens, what one chunk holds.",
+                config.length_threshold,
+                pacer.threshold_tokens,
+            )
+
+        def cached(req: Any) -> int:
+            if req.positional_embed_overrides is not None:
+                return 0
+            match_kv_cache(req, scheduler.tree_cache)
+            return int(req.num_matched_prefix_tokens)
+
+        def priority(req: Any) -> int:
+            return int(scheduler.policy.priority_sign * (req.priority or 0))
+
+        self.core = LapsCore(
+            pacer,
+            Classes(config, pacer.threshold_tokens, cached, time.perf_counter),
+            unit=unit,
+            page=page,
+            priority=priority if scheduler.enable_priority_scheduling else None,
+            now=time.perf_counter(),
         )
-
-    def cached(req: Any) -> int:
-        if req.positional_embed_overrides is not None:
-            return 0
-        match_kv_cache(req, scheduler.tree_cache)
-        return int(req.num_matched_prefix_tokens)
-
-    def priority(req: Any) -> int:
-        return int(scheduler.policy.priority_sign * (req.priority or 0))
-
-    core = LapsCore(
-        pacer,
-        Classes(config, pacer.threshold_tokens, cached, time.perf_counter),
-        unit=unit,
-        page=page,
-        priority=priority if scheduler.enable_priority_scheduling else None,
-        now=time.perf_counter(),
-    )
-    ranks = Ranks(scheduler.attn_tp_cpu_group)
-    builder = Builder(scheduler, core, ranks, stock, cutter)
-    return Laps(
-        core=core,
-        builder=builder,
-        interlude=Interlude(scheduler, core, builder, ranks, cutter),
-        ranks=ranks,
-        saver=saved_model.Saver(pacer.model, config.profile_path if ranks.saves else None),
-        cutter=cutter,
-        whole=whole,
-        series=Series(_labels()) if scheduler.metrics_reporter.enable_metrics and ranks.leader else None,
-        synchronous=torch.device(scheduler.device).type == "cpu",
-    )
-
-
-def _labels() -> dict[str, str]:
-    return {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
-
-
-def _chunk_budget(scheduler: Scheduler) -> int | None:
-    """Most new tokens of one batch; None = prompts are not cut."""
-    chunk: int | None = scheduler.chunked_prefill_size
-    budgets = [b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0]
-    return None if chunk is None else min(budgets)
+        ranks = Ranks(scheduler.attn_tp_cpu_group)
+        self.builder = Builder(scheduler, self.core, ranks, stock, self.cutter)
+        self.interlude = Interlude(scheduler, self.core, self.builder, ranks, self.cutter)
+        self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
+        labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
+        self.series = Series(labels) if scheduler.metrics_reporter.enable_metrics and ranks.leader else None
+        """For Prometheus, on one rank."""
+        self.synchronous = torch.device(scheduler.device).type == "cpu"
+        """A forward pass has ended when its call has: there is no device of its own."""

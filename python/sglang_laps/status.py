@@ -1,34 +1,79 @@
-"""What a prefill server says of its LAPS scheduler: one snapshot, told over HTTP and as Prometheus series."""
+"""What a prefill server says of its LAPS scheduler: a snapshot of each rank, told over HTTP and as Prometheus series.
+
+Asking changes nothing: ranks are asked at different moments, or only one is, and must not part by it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from functools import partial, reduce
+from operator import getitem
+from typing import TYPE_CHECKING, Any
 
+from laps_core.config import LapsConfig
 from laps_core.protocol import Load, Status, read_status
 
-from sglang_laps import __version__
+from sglang_laps import __version__, graphs
+from sglang_laps.classes import Tag
+from sglang_laps.core import LapsCore, Totals
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.managers.scheduler import Scheduler
+
 
 PERIOD_S = 0.5
 """The Prometheus gauges are set no more often than this."""
 
 
-@dataclass(slots=True)
-class Totals:
-    """Since-start counters of one class."""
+def off(config: LapsConfig, reason: str | None) -> dict[str, Any]:
+    """Of a scheduler that LAPS leaves alone, and why."""
+    return {**Status(enabled=False, version=__version__).as_dict(), "reason": reason, "config": config.as_dict()}
 
-    batches: int = 0
-    requests: int = 0
-    tokens: int = 0
-    busy_s: float = 0.0
 
-    def add(self, other: Totals) -> None:
-        """Add up."""
-        self.batches += other.batches
-        self.requests += other.requests
-        self.tokens += other.tokens
-        self.busy_s += other.busy_s
+def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, whole: str | None) -> dict[str, Any]:
+    """Of a scheduler with LAPS. Times in seconds, lengths in tokens. `whole`: why long batches do not run in slices."""
+    now = time.perf_counter()
+    pacer = core.pacer
+    queues = {cls: _queue(tags, now) for cls, tags in core.classes.seen(scheduler.waiting_queue, now).items()}
+    every = [*([] if scheduler.chunked_req is None else [scheduler.chunked_req]), *core.parked]
+    remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
+    load = Load(
+        backlog_tokens=sum(q["waiting_tokens"] for q in queues.values()) + remaining,
+        slo_deviation=pacer.slo.deviation(now),
+        busy_share=pacer.busy.share(now),
+    )
+    return {
+        **Status(enabled=True, version=__version__, load=load).as_dict(),
+        "config": config.as_dict(),
+        "queues": queues,
+        "parked": None if not every else _progress(every[0], now),
+        "in_progress": len(every),
+        "slices": {"on": whole is None, "why_not": whole, "launch_ms": 1e3 * pacer.sizes.launch_s},
+        **pacer.status(now),
+        "totals": {cls: asdict(total) for cls, total in core.totals.items()},
+        "graphs": graphs.status(scheduler.tp_worker.model_runner),
+        "uptime_s": now - core.started_s,
+    }
+
+
+def _progress(req: Req, now: float) -> dict[str, Any]:
+    return {
+        "rid": req.rid,
+        "done_tokens": req.prefix_len,
+        "total_tokens": req.seqlen,
+        "parked_s": now - req.laps_tag.chunk_s,
+    }
+
+
+def _queue(tags: list[Tag], now: float) -> dict[str, Any]:
+    return {
+        "depth": len(tags),
+        "waiting_tokens": sum(t.new_tokens for t in tags),
+        "oldest_wait_s": max((now - t.since for t in tags), default=0.0),
+    }
 
 
 def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -41,14 +86,36 @@ def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return first
     load = Load.of_ranks([x for r in ranks if (x := read_status(r).load) is not None])
     first.update(Status(enabled=True, version=head.version, load=load).as_dict())
-    for part, how in (("queues", _add_or_max), ("totals", _add_or_max)):
-        first[part] = {cls: how([r[part][cls] for r in ranks]) for cls in first[part]}
+    for part in ("queues", "totals"):
+        first[part] = {cls: _add_or_max([r[part][cls] for r in ranks]) for cls in first[part]}
     first["ranks"] = list(ranks)
     return first
 
 
 def _add_or_max(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {key: (max if key.startswith("oldest") else sum)(e[key] for e in entries) for key in entries[0]}
+
+
+_QUEUES = (
+    ("depth", "queue_depth", "Waiting requests."),
+    ("waiting_tokens", "queue_tokens", "Waiting new tokens."),
+    ("oldest_wait_s", "queue_oldest_wait_seconds", "Age of the oldest waiting request."),
+)
+"""Gauges by class: key in the snapshot, name, help."""
+_SCHEDULER = (
+    (("fairness", "credit_s"), "long_credit_seconds", "Device time that the long prompt waiting longest is owed."),
+    (("in_progress",), "parked", "Long prompts between two of their chunks."),
+    (("threshold", "tokens"), "length_threshold_tokens", "Longest short request."),
+    (("load", "busy_share"), "busy_share", "Share of the last seconds the device was busy."),
+)
+"""Gauges: path in the snapshot, name, help."""
+_COUNTERS = (
+    ("batches", "Prefill batches."),
+    ("requests", "Requests prefilled (chunks of one count once each)."),
+    ("tokens", "New tokens prefilled."),
+    ("busy_s", "Device seconds."),
+)
+"""Counters by class: field of Totals, which is the name, and help."""
 
 
 class Series:
@@ -61,33 +128,16 @@ class Series:
         names, by_class = list(labels), [*labels, "class"]
         self._labels = labels
         self._told_s: float | None = None
-
-        def gauge(name: str, text: str, per_class: bool = False) -> Gauge:
-            return Gauge(f"sglang:laps_{name}", text, by_class if per_class else names, multiprocess_mode="mostrecent")
-
-        self._gauges = {
-            "depth": gauge("queue_depth", "Waiting requests.", True),
-            "waiting_tokens": gauge("queue_tokens", "Waiting new tokens.", True),
-            "oldest_wait_s": gauge("queue_oldest_wait_seconds", "Age of the oldest waiting request.", True),
-        }
-        self._credit = gauge("long_credit_seconds", "Device time that the long prompt waiting longest is owed.")
-        self._parked = gauge("parked", "Long prompts between two of their chunks.")
-        self._threshold = gauge("length_threshold_tokens", "Longest short request.")
-        self._busy = gauge("busy_share", "Share of the last seconds the device was busy.")
-        self._counters = {
-            name: Counter(f"sglang:laps_{name}", text, by_class)
-            for name, text in (
-                ("batches", "Prefill batches."),
-                ("requests", "Requests prefilled (chunks of one count once each)."),
-                ("tokens", "New tokens prefilled."),
-                ("busy_s", "Device seconds."),
-            )
-        }
+        gauge = partial(Gauge, multiprocess_mode="mostrecent")
+        self._queues = {key: gauge(f"sglang:laps_{name}", text, by_class) for key, name, text in _QUEUES}
+        self._gauges = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in _SCHEDULER}
+        self._counters = {name: Counter(f"sglang:laps_{name}", text, by_class) for name, text in _COUNTERS}
 
     def tell(self, now: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]) -> None:
         """Count what was `done` for each class; set the gauges where PERIOD_S has passed since."""
         for cls, total in done.items():
-            self.count(cls, total)
+            for name, value in asdict(total).items():
+                self._counters[name].labels(**self._labels, **{"class": cls}).inc(value)
         if self._told_s is None or now - self._told_s >= PERIOD_S:
             self._told_s = now
             self.show(status())
@@ -95,15 +145,8 @@ class Series:
     def show(self, status: dict[str, Any]) -> None:
         """Set the gauges from a snapshot."""
         for cls, queue in status["queues"].items():
-            for key, gauge in self._gauges.items():
+            for key, gauge in self._queues.items():
                 gauge.labels(**self._labels, **{"class": cls}).set(queue[key])
-        self._credit.labels(**self._labels).set(status["fairness"]["credit_s"])
-        self._parked.labels(**self._labels).set(status["in_progress"])
-        self._threshold.labels(**self._labels).set(status["threshold"]["tokens"])
-        load = read_status(status).load
-        self._busy.labels(**self._labels).set(0.0 if load is None else load.busy_share)
-
-    def count(self, cls: str, done: Totals) -> None:
-        """Add one batch to the counters."""
-        for name, value in asdict(done).items():
-            self._counters[name].labels(**self._labels, **{"class": cls}).inc(value)
+        for path, gauge in self._gauges.items():
+            value: Any = reduce(getitem, path, status)
+            gauge.labels(**self._labels).set(value)

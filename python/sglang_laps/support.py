@@ -40,14 +40,13 @@ def off_reason(args: Any) -> str | None:
 
 def conflict(args: Any) -> str | None:
     """A feature that cannot be combined with LAPS, or None."""
-    if args.enable_prefill_delayer:
+    checks = (
         # It counts one attempt a round on every data-parallel rank; a dual queue may make two.
-        return "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE) cannot be combined with it"
-    if args.attn_cp_size > 1:
-        return "--attn-cp-size > 1 (context parallelism; some models set it) cannot be combined with it"
-    if args.dllm_algorithm:
-        return "--dllm-algorithm cannot be combined with it"
-    return None
+        (args.enable_prefill_delayer, "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),
+        (args.attn_cp_size > 1, "--attn-cp-size > 1 (context parallelism; some models set it)"),
+        (args.dllm_algorithm, "--dllm-algorithm"),
+    )
+    return next((f"{what} cannot be combined with it" for hit, what in checks if hit), None)
 
 
 def refuse(reason: object) -> NoReturn:

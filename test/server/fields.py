@@ -35,18 +35,24 @@ class Fields:
     chunked_prefill_size = 512
     max_total_num_tokens = 4096
 
-    def __init__(self, queue: list[Request], held: Request | None = None, parked: Sequence[Request] = ()) -> None:
+    def __init__(
+        self,
+        queue: list[Request],
+        held: Request | None = None,
+        parked: Sequence[Request] = (),
+        stock: Any = lambda _: None,
+    ) -> None:
         self.waiting_queue, self.chunked_req = queue, held
         self.load_inquirer = Loads()
         self._pending_chunked_abort_req: Any = None
         core = laps_core()
         core.parked = list(parked)
-        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, lambda _: None))
+        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock))
 
     @property
     def in_progress(self) -> list[Any]:
         """Prompts between two of their chunks."""
-        found: list[Any] = self.laps.core.in_progress(self.chunked_req)
+        found: list[Any] = self.laps.core.lines([], self.chunked_req).begun
         return found
 
 

@@ -3,16 +3,16 @@ would never start."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.latency.model import VERSION, LatencyModel
-from laps_core.length import LONG, unit_of
+from laps_core.latency.model import Coefficients, LatencyModel
+from laps_core.length import unit_of
+from laps_core.protocol import LONG
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Waiting
 
 from .adders import Prompt, adder
 
@@ -30,9 +30,8 @@ def test_every_long_prompt_runs_to_its_end_in_whole_units(
     unit = {(1, 4096): 4096, (64, 4096): 4096, (48, 4096): 12288, (64, 96): 192}.get((page, align or 0), page)
     assert unit_of(page, align) == unit
     server_chunk = max(SERVER_CHUNK, unit)
-    me = Pacer(LapsConfig(), chunk_tokens=server_chunk, unit=unit, layers=layers)
-    if token_s is not None:
-        me.model = costing(token_s)
+    model = None if token_s is None else costing(token_s)
+    me = Pacer(LapsConfig(), chunk_tokens=server_chunk, unit=unit, layers=layers, model=model)
     prompt = Prompt(30_000)
     cuts = []
     while prompt.extend_end < 30_000:
@@ -53,6 +52,4 @@ def test_every_long_prompt_runs_to_its_end_in_whole_units(
 
 def costing(token_s: float) -> LatencyModel:
     """A model that knows what a token and a step cost."""
-    known = {"alpha": 0.0, "linear": token_s, "gamma_r": 0.0, "per_request": 0.0, "fixed": 0.005}
-    saved = {"kind": "laps-latency", "version": VERSION, "coefficients": known, "parts": None}
-    return LatencyModel.from_json(json.dumps({**saved, "samples": [], "held_out": []}))
+    return LatencyModel(Coefficients(0.0, token_s, 0.0, 0.0, 0.005))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.length import LONG, SHORT
+from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan
 from sglang_laps.classes import Classes, Tag
@@ -27,19 +27,18 @@ def requests(*names: str) -> list[Request]:
 
 def test_the_swap_is_undone_whatever_happens() -> None:
     s1, long, s2, held = requests("s1", "L1", "s2", "P")
-    me = Fields([s1, long, s2], held)
+
+    def build(_: Any) -> None:
+        assert me.chunked_req is None
+        assert me.waiting_queue == [s1, s2]
+        assert builder.adder is not None
+        assert me.load_inquirer.get_waiting_queue() == []
+        raise ValueError("in the builder")
+
+    me = Fields([s1, long, s2], held, stock=build)
     builder, whole = me.laps.builder, me.waiting_queue
-
-    def build() -> None:
-        with builder.showing(Part(SHORT, [s1, s2]), []):
-            assert me.chunked_req is None
-            assert me.waiting_queue == [s1, s2]
-            assert builder.adder is not None
-            assert me.load_inquirer.get_waiting_queue() == []
-            raise ValueError("in the builder")
-
     with pytest.raises(ValueError, match="in the builder"):
-        build()
+        builder.show(Part(SHORT, [s1, s2]), None)
     assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == (whole, held, 512)
     assert me.waiting_queue is whole
     assert builder.adder is None
@@ -50,19 +49,22 @@ def test_the_swap_is_undone_whatever_happens() -> None:
 def test_a_long_pass_sees_its_own_chunk_and_says_who_was_cut(tokens: int, chunk: int) -> None:
     long, other = requests("L", "other")
     held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
-    me = Fields([long, other], held, [parked])
-    cut: list[Any] = []
-    with me.laps.builder.showing(Part(LONG, [long], parked, tokens, whole=False), cut):
+
+    def build(_: Any) -> str:
         assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([long], parked, chunk)
         me.waiting_queue, me.chunked_req = [], long
-    assert cut == [long]
+        return "built"
+
+    me: Any = Fields([long, other], held, [parked], build)
+    assert me.laps.builder.show(Part(LONG, [long], parked, tokens, whole=False), None) == ("built", long)
     assert (me.waiting_queue, me.chunked_req, me.chunked_prefill_size) == ([other], held, 512)
 
 
 def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens() -> None:
-    me = Fields(requests("s"))
-    with me.laps.builder.showing(Part(SHORT, me.waiting_queue, None, 128), []):
-        assert me.chunked_prefill_size == 512
+    seen: list[int] = []
+    me: Any = Fields(requests("s"), stock=lambda _: seen.append(me.chunked_prefill_size))
+    me.laps.builder.show(Part(SHORT, me.waiting_queue, None, 128), None)
+    assert seen == [512]
 
 
 @pytest.mark.parametrize("cls", [SHORT, LONG])
@@ -183,7 +185,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
         "chunked_req": Request("P", 5000, done=2048),
         "laps": SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0"),
     }
-    core.books.busy.add(0.0, 1e-6)
+    pacer.busy.add(0.0, 1e-6)
     pacer.slo.record(1e-9, "short", 2.0, 1.0)
     asked = type("Asked", (mixin,), {"__init__": lambda self: self.__dict__.update(fields)})()
     before = pickle.dumps(vars(asked))

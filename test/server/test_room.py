@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.length import LONG, SHORT
+from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Plan
 from sglang_laps.classes import Classes, Tag
@@ -75,7 +75,8 @@ class Rounds:
     laps: Any
     disagg_prefill_inflight_queue: list[Any]
 
-    def decide(self, now: float, views: Any, longs: Any, *_: Any, frees_memory: bool) -> Plan:
+    def decide(self, now: float, lines: Any, *_: Any, frees_memory: bool) -> Plan:
+        longs = lines.long
         if not longs or not self.owed:
             return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
         if self.laps.core.lacking and frees_memory:

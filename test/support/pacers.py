@@ -6,10 +6,9 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.latency.model import Coefficients
-from laps_core.length import SHORT
+from laps_core.protocol import SHORT
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Launch, Paused, Plan
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
 
 from benchmark.sim.profile import Profile
 
@@ -28,10 +27,7 @@ KNOWN = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TO
 def pacer(*, known: bool = True, layers: int = LAYERS, chunk: int | None = CHUNK, unit: int = 1, **knobs: Any) -> Pacer:
     """Steps take F and TOKEN a token; `known`: it has been told."""
     config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})
-    me = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers)
-    if known:
-        me.model = KNOWN.model()
-    return me
+    return Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=KNOWN.model() if known else None)
 
 
 def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float | None = None) -> Waiting:
@@ -47,14 +43,25 @@ def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
     return Paused(left_s, requests, depth)
 
 
-def launch(me: Pacer, at: float, plan: Plan, *, within: bool = False) -> Launch:
-    cls = plan.order[0]
-    return me.launched(at, cls, len(plan.picked if cls is SHORT else plan.longs), plan, within=within)
+def launch(
+    me: Pacer, at: float, plan: Plan, *shape: tuple[int, int], stock: bool = False, within: bool = False
+) -> Running:
+    """The first batch of the plan, or what shares its step."""
+    cls, shorts = plan.order[0], len(plan.picked)
+    count = shorts if cls == SHORT else len(plan.longs) + shorts * plan.mixed
+    short = range(shorts if cls == SHORT or plan.mixed else 0)
+    sent = Running(cls=cls, shape=list(shape) or [(50, 0)] * count, short=short, within=within, stock=stock)
+    me.launched(at, sent, plan)
+    return sent
 
 
 def run(
     me: Pacer, plan: Plan, begin: float, end: float, *shape: tuple[int, int], stock: bool = True, within: bool = False
 ) -> None:
     """The first batch of the plan, from its launch to its end."""
-    sent = launch(me, begin, plan, within=within)
-    me.finished(sent, begin, end, end, shape or ((50, 0),), end - begin, stock=stock, within=within)
+    ended(me, launch(me, begin, plan, *shape, stock=stock, within=within), begin, end)
+
+
+def ended(me: Pacer, sent: Running, begin: float, end: float, paused_s: float = 0.0) -> None:
+    sent.started, sent.done, sent.paused_s = begin, end, paused_s
+    me.ended(sent, None, end)

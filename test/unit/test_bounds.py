@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.model import Coefficients
-from laps_core.length import LONG, SHORT, LengthClass, classify
+from laps_core.length import classify
+from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.gap import WIDEST, stretch
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, Paused, Plan
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
 from benchmark.sim.profile import Profile
 
@@ -36,15 +36,15 @@ class Job:
     """Tokens of its class that were there when it came."""
 
     @property
-    def cls(self) -> LengthClass:
+    def cls(self) -> ClassName:
         return classify(self.tokens, THRESHOLD)
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    cls: LengthClass
+    cls: ClassName
     parts: list[tuple[Job, int]]
-    launch: Launch
+    running: Running
     each_s: float
     slices: int
     within: bool
@@ -76,8 +76,7 @@ class Toy:
 
     def __post_init__(self) -> None:
         config = LapsConfig(**{"wait_window_ms": 0.0, **self.knobs})
-        self.pacer = Pacer(config, chunk_tokens=CHUNK, layers=self.layers)
-        self.pacer.model = MODEL
+        self.pacer = Pacer(config, chunk_tokens=CHUNK, layers=self.layers, model=MODEL)
 
     def run(self, until: Callable[[Toy], bool], *, limit_s: float = math.inf) -> None:
         while not until(self):
@@ -131,10 +130,12 @@ class Toy:
         assert took is not None
         count = len(parts) - len(plan.longs) if plan.mixed and cls is LONG else 0
         within = bool(self.paused)
-        launch = self.pacer.launched(self.now, cls, len(parts), plan, shorts=count, within=within)
+        short = range(len(parts) if cls == SHORT else count)
+        running = Running(cls=cls, shape=shape, short=short, within=within, stock=False)
+        self.pacer.launched(self.now, running, plan)
         slices = -(-self.layers // plan.layers) if cls is LONG and plan.layers else 1
         self.shorts = [j for j in self.shorts if j not in picked]
-        self.paused.append(Batch(cls, parts, launch, took / slices, slices, within, self.now))
+        self.paused.append(Batch(cls, parts, running, took / slices, slices, within, self.now))
 
     def _slice(self) -> None:
         batch = self.paused[-1]
@@ -147,11 +148,8 @@ class Toy:
         if self.paused:
             # One below that is paused for both, and is told of this time with its own.
             self.paused[-1].paused_s += batch.end - batch.begin
-        shape = [(part, job.done) for job, part in batch.parts]
-        self.pacer.finished(
-            batch.launch, batch.begin, batch.end, self.now, shape, batch.end - batch.begin - batch.paused_s,
-            stock=False, within=batch.within,
-        )  # fmt: skip
+        batch.running.started = batch.begin
+        self.pacer.ended(batch.running, self.paused[-1].running if self.paused else None, self.now)
         for job, part in batch.parts:
             job.done += part
             if job.done == job.tokens:
@@ -244,7 +242,7 @@ def saturated(shorts: int, tokens: int, longs: list[Job], small: int, least: int
     return feed
 
 
-def longest(toy: Toy, cls: LengthClass) -> float:
+def longest(toy: Toy, cls: ClassName) -> float:
     return max((b.seconds for b in toy.ran if b.cls is cls), default=0.0)
 
 
@@ -333,6 +331,6 @@ def test_preempting_costs_no_more_than_its_share_of_the_device() -> None:
     for overhead in (0.05, 0.15, 0.3):
         toy = Toy(saturated(20, 50, [], 1, 20_000, 20_000), knobs={"preempt_overhead": overhead})
         toy.run(lambda toy: toy.now > 10.0)
-        preempting = sum(b.launch.preempts for b in toy.ran)
+        preempting = sum(b.running.preempts for b in toy.ran)
         assert preempting * F <= overhead * toy.now + F
         assert preempting * F >= 0.3 * overhead * toy.now, "and it is used"

@@ -11,12 +11,17 @@ from functools import partial
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.scheduling.decision import Dispatch
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Plan, Waiting
 from laps_core.scheduling.window import Window
 
 OFF = LapsConfig(wait_window_ms=0.0)
 AWD = LapsConfig()
+
+
+def nothing(window: Window) -> Plan:
+    """Nothing waits."""
+    window.nothing_waits()
+    return Plan((), waiting=True)
 
 
 @dataclass
@@ -56,12 +61,12 @@ def closed_loop(
     """
     rng = random.Random(seed)
     clients = [random.Random(f"{seed}/{i}") for i in range(users)]
-    window = Window(config)
-    run = Run(0.0, window=window)
 
     def predict(requests: Sequence[tuple[int, int]]) -> float:
         return fixed_s + per_token_s * sum(new for new, _ in requests)
 
+    window = Window(config, predict if known else lambda _: None)
+    run = Run(0.0, window=window)
     pending = [(think(clients[i]), i) for i in range(users)]
     heapq.heapify(pending)
     waiting: list[Waiting] = []
@@ -81,8 +86,8 @@ def closed_loop(
                 else:
                     window.arrived(at)
             blind = None
-            said = window.decide(now, waiting, token_budget=budget, predict=predict if known else None)
-            if isinstance(said, Dispatch):
+            said = window.decide(now, waiting, token_budget=budget) if waiting else nothing(window)
+            if not said.waiting:
                 break
             wake = min([said.until_s, *(p[0] for p in pending[:1])])
         batch = [(waiting[i], whose[i]) for i in said.picked]

@@ -31,8 +31,11 @@ def test_flags_and_json() -> None:
     [
         (["--laps-length-threshold", "0"], "--laps-length-threshold: 0 is not"),
         (["--laps-length-threshold", "-3"], "--laps-length-threshold: -3 is not"),
-        (["--laps-length-threshold", "many"], '--laps-length-threshold: "many" is not'),
-        (["--laps-length-basis", "words"], '--laps-length-basis: "words" is not one of uncached, prompt'),
+        (
+            ["--laps-length-threshold", "many"],
+            "--laps-length-threshold: many is not a whole number of tokens >= 1, nor auto",
+        ),
+        (["--laps-length-basis", "words"], "--laps-length-basis: words is not one of uncached, prompt"),
         (["--laps-config", "{"], "--laps-config: not JSON"),
         (["--laps-config", "[]"], "--laps-config: not a JSON object"),
         (["--laps-config", '{"gard": 0.5}'], "--laps-config: unknown key 'gard'"),
@@ -54,10 +57,34 @@ def test_flags_and_json() -> None:
             ["--laps-ttft-slo-ms", "5e-324"],
             "--laps-ttft-slo-ms: 5e-324 is not a number of milliseconds from 0.1",
         ),
-        (["--laps-ttft-slo-ms", "1e10"], "--laps-ttft-slo-ms: 10000000000.0 is not a number"),
+        (["--laps-ttft-slo-ms", "1e10"], "--laps-ttft-slo-ms: 1e10 is not a number"),
         (["--laps-config", '{"ttft_slo_ms": 1%s}' % (400 * "0")], "--laps-ttft-slo-ms: 1000"),
         (["--laps-config", '{"slice_ms": 1%s}' % (400 * "0")], "--laps-config: slice_ms: 1000"),
+        (
+            ["--laps-config", '{"slice_ms": Infinity}'],
+            "--laps-config: slice_ms: Infinity is not a number of milliseconds",
+        ),
+        (["--laps-config", '{"wait_window_ms": Infinity}'], "--laps-wait-window-ms: Infinity is not a number of"),
+        (["--laps-wait-window-ms", "nan"], "--laps-wait-window-ms: nan is not a number of milliseconds >= 0"),
+        (["--laps-wait-window-ms", "inf"], "--laps-wait-window-ms: inf is not a number of milliseconds >= 0"),
+        (["--laps-config", '{"guard": "0.5"}'], '--laps-config: guard: "0.5" is not from 0 to 1'),
+        (["--laps-config", '{"graphs": 1}'], "--enable-batch-prefill-cuda-graph: 1 is not true or false"),
+        (
+            ["--laps-config", '{"wait_max_batch": true}'],
+            "--laps-wait-max-batch: true is not a whole number of requests",
+        ),
+        (["--laps-config", '{"graph_lengths": [8, true]}'], "--batch-prefill-seq-lengths: [8, true] is not a list of"),
+        (
+            ["--laps-config", '{"graph_lengths": {}}'],
+            "--batch-prefill-seq-lengths: [] is not a list of whole numbers of",
+        ),
+        (["--batch-prefill-seq-lengths", "8,0", "16"], "--batch-prefill-seq-lengths: 8 0 16 is not a list of whole"),
+        (["--batch-prefill-batch-sizes", "1.5"], "--batch-prefill-batch-sizes: 1.5 is not a list of whole numbers of"),
+        (["--laps-length-basis", "a\nb"], "--laps-length-basis: a\\nb is not one of"),
+        (["--laps-length-basis", ""], '--laps-length-basis: "" is not one of'),
         (["--laps-config", '{"profile": "a\\u0000b"}'], "--laps-config: profile: "),
+        (["--laps-config", '{"profile": ""}'], '--laps-config: profile: "" is not true or false, nor a path'),
+        (["--laps-config", '{"profile": 1}'], "--laps-config: profile: 1 is not true or false, nor a path"),
         (["--laps-config", '{"profile_save_path": "x"}'], "--laps-config: profile_save_path is profile, a path"),
         (["--laps-config", '{"token_max": 9}'], "--laps-config: token_max has one value for all"),
         (["--laps-config", '{"guard": 0.5, "guard": 0.1}'], "--laps-config: guard is given twice"),
@@ -72,6 +99,15 @@ def test_a_bad_value_is_one_line_that_names_the_flag(argv: list[str], says: str)
         parsed(*argv)
     assert str(e.value).startswith(says)
     assert "\n" not in str(e.value)
+
+
+def test_values_of_flags_and_of_json_are_of_the_knobs_type() -> None:
+    text = '{"slice_ms": 0, "graph_batches": [1, 2]}'
+    config = parsed("--laps-wait-window-ms", "7", "--batch-prefill-seq-lengths", "8,16", "32", "--laps-config", text)
+    assert (config.wait_window_ms, config.slice_ms) == (7.0, 0.0)
+    assert (config.graph_lengths, config.graph_batches) == ((8, 16, 32), (1, 2))
+    with pytest.raises(ConfigError, match="guard: 2 is not from 0 to 1"):
+        LapsConfig(guard=2)
 
 
 def test_the_environment_carries_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.pools.controller import Move, PoolController
-from laps_core.pools.loop import ControlLoop
 from laps_core.pools.pressure import InstanceSignals, PressureConfig
 from laps_core.protocol import Load
 
@@ -28,8 +27,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def loop(start_s: float = 0.0) -> ControlLoop:
-    return ControlLoop(PressureConfig(period_s=PERIOD_S), start_s)
+def loop(start_s: float = 0.0) -> PoolController:
+    return PoolController(PressureConfig(period_s=PERIOD_S), start_s)
 
 
 def test_each_period_has_one_decision_at_the_beat_nearest_to_its_end(asked: list[float]) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.length import LONG, SHORT
+from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Plan
-from laps_core.scheduling.queues import Views
 from sglang_laps.classes import Classes, Tag
-from sglang_laps.core import Flight, LapsCore, Part
+from sglang_laps.core import Flight, LapsCore, Lines, Part
 
 
 class Request:
@@ -41,8 +40,7 @@ def core(parked: Sequence[Any] = (), **more: Any) -> LapsCore:
 
 
 def flight(me: LapsCore, cut: Any = None, **more: Any) -> Flight:
-    launch = me.pacer.launched(0.0, LONG, 1, Plan((LONG,)))
-    return Flight(launch=launch, shape=[(400, 0)], batch=None, reqs=[Request("x", 400)], cut=cut, **more)
+    return Flight(cls=LONG, shape=[(400, 0)], batch=None, reqs=[Request("x", 400)], cut=cut, **more)
 
 
 def batch(*reqs: Any) -> Any:
@@ -71,7 +69,7 @@ def test_priorities_come_before_classes(short: list[int], long: list[int], low_f
     # A batch that preempted has just ended: without a priority long work has its turn.
     me.pacer.gap.sent(0.99, 0.005)
     me.pacer.gap.ran(0.99, 1.0)
-    plan = me.decide(1.0, Views(shorts, longs), longs, None, None, frees_memory=False)
+    plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is first
 
 
@@ -84,7 +82,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
     shorts = [Request("s", 50, priority=short)]
     paused = me.paused(running, 20, 28)
     assert paused.rank == -3
-    plan = me.decide(1.0, Views(shorts, []), [], None, paused, frees_memory=False)
+    plan = me.decide(1.0, Lines(shorts, [], []), paused, frees_memory=False)
     assert plan.order == ((SHORT,) if goes else ())
 
 
@@ -94,25 +92,25 @@ def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     me.pacer.gap.sent(0.99, 0.005)
     me.pacer.gap.ran(0.99, 1.0)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
-    plan = me.decide(1.0, Views(shorts, longs), longs, None, None, frees_memory=False)
+    plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is LONG
 
 
 def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
     held, parked, new = Request("P", 900, done=700), Request("Q", 5000, done=4000), Request("L", 600)
     me = core([parked])
-    longs = me.long_line(Views([], [new]), held)
-    assert longs == [held, parked, new]
-    plan = me.decide(1.0, Views([], [new]), longs, held, None, frees_memory=False)
+    lines = me.lines([new], held)
+    assert (lines.short, lines.long, lines.begun) == ([], [held, parked, new], [held, parked])
+    plan = me.decide(1.0, lines, None, frees_memory=False)
     assert plan.longs[0] == 0, "200 tokens are left of it: the least work"
 
 
 def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress() -> None:
     held, parked = Request("P", 900, done=100), Request("Q", 700, done=600)
     me = core([parked])
-    assert me.in_progress(held) == [held, parked]
+    assert me.lines([], held).begun == [held, parked]
     me.under_way.append(flight(me, held))
-    assert me.in_progress(held) == [parked]
+    assert me.lines([], held).begun == me.lines([], held).long == [parked]
 
 
 def test_what_is_paused_counts_every_batch_under_way() -> None:
@@ -129,11 +127,11 @@ def test_what_is_paused_counts_every_batch_under_way() -> None:
 def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() -> None:
     shorts, longs, parked = requests("s1", "s2", "s3"), requests("L1", "L2"), Request("Q", 7000, done=600)
     me = core([parked])
-    views = Views(shorts, longs)
+    lines = Lines(shorts, [parked, *longs], [parked])
 
     def parts(cls: Any, beside: bool) -> Any:
         plan = Plan((cls,), picked=(2, 0), longs=(1,), tokens=300)
-        return [(p.queue, p.slot) for p in me.parts(plan, views, [parked, *longs], None, beside=beside)]
+        return [(p.queue, p.slot) for p in me.parts(plan, lines, beside=beside)]
 
     # The builder fills a whole chunk: beside the activations of what is paused there is room for half of one.
     assert parts(SHORT, True) == [([shorts[2], shorts[0]], None)]
@@ -146,7 +144,7 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
 def test_short_requests_join_a_long_batch_where_the_plan_says_so() -> None:
     shorts, long = requests("s1", "s2"), Request("L", 900)
     plan = Plan((LONG,), picked=(1,), longs=(0,), tokens=300, mixed=True)
-    (part,) = core().parts(plan, Views(shorts, [long]), [long], None, beside=False)
+    (part,) = core().parts(plan, Lines(shorts, [long], []), beside=False)
     assert (part.queue, part.tokens, part.whole) == ([shorts[1], long], 300, False)
 
 
@@ -184,7 +182,7 @@ def test_those_that_had_no_part_in_a_long_batch_are_parked(slot: int) -> None:
     for cut in (every[slot], new, None):
         me = core([parked])
         part = Part(LONG, [new], every[slot], 300, whole=False)
-        me.built(part, batch(new), Plan((LONG,)), cut, held, 1.0, sliced=False)
+        me.built(part, batch(new), Plan((LONG,)), cut, [held, parked], 1.0, sliced=False)
         assert me.parked == [r for r in (held, parked) if r is not every[slot] and r is not cut]
         assert me.unsent == (cut is not None)
 
@@ -192,7 +190,7 @@ def test_those_that_had_no_part_in_a_long_batch_are_parked(slot: int) -> None:
 def test_a_batch_of_whole_requests_parks_nobody() -> None:
     held, parked, one = Request("P", 900, done=100), Request("Q", 700, done=600), Request("s", 50)
     me = core([parked])
-    me.built(Part(SHORT, [one]), batch(one), Plan((SHORT,)), None, held, 1.0, sliced=True)
+    me.built(Part(SHORT, [one]), batch(one), Plan((SHORT,)), None, [held, parked], 1.0, sliced=True)
     built = me.take_next()
     assert (me.parked, me.unsent) == ([parked], False)
     assert built is not None
@@ -204,7 +202,7 @@ def test_a_batch_of_whole_requests_parks_nobody() -> None:
 def test_a_long_batch_is_run_in_slices_where_it_can_be(sliced: bool) -> None:
     me, new = core(), Request("L", 900)
     me.under_way.append(flight(me))
-    me.built(Part(LONG, [new], None, 300), batch(new), Plan((LONG,), layers=3), None, None, 1.0, sliced=sliced)
+    me.built(Part(LONG, [new], None, 300), batch(new), Plan((LONG,), layers=3), None, [], 1.0, sliced=sliced)
     built = me.take_next()
     assert built is not None
     assert (built.layers, built.within) == (3 if sliced else 0, True)
@@ -216,7 +214,7 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
     short.laps_tag.slo_s = 0.5
     plan = Plan((LONG,), picked=(0,), longs=(0,), mixed=True)
     me.built(
-        Part(LONG, [short, long], None, 900, whole=False), batch(short, long, cut), plan, cut, None, 1.0, sliced=False
+        Part(LONG, [short, long], None, 900, whole=False), batch(short, long, cut), plan, cut, [], 1.0, sliced=False
     )
     built = me.take_next()
     assert built is not None
@@ -225,7 +223,7 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
     assert (done[SHORT].batches, done[SHORT].requests, done[SHORT].tokens, done[SHORT].busy_s) == (0, 1, 50, 0.0)
     assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 2, 1300, 0.25)
     assert me.totals[LONG].requests == 2
-    assert me.pacer.slo.misses("short") == 1, "1.3 s after it came; the one that goes on is not answered yet"
+    assert me.pacer.slo.status(1.3)["short"]["missed"] == 1, "the one that goes on is not answered yet"
 
 
 def test_a_result_finds_its_batch_once() -> None:

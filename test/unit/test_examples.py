@@ -191,9 +191,11 @@ def test_servers_of_the_cluster_are_probed_and_scraped_at_their_ports() -> None:
 
 SERVER_METRICS = """
 from prometheus_client import generate_latest
-from sglang_laps.status import Series, Totals
+from sglang_laps.core import Totals
+from sglang_laps.status import Series
 series = Series({"model_name": "m", "dp_rank": "0"})
-series.count("short", Totals())
+zeros = {"fairness": {"credit_s": 0}, "in_progress": 0, "threshold": {"tokens": 1}, "load": {"busy_share": 0}}
+series.tell(0.0, lambda: {"queues": {}, **zeros}, {"short": Totals()})
 print(generate_latest().decode())
 """
 

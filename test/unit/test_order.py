@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.config import ConfigError
-from laps_core.scheduling.order import ORDERS, Work, order_named, slack_s, sorted_by
-from laps_core.scheduling.waiting import Waiting
+from laps_core.config import ConfigError, LapsConfig
+from laps_core.scheduling.order import ORDERS, line, slack_s
+from laps_core.scheduling.plan import Waiting
 
 NOW = 100.0
-Job = tuple[Waiting, Work]
+SIZES: Any = SimpleNamespace(work_s=lambda w: w.tokens * 1e-3, lone_s=lambda w: w.new_tokens * 1e-3)
+"""A token takes a millisecond."""
 
 
-def job(since_s: float, deadline_s: float | None, left_s: float, whole_s: float) -> Job:
-    return Waiting(100, 0, since_s, deadline_s), Work(left_s, whole_s)
+def job(since_s: float, deadline_s: float | None, left_s: float, whole_s: float) -> Waiting:
+    return Waiting(round(1e3 * left_s), 0, since_s, deadline_s, round(1e3 * whole_s))
 
 
 JOBS = st.lists(
@@ -29,18 +33,26 @@ JOBS = st.lists(
 )
 
 
-def order(name: str, jobs: list[Job]) -> list[int]:
-    return sorted_by(order_named(name), [w for w, _ in jobs], [work for _, work in jobs], NOW)
+def order(name: str, jobs: list[Waiting]) -> list[int]:
+    return line(ORDERS[name], jobs, SIZES, NOW)
 
 
-def test_an_unknown_order_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'lifo'; known: fcfs, edf, lars, s-edf"):
-        order_named("lifo")
+@pytest.mark.parametrize("name", list(ORDERS))
+def test_every_order_can_be_configured(name: Any) -> None:
+    assert LapsConfig(order=name).order == name
+    with pytest.raises(ConfigError, match=name):
+        LapsConfig(order="lifo")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", list(ORDERS))
+def test_priority_comes_first(name: str) -> None:
+    urgent = Waiting(5000, 0, 99.0, None, 5000, rank=-1)
+    assert order(name, [job(90.0, 101.0, 0.1, 0.1), urgent]) == [1, 0]
 
 
 @pytest.mark.parametrize("name", list(ORDERS))
 @given(JOBS)
-def test_every_order_serves_each_once_and_ties_by_arrival(name: str, jobs: list[Job]) -> None:
+def test_every_order_serves_each_once_and_ties_by_arrival(name: str, jobs: list[Waiting]) -> None:
     got = order(name, jobs)
     assert sorted(got) == list(range(len(jobs)))
     same = [job(a, 105.0, 1.0, 2.0) for a in (99.0, 97.0, 98.0)]
@@ -48,21 +60,21 @@ def test_every_order_serves_each_once_and_ties_by_arrival(name: str, jobs: list[
 
 
 @given(JOBS)
-def test_edf_serves_who_can_make_it_then_open_ended_then_late(jobs: list[Job]) -> None:
+def test_edf_serves_who_can_make_it_then_open_ended_then_late(jobs: list[Waiting]) -> None:
     got = [jobs[i] for i in order("edf", jobs)]
-    rank = [1 if w.deadline_s is None else 2 if slack_s(w, work, NOW) < 0 else 0 for w, work in got]
+    rank = [1 if w.deadline_s is None else 2 if slack_s(w, SIZES, NOW) < 0 else 0 for w in got]
     assert rank == sorted(rank)
-    in_time = [w.deadline_s or 0.0 for (w, _), r in zip(got, rank, strict=True) if r == 0]
+    in_time = [w.deadline_s or 0.0 for w, r in zip(got, rank, strict=True) if r == 0]
     assert in_time == sorted(in_time)
 
 
 @given(JOBS)
-def test_s_edf_is_the_formula_of_the_paper(jobs: list[Job]) -> None:
-    def priority(w: Waiting, work: Work) -> float:
-        slack = slack_s(w, work, NOW)
+def test_s_edf_is_the_formula_of_the_paper(jobs: list[Waiting]) -> None:
+    def priority(w: Waiting) -> float:
+        slack = slack_s(w, SIZES, NOW)
         return 0.0 if w.deadline_s is None else ((slack > 0) - (slack < 0)) / w.deadline_s
 
-    got = [priority(*jobs[i]) for i in order("s-edf", jobs)]
+    got = [priority(jobs[i]) for i in order("s-edf", jobs)]
     assert got == sorted(got, reverse=True)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.length import LONG, SHORT
+from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Paused, Plan
+from laps_core.scheduling.plan import Paused, Plan, Waiting
 from laps_core.scheduling.room import ROOM_S
-from laps_core.scheduling.waiting import Waiting
-from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, launch, long, pacer, paused, run, short
+from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short
 
 # -- the gap
 
@@ -33,7 +32,7 @@ def test_after_a_short_batch_the_long_class_has_the_gap() -> None:
     me, shorts, longs = pacer(), [short("a")], [long(5000, 1.0)]
     sent = launch(me, 1.0, me.plan(1.0, shorts, longs))
     assert me.plan(1.3, shorts, longs).order == (LONG, SHORT), "it is still on the device"
-    me.finished(sent, 1.0, 1.01, 1.01, [(50, 0)], 0.01, stock=False)
+    ended(me, sent, 1.0, 1.01)
     assert me.plan(1.01 + GAP - 1e-6, shorts, longs).order == (LONG, SHORT)
     assert me.plan(1.01 + GAP + 1e-6, shorts, longs).order == (SHORT, LONG)
 
@@ -117,13 +116,11 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
     """The same arrivals through the pacer and through a window of its own, to the last number."""
-    from laps_core.scheduling.decision import Dispatch
     from laps_core.scheduling.window import Window
 
     config = LapsConfig()
-    me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS)
-    me.model = KNOWN.model()
-    window, now, held = Window(config), 0.0, 0
+    me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS, model=KNOWN.model())
+    window, now, held = Window(config, me.model.predict), 0.0, 0
     came = [1.0 + 4e-4 * i for i in range(6)]
     waiting: list[Waiting] = []
     looked_s: float | None = None
@@ -138,9 +135,9 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
             window.arrived(now, len(arrived), looked_s)
         me.arrived(now, len(arrived))
         before_s, looked_s = now, None
-        said = window.decide(now, waiting, token_budget=CHUNK, predict=me.model.predict)
+        said = window.decide(now, waiting, token_budget=CHUNK)
         plan = me.plan(now, waiting, [])
-        if not isinstance(said, Dispatch):
+        if said.waiting:
             assert (plan.order, plan.waiting, plan.until_s) == ((), True, said.until_s)
             now = min([said.until_s, *came[:1]])
             held += 1
@@ -152,7 +149,7 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         looked_s = before_s
         now += F + 50 * TOKEN * len(said.picked)
         window.completed(now, len(said.picked))
-        me.finished(sent, begin, now, now, [], now - begin, stock=False)
+        ended(me, sent, begin, now)
         waiting = [w for i, w in enumerate(waiting) if i not in said.picked]
         came += [now + 4e-4 * (i + 1) for i in range(len(said.picked))]  # clients send again when they are answered
         came.sort()
@@ -187,9 +184,9 @@ def test_a_paused_batch_teaches_its_own_time() -> None:
         tokens, at = 300 + 40 * (i % 12), float(i)
         took = 1e-3 + 1e-4 * tokens
         for me, paused_s in ((one, 0.0), (two, 0.125)):
-            sent = launch(me, at, me.plan(at, [], [long(tokens)]))
+            sent = launch(me, at, me.plan(at, [], [long(tokens)]), (tokens, 0), stock=True)
             end = at + took + paused_s
-            me.finished(sent, at, end, end, [(tokens, 0)], end - at - paused_s, stock=True)
+            ended(me, sent, at, end, paused_s)
     for tokens in (100, 500, 2000):
         assert one.model.predict([(tokens, 0)]) == pytest.approx(two.model.predict([(tokens, 0)]), rel=1e-6)
 

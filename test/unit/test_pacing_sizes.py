@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from laps_core.config import ConfigError
+from laps_core.config import ConfigError, LapsConfig
 from laps_core.latency.model import Coefficients
-from laps_core.length import LONG
-from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, long, pacer, paused, short
+from laps_core.protocol import LONG
+from laps_core.scheduling.pacer import Pacer
+from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, short
 
 
 def test_a_batch_stays_within_the_chunk_and_what_preempts_within_half() -> None:
@@ -89,8 +90,9 @@ def test_without_slices_a_chunk_takes_no_longer_than_the_gap() -> None:
 
 def test_a_long_history_does_not_make_for_tiny_chunks() -> None:
     """Read once more it takes longer than the gap: then a chunk is as long as that, not one token."""
-    me, history = pacer(layers=0), 100_000
-    me.model = replace(KNOWN, coefficients=Coefficients(0.0, TOKEN, 1e-6, 0.0, F)).model()
+    history = 100_000
+    costs = Coefficients(0.0, TOKEN, 1e-6, 0.0, F)
+    me = Pacer(LapsConfig(), chunk_tokens=CHUNK, model=replace(KNOWN, coefficients=costs).model())
     least_s = F + 1e-6 * history
     assert least_s > GAP
     assert me.plan(0.0, [], [long(200_000, done=history)]).tokens == pytest.approx(least_s / TOKEN, abs=1)
@@ -112,9 +114,9 @@ def test_without_slices_short_requests_share_the_step() -> None:
 def test_a_shared_step_counts_for_both() -> None:
     me = pacer(layers=0)
     plan = me.plan(1.0, [short("a"), short("b")], [long(20_000)])
-    sent = me.launched(1.0, LONG, 3, plan, shorts=2)
-    assert (sent.cls, sent.preempts, sent.shorts) == (LONG, False, 2)
-    me.finished(sent, 1.0, 1.1, 1.1, [(50, 0), (50, 0), (1000, 0)], 0.1, stock=False)
+    sent = launch(me, 1.0, plan)
+    assert (sent.cls, sent.preempts, len(sent.short)) == (LONG, False, 2)
+    ended(me, sent, 1.0, 1.1)
     assert sum(me.status(2.0)["window"]["dispatched"].values()) == 1
 
 

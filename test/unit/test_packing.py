@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.scheduling.packing import AHEAD, Pack, overtake, pack
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.packing import AHEAD, overtake, pack
+from laps_core.scheduling.plan import Waiting
 
 F = 0.005
 
@@ -19,27 +19,26 @@ def beside_s(w: Waiting) -> float:
 
 
 def test_a_lone_prompt_fills_the_batch_and_is_cut() -> None:
-    assert pack([item(20_000)], beside_s, budget=8192, fixed_s=F, waiting=1) == Pack((0,), 8192, cut=True)
+    assert pack([item(20_000)], beside_s, budget=8192, fixed_s=F, waiting=1) == [0]
 
 
 def test_where_few_wait_the_next_one_would_only_delay_the_first() -> None:
-    assert pack([item(1000), item(2000)], beside_s, budget=8192, fixed_s=F, waiting=2) == Pack((0,), 1000)
+    assert pack([item(1000), item(2000)], beside_s, budget=8192, fixed_s=F, waiting=2) == [0]
 
 
 def test_where_many_wait_a_saved_step_is_worth_more() -> None:
     crowd = [item(300 + i) for i in range(12)]
     packed = pack(crowd, beside_s, budget=8192, fixed_s=F, waiting=40)
-    assert len(packed.picked) > 4
-    assert packed.tokens == sum(crowd[i].tokens for i in packed.picked)
+    assert len(packed) > 4
 
 
 def test_what_does_not_pay_is_not_cut_in_either() -> None:
-    assert pack([item(1000), item(50_000)], beside_s, budget=8192, fixed_s=F, waiting=2).picked == (0,)
+    assert pack([item(1000), item(50_000)], beside_s, budget=8192, fixed_s=F, waiting=2) == [0]
 
 
 def test_one_prompt_in_progress_at_most() -> None:
     packed = pack([item(300, True), item(400, True), item(500)], beside_s, budget=8192, fixed_s=1.0, waiting=9)
-    assert packed.picked == (0, 2)
+    assert packed == [0, 2]
 
 
 @given(
@@ -50,34 +49,33 @@ def test_one_prompt_in_progress_at_most() -> None:
 def test_a_pack_keeps_the_rules(sizes: list[tuple[int, bool]], budget: int, waiting: int) -> None:
     items = [item(*s) for s in sizes]
     packed = pack(items, beside_s, budget=budget, fixed_s=F, waiting=waiting)
-    assert packed.picked[0] == 0
-    assert list(packed.picked) == sorted(set(packed.picked))
-    assert sum(items[i].started for i in packed.picked) <= 1
-    assert packed.tokens == min(budget, sum(items[i].tokens for i in packed.picked))
-    whole = sum(items[i].tokens for i in packed.picked[:-1])
+    assert packed[0] == 0
+    assert packed == sorted(set(packed))
+    assert sum(items[i].started for i in packed) <= 1
+    whole = sum(items[i].tokens for i in packed[:-1])
     assert whole < budget, "only the last is cut"
 
 
 def test_small_ones_overtake_what_runs_for_long() -> None:
     items = [item(400), item(500)]
-    picked = overtake(items, beside_s, budget=8192, left_s=0.15, running=1, fixed_s=F, waiting=3).picked
-    assert picked == (0, 1)
+    picked = overtake(items, beside_s, budget=8192, left_s=0.15, running=1, fixed_s=F, waiting=3)
+    assert picked == [0, 1]
 
 
 def test_nobody_overtakes_what_is_nearly_done() -> None:
-    assert not overtake([item(400)], beside_s, budget=8192, left_s=0.01, running=1, fixed_s=F, waiting=3).picked
+    assert not overtake([item(400)], beside_s, budget=8192, left_s=0.01, running=1, fixed_s=F, waiting=3)
 
 
 def test_near_saturation_the_fixed_cost_of_all_who_wait_decides() -> None:
     one = [item(600)]
     many = int(0.1 / (F * AHEAD)) + 10
-    assert overtake(one, beside_s, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=2).picked
-    assert not overtake(one, beside_s, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=many).picked
+    assert overtake(one, beside_s, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=2)
+    assert not overtake(one, beside_s, budget=8192, left_s=0.1, running=1, fixed_s=F, waiting=many)
 
 
 def test_whoever_overtakes_runs_whole() -> None:
-    assert not overtake([item(9000)], beside_s, budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1).picked
-    assert not overtake([item(400, True)], beside_s, budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1).picked
+    assert not overtake([item(9000)], beside_s, budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1)
+    assert not overtake([item(400, True)], beside_s, budget=8192, left_s=9.0, running=1, fixed_s=F, waiting=1)
 
 
 @given(
@@ -89,10 +87,10 @@ def test_whoever_overtakes_runs_whole() -> None:
 def test_an_overtaking_batch_is_worth_it(sizes: list[int], left_s: float, running: int, waiting: int) -> None:
     items = [item(n) for n in sorted(sizes)]
     packed = overtake(items, beside_s, budget=8192, left_s=left_s, running=running, fixed_s=F, waiting=waiting)
-    n = len(packed.picked)
+    n = len(packed)
     if not n:
         return
-    seconds = F + sum(beside_s(items[i]) for i in packed.picked)
-    assert packed.tokens <= 8192
+    seconds = F + sum(beside_s(items[i]) for i in packed)
+    assert sum(items[i].tokens for i in packed) <= 8192
     assert seconds <= left_s
     assert n * left_s > running * seconds, "those who gain outweigh those who lose"

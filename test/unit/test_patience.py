@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.length import LONG, SHORT
+from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.order import OLDEST_EVERY
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Plan, Running, Waiting
 
 BUDGET = 1024
 ORDERS = ["fcfs", "edf", "lars", "s-edf"]
@@ -19,9 +21,19 @@ requests = st.tuples(st.integers(100, 256), deadlines)
 arriving = st.lists(st.lists(requests, min_size=6, max_size=12), min_size=10, max_size=30)
 
 
-def pacer(order: str) -> Pacer:
+def pacer(order: Any) -> Pacer:
     config = LapsConfig(wait_window_ms=0.0, order=order)
     return Pacer(config, chunk_tokens=BUDGET)
+
+
+def sent(me: Pacer, now: float, plan: Plan) -> Running:
+    """The first batch of the plan goes to the device."""
+    cls, count = plan.order[0], len(plan.picked)
+    batch = Running(
+        cls=cls, shape=[(100, 0)] * count, short=range(count if cls is SHORT else 0), started=now, stock=False
+    )
+    me.launched(now, batch, plan)
+    return batch
 
 
 def coming(now: float, batch: list[tuple[int, float | None]], longer: int = 0) -> list[Waiting]:
@@ -34,7 +46,7 @@ def coming(now: float, batch: list[tuple[int, float | None]], longer: int = 0) -
 @given(arriving, st.sampled_from(ORDERS), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_the_oldest_short_request_is_served_within_its_turns(
-    arrivals: list[list[tuple[int, float | None]]], order: str, window: bool
+    arrivals: list[list[tuple[int, float | None]]], order: Any, window: bool
 ) -> None:
     me = pacer(order)
     if window:
@@ -52,15 +64,7 @@ def test_the_oldest_short_request_is_served_within_its_turns(
         head = min(w.since_s for w in waiting)
         turns = turns + 1 if head == oldest else 1
         oldest = head
-        me.finished(
-            me.launched(now, SHORT, len(plan.picked), plan),
-            now,
-            now + 0.01,
-            now + 0.01,
-            [],
-            0.01,
-            stock=False,
-        )
+        me.ended(sent(me, now, plan), None, now + 0.01)
         served = {waiting[p].since_s for p in plan.picked}
         assert served
         assert head in served or turns < OLDEST_EVERY
@@ -84,7 +88,7 @@ def test_the_oldest_long_request_is_served_within_its_turns(
         head = min(w.since_s for w in waiting)
         turns = turns + 1 if head == oldest else 1
         oldest = head
-        me.launched(now, LONG, len(plan.longs), plan)
+        sent(me, now, plan)
         served = {waiting[i].since_s for i in plan.longs}
         assert head in served or turns < OLDEST_EVERY
         waiting = [w for w in waiting if w.since_s not in served]
@@ -97,7 +101,7 @@ def test_a_late_request_does_not_wait_for_ever_while_others_can_make_it() -> Non
         now = float(turn)
         waiting += [Waiting(200, 0, now + 1e-6 * n, now + 5.0) for n in range(6)]  # more than a batch holds
         plan = me.plan(now, waiting, [])
-        me.launched(now, SHORT, len(plan.picked), plan)
+        sent(me, now, plan)
         served = {waiting[p].since_s for p in plan.picked}
         waiting = [w for w in waiting if w.since_s not in served]
         if 0.0 in served:
@@ -138,4 +142,4 @@ def test_a_hold_ends_with_the_requests_that_were_held() -> None:
         plan = me.plan(600.006, later, [])
         assert (plan.order, plan.reason) == ((SHORT,), "window")
         assert plan.waited_s < 0.01
-        me.launched(600.006, SHORT, 1, plan)
+        sent(me, 600.006, plan)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.length import LONG, SHORT, LengthClass, classify, new_tokens, usable_threshold
+from laps_core.length import classify, new_tokens, usable_threshold
+from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.queues import DualQueue, changes, split, without
 
 
@@ -29,7 +30,7 @@ def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.Data
     waiting: list[Request] = []
     classed: list[Request] = []
 
-    def class_of(request: Request) -> LengthClass:
+    def class_of(request: Request) -> ClassName:
         classed.append(request)
         return classify(request.tokens, 256)
 

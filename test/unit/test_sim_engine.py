@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.length import LONG, SHORT
+from laps_core.protocol import LONG, SHORT
 from simulated import CHUNK, HOST, MIX, PROFILE
 
 from benchmark.sim.device import Device
@@ -162,13 +162,14 @@ class Remembered(Laps):
         self.told: list[Any] = []
         self.held = 0
         pacer: Any = self.pacer
-        told = pacer.finished
+        told = pacer.ended
 
-        def finished(*args: Any, **kwargs: Any) -> None:
-            self.told.append((*args, kwargs))
-            told(*args, **kwargs)
+        def ended(batch: Any, *args: Any) -> Any:
+            took_s = told(batch, *args)
+            self.told.append((batch, batch.started, batch.done, took_s))
+            return took_s
 
-        pacer.finished = finished
+        pacer.ended = ended
 
     def next(self, now: float) -> Batch | float | None:
         said = super().next(now)
@@ -191,12 +192,12 @@ def test_a_short_request_within_a_long_batch_is_served_before_it_ends(profile: P
     )
     assert (long_new, short_new) == (CHUNK, 50)
     assert short_at + short_ttft < long_at + long_ttft
-    assert [launch.cls for launch, *_ in scheduler.told] == [SHORT, LONG]
-    (_, begin, end, _, _, _, short), (_, before, after, _, _, took_s, paused) = scheduler.told
+    (short, begin, end, _), (paused, before, after, took_s) = scheduler.told
+    assert (short.cls, paused.cls) == (SHORT, LONG)
     assert before < begin < end < after
-    assert short["within"]
+    assert short.within
     assert took_s == pytest.approx(after - before - (end - begin))
-    assert not paused["within"]
+    assert not paused.within
 
 
 @pytest.mark.parametrize("profile", [PROFILE, HOST], ids=lambda p: p.name)
@@ -205,14 +206,14 @@ def test_a_batch_is_finished_once_and_its_slices_add_up(profile: Profile) -> Non
     outcome, server = served(scheduler, Open(MIX, 40.0, 800, seed=8))
     assert len(outcome.record) == 800
     assert len(scheduler.told) == server.batches
-    launches = [id(launch) for launch, *_ in scheduler.told]
-    assert len(set(launches)) == len(launches)
-    tokens = sum(new for _, _, _, _, shape, _, _ in scheduler.told for new, _ in shape)
+    ended = [id(batch) for batch, *_ in scheduler.told]
+    assert len(set(ended)) == len(ended)
+    tokens = sum(new for batch, *_ in scheduler.told for new, _ in batch.shape)
     assert tokens == sum(outcome.record.new)
     if not (profile.step_host_s or profile.poll_s > 1e-6):
-        busy = sum(took_s for *_, took_s, _ in scheduler.told)
+        busy = sum(took_s for *_, took_s in scheduler.told)
         assert busy == pytest.approx(server.busy_s, rel=1e-3)
-    assert any(took_s < end - begin - 1e-6 for _, begin, end, _, _, took_s, _ in scheduler.told)
+    assert any(took_s < end - begin - 1e-6 for _, begin, end, took_s in scheduler.told)
 
 
 def test_without_slices_short_requests_share_the_long_steps() -> None:
@@ -237,7 +238,7 @@ def test_a_small_prompt_overtakes_a_large_one() -> None:
     scheduler = Remembered(chunk=8192)
     outcome, _ = served(scheduler, Trace([Job(0.0, 8192, 0), Job(0.02, 400, 0)]))
     assert outcome.record.ttft[0] < outcome.record.ttft[1], "in the order of the answers"
-    assert [(launch.cls, told["within"]) for launch, *_, told in scheduler.told] == [(LONG, True), (LONG, False)]
+    assert [(batch.cls, batch.within) for batch, *_ in scheduler.told] == [(LONG, True), (LONG, False)]
 
 
 @pytest.mark.parametrize("kv_tokens", [20_000, 30_000, 100_000])

@@ -30,7 +30,7 @@ def test_analytic_profiles_say_so_and_are_those_in_the_folder(gpu: str, model: s
     made = profile(gpu, model)
     assert made.source == ANALYTIC
     assert Profile.load(made.name).coefficients == made.coefficients
-    # Where prefill turns compute-bound on such hardware [L s2.1].
+    # Where prefill turns compute-bound on such hardware (LAPS, s2.1).
     assert 150 <= made.details["boundary_tokens"] <= 512
     assert made.eager_fixed_s is not None
     assert made.graph_fixed_s is not None

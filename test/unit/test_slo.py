@@ -8,18 +8,18 @@ import pytest
 from laps_core.slo import OVERSHOOT_MAX, SloLedger
 
 
-def test_counts_by_class_and_over_all() -> None:
+def test_counts_by_class() -> None:
     ledger = SloLedger()
     for ttft in (0.1, 0.4, 0.6):
         ledger.record(0.0, "short", ttft, 0.4)
     ledger.record(0.0, "long", 1.0, 4.0)
     ledger.record(0.0, "long", 9.0, None)
-    assert ledger.attainment("short") == pytest.approx(2 / 3)
-    assert ledger.attainment("long") == 1.0
-    assert ledger.attainment() == pytest.approx(3 / 4)
-    assert (ledger.misses("short"), ledger.misses("long"), ledger.misses()) == (1, 0, 1)
-    assert ledger.deviation(0.0, "short") == pytest.approx(0.5 / 3)
-    assert json.loads(json.dumps(ledger.status(1.0)))["short"]["missed"] == 1
+    said = json.loads(json.dumps(ledger.status(0.0)))
+    assert said["short"]["attainment"] == pytest.approx(2 / 3)
+    assert said["long"]["attainment"] == 1.0
+    assert [(said[kind]["met"], said[kind]["missed"]) for kind in ("short", "long")] == [(2, 1), (1, 0)]
+    assert said["short"]["deviation"] == ledger.deviation(0.0, "short") == pytest.approx(0.5 / 3)
+    assert ledger.deviation(0.0) == pytest.approx(0.5 / 4)
 
 
 def test_deviation_forgets_and_attainment_does_not() -> None:
@@ -31,15 +31,13 @@ def test_deviation_forgets_and_attainment_does_not() -> None:
         ledger.record(30.0, "short", 0.2, 0.4)
     assert ledger.deviation(30.0) == pytest.approx(1 / 9)
     assert ledger.deviation(200.0) < 0.01
-    assert ledger.attainment() == 0.5
+    assert ledger.status(200.0)["short"]["attainment"] == 0.5
 
 
 def test_nothing_counted_is_nothing_claimed() -> None:
     ledger = SloLedger()
-    assert ledger.attainment() is None
-    assert ledger.attainment("short") is None
     assert ledger.deviation(1.0) == 0.0
-    assert ledger.misses() == 0
+    ledger.record(0.0, "short", 9.0, None)
     assert ledger.status(0.0) == {}
 
 
@@ -50,7 +48,7 @@ def test_one_request_counts_no_more_than_a_few_deadlines() -> None:
     for _ in range(99):
         ledger.record(0.0, "short", 0.1, 0.4)
     assert ledger.deviation(0.0) == pytest.approx(OVERSHOOT_MAX / 100)
-    assert ledger.misses() == 1
+    assert ledger.status(0.0)["short"]["missed"] == 1
 
 
 def test_asking_changes_nothing() -> None:

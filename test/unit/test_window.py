@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.scheduling.decision import Decision, Dispatch, Wait
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Plan, Waiting
 from laps_core.scheduling.window import TOKEN_MAX, Window
-from windows import MS, about, predict, short
+from windows import MS, about, held, left, opened, predict, short
 
 
-def ask(window: Window, now: float, shorts: list[Waiting], **more: Any) -> Decision:
-    return window.decide(now, shorts, **{"token_budget": 8192, "predict": predict, **more})
+def ask(window: Window, now: float, shorts: list[Waiting], **more: Any) -> Plan:
+    return window.decide(now, shorts, **{"token_budget": 8192, **more})
 
 
 def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[int]]:
@@ -27,7 +25,7 @@ def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[in
             window.arrived(pending[0])
             waiting.append(short(pending.pop(0)))
         answer = ask(window, now, waiting)
-        if isinstance(answer, Wait):
+        if answer.waiting:
             now = min([answer.until_s, *pending[:1]])
             continue
         window.dispatched(now, len(answer.picked), answer.waited_s, answer.reason)
@@ -42,7 +40,7 @@ BURST = [0.4 * MS * i for i in range(8)]
 
 
 def test_a_burst_leaves_as_one_batch_once_bursts_are_known() -> None:
-    window, now, seen = Window(LapsConfig()), 0.0, []
+    window, now, seen = opened(), 0.0, []
     for _ in range(4):
         now, depths = serve(window, now + 0.2, BURST)
         seen.append(depths)
@@ -51,19 +49,19 @@ def test_a_burst_leaves_as_one_batch_once_bursts_are_known() -> None:
 
 
 def test_lone_requests_are_not_held_even_at_a_high_rate() -> None:
-    window, now = Window(LapsConfig()), 0.0
+    window, now = opened(), 0.0
     for gap in [0.1 * MS, 1 * MS, 30 * MS] * 50:
         now += gap
         window.arrived(now)
         answer = ask(window, now, [short(now)])
-        assert answer == Dispatch((0,), "idle")
+        assert answer == left((0,), "idle")
         window.dispatched(now, 1, 0.0, "idle")
         now += 1 * MS
         window.completed(now, 1)
 
 
 def test_bursts_are_forgotten_in_silence() -> None:
-    window, now = Window(LapsConfig()), 0.0
+    window, now = opened(), 0.0
     for _ in range(3):
         now, _ = serve(window, now + 0.2, BURST)
     assert serve(window, now + 60.0, BURST)[1][0] == 1
@@ -71,7 +69,7 @@ def test_bursts_are_forgotten_in_silence() -> None:
 
 def known_bursts(config: LapsConfig, at: float = 1.0) -> tuple[Window, float]:
     """A window that expects seven more requests within 3 ms of a first one, which arrives now."""
-    window, now = Window(config), at
+    window, now = opened(config), at
     for _ in range(3):
         now, _ = serve(window, now + 0.2, BURST)
     now += 0.2
@@ -82,20 +80,19 @@ def known_bursts(config: LapsConfig, at: float = 1.0) -> tuple[Window, float]:
 def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
     window, now = known_bursts(LapsConfig())
     answer = ask(window, now, [short(now)])
-    assert isinstance(answer, Wait)
-    assert answer.reason == "burst"
+    assert answer.waiting
     assert 2 * MS < answer.until_s - now < 5 * MS
     window.arrived(now + 1 * MS, 7)
     full = ask(window, now + 1 * MS, [short(now)] * 8)
-    assert full == Dispatch(tuple(range(8)), "depth", about(1 * MS))
+    assert full == left(tuple(range(8)), "depth", about(1 * MS))
 
 
 def test_leaves_at_the_end_when_the_burst_does_not_come() -> None:
     window, now = known_bursts(LapsConfig())
     answer = ask(window, now, [short(now)])
-    assert isinstance(answer, Wait)
+    assert answer.waiting
     after = ask(window, answer.until_s, [short(now)])
-    assert isinstance(after, Dispatch)
+    assert not after.waiting
     assert after.reason in ("idle", "window")
 
 
@@ -105,11 +102,11 @@ def test_holds_that_do_not_pay_are_given_up() -> None:
     for _ in range(40):
         answer = ask(window, now, [short(now)])
         start = now
-        if isinstance(answer, Wait):
+        if answer.waiting:
             held += 1
             now = answer.until_s
             answer = ask(window, now, [short(start)])
-        assert isinstance(answer, Dispatch)
+        assert not answer.waiting
         window.dispatched(now, 1, answer.waited_s, answer.reason)
         now += 9 * MS
         window.completed(now, 1)
@@ -121,17 +118,17 @@ def test_holds_that_do_not_pay_are_given_up() -> None:
 def test_a_tight_deadline_is_not_waited_away() -> None:
     window, now = known_bursts(LapsConfig())
     service = predict([(100, 0)])
-    assert ask(window, now, [short(now, deadline=now + service + 1.9 * MS)]) == Dispatch((0,), "slack")
+    assert ask(window, now, [short(now, deadline=now + service + 1.9 * MS)]) == left((0,), "slack")
     answer = ask(window, now, [short(now, deadline=now + service + 5 * MS)])
-    assert answer.until_s <= now + 3 * MS if isinstance(answer, Wait) else answer.reason == "idle"
+    assert answer.until_s <= now + 3 * MS if answer.waiting else answer.reason == "idle"
     assert window.status()["mode"] == "sla"
 
 
 def test_who_can_make_it_goes_first_and_late_ones_are_counted_not_dropped() -> None:
-    window = Window(LapsConfig(wait_window_ms=0.0))
+    window = opened(LapsConfig(wait_window_ms=0.0))
     shorts = [short(0, deadline=-1.0), short(0, deadline=9.0), short(0), short(0, deadline=0.001)]
     answer = ask(window, 0.0, shorts)
-    assert isinstance(answer, Dispatch)
+    assert not answer.waiting
     assert answer.picked == (1, 2, 0, 3)
     assert answer.late == 2
     window.dispatched(0.0, 4, 0.0, answer.reason, answer.late)
@@ -140,75 +137,75 @@ def test_who_can_make_it_goes_first_and_late_ones_are_counted_not_dropped() -> N
 
 def test_a_batch_that_preempts_takes_all_that_is_there_and_is_not_held() -> None:
     window, now = known_bursts(LapsConfig())
-    assert isinstance(ask(window, now, [short(now)]), Wait)
+    assert ask(window, now, [short(now)]).waiting
     later = now + 1 * MS
-    answer = window.leave(later, [short(now), short(later, deadline=now)], token_budget=8192, predict=predict)
-    assert answer == Dispatch((0, 1), "preempt", about(1 * MS), late=1)
+    answer = window.leave(later, [short(now), short(later, deadline=now)], token_budget=8192)
+    assert answer == left((0, 1), "preempt", about(1 * MS), late=1)
 
 
 def test_window_zero_is_the_dual_queue_only() -> None:
-    window = Window(LapsConfig(wait_window_ms=0.0))
+    window = opened(LapsConfig(wait_window_ms=0.0))
     assert serve(window, 0.0, BURST)[1][0] == 1
     assert window.status()["mode"] == "off"
 
 
 def test_fixed_window_waits_from_the_first_arrival() -> None:
-    window = Window(LapsConfig(window="fixed"))
-    assert ask(window, 1.0, [short(0.998), short(0.999)]) == Wait(0.998 + 5 * MS, "fixed")
-    assert ask(window, 1.003, [short(0.998)]) == Dispatch((0,), "window", about(3 * MS))
-    assert ask(window, 1.0, [short(1.0)] * 8) == Dispatch(tuple(range(8)), "depth")
+    window = opened(LapsConfig(window="fixed"))
+    assert ask(window, 1.0, [short(0.998), short(0.999)]) == held(0.998 + 5 * MS)
+    assert ask(window, 1.003, [short(0.998)]) == left((0,), "window", about(3 * MS))
+    assert ask(window, 1.0, [short(1.0)] * 8) == left(tuple(range(8)), "depth")
     # A timer that wakes its sleeper a few microseconds early has ended the window all the same.
-    assert isinstance(early := ask(window, 1.002_990, [short(0.998)]), Dispatch)
+    assert not (early := ask(window, 1.002_990, [short(0.998)])).waiting
     assert early.reason == "window"
 
 
 def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:
-    window = Window(LapsConfig(window="fixed", wait_window_ms=30.0))
+    window = opened(LapsConfig(window="fixed", wait_window_ms=30.0))
     answer = ask(window, 0.0, [short(0.0, deadline=predict([(100, 0)]) + 6 * MS)])
-    assert answer == Wait(about(4 * MS), "fixed")
+    assert answer == held(about(4 * MS))
 
 
 def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:
-    window, depths = Window(LapsConfig()), []
+    window, depths = opened(), []
     for depth, reason in [(3, "window"), (2, "idle"), (3, "depth"), (4, "depth"), (8, "depth"), (1, "window")]:
         window.dispatched(0.0, depth, 0.0, reason)
-        depths.append(window.depth)
+        depths.append(window.status()["depth"])
     assert depths == [3, 3, 4, 8, 8, 1]
 
 
 def test_token_max_sends_a_heavy_batch_without_deadlines() -> None:
     window, now = known_bursts(LapsConfig())
-    assert ask(window, now, [short(now, TOKEN_MAX // 2)] * 2) == Dispatch((0, 1), "tokens")
+    assert ask(window, now, [short(now, TOKEN_MAX // 2)] * 2) == left((0, 1), "tokens")
     answer = ask(window, now, [short(now, TOKEN_MAX // 2, now + 1.0)] * 2)
-    assert isinstance(answer, Wait), "M_s is a rule of the deadline-free mode"
+    assert answer.waiting, "M_s is a rule of the deadline-free mode"
 
 
 def test_over_budget_those_that_fit_go_in_their_order() -> None:
     shorts = [short(tokens=60), short(tokens=200), short(tokens=50), short(tokens=30)]
-    assert ask(Window(LapsConfig()), 0.0, shorts, token_budget=300) == Dispatch((0, 1, 3), "tokens")
-    assert ask(Window(LapsConfig()), 0.0, [short(tokens=500)], token_budget=150) == Dispatch((0,), "tokens")
+    assert ask(opened(), 0.0, shorts, token_budget=300) == left((0, 1, 3), "tokens")
+    assert ask(opened(), 0.0, [short(tokens=500)], token_budget=150) == left((0,), "tokens")
 
 
 def test_depths_come_from_captured_graphs_below_the_cap() -> None:
-    assert Window(LapsConfig(wait_max_batch=8), depths=(1, 2, 4, 64)).depth == 8
-    assert Window(LapsConfig(wait_max_batch=1)).depth == 1
+    assert opened(LapsConfig(wait_max_batch=8), depths=(1, 2, 4, 64)).status()["depth"] == 8
+    assert opened(LapsConfig(wait_max_batch=1)).status()["depth"] == 1
 
 
 def test_aborts_leave_no_ghosts() -> None:
     window, now = known_bursts(LapsConfig())
-    assert isinstance(ask(window, now, [short(now)]), Wait)
-    assert ask(window, now + 1 * MS, []) == Wait(math.inf, "empty")
+    assert ask(window, now, [short(now)]).waiting
+    window.nothing_waits()
     answer = ask(window, now + 30 * MS, [short(now + 30 * MS)])
-    assert isinstance(answer, Dispatch)
+    assert not answer.waiting
     assert answer.waited_s == 0.0
 
 
 def test_behind_a_backlog_the_first_requests_are_not_late() -> None:
-    window = Window(LapsConfig())
+    window = opened()
     batch_s = predict([(100, 0)] * 10)
     # Ten fit one batch and can make it; all two hundred in one step could not.
     shorts = [short(deadline=batch_s + 5 * MS) for _ in range(200)]
-    answer = window.decide(0.0, shorts, token_budget=1000, predict=predict)
-    assert isinstance(answer, Dispatch)
+    answer = window.decide(0.0, shorts, token_budget=1000)
+    assert not answer.waiting
     assert answer.picked == tuple(range(10))
     assert answer.late == 0

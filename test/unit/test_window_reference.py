@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.scheduling.decision import REASONS, Decision, Wait
-from laps_core.scheduling.waiting import Waiting
-from laps_core.scheduling.window import HEAD_MAX, SIGMA_S, TOKEN_MAX, Window
-from windows import MS, predict, short
+from laps_core.scheduling.plan import Plan, Waiting
+from laps_core.scheduling.tally import REASONS
+from laps_core.scheduling.window import HEAD_MAX, SIGMA_S, TOKEN_MAX
+from windows import MS, opened, predict, short
 
 
 def service_s(waiting: list[Waiting], budget: int) -> float:
@@ -127,7 +127,7 @@ def test_follows_the_reference_and_never_waits_wrongly(
 ) -> None:
     powers = [1 << i for i in range(10)]
     levels = sorted({d for d in (depths or powers) if d <= config.wait_max_batch} | {config.wait_max_batch})
-    window, twin, model = Window(config, depths), Window(config, depths), Reference(config, levels)
+    window, twin, model = opened(config, depths), opened(config, depths), Reference(config, levels)
     w_max = config.wait_window_ms * MS
     waiting: list[Waiting] = []
     now, done_at, running, completed = 0.0, 0.0, 0, -math.inf
@@ -145,21 +145,22 @@ def test_follows_the_reference_and_never_waits_wrongly(
             running, completed = 0, done_at
         if running:
             continue
-        preempts = step.long_waits and bool(waiting)
-        answers: list[Decision] = [
-            (each.leave if preempts else each.decide)(now, tuple(waiting), token_budget=budget, predict=predict)
+        if not waiting:
+            for each in (window, twin):
+                each.nothing_waits()
+            held = None
+            continue
+        preempts = step.long_waits
+        answers: list[Plan] = [
+            (each.leave if preempts else each.decide)(now, tuple(waiting), token_budget=budget)
             for each in (window, twin)
         ]
         answer = answers[0]
         assert answers[1] == answer, "equal inputs, equal outputs"
-        if not waiting:
-            assert answer == Wait(math.inf, "empty")
-            held = None
-            continue
         served = now + service_s(waiting, budget)
         late = [s.deadline_s is not None and s.deadline_s < served for s in waiting]
         fitting = budget >= sum(s.tokens for s in waiting)
-        if isinstance(answer, Wait):
+        if answer.waiting:
             assert not preempts, "while long work waits nothing is held"
             assert model.forced(now, waiting, len(waiting), budget, held) is None
             held = now if held is None else held
@@ -184,10 +185,11 @@ def test_follows_the_reference_and_never_waits_wrongly(
         for each in (window, twin):
             each.dispatched(now, len(answer.picked), answer.waited_s, answer.reason, answer.late)
         model.after(len(answer.picked), tau, answer.reason)
-        assert window.depth == model.d
-        assert window.window_s == pytest.approx(model.w)
-        assert 0.0 <= window.window_s <= w_max or w_max == 0.0
-        assert 1 <= window.depth <= config.wait_max_batch
+        said = window.status()
+        assert said["depth"] == model.d
+        assert said["window_ms"] * MS == pytest.approx(model.w)
+        assert 0.0 <= said["window_ms"] * MS <= w_max or w_max == 0.0
+        assert 1 <= said["depth"] <= config.wait_max_batch
         running, done_at = len(answer.picked), now + predict([(waiting[i].tokens, 0) for i in answer.picked])
         waiting = [s for i, s in enumerate(waiting) if i not in set(answer.picked)]
         held = None

@@ -18,20 +18,15 @@ _HUBER = 0.5
 other work far more often than it is early, and a mean of such times is above most of them."""
 
 
-def independent(a: Array) -> npt.NDArray[np.bool_]:
-    """Which columns of a (rows, columns) add a direction of their own to those before them. Returns (columns,)."""
-    norms = np.linalg.norm(a, axis=0)
-    keep = np.zeros(a.shape[1], dtype=bool)
-    basis = np.zeros((a.shape[0], 0))
+def independent(a: Array) -> list[int]:
+    """Indices of the columns of a (rows, columns) that add a direction of their own to those before them."""
+    unit = a / np.maximum(np.linalg.norm(a, axis=0), np.finfo(float).tiny)
+    keep: list[int] = []
     for j in range(a.shape[1]):
-        if norms[j] == 0.0:
-            continue
-        unit = a[:, j] / norms[j]
-        rest = unit - basis @ (basis.T @ unit)
-        size = float(np.linalg.norm(rest))
-        if size > _COLLINEAR:
-            keep[j] = True
-            basis = np.column_stack((basis, rest / size))
+        known = unit[:, keep]
+        rest = unit[:, j] - known @ np.linalg.lstsq(known, unit[:, j], rcond=None)[0]
+        if np.linalg.norm(rest) > _COLLINEAR:
+            keep.append(j)
     return keep
 
 

@@ -1,4 +1,4 @@
-"""The controller that moves prefill instances between the two pools [L s3.2, Alg. 2].
+"""The controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2).
 
 Why it does not oscillate: what is compared is the short pool's share of the two pool pressures, smoothed with the
 time constant ``cooldown / ln(ratio)`` from one half, at the start and again after each move. A load that swings
@@ -45,65 +45,69 @@ class Move:
     reason: str
 
 
-class _Trend:
-    """Two exponential means of one value that is held between samples: one recent, one longer."""
-
-    def __init__(self, recent_s: float, longer_s: float) -> None:
-        self._spans = (recent_s, longer_s)
-        self.recent = self.longer = 0.0
-
-    def hold(self, value: float, seconds: float) -> None:
-        """``value`` was the value for ``seconds``."""
-        keep_recent, keep_longer = (math.exp(-seconds / span) for span in self._spans)
-        self.recent = value + (self.recent - value) * keep_recent
-        self.longer = value + (self.longer - value) * keep_longer
+def _faded(mean: float, value: float, seconds: float, constant_s: float) -> float:
+    """An exponential mean with this time constant, after ``value`` was the value for so long."""
+    return value + (mean - value) * math.exp(-seconds / constant_s)
 
 
 class PoolController:
-    """Algorithm 2 with smoothing, a dead band and a cool-down. Holds no instances: membership is the caller's.
+    """Algorithm 2 with smoothing, a dead band and a cool-down: one for the router and for its simulation.
 
-    Call ``observe`` as often as signals come, several times per decision, and ``decide`` every control period.
+    Holds no instances: membership is the caller's. All times are the caller's too (seconds).
     """
 
-    def __init__(self, config: PressureConfig) -> None:
+    def __init__(self, config: PressureConfig, start_s: float = 0.0) -> None:
+        """The first decision comes a period after ``start_s``."""
         self.config = config
         self.raw: dict[Pool, float] = {"short": 0.0, "long": 0.0}
         """Last observed pool pressures."""
         self.balance = 0.5
         """The short pool's smoothed share of both pressures (0..1): what decisions are made on."""
-        self._trend = {p: _Trend(config.smoothing_s / 4, config.smoothing_s) for p in POOLS}
-        self._signals: tuple[InstanceSignals, ...] = ()
+        self._recent, self._longer = dict(self.raw), dict(self.raw)
+        """Two means of the pool pressures."""
+        self._healthy: dict[Pool, list[InstanceSignals]] = {"short": [], "long": []}
         self._seen_at: float | None = None
         self._moved_at: float | None = None
+        self._decide_at = start_s + config.period_s
+
+    def step(self, now: float, signals: Iterable[InstanceSignals]) -> Move | None:
+        """One beat: take the signals in, and decide once each control period. The caller carries the move out."""
+        self.observe(now, signals)
+        period_s = self.config.period_s
+        # Half a sample of tolerance: a decision belongs to the beat nearest to it.
+        if now + self.config.sample_s / 2 < self._decide_at:
+            return None
+        # Beats that were left out move the grid; those that were late do not.
+        self._decide_at = max(self._decide_at, now - period_s / 2) + period_s
+        return self.decide(now)
 
     def observe(self, now: float, signals: Iterable[InstanceSignals]) -> None:
-        """Take in the signals of all prefill instances at ``now`` (seconds). Time never runs backwards here."""
+        """Take in the signals of all prefill instances at ``now``. Time never runs backwards here."""
         if self._seen_at is None:
             self._seen_at = self._moved_at = now
         # The last share held until now: weigh that one, not the one that has just begun.
         span = max(0.0, now - self._seen_at)
-        held = self._share()
-        self.balance = held + (self.balance - held) * math.exp(-span / self.config.smoothing_s)
+        constant_s = self.config.smoothing_s
+        self.balance = _faded(self.balance, self._share(), span, constant_s)
         for p in POOLS:
-            self._trend[p].hold(self.raw[p], span)
+            self._recent[p] = _faded(self._recent[p], self.raw[p], span, constant_s / 4)
+            self._longer[p] = _faded(self._longer[p], self.raw[p], span, constant_s)
         self._seen_at = max(now, self._seen_at)
 
-        self._signals = tuple(signals)
-        values: dict[Pool, list[float]] = {"short": [], "long": []}
-        for s in self._signals:
-            if s.healthy:
-                values[s.pool].append(pressure(s, self.config))
-        self.raw = {p: pool_pressure(values[p], self.config) for p in POOLS}
+        healthy = [s for s in signals if s.healthy]
+        self._healthy = {p: [s for s in healthy if s.pool == p] for p in POOLS}
+        self.raw = {p: pool_pressure([pressure(s, self.config) for s in self._healthy[p]], self.config) for p in POOLS}
 
     def decide(self, now: float) -> Move | None:
-        """At most one move, or None. The caller carries the move out; the cool-down starts either way."""
+        """At most one move, or None. The cool-down starts whether it is carried out or not."""
         if self._moved_at is None or now - self._moved_at < self.config.cooldown_s:
             return None
-        target = self._pool_in_need()
+        starving = (p for p in POOLS if len(self._healthy[p]) < self.config.n_min)
+        target = next(starving, None) or self._wanting()
         if target is None:
             return None
         source = other(target)
-        donors = [s for s in self._signals if s.pool == source and s.healthy]
+        donors = self._healthy[source]
         if len(donors) <= self.config.n_min:
             # A long wait for what cannot be done must not delay the answer to the next change.
             self.balance = min(max(self.balance, 1 - self._edge()), self._edge())
@@ -128,33 +132,24 @@ class PoolController:
             return 0.5
         return self.raw["short"] / (self.raw["short"] + self.raw["long"])
 
-    def _healthy(self, pool: Pool) -> int:
-        return sum(1 for s in self._signals if s.healthy and s.pool == pool)
-
-    def _pool_in_need(self) -> Pool | None:
-        for p in POOLS:
-            if self._healthy(p) < self.config.n_min:
-                return p
-        return self._wanting()
-
     def _wanting(self) -> Pool | None:
         shares: tuple[tuple[Pool, float], ...] = (("short", self.balance), ("long", 1 - self.balance))
         for target, share in shares:
             if share > self._edge():
-                trend = self._trend[target]
-                recovers = trend.recent < RECOVERING * trend.longer
+                recovers = self._recent[target] < RECOVERING * self._longer[target]
                 return target if self._would_help(target, share) and not recovers else None
         return None
 
     def _would_help(self, target: Pool, share: float) -> bool:
         """Whether one more instance leaves the pools closer than they are: with few instances the grain is coarse."""
-        n_target, n_source = self._healthy(target), self._healthy(other(target))
+        n_target, n_source = len(self._healthy[target]), len(self._healthy[other(target)])
         odds = share**2 * n_target * max(1, n_source - 1)
         return odds > (1 - share) ** 2 * (n_target + 1) * n_source
 
     def _reason(self, target: Pool) -> str:
-        if self._healthy(target) < self.config.n_min:
-            return f"{target} pool has {self._healthy(target)} healthy instances, fewer than {self.config.n_min}"
+        healthy = len(self._healthy[target])
+        if healthy < self.config.n_min:
+            return f"{target} pool has {healthy} healthy instances, fewer than {self.config.n_min}"
         share = self.balance if target == "short" else 1 - self.balance
         return (
             f"{target} pool has {share:.0%} of the pressure, more than {self._edge():.0%} "

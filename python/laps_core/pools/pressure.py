@@ -1,4 +1,4 @@
-"""How much prefill work presses on an instance, and on a pool [L s3.2, Alg. 2]."""
+"""How much prefill work presses on an instance, and on a pool (LAPS, s3.2, Alg. 2)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class InstanceSignals:
 
 
 def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
-    """psi_k = alpha q_k + beta e_k - gamma u_k on normalised signals, never below 0 [L s3.2].
+    """psi_k = alpha q_k + beta e_k - gamma u_k on normalised signals, never below 0 (LAPS, s3.2).
 
     The floor at 0 keeps ratios of pressures meaningful: an idle instance is not "less than idle" for being busy.
     """

@@ -86,25 +86,17 @@ class Arrivals:
         self._waiting = 0
         self._in_service = 0
         self._started_s = math.inf
-        self._during = 0
+        self.during = 0
+        """How many arrived during the batch dispatched last, as far as reported."""
         self._seen_s = -math.inf
         self._recent = 0.0
         self._batches: deque[_Group] = deque()
-        self._share = 0.0
+        self.share = 0.0
+        """Smoothed share of a completed batch whose clients come back within the horizon (0..1)."""
         self._returned: deque[_Group] = deque(maxlen=_REMEMBERED)
         self._gaps: deque[float] = deque(maxlen=_REMEMBERED)
         self._first: _Group | None = None
         self._bursts: deque[_Group] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def share(self) -> float:
-        """Smoothed share of a completed batch whose clients come back within the horizon (0..1)."""
-        return self._share
-
-    @property
-    def during(self) -> int:
-        """How many arrived during the batch dispatched last, as far as reported."""
-        return self._during
 
     @property
     def completed_s(self) -> float:
@@ -120,7 +112,7 @@ class Arrivals:
         self._fade(now)
         self._recent += n
         if now >= self._started_s and (self._in_service or during_service):
-            self._during += n
+            self.during += n
         if self._waiting + self._in_service == 0 and not during_service:
             if self._first:
                 self._bursts.append(self._first)
@@ -138,7 +130,7 @@ class Arrivals:
 
     def dispatched(self, now: float, n: int) -> None:
         """``n`` waiting requests went into service."""
-        self._started_s, self._during = now, 0
+        self._started_s, self.during = now, 0
         self._waiting = max(0, self._waiting - n)
         self._in_service += n
 
@@ -152,7 +144,7 @@ class Arrivals:
         # Those who came during this batch may be reported only now: the one before it is not judged yet.
         while len(self._batches) > 1:
             batch = self._batches.popleft()
-            self._share += _GAIN * (min(1.0, batch.came / batch.size) - self._share)
+            self.share += _GAIN * (min(1.0, batch.came / batch.size) - self.share)
             if batch.came:
                 self._returned.append(batch)
         if self._batches:
@@ -173,7 +165,7 @@ class Arrivals:
         if math.isfinite(spread_s) and self._gaps and spread_s >= min(self._gaps):
             # Batches follow each other faster than clients do: who came belongs to no batch in particular.
             return Expected(0.0, now)
-        return _left(now, batch.at_s + spread_s, self._share * batch.size - batch.came)
+        return _left(now, batch.at_s + spread_s, self.share * batch.size - batch.came)
 
     def following(self, now: float) -> Expected:
         """What should still follow a first request that waits on an otherwise empty server."""

@@ -4,66 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from laps_core.config import ConfigError
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Waiting
+from laps_core.scheduling.sizes import Sizes
 
 Key = tuple[float, ...]
-Order = Callable[[Waiting, "Work", float], Key]
-"""(request, its work, now in seconds) -> sort key."""
-
-
-class Work(NamedTuple):
-    """Predicted seconds."""
-
-    left_s: float
-    """Of what is left."""
-    whole_s: float
-    """Of the request from its beginning."""
-
+Order = Callable[[Waiting, Sizes, float], Key]
+"""(request, what tells its work, now in seconds) -> sort key."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
 
-def slack_s(w: Waiting, work: Work, now: float) -> float:
+def slack_s(w: Waiting, sizes: Sizes, now: float) -> float:
     """Deadline - now - remaining work (seconds); infinite without a deadline."""
-    return math.inf if w.deadline_s is None else w.deadline_s - now - work.left_s
+    return math.inf if w.deadline_s is None else w.deadline_s - now - sizes.work_s(w)
 
 
-def fcfs(w: Waiting, work: Work, now: float) -> Key:
+def least_work(w: Waiting, sizes: Sizes, now: float) -> Key:
+    """Least remaining work first, with a guard for the prompt that has waited longest; see ``guard``, ``packing``."""
+    return sizes.work_s(w), w.since_s
+
+
+def fcfs(w: Waiting, sizes: Sizes, now: float) -> Key:
     """First come, first served."""
     return (w.since_s,)
 
 
-def edf(w: Waiting, work: Work, now: float) -> Key:
+def edf(w: Waiting, sizes: Sizes, now: float) -> Key:
     """Earliest deadline first among those that can still make it.
 
     Then those without a deadline, then those too late, each by arrival: a lost deadline must not cost another one.
     """
     if w.deadline_s is None:
         return _NO_DEADLINE, w.since_s, 0.0
-    if slack_s(w, work, now) < 0.0:
+    if slack_s(w, sizes, now) < 0.0:
         return _LATE, w.since_s, 0.0
     return _IN_TIME, w.deadline_s, w.since_s
 
 
-def lars(w: Waiting, work: Work, now: float) -> Key:
-    """Smallest slack relative to total work first [M].
+def lars(w: Waiting, sizes: Sizes, now: float) -> Key:
+    """Smallest slack relative to total work first (Medha).
 
     A late request keeps its place at the front and goes on gaining, so nothing starves; ``edf`` puts it behind.
     Without a deadline: after all others, by arrival.
     """
-    return slack_s(w, work, now) / max(work.whole_s, 1e-9), w.since_s
+    return slack_s(w, sizes, now) / max(sizes.lone_s(w), 1e-9), w.since_s
 
 
-def s_edf(w: Waiting, work: Work, now: float) -> Key:
-    """Largest sgn(slack) / deadline first [F].
+def s_edf(w: Waiting, sizes: Sizes, now: float) -> Key:
+    """Largest sgn(slack) / deadline first (FlowPrefill).
 
     In time: earliest deadline first. Too late: after those, latest deadline first (it is the least late). No slack
     at all, or no deadline (the limit of the formula): in between, by arrival.
     """
-    slack = slack_s(w, work, now)
+    slack = slack_s(w, sizes, now)
     if w.deadline_s is None or slack == 0.0:
         return _NO_DEADLINE, w.since_s, 0.0
     if slack < 0.0:
@@ -72,21 +66,12 @@ def s_edf(w: Waiting, work: Work, now: float) -> Key:
 
 
 LEAST_WORK = "least-work"
-"""Least remaining work first, with a guard for the prompt that has waited longest; see ``guard`` and ``packing``."""
-ORDERS: dict[str, Order] = {"fcfs": fcfs, "edf": edf, "lars": lars, "s-edf": s_edf}
+ORDERS: dict[str, Order] = {LEAST_WORK: least_work, "fcfs": fcfs, "edf": edf, "lars": lars, "s-edf": s_edf}
 
 
-def order_named(name: str) -> Order:
-    """Look up an order. Raises ConfigError that lists the valid names."""
-    try:
-        return ORDERS[name]
-    except KeyError:
-        raise ConfigError(f"unknown order {name!r}; known: {', '.join(ORDERS)}") from None
-
-
-def sorted_by(order: Order, waiting: Sequence[Waiting], works: Sequence[Work], now: float) -> list[int]:
-    """Indices of ``waiting``, with the work of each, in the order they should be served at ``now`` (seconds)."""
-    return sorted(range(len(waiting)), key=lambda i: order(waiting[i], works[i], now))
+def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float) -> list[int]:
+    """Indices of ``waiting`` in the order to serve them at ``now`` (seconds): by priority, then as ``order`` says."""
+    return sorted(range(len(waiting)), key=lambda i: (waiting[i].rank, *order(waiting[i], sizes, now)))
 
 
 OLDEST_EVERY = 8

@@ -7,22 +7,22 @@ and its ``Plan`` travels to the others as whole numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from laps_core.busy import BusyMeter
 from laps_core.config import AUTO, LapsConfig
 from laps_core.latency.boundary import AutoThreshold
 from laps_core.latency.model import LatencyModel, StepSample
-from laps_core.length import LONG, SHORT, LengthClass, usable_threshold
-from laps_core.scheduling.decision import Dispatch, Wait
+from laps_core.length import usable_threshold
+from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.gap import AIM, Gap
 from laps_core.scheduling.guard import Guard
-from laps_core.scheduling.order import LEAST_WORK, Patience, Work, order_named, passes_over, sorted_by
+from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over
 from laps_core.scheduling.packing import overtake, pack
-from laps_core.scheduling.plan import LOOKAHEAD, Launch, Paused, Plan
+from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_core.scheduling.room import Room
 from laps_core.scheduling.sizes import Sizes
-from laps_core.scheduling.waiting import Waiting
 from laps_core.scheduling.window import Window
 from laps_core.slo import SloLedger
 
@@ -53,8 +53,10 @@ class Pacer:
         Raises ConfigError where a chunk holds less than one unit.
         """
         self._config = config
-        known = LatencyModel() if model is None else model
-        self.sizes = Sizes(known, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=config.slice_ms / 1e3)
+        self.model = LatencyModel() if model is None else model
+        """How long a step takes."""
+        slice_s = config.slice_ms / 1e3
+        self.sizes = Sizes(self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s)
         auto = config.length_threshold == AUTO
         self._threshold = usable_threshold(
             START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
@@ -63,40 +65,21 @@ class Pacer:
         self.gap = Gap(config.preempt_overhead)
         self.guard = Guard(config.guard)
         self.slo = SloLedger()
-        self.window = Window(config, config.graph_batches if config.graphs else ())
+        self.window = Window(config, self.model.predict, config.graph_batches if config.graphs else ())
         self._seen_s: float | None = None
         self._blind = False
-        self._order = None if config.order == LEAST_WORK else order_named(config.order)
-        self._overtook_s = -math.inf
+        self._order, self._least_work = ORDERS[config.order], config.order == LEAST_WORK
+        self._overtook_s = self._last_end_s = -math.inf
+        self.busy = BusyMeter()
         self._short_patience, self._long_patience = Patience(), Patience()
         self._room = Room()
         self.preemptions = self.overtakes = 0
 
     @property
-    def model(self) -> LatencyModel:
-        """How long a step takes."""
-        return self.sizes.model
-
-    @model.setter
-    def model(self, model: LatencyModel) -> None:
-        self.sizes.model = model
-
-    def threshold(self, now: float) -> int:
-        """Longest short request (tokens): as configured, or from the latency model."""
-        if self._auto is not None:
-            self._auto.update(now, self.model)
-        return self.threshold_tokens
-
-    @property
     def threshold_tokens(self) -> int:
-        """The threshold in force (tokens)."""
+        """Longest short request (tokens): as configured, or from the latency model."""
         tokens = self._threshold if self._auto is None else self._auto.tokens
         return usable_threshold(tokens, self.sizes.chunk, self.sizes.unit)
-
-    @property
-    def threshold_source(self) -> str:
-        """ "fixed", or what the automatic threshold comes from."""
-        return "fixed" if self._auto is None else self._auto.source
 
     # -- one decision
 
@@ -118,7 +101,7 @@ class Pacer:
         longs: Sequence[Waiting],
         *,
         waiting: int | None = None,
-        urgent: LengthClass | None = None,
+        urgent: ClassName | None = None,
         paused: Paused | None = None,
         lacking: bool = False,
     ) -> Plan:
@@ -127,23 +110,26 @@ class Pacer:
         `urgent`: the class with the strictly higher priority, if the server schedules by it. `paused`: what is paused;
         then an empty plan goes on with it. `lacking`: the first long prompt lacked memory when last tried.
         """
-        threshold = self.threshold(now)
+        if self._auto is not None:
+            self._auto.update(now, self.model.boundary)
+        empty = Plan((), threshold=self.threshold_tokens)
         if not shorts:
             self.window.nothing_waits()
         if not longs and paused is None:
             self.guard.none_waits()
-            return self._alone(now, shorts, threshold)
+            # AWD decides when the short batch leaves (LAPS, s3.1, Alg. 1).
+            return self._shorts(self.window.decide, now, shorts, empty, self.sizes.budget)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self.sizes.behind(now, longs)
         # Without slices short requests share the step of a chunk, which is left half of it.
         alone = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if alone else self.sizes.preempting_budget(self._threshold)
-        plan = self._shorts(now, shorts, budget, threshold)
+        plan = self._shorts(self.window.leave, now, shorts, empty._replace(contended=True), budget)._replace(order=())
         opens_s = self.gap.opens_s(self.sizes.fixed_s, behind, full=plan.full)
         due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
         if urgent is not None:
-            due = urgent is SHORT
-        owed = lacking and (self.guard.due() or behind > AIM or urgent is LONG)
+            due = urgent == SHORT
+        owed = lacking and (self.guard.due() or behind > AIM or urgent == LONG)
         if self._room.kept(now, lacking=owed) and owed:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if paused is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
@@ -154,19 +140,28 @@ class Pacer:
             return plan._replace(order=order[::-1] if due and not plan.mixed else order)
         if shorts and due:
             return plan._replace(order=(SHORT,))
-        may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s, behind) and urgent is not SHORT
+        may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s, behind) and urgent != SHORT
         return self._overtaking(longs, waiting, paused, budget, plan) if may else plan
 
-    def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, threshold: int) -> Plan:
-        """The short batch that leaves if one does, long work being there."""
-        plan = Plan((), threshold=threshold, contended=True)
+    def _shorts(self, ask: Callable[..., Plan], now: float, shorts: Sequence[Waiting], plan: Plan, budget: int) -> Plan:
+        """The short batch that leaves, or how long it is held, if there are `shorts`. `ask`: of the window."""
         if not shorts:
             return plan
-        ranks, late_last = self._short_line(now, shorts)
-        view = [shorts[i] for i in ranks]
-        said = self.window.leave(now, view, token_budget=budget, predict=self.model.predict, late_last=late_last)
-        full = sum(shorts[ranks[i]].tokens for i in said.picked) > budget - threshold
-        return self._with(plan, said, ranks, shorts)._replace(full=full)
+        ranks: Sequence[int] = range(len(shorts))
+        by_arrival = self._short_patience.due
+        if by_arrival:
+            ranks = sorted(ranks, key=lambda i: shorts[i].since_s)
+        elif not self._least_work:
+            ranks = line(self._order, shorts, self.sizes, now)
+        said = ask(now, [shorts[i] for i in ranks], token_budget=budget, late_last=not by_arrival)
+        picked = tuple(ranks[i] for i in said.picked)
+        return said._replace(
+            picked=picked,
+            threshold=plan.threshold,
+            contended=plan.contended,
+            passed_over=passes_over(shorts, picked),
+            full=sum(shorts[i].tokens for i in picked) > budget - plan.threshold,
+        )
 
     def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float, behind: float) -> bool:
         """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
@@ -177,29 +172,6 @@ class Pacer:
         done_s = now + (self.model.predict([(w.tokens, w.history) for w in picked]) or 0.0)
         earliest_s = opens_s - self.gap.seconds(self.sizes.fixed_s, behind) + (self.sizes.fixed_s or 0.0)
         return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
-
-    def _short_line(self, now: float, shorts: Sequence[Waiting]) -> tuple[Sequence[int], bool]:
-        """(Indices of short requests in the order to serve them, whether the late ones go last.)"""
-        if self._short_patience.due:
-            return sorted(range(len(shorts)), key=lambda i: shorts[i].since_s), False
-        return self._ranked(now, shorts), True
-
-    def _with(self, plan: Plan, said: Dispatch, ranks: Sequence[int], shorts: Sequence[Waiting]) -> Plan:
-        picked = tuple(ranks[i] for i in said.picked)
-        return plan._replace(
-            picked=picked, reason=said.reason, waited_s=said.waited_s, late=said.late,
-            passed_over=passes_over(shorts, picked),
-        )  # fmt: skip
-
-    def _alone(self, now: float, shorts: Sequence[Waiting], threshold: int) -> Plan:
-        """No long work: AWD decides when the short batch leaves [L s3.1, Alg. 1]."""
-        ranks, late_last = self._short_line(now, shorts)
-        view = [shorts[i] for i in ranks]
-        budget, predict = self.sizes.budget, self.model.predict
-        said = self.window.decide(now, view, token_budget=budget, predict=predict, late_last=late_last)
-        if isinstance(said, Wait):
-            return Plan((), threshold=threshold, waiting=bool(shorts), until_s=said.until_s)
-        return self._with(Plan((SHORT,), threshold=threshold), said, ranks, shorts)
 
     def _long_batch(
         self,
@@ -216,120 +188,88 @@ class Pacer:
         first prompt found no memory, so the guard stands back once."""
         if not longs:
             return plan
-        line = self._line(now, longs)
+        sizes, ranks = self.sizes, line(self._order, longs, self.sizes, now)
         oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
-        due = (self.guard.due() if self._order is None else self._long_patience.due) and not lacking
-        if oldest_first or (due and longs[oldest].rank == longs[line[0]].rank):
-            line.remove(oldest)
-            line.insert(0, oldest)
-        sizes = self.sizes
+        due = (self.guard.due() if self._least_work else self._long_patience.due) and not lacking
+        if oldest_first or (due and longs[oldest].rank == longs[ranks[0]].rank):
+            ranks.remove(oldest)
+            ranks.insert(0, oldest)
         fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
         budget, mixed = sizes.budget // sizes.unit * sizes.unit, False
         if not sizes.layers and sizes.chunk is not None:
-            budget, mixed = sizes.timely_chunk(longs[line[0]], joining, self.gap.seconds(sizes.fixed_s)), joining > 0
-        packed = pack([longs[i] for i in line], self.sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
-        picked = tuple(line[i] for i in packed.picked[:LOOKAHEAD])
-        tokens = self.sizes.whole_units(packed.tokens) + (joining if mixed else 0)
-        return plan._replace(
-            order=(LONG,),
-            longs=picked,
-            tokens=0 if sizes.chunk is None else min(self.sizes.budget, tokens),
-            layers=self.sizes.slice_layers([longs[i] for i in picked], packed.tokens),
-            oldest=oldest in picked,
-            mixed=mixed,
-        )
+            budget, mixed = sizes.timely_chunk(longs[ranks[0]], joining, self.gap.seconds(sizes.fixed_s)), joining > 0
+        packed = pack([longs[i] for i in ranks], sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
+        picked = [ranks[i] for i in packed]
+        plan = self._with_longs(plan, longs, picked, budget, joining if mixed else 0)
+        return plan._replace(oldest=oldest in plan.longs, mixed=mixed)
 
     def _overtaking(self, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan) -> Plan:
         """Never the oldest's turn: it is one that is paused, or will come when that is done."""
-        if self._order is not None or self.sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or self.guard.due():
+        sizes = self.sizes
+        if not self._least_work or sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or self.guard.due():
             return plan
         new = [i for i, w in enumerate(longs) if not w.started and w.rank <= paused.rank]
-        new.sort(key=lambda i: self.sizes.work_s(longs[i]))
+        new.sort(key=lambda i: sizes.work_s(longs[i]))
         packed = overtake(
-            [longs[i] for i in new],
-            self.sizes.beside_s,
-            budget=budget,
-            left_s=paused.left_s,
-            running=paused.requests,
-            fixed_s=self.sizes.fixed_s,
-            waiting=waiting,
-        )
-        if not packed.picked:
-            return plan
-        picked = tuple(new[i] for i in packed.picked[:LOOKAHEAD])
+            [longs[i] for i in new], sizes.beside_s, budget=budget, left_s=paused.left_s, running=paused.requests,
+            fixed_s=sizes.fixed_s, waiting=waiting,
+        )  # fmt: skip
+        return self._with_longs(plan, longs, [new[i] for i in packed], budget) if packed else plan
+
+    def _with_longs(
+        self, plan: Plan, longs: Sequence[Waiting], picked: Sequence[int], budget: int, joining: int = 0
+    ) -> Plan:
+        """The batch of these, of which the last is cut where the budget (tokens) ends."""
+        sizes, batch = self.sizes, [longs[i] for i in picked[:LOOKAHEAD]]
+        tokens = min(budget, sum(w.tokens for w in batch))
         return plan._replace(
             order=(LONG,),
-            longs=picked,
-            tokens=self.sizes.whole_units(packed.tokens),
-            layers=self.sizes.slice_layers([longs[i] for i in picked], packed.tokens),
+            longs=tuple(picked[:LOOKAHEAD]),
+            tokens=0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining),
+            layers=sizes.slice_layers(batch, tokens),
         )
-
-    def _line(self, now: float, longs: Sequence[Waiting]) -> list[int]:
-        """Indices of `longs` in the order to serve them."""
-        if self._order is None:
-            return sorted(
-                range(len(longs)), key=lambda i: (longs[i].rank, self.sizes.work_s(longs[i]), longs[i].since_s)
-            )
-        works = [Work(self.sizes.work_s(w), self.sizes.lone_s(w)) for w in longs]
-        return sorted(sorted_by(self._order, longs, works, now), key=lambda i: longs[i].rank)
-
-    def _ranked(self, now: float, waiting: Sequence[Waiting]) -> Sequence[int]:
-        """Indices of short requests in the configured order; least work leaves them in theirs."""
-        if self._order is None:
-            return range(len(waiting))
-        works = [Work(work_s, work_s) for work_s in map(self.sizes.work_s, waiting)]
-        return sorted_by(self._order, waiting, works, now)
 
     # -- batches
 
-    def launched(
-        self, now: float, cls: LengthClass, requests: int, plan: Plan, *, shorts: int = 0, within: bool = False
-    ) -> Launch:
-        """A batch of `requests` goes to the device. `shorts`: those of a long batch. `within`: another is paused."""
+    def launched(self, now: float, batch: Running, plan: Plan) -> None:
+        """This batch of the plan goes to the device."""
         self._blind = True
-        preempts = cls is SHORT and plan.contended
-        if cls is SHORT or shorts:
-            self.window.dispatched(now, shorts or requests, plan.waited_s, plan.reason or "idle", plan.late)
+        batch.preempts, batch.oldest = batch.cls == SHORT and plan.contended, plan.oldest
+        if batch.short:
+            self.window.dispatched(now, len(batch.short), plan.waited_s, plan.reason or "idle", plan.late)
             self._short_patience.served(plan.passed_over)
-        if cls is LONG:
+        if batch.cls == LONG:
             self._long_patience.served(not plan.oldest)
-        if preempts:
+        if batch.preempts:
             self.gap.sent(now, self.sizes.fixed_s, full=plan.full)
-        if within:
-            self.preemptions += cls is SHORT
-            self.overtakes += cls is LONG
-        return Launch(cls, preempts, plan.oldest, requests if cls is SHORT else shorts)
+        if batch.within:
+            self.preemptions += batch.cls == SHORT
+            self.overtakes += batch.cls == LONG
 
-    def finished(
-        self,
-        launch: Launch,
-        begin: float,
-        end: float,
-        now: float,
-        shape: Sequence[tuple[int, int]],
-        took_s: float,
-        *,
-        stock: bool,
-        within: bool = False,
-    ) -> None:
-        """A batch of these (new, history) requests had the device for `took_s`, from `begin` to `end`.
-
-        `now`: its clients may know. `stock`: the latency model may learn from it. `within`: another was paused.
-        """
-        if launch.preempts:
+    def ended(self, batch: Running, below: Running | None, now: float) -> float:
+        """The result of a batch is there; the device time that it had (seconds). `below`: what is paused for it."""
+        end = batch.done or now
+        # With two batches in flight the second starts on the device when the first ends.
+        sent = end if batch.started is None else batch.started
+        begin = sent if batch.within else max(sent, self._last_end_s)
+        if not batch.within:
+            self._last_end_s = end
+            self.busy.add(begin, end)
+        elif below is not None:
+            # A batch below that one is paused for both.
+            below.paused_s += end - begin
+        took_s = max(0.0, end - begin - batch.paused_s)
+        if batch.preempts:
             self.gap.ran(begin, end)
-        if launch.cls is LONG:
-            self.guard.ran(took_s, oldest=launch.oldest)
-            if within:
+        if batch.cls == LONG:
+            self.guard.ran(took_s, oldest=batch.oldest)
+            if batch.within:
                 self._overtook_s = end
-        if stock:
-            self.model.observe(StepSample.of(shape, took_s))
-        if launch.shorts:
-            self.window.completed(now, launch.shorts)
-
-    def answered(self, now: float, cls: LengthClass, arrival_s: float, slo_s: float | None) -> None:
-        """A request of this class that came at `arrival_s` has its first token; `slo_s`: it was given so long."""
-        self.slo.record(now, cls.value, now - arrival_s, slo_s)
+        if batch.stock:
+            self.model.observe(StepSample.of(batch.shape, took_s))
+        if batch.short:
+            self.window.completed(now, len(batch.short))
+        return took_s
 
     def status(self, now: float) -> dict[str, Any]:
         """What /laps_status says of the decisions (JSON-ready). Asking changes nothing."""
@@ -337,7 +277,7 @@ class Pacer:
             "threshold": {
                 "tokens": self.threshold_tokens,
                 "basis": self._config.length_basis,
-                "source": self.threshold_source,
+                "source": "fixed" if self._auto is None else self._auto.source,
             },
             "preemption": {
                 "gap_ms": self.gap.seconds(self.sizes.fixed_s) * 1e3,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Waiting
 
 Beside = Callable[[Waiting], float]
 """A prompt -> predicted time of what is left, beside others in a batch: without the fixed time of a step (seconds)."""
@@ -14,19 +13,8 @@ AHEAD = 2.0
 """Each request that waits stands for this many that a saved step serves sooner: those behind it are still to come."""
 
 
-class Pack(NamedTuple):
-    """The batch."""
-
-    picked: tuple[int, ...]
-    """Indices into the prompts given, in the order to take them."""
-    tokens: int
-    """New tokens of the batch."""
-    cut: bool = False
-    """There is one, and it goes on after the batch."""
-
-
-def pack(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: float, waiting: int) -> Pack:
-    """The first of `items`, and those behind it that it pays to take along.
+def pack(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: float, waiting: int) -> list[int]:
+    """Indices of the first of `items`, and of those behind it that it pays to take along, in order.
 
     A prompt taken along saves the step it would have had (`fixed_s`, for it and all who wait behind it) and delays
     those already in the batch by its own time. It goes along while the sum of latencies falls. An idle server runs
@@ -37,7 +25,7 @@ def pack(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: fl
     A batch holds one prompt in progress at most, as SGLang has one slot for it.
     """
     picked: list[int] = []
-    room, slot_taken, cut = budget, False, False
+    room, slot_taken = budget, False
     for i, item in enumerate(items):
         if room <= 0:
             break
@@ -51,8 +39,7 @@ def pack(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: fl
         picked.append(i)
         room -= taken
         slot_taken |= item.started
-        cut = taken < item.tokens
-    return Pack(tuple(picked), budget - room, cut)
+    return picked
 
 
 def overtake(
@@ -64,8 +51,8 @@ def overtake(
     running: int,
     fixed_s: float,
     waiting: int,
-) -> Pack:
-    """Prompts so small that preempting the running batch for them pays, or an empty Pack.
+) -> list[int]:
+    """Indices of prompts so small that preempting the running batch for them pays.
 
     items: prompts not in progress, smallest first; those picked run whole. left_s: what the running batch still needs.
     running: requests in it. Those picked gain `left_s` each; the running ones lose the new batch's time, all others a
@@ -81,4 +68,4 @@ def overtake(
         now = n * left_s - running * seconds - fixed_s * AHEAD * max(0, waiting - n)
         if now > gain:
             best, gain = n, now
-    return Pack(tuple(range(best)), sum(i.tokens for i in items[:best]))
+    return list(range(best))

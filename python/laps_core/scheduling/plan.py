@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from laps_core.length import LONG, SHORT, LengthClass
+from laps_core.protocol import LONG, SHORT, ClassName
 
 LOOKAHEAD = 512
 """Waiting requests of a class that are looked at; no batch of them is longer than this."""
-PLAN_NUMBERS = 11 + 2 * LOOKAHEAD
+PLAN_NUMBERS = 9 + 2 * LOOKAHEAD
 """Length of a Plan in whole numbers."""
-_CLASSES = (SHORT, LONG)
+_TURNS: tuple[tuple[ClassName, ...], ...] = ((), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT))
+
+
+class Waiting(NamedTuple):
+    """A request that waits, or a long prompt between two of its chunks, as every rule sees it. Times are seconds of the
+    caller's clock."""
+
+    tokens: int
+    """New tokens left."""
+    history: int
+    """Tokens in the cache, its own finished chunks included."""
+    since_s: float
+    """When it began to wait."""
+    deadline_s: float | None = None
+    """When its first token is due."""
+    new_tokens: int = 0
+    """Tokens to prefill when it came; 0 = what is left."""
+    started: bool = False
+    """In progress: it has run a chunk."""
+    rank: int = 0
+    """Priority among long prompts; smaller goes first, whatever the work."""
 
 
 class Paused(NamedTuple):
@@ -28,23 +48,35 @@ class Paused(NamedTuple):
     """Highest priority among their requests; smaller is higher."""
 
 
-@dataclass(slots=True)
-class Launch:
-    """One batch on the device."""
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A batch on the device. Times are seconds of one clock."""
 
-    cls: LengthClass
-    preempts: bool
+    cls: ClassName
+    shape: list[tuple[int, int]]
+    """(new, history) tokens of each request."""
+    short: Collection[int] = ()
+    """Which of its requests are short."""
+    within: bool = False
+    """It runs while another is paused."""
+    preempts: bool = False
     """A short batch while long work waits or is paused."""
-    oldest: bool
+    oldest: bool = False
     """A long batch with the prompt that has waited longest, first in it or whole."""
-    shorts: int
-    """Short requests in it."""
+    started: float | None = None
+    """When it went to the device."""
+    done: float | None = None
+    """When its device work was done; None = known only when its result is processed."""
+    paused_s: float = 0.0
+    """Device time that others had meanwhile."""
+    stock: bool = True
+    """The latency model may learn from it: it was not replayed from a graph of LAPS."""
 
 
 class Plan(NamedTuple):
     """One decision."""
 
-    order: tuple[LengthClass, ...]
+    order: tuple[ClassName, ...]
     """Classes to try, in turn; empty = run nothing now, or go on with what is paused."""
     picked: tuple[int, ...] = ()
     """Short requests to take first, as indices into the short view; the others follow in their own order."""
@@ -59,15 +91,17 @@ class Plan(NamedTuple):
     waiting: bool = False
     """A short batch is held back."""
     mixed: bool = False
-    """The short requests picked share the step of the long batch: it cannot make way for them [M]."""
+    """The short requests picked share the step of the long batch: it cannot make way for them (Medha)."""
     keeps_room: bool = False
     """A long prompt is owed the memory that it lacks: nothing new starts in its place."""
     until_s: float = math.inf
     """Until when, if nothing comes before (the leading rank's clock)."""
     reason: str = ""
-    """Why a short batch leaves, for the leading rank's books."""
+    """Why a short batch leaves, one of tally.REASONS; for the leading rank's books."""
     waited_s: float = 0.0
+    """How long the window held it (not the queueing before it); for the same books."""
     late: int = 0
+    """How many of those picked can no longer make their deadline; for the same books."""
     passed_over: bool = False
     """A short request older than one of those picked stays behind; for the same books."""
     oldest: bool = False
@@ -79,18 +113,15 @@ class Plan(NamedTuple):
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
-        head = [len(self.order), *(_CLASSES.index(c) for c in self.order)][:3]
-        head += [0] * (3 - len(head))
-        flags = [int(self.waiting), int(self.mixed), int(self.keeps_room)]
-        counts = [self.tokens, self.layers, self.threshold, *flags, len(self.picked), len(self.longs)]
-        body = [*head, *counts, *self.picked, *self.longs]
+        sizes = [self.tokens, self.layers, self.threshold, len(self.picked), len(self.longs)]
+        head = [_TURNS.index(self.order), *map(int, (self.waiting, self.mixed, self.keeps_room)), *sizes]
+        body = [*head, *self.picked, *self.longs]
         return body + [0] * (PLAN_NUMBERS - len(body))
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        n, first, second, tokens, layers, threshold, waiting, mixed, room, picks, longs = numbers[:11]
-        order = tuple(_CLASSES[i] for i in (first, second)[:n])
-        picked, rest = tuple(numbers[11 : 11 + picks]), numbers[11 + picks :]
+        turn, waiting, mixed, room, tokens, layers, threshold, picks, longs = numbers[:9]
+        both = tuple(numbers[9 : 9 + picks + longs])
         said = bool(waiting), bool(mixed), bool(room)
-        return cls(order, picked, tuple(rest[:longs]), tokens, layers, threshold, *said)
+        return cls(_TURNS[turn], both[:picks], both[picks:], tokens, layers, threshold, *said)

@@ -1,4 +1,4 @@
-"""The dual queue: two views over the one list of waiting requests, and whose turn it is [L s3.1]."""
+"""The dual queue: two views over the one list of waiting requests, and whose turn it is (LAPS, s3.1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from laps_core.length import LONG, SHORT, LengthClass
+from laps_core.protocol import LONG, SHORT, ClassName
 
 T = TypeVar("T")
 
@@ -18,17 +18,17 @@ class Views(Generic[T]):
     short: list[T] = field(default_factory=list)
     long: list[T] = field(default_factory=list)
 
-    def of(self, cls: LengthClass) -> list[T]:
+    def of(self, cls: ClassName) -> list[T]:
         """The view of one class."""
-        return self.short if cls is SHORT else self.long
+        return self.short if cls == SHORT else self.long
 
 
-def split(waiting: Iterable[T], class_of: Callable[[T], LengthClass]) -> Views[T]:
+def split(waiting: Iterable[T], class_of: Callable[[T], ClassName]) -> Views[T]:
     """Partition `waiting`; every request lands in exactly one view."""
     views: Views[T] = Views()
     short, long = views.short.append, views.long.append
     for request in waiting:
-        (short if class_of(request) is SHORT else long)(request)
+        (short if class_of(request) == SHORT else long)(request)
     return views
 
 
@@ -43,7 +43,7 @@ class DualQueue(Generic[T]):
         self._seen: list[T] = []
         self._views: Views[T] = Views()
 
-    def views(self, waiting: list[T], class_of: Callable[[T], LengthClass]) -> Views[T]:
+    def views(self, waiting: list[T], class_of: Callable[[T], ClassName]) -> Views[T]:
         """What ``split`` would give; read only."""
         if waiting[: len(self._seen)] != self._seen:
             self.forget()
@@ -53,15 +53,23 @@ class DualQueue(Generic[T]):
         self._seen = list(waiting)
         return self._views
 
+    def peek(self, waiting: list[T], class_of: Callable[[T], ClassName]) -> Views[T]:
+        """The same for somebody who only looks: nothing is kept."""
+        known = len(self._seen)
+        if waiting[:known] != self._seen:
+            return split(waiting, class_of)
+        came = split(waiting[known:], class_of)
+        return Views(self._views.short + came.short, self._views.long + came.long)
+
     def forget(self) -> None:
         """A request's class has changed."""
         self._seen, self._views = [], Views()
 
-    def took(self, cls: LengthClass, gone: set[int], left: Sequence[T]) -> None:
+    def took(self, cls: ClassName, gone: set[int], left: Sequence[T]) -> None:
         """Requests with these ids were batched, those of `cls` and perhaps others; `left` is the list without them."""
         if not self._seen:
             return
-        view, other = self._views.of(cls), self._views.of(LONG if cls is SHORT else SHORT)
+        view, other = self._views.of(cls), self._views.of(LONG if cls == SHORT else SHORT)
         before = len(view)
         view[:] = without(view, gone)
         if before - len(view) < len(gone):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Waiting
 
 TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
@@ -73,7 +73,7 @@ class Sizes:
         return self.budget if self.chunk is None else max(threshold, self.budget // 2)
 
     def timely_chunk(self, first: Waiting, joining: int, gap_s: float) -> int:
-        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one [M].
+        """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one (Medha).
 
         What a chunk costs however small it is, a step's fixed time and its long history read once more, does not
         count, and is never more than half of it. `joining`: tokens of short requests in the same step.

@@ -1,4 +1,4 @@
-"""AWD, Adaptive Wait-Depth: when a batch of short prefills leaves [L s3.1-3.2, Alg. 1].
+"""AWD, Adaptive Wait-Depth: when a batch of short prefills leaves (LAPS, s3.1-3.2, Alg. 1).
 
 Holding a batch back idles the device, so it must pay. Two kinds of expected traffic (see ``arrivals``) have each their
 own test. ``saved`` is what one merge saves: the predicted time of two batches less that of their union.
@@ -18,14 +18,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from laps_core.config import LapsConfig
+from laps_core.protocol import SHORT
 from laps_core.scheduling.arrivals import Arrivals
-from laps_core.scheduling.decision import Decision, Dispatch, Hold, Predict, Tally, Wait
-from laps_core.scheduling.waiting import Waiting
+from laps_core.scheduling.plan import Plan, Waiting
+from laps_core.scheduling.tally import Tally
+
+Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
+"""(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
 
 SIGMA_S = 2e-3
 """sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
@@ -48,6 +52,15 @@ _NET_GAIN = 0.25
 _SKIP_MAX = 64
 
 
+class Hold(NamedTuple):
+    """What the window last waited for."""
+
+    depth: int
+    """Requests that were there."""
+    saving_s: float
+    returning: bool
+
+
 class Window:
     """The state machine of one short queue. One per scheduler; on several ranks only the first one's is asked.
 
@@ -61,8 +74,9 @@ class Window:
     arrival.
     """
 
-    def __init__(self, config: LapsConfig, depths: Sequence[int] = ()) -> None:
+    def __init__(self, config: LapsConfig, predict: Predict, depths: Sequence[int] = ()) -> None:
         """``depths``: batch depths that graphs were captured for, if any."""
+        self._predict = predict
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
         self._cap = config.wait_max_batch
@@ -92,7 +106,7 @@ class Window:
         self._arrivals.arrived(now, n, blind_since)
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
-        """A batch of ``depth`` short requests starts at ``now``; the rest is from the Dispatch that said so."""
+        """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
         self._settle()
         idle_s = now - self._idle_since(now)
         if idle_s > 0.0 and self._hold:
@@ -117,66 +131,49 @@ class Window:
 
     # -- decisions
 
-    def leave(
-        self,
-        now: float,
-        shorts: Sequence[Waiting],
-        *,
-        token_budget: int,
-        predict: Predict | None = None,
-        late_last: bool = True,
-    ) -> Dispatch:
+    def leave(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
         """The batch that leaves where long work waits or is paused, out of ``shorts`` (not empty). See ``decide``."""
-        slacks = self._slacks(now, shorts, token_budget, predict)
-        return self._leave(now, slacks, self._pick(shorts, slacks, token_budget, late_last), "preempt")
+        return self._filled(now, shorts, token_budget, late_last)[0]
 
-    def decide(
-        self,
-        now: float,
-        shorts: Sequence[Waiting],
-        *,
-        token_budget: int,
-        predict: Predict | None = None,
-        late_last: bool = True,
-    ) -> Decision:
-        """Dispatch now, or wait until when. Asked only where nothing else could run meanwhile.
+    def decide(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
+        """The batch that leaves now, or how long to wait; where something arrives before, decide again.
 
-        ``shorts``: all that wait, in the order to serve them. ``token_budget``: new tokens one batch may hold; the
-        first request is taken whatever its size. ``late_last``: those that can no longer make their deadline go behind
-        the others.
+        Asked only where nothing else could run meanwhile. ``shorts``: all that wait (not empty), in the order to serve
+        them. ``token_budget``: new tokens one batch may hold; the first request is taken whatever its size.
+        ``late_last``: those that can no longer make their deadline go behind the others.
         """
-        if not shorts:
-            self.nothing_waits()
-            return Wait(math.inf, "empty")
         self._arrivals.waiting(len(shorts))
-        slacks = self._slacks(now, shorts, token_budget, predict)
-        picked = self._pick(shorts, slacks, token_budget, late_last)
-        verdict = self._judge(now, shorts, picked, slacks, token_budget, predict)
+        plan, slack = self._filled(now, shorts, token_budget, late_last)
+        verdict = self._judge(now, shorts, plan.picked, slack, token_budget)
         if isinstance(verdict, str):
-            return self._leave(now, slacks, picked, verdict)
+            return plan._replace(reason=verdict)
         if self._held_since is None:
             self._held_since = now
-        return verdict
+        return Plan((), waiting=True, until_s=verdict)
 
-    def _leave(self, now: float, slacks: Sequence[float], picked: Sequence[int], reason: str) -> Dispatch:
+    def _filled(self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool) -> tuple[Plan, float]:
+        """The batch of those that fit, late ones last, the first always; and the smallest slack (seconds) that is left
+        of a deadline that can be met."""
+        slacks = self._slacks(now, shorts, token_budget)
+        order = sorted(range(len(shorts)), key=lambda i: late_last and slacks[i] < 0.0)
+        picked, room = order[:1], token_budget - shorts[order[0]].tokens
+        for i in order[1:]:
+            if shorts[i].tokens <= room:
+                picked.append(i)
+                room -= shorts[i].tokens
         waited_s = 0.0 if self._held_since is None else now - self._held_since
-        return Dispatch(tuple(picked), reason, waited_s, sum(slacks[i] < 0.0 for i in picked))
+        late = sum(slacks[i] < 0.0 for i in picked)
+        plan = Plan((SHORT,), tuple(picked), reason="preempt", waited_s=waited_s, late=late)
+        return plan, min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
 
     def _judge(
-        self,
-        now: float,
-        shorts: Sequence[Waiting],
-        picked: Sequence[int],
-        slacks: Sequence[float],
-        token_budget: int,
-        predict: Predict | None,
-    ) -> str | Wait:
-        """The reason to dispatch, or how to wait."""
+        self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
+    ) -> str | float:
+        """The reason to dispatch, or until when to wait."""
         if self._w_max_s == 0.0:
             return "idle"
         k = len(picked)
         tokens = sum(shorts[i].tokens for i in picked)
-        slack = min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
         if not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
         if k >= (self._cap if self._fixed else self._depth):
@@ -194,10 +191,8 @@ class Window:
         if now > end - _TICK_S:
             return "window"
         last = min(end, now + slack - SIGMA_S, head_end)
-        wait = self._worth(now, since, last, shorts, k, predict)
-        if wait is None or wait.until_s - now < _TICK_S:
-            return "idle"
-        return wait
+        until = last if self._fixed else self._worth(now, since, last, shorts, k)
+        return "idle" if until is None or until - now < _TICK_S else until
 
     def _idle_since(self, now: float) -> float:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
@@ -214,77 +209,52 @@ class Window:
         w_gr = due.by_s - now if due.requests >= _ONE else (self._depth - k) / max(rate, 1e-9)
         return min(since + self._w_max_s, now + min(self._w_max_s, min(w_sla, w_gr)))
 
-    def _worth(
-        self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int, predict: Predict | None
-    ) -> Wait | None:
-        """How to wait, no longer than ``last``, or None if waiting does not pay."""
-        if self._fixed:
-            return Wait(last, "fixed")
+    def _worth(self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int) -> float | None:
+        """Until when to wait, no longer than ``last``, or None if waiting does not pay."""
         if self._skip > 0:
             return None
         due = self._arrivals.returning(now)
         if due.requests >= _ONE and k + due.requests < self._cap + 0.5:
-            saved = self._saving(shorts, due.requests, predict)
+            saved = self._saving(shorts, due.requests)
             # How soon they come may be unknown: then try for as long as it can pay. The outcome teaches.
             until = min(last, since + saved) if due.by_s == math.inf else due.by_s
             if until <= last and until - since <= saved:
-                self._hold = Hold(k, due.requests, saved, True)
-                return Wait(until, "returning")
+                self._hold = Hold(k, saved, True)
+                return until
         due = self._arrivals.following(now)
         if due.requests >= _ONE:
             m = min(due.requests, self._depth - k)
             until = last if due.by_s == math.inf else min(last, now + (due.by_s - now) * m / due.requests)
-            saved = self._saving(shorts, m, predict)
+            saved = self._saving(shorts, m)
             if m * saved > (k + m) * (until - now):
-                self._hold = Hold(k, m, saved, False)
-                return Wait(until, "burst")
+                self._hold = Hold(k, saved, False)
+                return until
         return None
 
-    def _saving(self, shorts: Sequence[Waiting], more: float, predict: Predict | None) -> float:
+    def _saving(self, shorts: Sequence[Waiting], more: float) -> float:
         """Device time saved by running ``more`` requests like these in their batch instead of the next (seconds).
 
         While nothing can be predicted it is taken to be half a recent batch, at most W_max.
         """
-        unknown = min(self._w_max_s, 0.5 * self._service_s)
-        if predict is None:
-            return unknown
         here = [(s.tokens, s.history) for s in shorts]
         others = [here[i % len(here)] for i in range(max(1, round(more)))]
-        apart_a, apart_b, together = predict(here), predict(others), predict(here + others)
+        apart_a, apart_b, together = map(self._predict, (here, others, here + others))
         if apart_a is None or apart_b is None or together is None:
-            return unknown
+            return min(self._w_max_s, 0.5 * self._service_s)
         return max(0.0, apart_a + apart_b - together)
 
-    def _slacks(self, now: float, shorts: Sequence[Waiting], token_budget: int, predict: Predict | None) -> list[float]:
-        """Per request: deadline - now - predicted service of the whole batch; infinite without a deadline (seconds).
+    def _slacks(self, now: float, shorts: Sequence[Waiting], token_budget: int) -> list[float]:
+        """Per request: deadline - now - service of the whole batch; infinite without a deadline (seconds).
 
-        Of one batch, not of all that wait: under a backlog the first of them can still make it.
+        The service is S^, predicted, else the smoothed time of recent short batches. Of one batch, not of all that
+        wait: under a backlog the first of them can still make it.
         """
         if all(s.deadline_s is None for s in shorts):
             return [math.inf] * len(shorts)
         fitting = max(1, bisect_right(list(accumulate(s.tokens for s in shorts)), token_budget))
-        served = now + self._service(shorts[:fitting], predict)
+        known = self._predict([(s.tokens, s.history) for s in shorts[:fitting]])
+        served = now + (self._service_s if known is None else known)
         return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
-
-    def _service(self, shorts: Sequence[Waiting], predict: Predict | None) -> float:
-        """S^: predicted, else the smoothed time of recent short batches (seconds)."""
-        known = predict([(s.tokens, s.history) for s in shorts]) if predict else None
-        return self._service_s if known is None else known
-
-    def _pick(
-        self, shorts: Sequence[Waiting], slacks: Sequence[float], token_budget: int, late_last: bool
-    ) -> list[int]:
-        """Those that fit: late ones last, the first always."""
-        behind = [late_last and slack < 0.0 for slack in slacks]
-        order = sorted(range(len(shorts)), key=behind.__getitem__)
-        if sum(s.tokens for s in shorts) <= token_budget:
-            return order
-        picked, room = [order[0]], token_budget - shorts[order[0]].tokens
-        for i in order[1:]:
-            if shorts[i].tokens <= room:
-                picked.append(i)
-                room -= shorts[i].tokens
-        return picked
 
     # -- adaptation
 
@@ -317,18 +287,6 @@ class Window:
             self._skip_next = min(2 * self._skip_next, _SKIP_MAX)
         elif paid:
             self._skip_next = max(1, self._skip_next // 2)
-
-    # -- report
-
-    @property
-    def window_s(self) -> float:
-        """W (seconds)."""
-        return self._window_s
-
-    @property
-    def depth(self) -> int:
-        """D (requests)."""
-        return self._depth
 
     def status(self) -> dict[str, Any]:
         """What /laps_status says of the window (JSON-ready)."""

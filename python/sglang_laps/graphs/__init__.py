@@ -1,4 +1,4 @@
-"""Full CUDA graphs for batches of short prefills, beside SGLang's own prefill graphs [L s3.1].
+"""Full CUDA graphs for batches of short prefills, beside SGLang's own prefill graphs (LAPS, s3.1).
 
 One more ``PrefillCudaGraphRunner`` of SGLang, as it is, captures a ladder of row counts under the full backend. Both
 paths are timed at start; a batch then goes the way that was faster. ``laps_core/ladder.py`` holds the policy.

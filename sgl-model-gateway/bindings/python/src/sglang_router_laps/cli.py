@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from laps_core.config import ConfigError
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
 
-from .config import FLAGS, JSON_FLAG, AllocConfig
+from .config import AllocConfig
 
 logger = logging.getLogger(__name__)
 
@@ -82,13 +81,13 @@ def fail(line: str) -> NoReturn:
     raise SystemExit(2)
 
 
-FLAG_KNOBS: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
-    ("threshold", "TOKENS", int, "Longest short request, in expected new tokens (256 if not given)"),
-    ("interval_s", "SECONDS", float, "How often the pools are reconsidered (5.0 if not given)"),
-    ("ratio", "RATIO", float, "How many times the other pool's pressure moves an instance (2.0 if not given)"),
-    ("tokenizer", "PATH", str, "A tokenizer.json or its folder, for exact token counts; else estimated from bytes"),
+FLAG_KNOBS = (
+    ("threshold", "TOKENS", "Longest short request, in expected new tokens (256 if not given)"),
+    ("interval_s", "SECONDS", "How often the pools are reconsidered (5.0 if not given)"),
+    ("ratio", "RATIO", "How many times the other pool's pressure moves an instance (2.0 if not given)"),
+    ("tokenizer", "PATH", "A tokenizer.json or its folder, for exact token counts; else estimated from bytes"),
 )
-"""Knob, what its flag takes, how that is read, and its help."""
+"""Knob, what its flag takes, and its help."""
 
 
 def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
@@ -96,10 +95,10 @@ def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     group = parser.add_argument_group("LAPS", "Length-aware prefill pools (MiniLB with two or more prefill servers)")
     switch = "Route short and long prompts to prefill pools of their own and keep the pools in balance"
     group.add_argument(f"--{prefix}{SWITCH}", action="store_true", help=switch)
-    for knob, metavar, _, text in FLAG_KNOBS:
-        group.add_argument(FLAGS[knob].replace("--", f"--{prefix}"), metavar=metavar, help=text)
+    for knob, metavar, text in FLAG_KNOBS:
+        group.add_argument(AllocConfig.FLAGS[knob].replace("--", f"--{prefix}"), metavar=metavar, help=text)
     more = "All other knobs, as a JSON object; see docs/ROUTER.md"
-    group.add_argument(JSON_FLAG.replace("--", f"--{prefix}"), metavar="JSON", help=more)
+    group.add_argument(AllocConfig.JSON_FLAG.replace("--", f"--{prefix}"), metavar="JSON", help=more)
 
 
 def parse_laps(args: argparse.Namespace, prefix: str = "") -> AllocConfig | None:
@@ -110,14 +109,5 @@ def parse_laps(args: argparse.Namespace, prefix: str = "") -> AllocConfig | None
 
     if not value(SWITCH):
         return None
-    given: dict[str, Any] = {}
-    for knob, _, read, _ in FLAG_KNOBS:
-        text = value(FLAGS[knob])
-        if text is None:
-            continue
-        try:
-            given[knob] = read(text)
-        except ValueError:
-            what = "a whole number" if read is int else "a number"
-            raise ConfigError(f"{FLAGS[knob]}: {text!r} is not {what}") from None
-    return AllocConfig.parse(given, value(JSON_FLAG))
+    given = {knob: text for knob, flag in AllocConfig.FLAGS.items() if (text := value(flag)) is not None}
+    return AllocConfig.parse(given, value(AllocConfig.JSON_FLAG))

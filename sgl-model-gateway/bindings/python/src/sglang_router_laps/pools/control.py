@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from laps_core.pools.controller import Move, PoolController
-from laps_core.pools.loop import ControlLoop
 from laps_core.pools.pressure import Pool, PressureConfig
 
 from ..servers.instances import PrefillInstance
@@ -25,16 +24,12 @@ class Control:
     """Algorithm 2 over live instances. ``run`` ends when cancelled."""
 
     def __init__(self, pools: Pools, readers: Sequence[SignalReader], config: PressureConfig, note: Note) -> None:
-        self._loop = ControlLoop(config, time.monotonic())
+        self.controller = PoolController(config, time.monotonic())
+        """What decides."""
         self._readers = readers
         self._pools = pools
         self._sample_s = config.sample_s
         self._note = note
-
-    @property
-    def controller(self) -> PoolController:
-        """What decides."""
-        return self._loop.controller
 
     async def run(self) -> None:
         """Sample on a fixed grid, decide every control period."""
@@ -51,7 +46,7 @@ class Control:
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
         await asyncio.gather(*(r.read() for r in self._readers))
-        move = self._loop.step(time.monotonic(), [r.signals() for r in self._readers])
+        move = self.controller.step(time.monotonic(), [r.signals() for r in self._readers])
         if move is not None:
             self._pools.apply(move)
             logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
