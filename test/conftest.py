@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lean
 import pytest
@@ -14,6 +17,8 @@ from benchmark.rig import servers
 
 PORTS = 17_500
 """Above those that Mooncake takes by itself, below those of ``servers.PORTS``."""
+BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py")
+"""They start several servers, too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,7 +27,28 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     low = PORTS + 800 * (worker % 4)
     servers.PORTS = (low, low + 800)
-    config.addinivalue_line("markers", "xdist_group(name): tests that run in one worker")
+
+
+def scope(nodeid: str) -> str:
+    """What runs in one process, from a test's id: the tests of a server, or of a file."""
+    file = nodeid.partition("::")[0]
+    if Path(file).name in BY_THEMSELVES:
+        return SEVERAL
+    server = re.search(r"@([\w-]+)\]$", nodeid)
+    return server[1] if server else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Scopes go to the workers in the order of the tests."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByScope(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByScope(config, log)
 
 
 def setup_of(item: pytest.Item) -> Setup | None:
@@ -32,31 +58,18 @@ def setup_of(item: pytest.Item) -> Setup | None:
     return found if isinstance(found, Setup) else None
 
 
-def group_of(item: pytest.Item) -> str:
-    """Tests of one group run in one process: those of one server, or of one that is marked so."""
-    setup, mark = setup_of(item), item.get_closest_marker("xdist_group")
-    return (setup.group or setup.name) if setup else mark.args[0] if mark else ""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tell pytest-xdist, before it looks."""
-    if group := group_of(item):
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts several servers first, for it takes longest; then what needs none; then server after server."""
-    groups = [group_of(item) for item in items]
-    order = [((s := setup_of(item)) and s.name) or "" for item in items]
-    seen: dict[str, int] = {}
-    for name in order:
-        seen.setdefault(name, len(seen))
+    scopes, setups = [scope(item.nodeid) for item in items], [setup_of(item) for item in items]
+    count = Counter(scopes)
+    first = {setup: i for i, setup in reversed(list(enumerate(setups)))}
 
     def key(i: int) -> tuple[bool, bool, int, str, int, int]:
-        group = groups[i]
-        return group != SEVERAL, bool(group), -groups.count(group), group, seen[order[i]], i
+        setup = setups[i]
+        if setup is None:
+            return scopes[i] != SEVERAL, False, 0, "", 0, i
+        return scopes[i] != SEVERAL, True, -count[scopes[i]], scopes[i], first[setup], i
 
     items[:] = [items[i] for i in sorted(range(len(items)), key=key)]
 

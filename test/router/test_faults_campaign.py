@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import SEVERAL
 
 from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
 
-pytestmark = pytest.mark.xdist_group(SEVERAL)
 LIMIT_S = 1500.0
 """A minute or two of it are load; servers start, and start again, while other tests may have the cores."""
 

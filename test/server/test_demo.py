@@ -11,12 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import SEVERAL
 
 from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
 
-pytestmark = pytest.mark.xdist_group(SEVERAL)
 DEMO = [sys.executable, "-m", "benchmark.demo"]
 
 

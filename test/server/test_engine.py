@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from served import checkpoint
 
 ENGINE = """
@@ -26,7 +25,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.xdist_group("engine")
 def test_an_engine_that_is_no_prefill_server_runs_as_stock(tmp_path: Path) -> None:
     script = tmp_path / "engine.py"  # a file: the engine starts its processes from its main module
     script.write_text(ENGINE)

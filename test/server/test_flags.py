@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from served import checkpoint
 
-pytestmark = pytest.mark.xdist_group("flags")
-
 INTERPRETER = """
 import json, os, sys, traceback
 import sglang.srt.managers.scheduler

@@ -11,7 +11,6 @@ from benchmark import rounds_cost
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("rounds-cost")
 def test_both_schedulers_are_measured(tmp_path: Path) -> None:
     assert rounds_cost.main(["--lengths", "5,20", "--rounds", "1", "--out", str(tmp_path)]) == 0
     (found,) = tmp_path.glob("*.json")

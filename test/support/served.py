@@ -28,7 +28,7 @@ ENV = {"OMP_NUM_THREADS": "1"}
 FOLDER = "FOLDER"
 """Stands in a server's arguments for a folder of its own."""
 SHAPE = model.Shape()
-SEVERAL = "several servers"
+SEVERAL = "several"
 """The group of tests that need more than one server at a time: memory does not hold two of them side by side."""
 
 
@@ -62,8 +62,8 @@ SLOW_WINDOW = Setup(
 
 def on(*setups: Setup) -> list[pytest.MarkDecorator]:
     """Marks of a test, or of a module's ``pytestmark``: it runs on each of these servers, and leaves them unharmed."""
-    names = [s.name for s in setups]
-    each = pytest.mark.parametrize("prefill", setups, indirect=True, ids=names, scope="session")
+    ids = [f"{s.name}@{s.group}" if s.group else f"@{s.name}" for s in setups]
+    each = pytest.mark.parametrize("prefill", setups, indirect=True, ids=ids, scope="session")
     return [each, pytest.mark.usefixtures("clean")]
 
 

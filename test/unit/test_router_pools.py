@@ -16,12 +16,9 @@ from laps_core.pools.controller import Move
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.prompts.prefixes import (
-    BLOCK_BYTES,
     SHARERS,
     WATCHED,
     Ask,
-    Fingerprint,
-    PrefixIndex,
     SharedPrefixes,
     fingerprint,
     measure,
@@ -184,34 +181,6 @@ def test_any_traffic_is_placed_and_given_back(n: int, requests: list[tuple[int, 
                 lease.end()
         assert sum(i.outstanding_tokens for i in p.instances) >= 0
     assert all(i.outstanding == i.outstanding_tokens == 0 for i in p.instances)
-
-
-@given(st.binary(max_size=4000), st.binary(max_size=2000))
-def test_what_is_held_is_the_common_prefix_in_whole_blocks(base: bytes, more: bytes) -> None:
-    index = PrefixIndex(1 << 20)
-    index.add(fingerprint(base))
-    blocks = len(base) // BLOCK_BYTES
-    prompt = base[: blocks * BLOCK_BYTES] + more
-    shared = 0
-    while shared < min(len(base), len(prompt)) // BLOCK_BYTES * BLOCK_BYTES and (
-        base[shared : shared + BLOCK_BYTES] == prompt[shared : shared + BLOCK_BYTES]
-    ):
-        shared += BLOCK_BYTES
-    found = fingerprint(prompt)
-    assert index.depth(found) == shared // BLOCK_BYTES
-    assert index.depth(found) * found.covered == pytest.approx(shared / len(prompt) if prompt else 0.0)
-
-
-@given(st.lists(st.binary(min_size=256, max_size=3000), min_size=1, max_size=30))
-def test_the_index_is_bounded_and_what_it_holds_of_a_prompt_is_a_prefix(prompts: list[bytes]) -> None:
-    index = PrefixIndex(10 * 64)
-    for text in prompts:
-        index.add(fingerprint(text))
-        assert len(index) <= 10
-    for text in prompts:
-        print_ = fingerprint(text)
-        inside = [index.depth(Fingerprint((h,), 0.0)) == 1 for h in print_.hashes]
-        assert inside == sorted(inside, reverse=True)
 
 
 def test_busy_time_runs_while_anything_is_in_flight() -> None:
