@@ -170,8 +170,9 @@ class LapsCore:
         """
         for cls in plan.order:
             if cls == SHORT:
-                picked = [lines.short[i] for i in plan.picked]
-                yield Part(SHORT, picked if beside else picked + without(lines.short, set(map(id, picked))))
+                picked, seen = [lines.short[i] for i in plan.picked], set(plan.picked)
+                rest = [r for i, r in enumerate(lines.short[:LOOKAHEAD]) if i not in seen] + lines.short[LOOKAHEAD:]
+                yield Part(SHORT, picked if beside else picked + rest)
                 continue
             self.lacking = False
             picked = [lines.long[i] for i in plan.longs]

@@ -112,19 +112,19 @@ class Pacer:
         """
         if self._auto is not None:
             self._auto.update(now, self.model.boundary)
-        empty = Plan((), threshold=self.threshold_tokens)
+        threshold = self.threshold_tokens
         if not shorts:
             self.window.nothing_waits()
         if not longs and paused is None:
             self.guard.none_waits()
             # AWD decides when the short batch leaves (LAPS, s3.1, Alg. 1).
-            return self._shorts(self.window.decide, now, shorts, empty, self.sizes.budget)
+            return self._shorts(self.window.decide, now, shorts, threshold, self.sizes.budget)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         behind = self.sizes.behind(now, longs)
         # Without slices short requests share the step of a chunk, which is left half of it.
         alone = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if alone else self.sizes.preempting_budget(self._threshold)
-        plan = self._shorts(self.window.leave, now, shorts, empty._replace(contended=True), budget)._replace(order=())
+        plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
         opens_s = self.gap.opens_s(self.sizes.fixed_s, behind, full=plan.full)
         due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
         if urgent is not None:
@@ -143,10 +143,19 @@ class Pacer:
         may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s, behind) and urgent != SHORT
         return self._overtaking(longs, waiting, paused, budget, plan) if may else plan
 
-    def _shorts(self, ask: Callable[..., Plan], now: float, shorts: Sequence[Waiting], plan: Plan, budget: int) -> Plan:
+    def _shorts(
+        self,
+        ask: Callable[..., Plan],
+        now: float,
+        shorts: Sequence[Waiting],
+        threshold: int,
+        budget: int,
+        *,
+        contended: bool = False,
+    ) -> Plan:
         """The short batch that leaves, or how long it is held, if there are `shorts`. `ask`: of the window."""
         if not shorts:
-            return plan
+            return Plan((), threshold=threshold, contended=contended)
         ranks: Sequence[int] = range(len(shorts))
         by_arrival = self._short_patience.due
         if by_arrival:
@@ -157,10 +166,10 @@ class Pacer:
         picked = tuple(ranks[i] for i in said.picked)
         return said._replace(
             picked=picked,
-            threshold=plan.threshold,
-            contended=plan.contended,
+            threshold=threshold,
+            contended=contended,
             passed_over=passes_over(shorts, picked),
-            full=sum(shorts[i].tokens for i in picked) > budget - plan.threshold,
+            full=contended and sum(shorts[i].tokens for i in picked) > budget - threshold,
         )
 
     def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float, behind: float) -> bool:

@@ -133,7 +133,7 @@ class Window:
 
     def leave(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
         """The batch that leaves where long work waits or is paused, out of ``shorts`` (not empty). See ``decide``."""
-        return self._filled(now, shorts, token_budget, late_last)[0]
+        return self._left(now, *self._filled(now, shorts, token_budget, late_last), "preempt")
 
     def decide(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
         """The batch that leaves now, or how long to wait; where something arrives before, decide again.
@@ -143,28 +143,34 @@ class Window:
         ``late_last``: those that can no longer make their deadline go behind the others.
         """
         self._arrivals.waiting(len(shorts))
-        plan, slack = self._filled(now, shorts, token_budget, late_last)
-        verdict = self._judge(now, shorts, plan.picked, slack, token_budget)
+        picked, slacks = self._filled(now, shorts, token_budget, late_last)
+        slack = min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
+        verdict = self._judge(now, shorts, picked, slack, token_budget)
         if isinstance(verdict, str):
-            return plan._replace(reason=verdict)
+            return self._left(now, picked, slacks, verdict)
         if self._held_since is None:
             self._held_since = now
         return Plan((), waiting=True, until_s=verdict)
 
-    def _filled(self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool) -> tuple[Plan, float]:
-        """The batch of those that fit, late ones last, the first always; and the smallest slack (seconds) that is left
-        of a deadline that can be met."""
+    def _filled(
+        self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool
+    ) -> tuple[list[int], list[float]]:
+        """(Those that fit: late ones last, the first always; the slack of each of ``shorts`` in seconds.)"""
         slacks = self._slacks(now, shorts, token_budget)
         order = sorted(range(len(shorts)), key=lambda i: late_last and slacks[i] < 0.0)
+        if sum(s.tokens for s in shorts) <= token_budget:
+            return order, slacks
         picked, room = order[:1], token_budget - shorts[order[0]].tokens
         for i in order[1:]:
             if shorts[i].tokens <= room:
                 picked.append(i)
                 room -= shorts[i].tokens
+        return picked, slacks
+
+    def _left(self, now: float, picked: Sequence[int], slacks: Sequence[float], reason: str) -> Plan:
         waited_s = 0.0 if self._held_since is None else now - self._held_since
         late = sum(slacks[i] < 0.0 for i in picked)
-        plan = Plan((SHORT,), tuple(picked), reason="preempt", waited_s=waited_s, late=late)
-        return plan, min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
+        return Plan((SHORT,), tuple(picked), reason=reason, waited_s=waited_s, late=late)
 
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
