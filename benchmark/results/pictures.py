@@ -64,16 +64,6 @@ def distributions(curves: Mapping[str, Mapping[str, Sequence[float]]], title: st
             axis.legend(loc="lower right", fontsize=8)
 
 
-def over_clients(points: Mapping[int, Mapping[str, Mapping[str, Sequence[float]]]], title: str, path: Path) -> None:
-    """clients -> variant -> figure -> values: requests/s and TTFT P90 over the number of clients."""
-    x = sorted(points)
-    panels = [
-        (label, {name: [statistics.median(points[n][name][key]) for n in x] for name in points[x[0]]})
-        for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))
-    ]
-    lines(x, panels, "clients", path, title=title)
-
-
 def against(told: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], path: Path) -> None:
     """Measured and simulated TTFT side by side: variant -> measured/simulated -> figure -> seconds per round."""
     with axes(len(told), path) as each:
