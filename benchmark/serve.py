@@ -235,10 +235,10 @@ def compared(
 def _closed(points: Points, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
     over, figures, data = tables.closed(points, names, base)
     picture = "closed.svg"
-    panels = [
-        (label, {name: [statistics.median(points[n][name][key]) for n in sorted(points)] for name in names})
+    panels = {
+        label: {name: [statistics.median(points[n][name][key]) for n in sorted(points)] for name in names}
         for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))
-    ]
+    }
     pictures.lines(sorted(points), panels, "clients", out / picture, title="Closed loop of LMSYS lengths")
     text = f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
     captions = {picture: "Requests/s and TTFT P90 over the number of clients."}

@@ -87,7 +87,7 @@ Line = Mapping[str, Sequence[float]]
 
 def lines(
     x: Sequence[float],
-    panels: Sequence[tuple[str, Line]],
+    panels: Mapping[str, Line],
     x_label: str,
     path: Path,
     *,
@@ -95,9 +95,9 @@ def lines(
     log_y: bool = False,
     title: str = "",
 ) -> None:
-    """One panel per (y label, lines)."""
+    """A panel for each y label."""
     with axes(len(panels), path, title) as each:
-        for axis, (label, ys) in zip(each, panels, strict=True):
+        for axis, (label, ys) in zip(each, panels.items(), strict=True):
             for name, y in ys.items():
                 axis.plot(x, y, marker="o", markersize=3, linewidth=1.2, label=name, color=COLOURS.get(name))
             _clients(axis, x, x_label, log_x)
