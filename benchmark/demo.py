@@ -19,7 +19,7 @@ from typing import Any
 from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
-from benchmark.results.metrics import KINDS, QUANTILES, curve, quantile
+from benchmark.results.metrics import KINDS, QUANTILES, curve, quantiles
 from benchmark.results.pictures import distributions
 from benchmark.results.piece import Piece, Table, command
 from benchmark.rig import model, servers
@@ -113,18 +113,13 @@ def lone_long_s(target: Target, words: Words) -> float:
     return statistics.median(asyncio.run(client.one_by_one(target, bodies))[3:])
 
 
-def ttft_ms(answers: Sequence[Answer], kind: str) -> list[float]:
-    """Of the requests of one class that were answered."""
-    return [1e3 * a.ttft_s for a in answers if a.job.kind == kind and a.ttft_s is not None]
-
-
 def summary(rounds: Sequence[Sequence[Answer]]) -> dict[str, Any]:
     """Quantiles over all requests of a variant's rounds."""
     seen = [a for answers in rounds for a in answers]
     failed = sum(a.ttft_s is None for a in seen)
     took_s = sum(max((a.sent_s + a.ttft_s for a in r if a.ttft_s is not None), default=0.0) for r in rounds)
     return {
-        **{kind: {f"p{q}_ms": round(quantile(ttft_ms(seen, kind), q), 2) for q in QUANTILES} for kind in KINDS},
+        **{kind: quantiles(seen, kind) for kind in KINDS},
         "rps": round((len(seen) - failed) / max(took_s, 1e-9), 3),
         "failed": failed,
         "requests": {kind: sum(a.job.kind == kind for a in seen) for kind in KINDS},

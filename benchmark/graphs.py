@@ -187,11 +187,11 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 def picture(result: dict[str, Any], args: argparse.Namespace, path: Path) -> None:
     """Requests/s and P99 over the number of clients, for each kind of prompts."""
     at = {(r["prompts"], r["clients"], r["mode"]): r for r in result["rows"]}
-    panels = [
-        (f"{kind} prompts: {what}", {m: [at[kind, n, m][key] for n in args.concurrency] for m in args.modes})
+    panels = {
+        f"{kind} prompts: {what}": {m: [at[kind, n, m][key] for n in args.concurrency] for m in args.modes}
         for kind in args.prompts
         for key, what in (("per_s", "requests/s"), ("p99_ms", "TTFT P99 (ms)"))
-    ]
+    }
     pictures.lines(args.concurrency, panels, "clients", path, title=result["shape"])
 
 

@@ -204,7 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--one", nargs=2, metavar=("SHAPE", "BACKEND"), help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     if args.one:
-        one(*args.one, args.attention)
+        shape, backend = args.one
+        one(shape, backend, args.attention)
     shapes, backends = (["tiny"], [BREAKABLE]) if args.emulate else (args.shapes, [BREAKABLE, FULL])
     data: dict[str, dict[str, Any]] = {}
     for shape in shapes:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -234,8 +235,11 @@ def compared(
 def _closed(points: Points, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
     over, figures, data = tables.closed(points, names, base)
     picture = "closed.svg"
-    out.mkdir(parents=True, exist_ok=True)
-    pictures.over_clients(points, "Closed loop of LMSYS lengths", out / picture)
+    panels = {
+        label: {name: [statistics.median(points[n][name][key]) for n in sorted(points)] for name in names}
+        for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))
+    }
+    pictures.lines(sorted(points), panels, "clients", out / picture, title="Closed loop of LMSYS lengths")
     text = f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
     captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)

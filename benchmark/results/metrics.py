@@ -48,16 +48,26 @@ def share(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags) if flags else math.nan
 
 
+def ttft_ms(answers: Sequence[Answer], kind: str) -> list[float]:
+    """Of the requests of one class that were answered."""
+    return [1e3 * a.ttft_s for a in answers if a.job.kind == kind and a.ttft_s is not None]
+
+
+def quantiles(answers: Sequence[Answer], kind: str) -> dict[str, float]:
+    """TTFT (ms) of one class: p50_ms, p90_ms, p99_ms."""
+    ttft = ttft_ms(answers, kind)
+    return {f"p{q}_ms": quantile(ttft, q) for q in QUANTILES}
+
+
 def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]:
     """Of one class: TTFT (ms), slowdown, longest wait (seconds: TTFT beyond the lone one), share within the SLO."""
     mine = [a for a in answers if a.job.kind == kind]
     ok = [a for a in mine if a.ttft_s is not None]
-    ttft = [a.ttft_s * 1e3 for a in ok if a.ttft_s is not None]
     slowdown = [slo.slowdown(a) for a in ok]
     wait = [a.ttft_s - slo.lone_s(a.job.new) for a in ok if a.ttft_s is not None]
     return {
         "requests": len(mine),
-        **{f"p{q}_ms": quantile(ttft, q) for q in QUANTILES},
+        **quantiles(answers, kind),
         "slowdown_mean": mean(slowdown),
         "slowdown_p90": quantile(slowdown, 90),
         "longest_wait_s": max(0.0, *wait) if wait else math.nan,
@@ -85,5 +95,5 @@ def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
 
 def curve(answers: Sequence[Answer], kind: str, points: int = 201) -> list[float]:
     """TTFT (ms) at even steps of the share of requests, for a picture; failed ones left out."""
-    ttft = [a.ttft_s * 1e3 for a in answers if a.job.kind == kind and a.ttft_s is not None]
+    ttft = ttft_ms(answers, kind)
     return [round(float(v), 3) for v in np.quantile(ttft, np.linspace(0.0, 1.0, points))] if ttft else []

@@ -64,16 +64,6 @@ def distributions(curves: Mapping[str, Mapping[str, Sequence[float]]], title: st
             axis.legend(loc="lower right", fontsize=8)
 
 
-def over_clients(points: Mapping[int, Mapping[str, Mapping[str, Sequence[float]]]], title: str, path: Path) -> None:
-    """clients -> variant -> figure -> values: requests/s and TTFT P90 over the number of clients."""
-    x = sorted(points)
-    panels = [
-        (label, {name: [statistics.median(points[n][name][key]) for n in x] for name in points[x[0]]})
-        for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))
-    ]
-    lines(x, panels, "clients", path, title=title)
-
-
 def against(told: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], path: Path) -> None:
     """Measured and simulated TTFT side by side: variant -> measured/simulated -> figure -> seconds per round."""
     with axes(len(told), path) as each:
@@ -97,7 +87,7 @@ Line = Mapping[str, Sequence[float]]
 
 def lines(
     x: Sequence[float],
-    panels: Sequence[tuple[str, Line]],
+    panels: Mapping[str, Line],
     x_label: str,
     path: Path,
     *,
@@ -105,9 +95,9 @@ def lines(
     log_y: bool = False,
     title: str = "",
 ) -> None:
-    """One panel per (y label, lines)."""
+    """A panel for each y label."""
     with axes(len(panels), path, title) as each:
-        for axis, (label, ys) in zip(each, panels, strict=True):
+        for axis, (label, ys) in zip(each, panels.items(), strict=True):
             for name, y in ys.items():
                 axis.plot(x, y, marker="o", markersize=3, linewidth=1.2, label=name, color=COLOURS.get(name))
             _clients(axis, x, x_label, log_x)

@@ -62,7 +62,7 @@ class Study:
         self, name: str, caption: str, x: Sequence[float], panels: Mapping[str, pictures.Line], label: str, **how: Any
     ) -> None:
         """Draw lines over ``x``, a panel for each y label, and note them. ``how``: as of ``pictures.lines``."""
-        pictures.lines(x, list(panels.items()), label, self.out / name, **how)
+        pictures.lines(x, panels, label, self.out / name, **how)
         self.piece.pictures[name] = caption
 
     def judge(self, name: str, value: float, bar: str, met: bool) -> None:

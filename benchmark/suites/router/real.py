@@ -14,7 +14,7 @@ from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
-from benchmark.results.metrics import KINDS, QUANTILES, quantile
+from benchmark.results.metrics import KINDS, quantiles
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
@@ -42,10 +42,7 @@ def arrivals(seconds: float, long_per_s: float, rng: random.Random) -> list[Job]
 
 def figures(answers: list[client.Answer]) -> dict[str, Any]:
     """Of one round."""
-    found: dict[str, Any] = {}
-    for kind in KINDS:
-        ttft = [1e3 * a.ttft_s for a in answers if a.job.kind == kind and a.ttft_s is not None]
-        found[kind] = {f"p{q}_ms": quantile(ttft, q) for q in QUANTILES}
+    found = {kind: quantiles(answers, kind) for kind in KINDS}
     return {**found, "requests": len(answers), "failed": sum(a.ttft_s is None for a in answers)}
 
 
