@@ -13,7 +13,7 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 ROUTER = "sgl-model-gateway/bindings/python/src"
-NAMES = {"yaml": "pyyaml"}
+NAMES = {"yaml": "pyyaml", "xdist": "pytest_xdist"}
 """Packages that are imported under another name."""
 OURS = {"laps_core", "sglang_laps", "sglang_router_laps", "benchmark"}
 OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
