@@ -85,8 +85,8 @@ class Connection(asyncio.Protocol):
             self.first = time.perf_counter()
         whole = len(self._buffer) >= self._end if self._end is not None else self._buffer.endswith(LAST_CHUNK)
         if whole:
-            # SGLang tells in an event what went wrong after the stream has begun.
-            fine = self._end is not None or b'"error"' not in self._buffer
+            # SGLang tells in an event what went wrong after the stream has begun; a token may be "error" itself.
+            fine = self._end is not None or b'{"error"' not in self._buffer
             self._finish(fine and self._buffer.startswith(b"HTTP/1.1 200"))
 
     def _head(self) -> bool:

@@ -141,8 +141,12 @@ def test_urls() -> None:
     assert Target("h", 30000).url == "http://h:30000"
 
 
+FIRST = b'data: {"text":"error"}\n\n'
+"""An answer, for all that it says."""
+
+
 class Streaming(asyncio.Protocol):
-    """Two events, the second one late; with "error" in it where the prompt has 13 tokens."""
+    """Two events, the second one late; an error where the prompt has 13 tokens."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -153,7 +157,7 @@ class Streaming(asyncio.Protocol):
         last = b'data: {"error": 1}\n\n' if len(body["input_ids"]) == 13 else b"data: [DONE]\n\n"
         self.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         loop = asyncio.get_running_loop()
-        loop.call_later(0.05, self.transport.write, b"9\r\ndata: x\n\n\r\n")
+        loop.call_later(0.05, self.transport.write, b"%x\r\n%b\r\n" % (len(FIRST), FIRST))
         loop.call_later(0.3, self.transport.write, b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
 
 
