@@ -1,6 +1,6 @@
 """Mutation check of the pure rooms: does a unit test fail where one of their operators is another one?
 
-    ./run mutants                                                     # all of them: over an hour
+    ./run mutants                                                     # all of them: half an hour
     ./run mutants python/laps_core/busy.py                            # a file, or a folder
     ./run mutants python/laps_core/busy.py test/unit/test_core.py     # by these tests alone
 
