@@ -16,6 +16,16 @@ def test_it_is_fitted_as_soon_as_there_are_enough_steps() -> None:
         assert model.fitted == (i == MIN_SAMPLES)
 
 
+def test_it_is_fitted_again_after_some_more_steps() -> None:
+    model, found = LatencyModel(), []
+    for i in range(1, 300):
+        tokens = 10 + 10 * (i % 40)
+        model.observe(StepSample.of([(tokens, 0)], (1e-3 + 1e-5 * tokens) * (1 + i / 100)))
+        if not found or model.predict([(100, 0)]) != found[-1][1]:
+            found.append((i, model.predict([(100, 0)])))
+    assert [i for i, _ in found[1:]] == [MIN_SAMPLES, MIN_SAMPLES + 64, MIN_SAMPLES + 128, MIN_SAMPLES + 192, 288]
+
+
 @pytest.mark.parametrize(
     "alike",
     [[[(96, history)] for history in (4, 8, 16, 31)], [[(96 // n, 0)] * n for n in (2, 3, 4, 6)]],
