@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmark.faults import baseline, comparison, corpus, load, logs, prompts, rest, schedule
-from benchmark.faults.deeds import Crowd
+from benchmark.faults import clients, comparison, corpus, logs, prompts, schedule
+from benchmark.faults.deeds import CLIENTS, Crowd
 from benchmark.faults.evidence import Evidence
-from benchmark.faults.fleet import Fleet
+from benchmark.faults.fleet import REST_S, Fleet
 from benchmark.faults.inflict import Inflictor
-from benchmark.faults.oracle import BAD, Oracle
+from benchmark.faults.oracle import BAD, Oracle, Seen
 from benchmark.faults.outcome import Campaign
 from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
 from benchmark.results.piece import command
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with Fleet(args.out, evidence, args.seed, say) as fleet:
                 found = asyncio.run(_campaign(fleet, args, say))
-        except baseline.Unsteady as e:
+        except clients.Unsteady as e:
             print(f"bench faults: {e}", file=sys.stderr)
             return 1
         finally:
@@ -88,81 +88,97 @@ async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Ca
     say("starting the router")
     try:
         await fleet.open()
-        return await _through(fleet, args, say)
+        asked = prompts.make(args.seed, SHORT_PROMPTS, LONG_PROMPTS)
+        say("asking for the right answers")
+        answers = await clients.right_answers(fleet.port, asked)
+        oracle = Oracle(fleet.evidence, {role: [m.name for m in fleet.of(role)] for role in (PREFILL, DECODE)})
+        inflictor = Inflictor(fleet)
+        crowd = Crowd(fleet.port, asked, answers, oracle)
+        seconds = await _load(fleet, crowd, inflictor, args, say)
+        return await _afterwards(fleet, inflictor, oracle, seconds, args, say)
     finally:
         await fleet.close()
 
 
-async def _through(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Campaign:
-    evidence = fleet.evidence
-    asked = prompts.make(args.seed, SHORT_PROMPTS, LONG_PROMPTS)
-    say("asking for the right answers")
-    answers = await baseline.answers(fleet.port, asked)
-    oracle = Oracle(evidence, {role: [m.name for m in fleet.of(role)] for role in (PREFILL, DECODE)})
-    inflictor = Inflictor(fleet)
-    crowd = Crowd(fleet.port, asked, answers, oracle)
-    span = load.Span(args.requests, args.seconds, lambda: schedule.covered(inflictor.done, args.only))
+async def _load(fleet: Fleet, crowd: Crowd, inflictor: Inflictor, args: argparse.Namespace, say: Progress) -> float:
+    """Faults while requests run, until enough have ended and every fault has happened; how long it took (seconds)."""
+    begin, ends = time.monotonic(), crowd.oracle.ends
+    crashed = False
+
+    def over() -> bool:
+        enough = len(ends) >= args.requests and schedule.covered(inflictor.done, args.only)
+        # What comes after a crash would only be its echo.
+        return crashed or enough or time.monotonic() - begin > args.seconds
 
     async def watch() -> None:
+        nonlocal crashed
         while True:
-            bad = sum(oracle.total(end) for end in BAD)
+            bad = sum(crowd.oracle.total(end) for end in BAD)
             now = ", ".join(inflictor.now.values()) or "no fault"
-            say(f"{len(oracle.ends)} of {args.requests} requests, {bad} failed; {now}")
-            # What comes after a crash would only be its echo.
-            span.over = span.over or bool(fleet.dead())
+            say(f"{len(ends)} of {args.requests} requests, {bad} failed; {now}")
+            crashed = crashed or bool(fleet.dead())
             await asyncio.sleep(1.0)
 
     lanes = [asyncio.ensure_future(inflictor.lane(schedule.faults(args.seed, lane, args.only))) for lane in LANES]
     watcher = asyncio.ensure_future(watch())
     try:
-        await load.run(crowd, schedule.deeds(args.seed, args.only), oracle, span)
-        if not (dead := fleet.dead()):
-            inflictor.end()
-        else:
+        await crowd.run(schedule.deeds(args.seed, args.only), over)
+        took_s = time.monotonic() - begin
+        inflictor.end()
+        if fleet.dead():
             for lane in lanes:
                 lane.cancel()
         ended = await asyncio.gather(*lanes, return_exceptions=True)
     finally:
         for task in (*lanes, watcher):
             task.cancel()
-        await crowd.close()
-    dead = dead or fleet.dead()
     inflictor.wrong += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
-    inflictor.wrong += [f"the router calls {name} unhealthy" for name in await fleet.healthy(0.0 if dead else 30.0)]
+    return took_s
+
+
+async def _afterwards(
+    fleet: Fleet, inflictor: Inflictor, oracle: Oracle, seconds: float, args: argparse.Namespace, say: Progress
+) -> Campaign:
+    """Is all as it was? Then hostile requests, and what of them is left; then the same to stock MiniLB."""
+    dead = fleet.dead()
+    unhealthy = await fleet.sick(0.0 if dead else 30.0)
     cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
     if dead or args.only not in (None, HOSTILE):
         cases = []
     ours = await comparison.run(fleet.port, cases, say, lambda: not fleet.dead(), marked=True)
-    dead += [
-        f"{x}; it was sent one of: {', '.join(comparison.last_sent(cases, ours))}" for x in fleet.dead() if not dead
-    ]
+    suspects = ", ".join(comparison.last_sent(cases, ours))
+    dead = dead or [f"{x}; it was sent one of: {suspects}" for x in fleet.dead()]
     say("waiting for rest")
-    left = await rest.at_rest(fleet, 0.0 if dead else rest.LIMIT_S)
+    left = await fleet.at_rest(0.0 if dead else REST_S)
     dead = dead or fleet.dead()
     found = logs.scan(fleet.logs())
-    stock: dict[str, corpus.Outcome | None] = {}
+    stock: dict[str, Seen] = {}
     if cases and not dead:
         for_stock = [c for c in cases if not c.deadly]
         router = await fleet.stock()
-        with contextlib.ExitStack() as stack:
-            stack.callback(router.kill)
-            got = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
-        stock = dict(zip((c.name for c in for_stock), got, strict=True))
+        try:
+            stock = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
+        finally:
+            router.kill()
     return Campaign(
         oracle=oracle,
         seed=args.seed,
-        seconds=span.took_s,
+        seconds=seconds,
         inflicted=inflictor.done,
-        rest=left,
-        dead=dead,
-        logs=found.wrong,
+        wrong={
+            "counters and KV pools not at zero": left,
+            "processes that ended and were not killed": dead,
+            "tracebacks and alarms in logs": found.wrong,
+            "faults that were not recovered from": [
+                *inflictor.wrong, *(f"the router calls {name} unhealthy" for name in unhealthy)
+            ],
+            "hostile requests answered 5xx of its own making": comparison.own_errors(ours, fleet.evidence),
+        },
         own_logs=found.own,
-        recovery=inflictor.wrong,
-        own_errors=comparison.own_errors(cases, ours, evidence),
         compared=comparison.compare(cases, ours, stock),
         sent=len(cases),
         settings={
-            "requests": args.requests, "seconds": args.seconds, "only": args.only, "clients": load.CLIENTS,
+            "requests": args.requests, "seconds": args.seconds, "only": args.only, "clients": CLIENTS,
             "servers": [m.name for m in fleet.members], "prompts": [SHORT_PROMPTS, LONG_PROMPTS],
         },
     )  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import openai
@@ -17,7 +19,33 @@ from benchmark.faults.prompts import CHAT, GENERATE, Prompt
 HUNG_S = 75.0
 """A request without an end after this long hangs: longer than the router's own limit."""
 
-Ask = Callable[[Prompt, Seen, Mapping[str, Any]], Awaitable[None]]
+Read = Callable[[Any, Seen], None]
+"""Takes a whole reply, or an event of a stream, apart."""
+
+
+async def exchange(port: int, raw: bytes, seen: Seen, read: Read | None = None) -> Seen:
+    """Send ``raw`` as it is; read its reply into ``seen`` as it comes. No ``read``: any answer will do."""
+    failed = ""
+    try:
+        async with wire.exchange(port, raw) as reply:
+            if reply.status >= 400:
+                seen.reason, seen.status = wire.reason(await reply.body()), reply.status
+                return seen
+            if read and seen.stream != reply.events:
+                raise wire.Broken(f"{'no' if seen.stream else 'a'} stream, though asked otherwise")
+            seen.status = reply.status if reply.events else None
+            async for said in reply.said():
+                seen.status = reply.status
+                if failed:
+                    raise wire.Broken("an event after an error")
+                if isinstance(said, dict) and (said.get("error") or said.get("object") == "error"):
+                    seen.reason = failed = wire.told(said) or "an error"
+                elif read:
+                    read(said, seen)
+            seen.done = (seen.done or not read) and reply.ended and not failed
+    except (wire.Broken, OSError, ValueError, LookupError, TypeError) as e:
+        seen.broken = f"{type(e).__name__}: {e}"[:200]
+    return seen
 
 
 class Bare:
@@ -28,40 +56,9 @@ class Bare:
 
     async def __call__(self, prompt: Prompt, seen: Seen, extra: Mapping[str, Any]) -> None:
         """Send the prompt with ``extra`` in its body; read the answer into ``seen`` as it comes."""
-        body = {**prompt.body, "stream": seen.stream, **extra}
-        try:
-            with await wire.Connection.to(self._port) as connection:
-                raw = json.dumps(body).encode()
-                await connection.send(wire.request(prompt.route, raw, {MARKER: str(seen.number)}))
-                reply = await connection.reply()
-                if seen.stream and reply.status < 400:
-                    seen.status = reply.status
-                    await self._stream(prompt.route, reply, seen)
-                else:
-                    data = await reply.body()
-                    seen.status = reply.status
-                    if reply.status >= 400:
-                        seen.reason = wire.reason(data)
-                    else:
-                        read_whole(prompt.route, json.loads(data), seen)
-        except (wire.Broken, OSError, ValueError) as e:
-            seen.broken = f"{type(e).__name__}: {e}"[:200]
-
-    async def _stream(self, route: str, reply: wire.Reply, seen: Seen) -> None:
-        last = failed = False
-        async for data in wire.events(reply.pieces()):
-            # SGLang ends a stream that failed with both an error and this.
-            done = data == b"[DONE]"
-            if last or (failed and not done):
-                raise wire.Broken(f"an event after the last one: {data[:60]!r}")
-            last = done
-            if not done:
-                event = json.loads(data)
-                if event.get("error"):
-                    seen.reason, failed = wire.told(event) or "an error", True
-                else:
-                    read_event(route, event, seen)
-        seen.done = seen.done and last and not failed
+        body = json.dumps({**prompt.body, "stream": seen.stream, **extra}).encode()
+        raw = wire.request(prompt.route, body, {MARKER: str(seen.number)})
+        await exchange(self._port, raw, seen, functools.partial(read, prompt.route))
 
 
 class OpenAi:
@@ -85,11 +82,11 @@ class OpenAi:
             )
             seen.status = 200
             if not seen.stream:
-                read_whole(prompt.route, answer.model_dump(), seen)
+                read(prompt.route, answer.model_dump(), seen)
                 return
             async with answer:
                 async for event in answer:
-                    read_event(prompt.route, event.model_dump(), seen)
+                    read(prompt.route, event.model_dump(), seen)
             seen.done = bool(seen.reason)
         except openai.APIStatusError as e:
             seen.status = e.status_code
@@ -108,47 +105,61 @@ class OpenAi:
         await self._client.close()
 
 
-def read_whole(route: str, reply: Any, seen: Seen) -> None:
-    """A whole reply."""
-    if isinstance(reply, dict) and reply.get("error"):
-        seen.reason = wire.told(reply)
-        return
-    if route == GENERATE:
-        many = reply if isinstance(reply, list) else [reply]
-        got = [list(r["output_ids"]) for r in many]
-        seen.got = got if isinstance(reply, list) else got[0]
-        ended = [(r["meta_info"]["finish_reason"] or {}).get("type", "") for r in many]
-        seen.reason, seen.done = " ".join(ended), all(ended)
-        return
-    choice = reply["choices"][0]
-    seen.got = choice["message"]["content"] if route == CHAT else choice["text"]
-    seen.reason = choice["finish_reason"] or ""
+def read(route: str, reply: Any, seen: Seen) -> None:
+    """A whole reply, or one event of a stream: an event of /generate holds all so far, others what is new."""
+    seen.begun = True
+    if route != GENERATE:
+        for choice in reply["choices"]:
+            said = choice.get("message") or choice.get("delta")
+            seen.got = (seen.got or "") + ((said.get("content") if said else choice.get("text")) or "")
+            seen.reason = choice["finish_reason"] or seen.reason
+    elif isinstance(reply, list):
+        seen.got = [r["output_ids"] for r in reply]
+        seen.reason = " ".join(_ended(r) for r in reply) if all(map(_ended, reply)) else ""
+    else:
+        seen.got, seen.reason = list(reply["output_ids"]), _ended(reply)
     seen.done = bool(seen.reason)
 
 
-def read_event(route: str, event: Any, seen: Seen) -> None:
-    """One event of a stream."""
-    seen.begun = True
-    if route == GENERATE:
-        seen.got = list(event["output_ids"])
-        ended = event["meta_info"]["finish_reason"]
-        if ended:
-            seen.reason, seen.done = ended["type"], True
-        return
-    for choice in event["choices"]:
-        piece = choice["delta"].get("content") if route == CHAT else choice["text"]
-        seen.got = (seen.got or "") + (piece or "")
-        if choice["finish_reason"]:
-            seen.reason, seen.done = choice["finish_reason"], True
+def _ended(reply: Any) -> str:
+    return str((reply["meta_info"]["finish_reason"] or {}).get("type", ""))
 
 
-async def bounded(call: Awaitable[None], seen: Seen, clock: Callable[[], float], leave_s: float | None = None) -> Seen:
+async def bounded(call: Awaitable[object], seen: Seen, leave_s: float | None = None) -> Seen:
     """Run one request to its end, to the client's leaving (``leave_s`` seconds), or to the limit."""
-    seen.begin = clock()
+    seen.begin = time.monotonic()
     try:
         async with asyncio.timeout(HUNG_S if leave_s is None else leave_s):
             await call
     except TimeoutError:
         seen.left, seen.hung = leave_s is not None, leave_s is None
-    seen.end = clock()
+    seen.end = time.monotonic()
     return seen
+
+
+class Unsteady(RuntimeError):
+    """A fault-free server gave no answer, or not the same one twice. The message is one line."""
+
+
+async def right_answers(port: int, prompts: Sequence[Prompt]) -> list[Any]:
+    """What servers say while nothing is wrong, to each prompt alone and as a stream in company. Raises Unsteady."""
+    first = await _all(port, prompts, stream=False, together=2)
+    second = await _all(port, prompts[::-1], stream=True, together=12)
+    for prompt, *both in zip(prompts, first, second[::-1], strict=True):
+        for seen in both:
+            if not seen.done or not seen.got:
+                raise Unsteady(f"a prompt to {prompt.route} without faults: {seen.status} {seen.reason} {seen.broken}")
+        if both[0].got != both[1].got:
+            raise Unsteady(f"two answers of {prompt.route} without faults: {both[0].got!r}, {both[1].got!r}")
+    return [seen.got for seen in first]
+
+
+async def _all(port: int, prompts: Sequence[Prompt], stream: bool, together: int) -> list[Seen]:
+    bare, room = Bare(port), asyncio.Semaphore(together)
+
+    async def one(prompt: Prompt) -> Seen:
+        seen = Seen(0, "baseline", stream=stream)
+        async with room:
+            return await bounded(bare(prompt, seen, {}), seen)
+
+    return list(await asyncio.gather(*map(one, prompts)))

@@ -7,16 +7,29 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmark.faults import corpus
-from benchmark.faults.corpus import ANSWER, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case, Outcome
+from benchmark.faults.clients import bounded, exchange
+from benchmark.faults.corpus import ANSWER, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case
 from benchmark.faults.evidence import MARKER, Evidence
+from benchmark.faults.oracle import Seen
 
 RANK = {SILENCE: 0, GONE: 1, ERROR: 2, SOFT: 3, REFUSAL: 4, ANSWER: 4}
 """Higher is better; two different ones of the same rank are not the same."""
 TOGETHER = 6
-NOT_SENT = Outcome(SILENCE, None, "not sent")
+LIMIT_S = 10.0
+"""Whatever takes longer is silence."""
 FIRST = 1_000_000
 """Number of the first case: beyond those of other requests."""
+
+
+def family(seen: Seen | None) -> str:
+    """How a case ended; None, what is not for this router, counts as silence."""
+    if seen is None or seen.left:
+        return SILENCE
+    if seen.status is None or seen.broken:
+        return GONE
+    if seen.status >= 400:
+        return ERROR if seen.status >= 500 else REFUSAL
+    return ANSWER if seen.done else SOFT if seen.reason else GONE
 
 
 @dataclass(frozen=True)
@@ -24,27 +37,29 @@ class Compared:
     """One case at both."""
 
     case: Case
-    ours: Outcome
-    stock: Outcome
+    ours: Seen
+    stock: Seen | None
 
     @property
     def fine(self) -> bool:
         """The same, better, or what is promised."""
         if self.case.promise:
-            return self.ours.family == self.case.promise
-        return self.ours.family == self.stock.family or RANK[self.ours.family] > RANK[self.stock.family]
+            return family(self.ours) == self.case.promise
+        return family(self.ours) == family(self.stock) or self.better
 
     @property
     def better(self) -> bool:
         """Better than stock."""
-        return RANK[self.ours.family] > RANK[self.stock.family]
+        return RANK[family(self.ours)] > RANK[family(self.stock)]
 
     def __str__(self) -> str:
         return f"{self.case.name}: {_words(self.ours)}; stock: {_words(self.stock)}"
 
 
-def _words(outcome: Outcome) -> str:
-    return " ".join(filter(None, (outcome.family, str(outcome.status or ""), (outcome.reason or outcome.broken)[:100])))
+def _words(seen: Seen | None) -> str:
+    if seen is None:
+        return "not sent"
+    return " ".join(filter(None, (family(seen), str(seen.status or ""), (seen.reason or seen.broken)[:100])))
 
 
 def choose(cases: Sequence[Case], number: int, seed: int) -> list[Case]:
@@ -55,49 +70,42 @@ def choose(cases: Sequence[Case], number: int, seed: int) -> list[Case]:
 
 async def run(
     port: int, cases: Sequence[Case], say: Callable[[str], None], whole: Callable[[], bool], marked: bool
-) -> list[Outcome | None]:
-    """Send all while the servers are ``whole``; what is not sent has no outcome.
+) -> dict[str, Seen]:
+    """Send all, while the servers are ``whole``: what came of those that were sent, by name, in their order.
 
     ``marked``: each with its number, where servers get to see the headers.
     """
-    room, done = asyncio.Semaphore(TOGETHER), 0
+    room = asyncio.Semaphore(TOGETHER)
+    outcomes: dict[str, Seen] = {}
 
-    async def one(i: int, case: Case) -> Outcome | None:
-        nonlocal done
+    async def one(i: int, case: Case) -> None:
         async with room:
-            if not whole():
-                return None
-            outcome = await corpus.bounded(port, case, {MARKER: str(FIRST + i)} if marked else None)
-        done += 1
-        say(f"{done} of {len(cases)} hostile requests")
-        return outcome
+            if whole():
+                seen = outcomes[case.name] = Seen(FIRST + i, "compared", stream=case.stream)
+                headers = {MARKER: str(seen.number)} if marked else {}
+                await bounded(exchange(port, case.wire(headers), seen), seen, LIMIT_S)
+                say(f"{len(outcomes)} of {len(cases)} hostile requests")
 
-    return list(await asyncio.gather(*(one(i, c) for i, c in enumerate(cases))))
+    await asyncio.gather(*(one(i, c) for i, c in enumerate(cases)))
+    return outcomes
 
 
-def last_sent(cases: Sequence[Case], outcomes: Sequence[Outcome | None]) -> list[str]:
+def last_sent(cases: Sequence[Case], outcomes: Mapping[str, Seen]) -> list[str]:
     """Where sending was cut short: names of the last ones sent, one of which did it."""
-    sent = [c.name for c, o in zip(cases, outcomes, strict=True) if o]
-    return sent[-2 * TOGETHER :] if len(sent) < len(cases) else []
+    return list(outcomes)[-2 * TOGETHER :] if len(outcomes) < len(cases) else []
 
 
-def compare(
-    cases: Sequence[Case], ours: Sequence[Outcome | None], stock: Mapping[str, Outcome | None]
-) -> list[Compared]:
-    """Those that were sent to both, or that stock is not to have; ``stock``: by name."""
-    found = []
-    for case, mine in zip(cases, ours, strict=True):
-        theirs = stock.get(case.name) or (NOT_SENT if case.deadly else None)
-        if mine and theirs:
-            found.append(Compared(case, mine, theirs))
-    return found
+def compare(cases: Sequence[Case], ours: Mapping[str, Seen], stock: Mapping[str, Seen]) -> list[Compared]:
+    """Those that were sent to both, or that stock is not to have; outcomes by name."""
+    return [
+        Compared(c, ours[c.name], stock.get(c.name)) for c in cases if c.name in ours and (c.deadly or c.name in stock)
+    ]
 
 
-def own_errors(cases: Sequence[Case], outcomes: Sequence[Outcome | None], evidence: Evidence) -> list[str]:
+def own_errors(outcomes: Mapping[str, Seen], evidence: Evidence) -> list[str]:
     """Cases answered 5xx though no server said so."""
-    found = []
-    for i, (case, outcome) in enumerate(zip(cases, outcomes, strict=True)):
-        theirs = any(h.what.startswith("answered 5") for h in evidence.hits(FIRST + i))
-        if outcome and outcome.family == ERROR and not theirs:
-            found.append(f"{case.name}: {_words(outcome)}")
-    return found
+    return [
+        f"{name}: {_words(seen)}"
+        for name, seen in outcomes.items()
+        if family(seen) == ERROR and not any(h.what.startswith("answered 5") for h in evidence.hits(seen.number))
+    ]

@@ -1,11 +1,10 @@
-"""Hostile bodies and headers, from tables of mutations; and how a server takes one."""
+"""Hostile bodies and headers, from tables of mutations."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
 import gzip
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from benchmark.rig.servers import HOST
 
 ANSWER, REFUSAL, SOFT, ERROR, GONE, SILENCE = "answer", "refusal", "soft", "error", "gone", "silence"
 """How a case ends: 2xx; 4xx; 2xx with an error inside; 5xx; a connection that ends without a (whole) reply; nothing."""
-LIMIT_S = 10.0
 
 BASES: dict[str, dict[str, Any]] = {
     GENERATE: {"text": "How are you?", "sampling_params": {"max_new_tokens": 2, "temperature": 0}},
@@ -66,7 +64,7 @@ VALUES: dict[str, str] = {
 }
 """What they are replaced by: JSON text, since some of it no serialiser writes."""
 
-_HOLE = '"\u241f"'
+_HOLE = "\u241f"
 """Stands for a value in a body until its text is put there."""
 
 
@@ -82,7 +80,8 @@ class Case:
     promise: str | None = None
     """How the router ends it whatever stock does with it; None: as stock does, or better."""
     deadly: bool = False
-    """It ends a server that gets to see it; not for stock, which passes it on."""
+    """It ends the scheduler of a stock SGLang 0.5.23, so it is not for stock MiniLB, which passes it on: an empty text
+    is a prefill batch of no tokens, and all samples of a prompt share a room, which the first may not have left yet."""
 
     def wire(self, headers: Mapping[str, str]) -> bytes:
         """Its bytes with further headers, where it has a request line to put them after."""
@@ -91,55 +90,29 @@ class Case:
         return line + end + more + rest if end else self.raw
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a case ended."""
-
-    family: str
-    status: int | None
-    reason: str = ""
-    broken: str = ""
-
-    @property
-    def soft(self) -> bool:
-        """An error inside a reply that says all is well."""
-        return self.family == SOFT
-
-
-def _post(path: str, body: bytes, **headers: str) -> bytes:
-    return wire.request(path, body, {k.replace("_", "-"): v for k, v in headers.items()})
-
-
 def with_value(base: Mapping[str, Any], path: str, text: str) -> bytes:
     """``base`` as JSON with the member at ``path`` replaced by ``text``."""
     body: Any = copy.deepcopy(dict(base))
     at, names = body, path.split(".")
     for name in names[:-1]:
         at = at[int(name)] if isinstance(at, list) else at.setdefault(name, {})
-    if isinstance(at, list):
-        at[int(names[-1])] = json.loads(_HOLE)
-    else:
-        at[names[-1]] = json.loads(_HOLE)
+    at[int(names[-1]) if isinstance(at, list) else names[-1]] = _HOLE
     if path == "input_ids":
         del body["text"]
-    return json.dumps(body, ensure_ascii=False).replace(_HOLE, text, 1).encode()
+    return json.dumps(body, ensure_ascii=False).replace(f'"{_HOLE}"', text, 1).encode()
 
 
-EMPTY = "generate: text = empty string"
-SAMPLES = tuple(f"{name}{stream}: n = 2" for name in SHORT_NAMES.values() for stream in ("", ", stream"))
-DEADLY = frozenset((EMPTY, *SAMPLES))
-"""They end the scheduler of a stock SGLang 0.5.23: it runs a prefill batch of no tokens for an empty text, and gives
-all samples of a prompt one room, where the second may find the first still leaving."""
+def _name(route: str, stream: bool, rest: str) -> str:
+    return f"{SHORT_NAMES[route]}{', stream' if stream else ''}: {rest}"
 
 
 def _fields() -> Iterator[Case]:
     for route, paths in FIELDS.items():
-        for path in paths:
-            for value, text in VALUES.items():
-                name = f"{SHORT_NAMES[route]}: {path} = {value}"
-                raw = _post(route, with_value(BASES[route], path, text))
-                deadly = name in DEADLY
-                yield Case(name, raw, promise=REFUSAL if deadly else None, deadly=deadly)
+        for path, (value, text) in itertools.product(paths, VALUES.items()):
+            name = f"{SHORT_NAMES[route]}: {path} = {value}"
+            deadly = (route, path, value) == (GENERATE, "text", "empty string")
+            raw = wire.request(route, with_value(BASES[route], path, text))
+            yield Case(name, raw, promise=REFUSAL if deadly else None, deadly=deadly)
 
 
 BODIES: dict[str, Callable[[bytes], bytes]] = {
@@ -174,26 +147,15 @@ BODIES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def _bodies() -> Iterator[Case]:
-    for route, base in BASES.items():
-        for stream in (False, True):
-            good = json.dumps({**base, "stream": stream}).encode()
-            for name, change in BODIES.items():
-                raw = _post(route, change(good))
-                yield Case(f"{SHORT_NAMES[route]}{', stream' if stream else ''}: {name}", raw, stream)
+    """Also more than one answer: shares what is hard for a disaggregated pair."""
+    for (route, base), stream in itertools.product(BASES.items(), (False, True)):
+        body = {**base, "stream": stream}
+        for name, change in BODIES.items():
+            yield Case(_name(route, stream, name), wire.request(route, change(json.dumps(body).encode())), stream)
+        raw = wire.request(route, with_value(body, "sampling_params.n" if route == GENERATE else "n", "2"))
+        yield Case(_name(route, stream, "n = 2"), raw, stream, promise=REFUSAL, deadly=True)
 
 
-def _choices() -> Iterator[Case]:
-    """More than one answer; shares what is hard for a disaggregated pair."""
-    for route, base in BASES.items():
-        for stream in (False, True):
-            body = copy.deepcopy({**base, "stream": stream})
-            (body["sampling_params"] if route == GENERATE else body)["n"] = 2
-            raw = _post(route, json.dumps(body).encode())
-            name = f"{SHORT_NAMES[route]}{', stream' if stream else ''}: n = 2"
-            yield Case(name, raw, stream, promise=REFUSAL, deadly=True)
-
-
-SLO = "x-sgl-ttft-slo-ms"
 HEADERS: dict[str, tuple[bytes, ...]] = {
     "a name in capitals": (b"X-SHOUT: yes",),
     "bytes that are no ASCII": (b"x-name: caf\xe9 \xc3\xa9 \xff",),
@@ -225,21 +187,22 @@ HEADERS: dict[str, tuple[bytes, ...]] = {
     "two hosts": (b"host: elsewhere",),
     "ranges": (b"range: bytes=0-3", b"if-match: x"),
 }
-DEADLINES: dict[str, tuple[tuple[bytes, ...], str]] = {
-    "a good one": ((b"1000",), ANSWER),
-    "nothing": ((b"",), REFUSAL),
-    "words": ((b"soon",), REFUSAL),
-    "zero": ((b"0",), REFUSAL),
-    "below zero": ((b"-5",), REFUSAL),
-    "not a number": ((b"nan",), REFUSAL),
-    "endless": ((b"inf",), REFUSAL),
-    "a denormal": ((b"5e-324",), REFUSAL),
-    "a huge one": ((b"1e308",), REFUSAL),
-    "underscores": ((b"1_000",), REFUSAL),
-    "other digits": (("\u0661\u0660\u0660".encode(),), REFUSAL),
-    "two of them": ((b"1000", b"words"), REFUSAL),
+SLO = b"x-sgl-ttft-slo-ms: "
+DEADLINES: dict[str, tuple[bytes, ...]] = {
+    "a good one": (SLO + b"1000",),
+    "nothing": (SLO,),
+    "words": (SLO + b"soon",),
+    "zero": (SLO + b"0",),
+    "below zero": (SLO + b"-5",),
+    "not a number": (SLO + b"nan",),
+    "endless": (SLO + b"inf",),
+    "a denormal": (SLO + b"5e-324",),
+    "a huge one": (SLO + b"1e308",),
+    "underscores": (SLO + b"1_000",),
+    "other digits": (SLO + "\u0661\u0660\u0660".encode(),),
+    "two of them": (SLO + b"1000", SLO + b"words"),
 }
-"""Values of the deadline header, which stock passes by, and what the router promises to do."""
+"""Stock passes them by; the router promises to refuse all but the good one."""
 
 
 def _headers() -> Iterator[Case]:
@@ -247,28 +210,27 @@ def _headers() -> Iterator[Case]:
         body = json.dumps(BASES[route]).encode()
         start = f"POST {route} HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
         good = start.encode() + b"content-length: %d\r\n" % len(body)
-        for name, lines in HEADERS.items():
-            waits = name.startswith(("a length", "an unknown transfer", "an upgrade"))
-            raw = good + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
-            yield Case(f"{SHORT_NAMES[route]}, header: {name}", raw, quick=not waits)
-        for name, (values, promise) in DEADLINES.items():
-            lines = tuple(SLO.encode() + b": " + v for v in values)
-            raw = good + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
-            yield Case(f"{SHORT_NAMES[route]}, deadline: {name}", raw, promise=promise)
+        for kind, table in (("header", HEADERS), ("deadline", DEADLINES)):
+            for name, lines in table.items():
+                waits = name.startswith(("a length", "an unknown transfer", "an upgrade"))
+                promise = None if kind == "header" else ANSWER if name == "a good one" else REFUSAL
+                raw = b"\r\n".join((good[:-2], *lines, b"", body))
+                yield Case(f"{SHORT_NAMES[route]}, {kind}: {name}", raw, quick=not waits, promise=promise)
 
 
 def _framing() -> Iterator[Case]:
     body = json.dumps(BASES[GENERATE]).encode()
     json_ = b"host: x\r\ncontent-type: application/json\r\n"
+    post = b"POST /generate HTTP/1.1\r\n"
     sized = json_ + b"content-length: %d\r\n\r\n" % len(body) + body
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     lines: dict[str, bytes] = {
-        "chunked": b"POST /generate HTTP/1.1\r\n" + json_ + b"transfer-encoding: chunked\r\n\r\n" + chunks,
-        "a bad chunk size": b"POST /generate HTTP/1.1\r\n" + json_ + b"transfer-encoding: chunked\r\n\r\nzz\r\nhello",
-        "a negative length": b"POST /generate HTTP/1.1\r\n" + json_ + b"content-length: -5\r\n\r\n" + body,
-        "a length in words": b"POST /generate HTTP/1.1\r\n" + json_ + b"content-length: many\r\n\r\n" + body,
-        "a length too small": b"POST /generate HTTP/1.1\r\n" + json_ + b"content-length: 5\r\n\r\n" + body,
-        "no length": b"POST /generate HTTP/1.1\r\n" + json_ + b"\r\n",
+        "chunked": post + json_ + b"transfer-encoding: chunked\r\n\r\n" + chunks,
+        "a bad chunk size": post + json_ + b"transfer-encoding: chunked\r\n\r\nzz\r\nhello",
+        "a negative length": post + json_ + b"content-length: -5\r\n\r\n" + body,
+        "a length in words": post + json_ + b"content-length: many\r\n\r\n" + body,
+        "a length too small": post + json_ + b"content-length: 5\r\n\r\n" + body,
+        "no length": post + json_ + b"\r\n",
         "HTTP/1.0": b"POST /generate HTTP/1.0\r\n" + sized,
         "HTTP/0.9": b"GET /\r\n",
         "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -290,9 +252,9 @@ def _framing() -> Iterator[Case]:
         "a query": b"POST /generate?x=%ff&stream=1 HTTP/1.1\r\n" + sized,
         "an absolute target": b"POST http://elsewhere/generate HTTP/1.1\r\n" + sized,
         "no blank": b"POST\r\n\r\n",
-        "blank lines first": b"\r\n\r\nPOST /generate HTTP/1.1\r\n" + sized,
+        "blank lines first": b"\r\n\r\n" + post + sized,
         "bytes of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64) + b"\r\n\r\n",
-        "two in one piece": (b"POST /generate HTTP/1.1\r\n" + sized) * 2,
+        "two in one piece": (post + sized) * 2,
         "OPTIONS": b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
     }
     slow = {"no length", "a bad chunk size", "HTTP/2", "bytes of TLS", "no blank", "HTTP/0.9", "blank lines first"}
@@ -300,51 +262,4 @@ def _framing() -> Iterator[Case]:
         yield Case(f"framing: {name}", raw, quick=name not in slow)
 
 
-CASES: tuple[Case, ...] = (*_fields(), *_bodies(), *_choices(), *_headers(), *_framing())
-
-
-async def send(port: int, case: Case, headers: Mapping[str, str] | None = None) -> Outcome:
-    """Send one case and read its reply to the end. Raises OSError where nobody listens."""
-    connection = await wire.Connection.to(port)
-    status: int | None = None
-    try:
-        # Some are answered, and the connection closed, before all of it is sent.
-        with contextlib.suppress(OSError):
-            await connection.send(case.wire(headers or {}))
-        reply = await connection.reply()
-        status = reply.status
-        if "text/event-stream" in reply.headers.get("content-type", ""):
-            reason = ""
-            async for event in wire.events(reply.pieces()):
-                if event != b"[DONE]":
-                    said = json.loads(event)
-                    reason = reason or (wire.told(said) if isinstance(said, dict) and said.get("error") else "")
-            return Outcome(SOFT if reason else ANSWER, status, reason)
-        body = await reply.body() if not case.raw.startswith(b"HEAD") else b""
-    except (wire.Broken, OSError, ValueError) as e:
-        return Outcome(GONE, status, broken=f"{type(e).__name__}: {e}"[:200])
-    finally:
-        connection.close()
-    if status >= 400:
-        return Outcome(ERROR if status >= 500 else REFUSAL, status, wire.reason(body) or "no words")
-    return Outcome(*_of_whole(status, body))
-
-
-def _of_whole(status: int, body: bytes) -> tuple[str, int, str]:
-    try:
-        said = json.loads(body)
-    except ValueError:
-        return ANSWER, status, ""
-    wrong = wire.told(said) if isinstance(said, dict) and (said.get("error") or said.get("object") == "error") else ""
-    return (SOFT if wrong else ANSWER), status, wrong
-
-
-async def bounded(port: int, case: Case, headers: Mapping[str, str] | None = None) -> Outcome:
-    """The same within LIMIT_S; silence is an outcome too."""
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            return await send(port, case, headers)
-    except TimeoutError:
-        return Outcome(SILENCE, None, broken=f"nothing within {LIMIT_S:.0f} s")
-    except OSError as e:
-        return Outcome(GONE, None, broken=str(e))
+CASES: tuple[Case, ...] = (*_fields(), *_bodies(), *_headers(), *_framing())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -33,6 +36,9 @@ ROUTER_ARGS = (
     "--max-concurrent-requests", str(MAX_INFLIGHT),
 )  # fmt: skip
 START_S = 300.0
+HEAL_S = 60.0
+REST_S = 90.0
+"""For everything to come to an end: servers give up on what a dead peer owes them after ``SHORT_WAITS``."""
 
 
 @dataclass
@@ -42,8 +48,6 @@ class Member:
     role: str
     server: servers.Server
     proxy: Proxy
-    lives: list[Path] = field(default_factory=list)
-    """Logs of the lives before this one."""
     kin: list[psutil.Process] = field(default_factory=list)
     """Its processes as it became ready."""
 
@@ -52,34 +56,13 @@ class Member:
         """As the evidence calls it."""
         return self.server.name
 
-    def ready(self, tick: Callable[[float], None] | None = None) -> None:
-        """Wait for it to serve. Raises ServerError."""
-        self.server.ready(START_S, tick)
-        self.kin = self.server.family()
-
-    def bury(self) -> None:
-        """Keep the log of the life that has ended."""
-        kept = self.server.log.with_suffix(f".{len(self.lives)}.log")
-        self.server.log.rename(kept)
-        self.lives.append(kept)
-
-    def dead(self) -> list[str]:
-        """Processes that ended by themselves since it became ready."""
-        names = []
-        for p in self.kin:
-            alive = False
-            with contextlib.suppress(psutil.Error):
-                alive = p.is_running() and p.status() != psutil.STATUS_ZOMBIE
-            if not alive:
-                names.append(f"{self.name}: process {p.pid}: {self.server.last_line()}")
-        return names
-
 
 class Fleet:
     """A context manager: on its end every process has been stopped. ``open`` puts proxies and router in front."""
 
     def __init__(self, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
         self.evidence, self._say, self._logs = evidence, say, out / "logs"
+        shutil.rmtree(self._logs, ignore_errors=True)
         env = {**DEVICES[CPU].env, **SHORT_WAITS}
         folder = model.make(model.REPO / "out" / "models", SHAPE)
         room = free_gib(DEVICES[CPU])
@@ -118,13 +101,14 @@ class Fleet:
                 m.server.start()
             for m in self.members:
                 self._say(f"starting {m.name}")
-                m.ready()
+                m.server.ready(START_S)
+                m.kin = m.server.family()
         except BaseException:
             self._stop()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def _stop(self) -> None:
@@ -142,7 +126,7 @@ class Fleet:
         )
         await asyncio.to_thread(lambda: self.router and self.router.start().ready(START_S))
         self.router_kin = self.router.family()
-        await self.healthy(60.0)
+        await self.sick(HEAL_S)
 
     async def stock(self) -> servers.Server:
         """Stock MiniLB in front of the same servers; the caller stops it."""
@@ -156,14 +140,24 @@ class Fleet:
         prefills, decodes = ([m.proxy for m in self.of(role)] for role in (PREFILL, DECODE))
         return servers.minilb(prefills, decodes, self._logs / log, *args, module=module)  # type: ignore[arg-type]
 
-    async def healthy(self, limit_s: float) -> list[str]:
-        """Wait until the router calls every server healthy; those it does not after ``limit_s``."""
-        end = time.monotonic() + limit_s
+    async def sick(self, limit_s: float = 0.0, *names: str) -> set[str]:
+        """Servers, of these names or of all, that the router still calls unhealthy after ``limit_s``.
+
+        Nobody hears it while its descriptors are used up: asks again for a minute. Raises OSError, ValueError.
+        """
+        begin = time.monotonic()
         while True:
-            status = await asyncio.to_thread(self.status)
-            sick = [i["url"] for i in (*status["prefill"], *status["decode"]) if not i["healthy"]]
-            if not sick or time.monotonic() > end:
-                return [m.name for m in self.members if m.proxy.url in sick]
+            waited = time.monotonic() - begin
+            try:
+                status = await asyncio.to_thread(self.status)
+            except (OSError, ValueError):
+                if waited > HEAL_S:
+                    raise
+            else:
+                urls = {i["url"] for i in (*status["prefill"], *status["decode"]) if not i["healthy"]}
+                sick = {m.name for m in self.members if m.proxy.url in urls and (not names or m.name in names)}
+                if not sick or waited >= limit_s:
+                    return sick
             await asyncio.sleep(0.5)
 
     def status(self) -> dict[str, Any]:
@@ -173,15 +167,67 @@ class Fleet:
 
     def dead(self) -> list[str]:
         """Processes that ended though nobody killed them."""
-        router = Member("router", self.router, self.members[0].proxy, kin=self.router_kin) if self.router else None
-        return [name for m in (*self.members, router) if m for name in m.dead()]
+        up = [(m.server, m.kin) for m in self.members] + ([(self.router, self.router_kin)] if self.router else [])
+        return [
+            f"{server.name}: process {p.pid}: {server.last_line()}" for server, kin in up for p in kin if not _runs(p)
+        ]
 
     def logs(self) -> list[Path]:
-        """Of every life of every process, the router's among them."""
-        logs = [log for m in self.members for log in (*m.lives, m.server.log)]
-        return [*logs, self.router.log] if self.router else logs
+        """Of every life of every process."""
+        return sorted(self._logs.glob("*.log"))
+
+    async def at_rest(self, limit_s: float) -> list[str]:
+        """Wait until nothing is in flight anywhere and no KV token is held; what still is after ``limit_s``."""
+        end = time.monotonic() + limit_s
+        while (found := await asyncio.to_thread(self._not_at_rest)) and time.monotonic() <= end:
+            await asyncio.sleep(1.0)
+        return found
+
+    def _not_at_rest(self) -> list[str]:
+        found = [x for m in self.members for x in _held(m)]
+        try:
+            status = self.status()
+            if status["in_flight"]:
+                found.append(f"router: {status['in_flight']} requests in flight")
+            found += [
+                f"router: {i['outstanding_requests']} requests and {i['outstanding_tokens']} tokens at {i['url']}"
+                for i in (*status["prefill"], *status["decode"])
+                if i["outstanding_requests"] or i["outstanding_tokens"]
+            ]
+        except (OSError, ValueError) as e:
+            found.append(f"router: {e}")
+        return found
 
     async def close(self) -> None:
         """End the proxies."""
         for m in self.members:
             await m.proxy.close()
+
+
+def _runs(p: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _held(m: Member) -> list[str]:
+    try:
+        busy = sum(x["num_running_reqs"] + x["num_waiting_reqs"] for x in _loads(m))
+        if busy:
+            return [f"{m.name}: {busy} requests running or waiting"]
+        _ask(m, "/flush_cache", "POST")
+        held = sum(x["num_used_tokens"] for x in _loads(m))
+        return [f"{m.name}: {held} KV tokens are held"] if held else []
+    except urllib.error.HTTPError as e:
+        return [f"{m.name}: {e.url.rpartition('/')[2]} answered {e.code}: {e.read()[:100]!r}"]
+    except (OSError, ValueError, KeyError) as e:
+        return [f"{m.name}: {type(e).__name__}: {e}"]
+
+
+def _loads(m: Member) -> Any:
+    return json.loads(_ask(m, "/v1/loads?include=core"))["loads"]
+
+
+def _ask(m: Member, path: str, method: str = "GET") -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(m.server.url + path, method=method), timeout=30) as reply:
+        return bytes(reply.read())

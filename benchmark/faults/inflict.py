@@ -8,20 +8,22 @@ import json
 import resource
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import psutil
 
-from benchmark.faults import proxies, wire
-from benchmark.faults.fleet import MAX_INFLIGHT, START_S, Fleet, Member
+from benchmark.faults import wire
+from benchmark.faults.clients import bounded, exchange
+from benchmark.faults.fleet import HEAL_S, MAX_INFLIGHT, START_S, Fleet, Member
+from benchmark.faults.oracle import Seen
 from benchmark.faults.prompts import GENERATE
+from benchmark.faults.proxies import PASS
 from benchmark.faults.schedule import ROUTER, Fault
 from benchmark.rig.servers import HOST
 
 SPARE_DESCRIPTORS = 12
 """What the router may still open when its limit is lowered."""
-HEAL_S = 60.0
 
 
 class Inflictor:
@@ -58,175 +60,116 @@ class Inflictor:
 
     async def _inflict(self, fault: Fault) -> None:
         members = self._fleet.of(fault.lane)
-        member = members[fault.target % len(members)] if members else None
-        self.now[fault.lane] = f"{fault.kind} {member.name if member else ROUTER}"
+        target = members[fault.target % len(members)] if members else None
+        name = target.name if target else ""
+        self.now[fault.lane] = f"{fault.kind} {name or ROUTER}"
         try:
-            if member:
-                await getattr(self, f"_{fault.kind}")(member, fault)
-            else:
-                await getattr(self, f"_{fault.kind}")(fault)
+            # Servers that start at the same time take each other's cores for minutes.
+            async with self._starting if fault.kind == "kill" else contextlib.nullcontext():
+                with self._fleet.evidence.window(fault.kind, name):
+                    async with getattr(self, f"_{fault.kind}", self._proxy)(target, fault.kind):
+                        await asyncio.sleep(fault.length_s)
+                    for sick in await self._fleet.sick(HEAL_S, name):
+                        self.wrong.append(f"the router still calls {sick} unhealthy {HEAL_S:.0f} s after its fault")
             self.done[fault.lane, fault.kind] += 1
         finally:
             del self.now[fault.lane]
 
-    async def _kill(self, m: Member, fault: Fault) -> None:
-        # Servers that start at the same time take each other's cores for minutes.
-        async with self._starting:
-            await self._kill_alone(m, fault)
+    @contextlib.asynccontextmanager
+    async def _proxy(self, m: Any, kind: str) -> AsyncIterator[None]:
+        await m.proxy.mode(kind)
+        yield
+        await m.proxy.mode(PASS)
 
-    async def _kill_alone(self, m: Member, fault: Fault) -> None:
-        with self._fleet.evidence.window("kill", m.name):
-            m.kin = []
-            await asyncio.to_thread(m.server.kill)
-            m.proxy.refuse()
-            await asyncio.sleep(fault.length_s)
-            m.bury()
-            m.server.start()
-            await self._until(m, lambda: _listens(m.server.port))
-            await m.proxy.listen()
-            await self._until(m, lambda: _serves(m.server.port))
-            m.kin = m.server.family()
-            await self._healed(m)
-
-    async def _until(self, m: Member, true: Callable[[], Awaitable[bool]]) -> None:
+    @contextlib.asynccontextmanager
+    async def _kill(self, m: Member, _: str) -> AsyncIterator[None]:
+        m.kin = []
+        await asyncio.to_thread(m.server.kill)
+        m.proxy.refuse()
+        yield
+        m.server.log.rename(m.server.log.with_suffix(f".{time.time_ns()}.log"))
+        m.server.start()
         begin = time.monotonic()
-        while not await true():
+        while (status := await _health(m.server.port)) != 200:
             if not m.server.alive() or time.monotonic() - begin > START_S:
                 raise RuntimeError(f"{m.name} does not start again: {m.server.last_line()}")
+            if status:
+                # It says that it is not ready: the router may hear that too.
+                await m.proxy.listen()
             await asyncio.sleep(0.2)
+        await m.proxy.listen()
+        m.kin = m.server.family()
 
-    async def _stop(self, m: Member, fault: Fault) -> None:
-        with self._fleet.evidence.window("stop", m.name):
-            family = m.server.family()
-            try:
-                for p in family:
-                    p.suspend()
-                await asyncio.sleep(fault.length_s)
-            finally:
-                for p in family:
-                    with contextlib.suppress(psutil.Error):
-                        p.resume()
-            await self._healed(m)
+    @contextlib.asynccontextmanager
+    async def _stop(self, m: Member, _: str) -> AsyncIterator[None]:
+        family = m.server.family()
+        try:
+            for p in family:
+                p.suspend()
+            yield
+        finally:
+            for p in family:
+                with contextlib.suppress(psutil.Error):
+                    p.resume()
 
-    async def _refuse(self, m: Member, fault: Fault) -> None:
-        with self._fleet.evidence.window("refuse", m.name):
-            m.proxy.refuse()
-            await asyncio.sleep(fault.length_s)
-            await m.proxy.listen()
-            await self._healed(m)
+    @contextlib.asynccontextmanager
+    async def _pause(self, m: Member, kind: str) -> AsyncIterator[None]:
+        """As an operator does; ``retract`` gives the KV back, ``in_place`` keeps it: by turns."""
+        await self._post(m, "/pause_generation", mode=("in_place", "retract")[self.done[m.role, kind] % 2])
+        yield
+        await self._post(m, "/continue_generation")
 
-    async def _reset(self, m: Member, fault: Fault) -> None:
-        await self._mode(m, fault, proxies.RESET)
+    async def _post(self, m: Member, path: str, **body: Any) -> None:
+        seen = Seen(0, path)
+        raw = wire.request(path, json.dumps(body).encode())
+        await bounded(exchange(m.server.port, raw, seen), seen)
+        if seen.status != 200:
+            self.wrong.append(f"{path} of {m.name} answered {seen.status}: {seen.reason} {seen.broken}")
 
-    async def _silent(self, m: Member, fault: Fault) -> None:
-        await self._mode(m, fault, proxies.SILENT)
-
-    async def _storm(self, m: Member, fault: Fault) -> None:
-        await self._mode(m, fault, proxies.STORM)
-
-    async def _mode(self, m: Member, fault: Fault, mode: str) -> None:
-        with self._fleet.evidence.window(mode, m.name):
-            m.proxy.mode(mode)
-            await asyncio.sleep(fault.length_s)
-            m.proxy.mode(proxies.PASS)
-            await self._healed(m)
-
-    async def _pause(self, m: Member, fault: Fault) -> None:
-        """As an operator does; ``retract`` gives the KV back, ``in_place`` keeps it."""
-        mode = ("in_place", "retract")[fault.target // 2 % 2]
-        with self._fleet.evidence.window("pause", m.name):
-            await self._post(m, "/pause_generation", {"mode": mode})
-            await asyncio.sleep(fault.length_s)
-            await self._post(m, "/continue_generation", {})
-
-    async def _post(self, m: Member, path: str, body: dict[str, Any]) -> None:
-        with await wire.Connection.to(m.server.port) as connection:
-            await connection.send(wire.request(path, json.dumps(body).encode()))
-            async with asyncio.timeout(60.0):
-                reply = await connection.reply()
-                if reply.status != 200:
-                    self.wrong.append(f"{path} of {m.name} answered {reply.status}: {(await reply.body())[:200]!r}")
-
-    async def _descriptors(self, fault: Fault) -> None:
+    @contextlib.asynccontextmanager
+    async def _descriptors(self, router: None, kind: str) -> AsyncIterator[None]:
         """Its limit is lowered to a few more than it has open, and idle connections take those."""
         assert self._fleet.router
         assert self._fleet.router.process
         pid = self._fleet.router.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._fleet.evidence.window("descriptors"))
             used = psutil.Process(pid).num_fds()
-            sick = await self._sick()
+            sick = await self._fleet.sick()
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + SPARE_DESCRIPTORS, before[1]))
             stack.callback(resource.prlimit, pid, resource.RLIMIT_NOFILE, before)
             for _ in range(3 * SPARE_DESCRIPTORS):
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(1.0):
-                        stack.callback((await wire.Connection.to(self._fleet.port)).close)
-            await asyncio.sleep(fault.length_s)
-        for name in await self._sick() - sick - self._at_fault():
+                        stack.callback((await asyncio.open_connection(HOST, self._fleet.port))[1].close)
+            yield
+        now = time.monotonic()
+        at_fault = {w.server for w in self._fleet.evidence.active(now - 20.0, now, 20.0)}
+        for name in await self._fleet.sick() - sick - at_fault:
             self.wrong.append(f"the router called {name} unhealthy when its own descriptors were used up")
 
-    async def _sick(self) -> set[str]:
-        """Whom the router calls unhealthy. Nobody hears it while its descriptors are used up: ask again."""
-        end = time.monotonic() + HEAL_S
-        while True:
-            try:
-                status = await asyncio.to_thread(self._fleet.status)
-                break
-            except (OSError, ValueError):
-                if time.monotonic() > end:
-                    raise
-                await asyncio.sleep(0.5)
-        sick = [i["url"] for i in (*status["prefill"], *status["decode"]) if not i["healthy"]]
-        return {m.name for m in self._fleet.members if m.proxy.url in sick}
-
-    def _at_fault(self) -> set[str]:
-        now = time.monotonic()
-        return {w.server for w in self._fleet.evidence.active(now - 20.0, now, 20.0)}
-
-    async def _halves(self, fault: Fault) -> None:
+    @contextlib.asynccontextmanager
+    async def _halves(self, router: None, kind: str) -> AsyncIterator[None]:
         """More half-sent requests than it takes at once; others must not suffer."""
+        raw = f"POST {GENERATE} HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: 500\r\n\r\n{{".encode()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._fleet.evidence.window("halves"))
-            raw = f"POST {GENERATE} HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: 500\r\n\r\n{{".encode()
             for _ in range(MAX_INFLIGHT + 8):
                 with contextlib.suppress(OSError):
-                    connection = await wire.Connection.to(self._fleet.port)
-                    stack.callback(connection.close)
-                    await connection.send(raw)
-            await asyncio.sleep(fault.length_s)
+                    writer = (await asyncio.open_connection(HOST, self._fleet.port))[1]
+                    stack.callback(writer.close)
+                    writer.write(raw)
+            yield
 
-    async def _flush(self, _: Fault) -> None:
-        with contextlib.suppress(OSError, wire.Broken, TimeoutError):
-            async with asyncio.timeout(30.0):
-                with await wire.Connection.to(self._fleet.port) as connection:
-                    await connection.send(wire.request("/flush_cache", b""))
-                    reply = await connection.reply()
-                    if reply.status >= 500 and not self.now.keys() - {ROUTER}:
-                        self.wrong.append(f"/flush_cache answered {reply.status}")
-
-    async def _healed(self, m: Member) -> None:
-        """Wait until the router calls it healthy again."""
-        end = time.monotonic() + HEAL_S
-        while m.name in await self._sick():
-            if time.monotonic() > end:
-                self.wrong.append(f"the router still calls {m.name} unhealthy {HEAL_S:.0f} s after its fault")
-                return
-            await asyncio.sleep(0.5)
+    @contextlib.asynccontextmanager
+    async def _flush(self, router: None, kind: str) -> AsyncIterator[None]:
+        seen = Seen(0, kind)
+        await bounded(exchange(self._fleet.port, wire.request("/flush_cache", b""), seen), seen, 30.0)
+        if (seen.status or 0) >= 500 and not self.now.keys() - {ROUTER}:
+            self.wrong.append(f"/flush_cache answered {seen.status}")
+        yield
 
 
-async def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        (await wire.Connection.to(port)).close()
-        return True
-    return False
-
-
-async def _serves(port: int) -> bool:
-    with contextlib.suppress(OSError, wire.Broken, TimeoutError):
-        async with asyncio.timeout(10.0):
-            with await wire.Connection.to(port) as connection:
-                await connection.send(wire.request("/health", b"", method="GET"))
-                return (await connection.reply()).status == 200
-    return False
+async def _health(port: int) -> int | None:
+    seen = Seen(0, "health")
+    await bounded(exchange(port, wire.request("/health", b"", method="GET"), seen), seen, 10.0)
+    return seen.status

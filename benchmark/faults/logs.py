@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 BEGIN = "Traceback (most recent call last)"
-CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 ALARMS = ("memory leak detected", "Scheduler hit an exception", "Fatal Python error", "was never retrieved")
 OWN: dict[str, str] = {
     r"RequestValidationError: <exception str\(\) failed>|fastapi/exceptions\.py\", line \d+, in __str__": (
@@ -31,9 +31,12 @@ OWN: dict[str, str] = {
     ),
 }
 """Tracebacks that are SGLang's own: a pattern of their text -> why they are passed over."""
-_LAST = re.compile(
-    r"^(?:\[[^\]]*\] )?([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Broken\w*|Disconnect)\b.*)"
-)
+_RAISED = r"(?:\[[^\]]*\] )?[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Broken\w*|Disconnect)\b"
+_ONE = rf".*{re.escape(BEGIN)}.*(?:\n(?!{_RAISED}).*){{0,300}}(?:\n.*)?"
+"""A traceback to the line that says what was raised; lines of other threads may stand between."""
+_CHAIN = r"(?:\n.*)?\n(?:During handling of the above exception|The above exception was the direct cause).*(?:\n.*)?\n"
+_TRACEBACK = re.compile(rf"^(?:.*\n)?{_ONE}(?:{_CHAIN}{_ONE})*", re.MULTILINE)
+"""With the line before it, and those it led to."""
 
 
 @dataclass
@@ -53,7 +56,7 @@ def scan(logs: Iterable[Path]) -> Found:
         if not log.exists():
             continue
         lines = log.read_text(errors="replace").splitlines()
-        for text in _tracebacks(lines):
+        for text in _TRACEBACK.findall("\n".join(lines)):
             why = next((why for pattern, why in OWN.items() if re.search(pattern, text, re.DOTALL)), None)
             if why:
                 found.own[why] += 1
@@ -61,40 +64,10 @@ def scan(logs: Iterable[Path]) -> Found:
                 found.wrong.append(f"{log.name}: {_last(text)}")
         found.wrong += [
             f"{log.name}: {x.strip()[:200]}"
-            for x, after in zip(lines, [*lines[1:], ""], strict=True)
+            for x, after in itertools.pairwise((*lines, ""))
             if any(a in x for a in ALARMS) and not any(re.search(p, after) for p in OWN)
         ]
     return found
-
-
-def _tracebacks(lines: list[str]) -> Iterator[str]:
-    """Each with the line before it, all that is indented below it, the line that ends it, and those it led to."""
-    i = 0
-    while i < len(lines):
-        if BEGIN in lines[i]:
-            begin, i = i, _end(lines, i)
-            while (further := _next_in_chain(lines, i)) is not None:
-                i = _end(lines, further)
-            yield "\n".join(lines[max(0, begin - 1) : i + 1])
-        i += 1
-
-
-def _end(lines: list[str], begin: int) -> int:
-    """The line that says what was raised."""
-    i = begin + 1
-    while i < len(lines) and i - begin < 300:
-        if lines[i] and lines[i][0] not in " \t|+^" and _LAST.match(lines[i]):
-            break
-        i += 1
-    return i
-
-
-def _next_in_chain(lines: list[str], end: int) -> int | None:
-    """Where the traceback begins that came of the one before, if one did."""
-    said = next((i for i in range(end + 1, min(end + 3, len(lines))) if lines[i].startswith(CHAIN)), None)
-    if said is None:
-        return None
-    return next((i for i in range(said + 1, min(said + 3, len(lines))) if BEGIN in lines[i]), None)
 
 
 def _last(text: str) -> str:

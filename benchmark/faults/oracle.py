@@ -67,23 +67,23 @@ class Verdict:
 def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     """The end of one request."""
     if not agrees(seen):
-        told = f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}"
-        return Verdict(WRONG, f"{told}; {_traces(seen, evidence)}")
+        return Verdict(WRONG, f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}")
     if seen.hung:
-        return Verdict(HUNG, f"no end after {seen.end - seen.begin:.0f} s; {_traces(seen, evidence)}")
+        return Verdict(HUNG, f"no end after {seen.end - seen.begin:.0f} s")
     if seen.left:
         return Verdict(CUT, "the client left")
     if seen.status is None:
-        return _without_reply(seen, evidence)
+        if any(w.kind == "descriptors" for w in evidence.active(seen.begin, seen.end, 1.0)):
+            return Verdict(CUT, "not let in: the router's descriptors were used up")
+        return Verdict(LOST, f"no reply: {_told(seen)}")
     if seen.status >= 400:
-        return _refused(seen, evidence, roles)
+        return _refused(seen, seen.status, evidence, roles)
     if seen.done and not seen.broken:
         if seen.want is None or seen.got == seen.want:
             return Verdict(RIGHT, "")
         if seen.aborted and "abort" in seen.reason:
             return Verdict(CUT, "aborted as asked")
-        told = f"ended with {_short(seen.got)} of {_short(seen.want)} ({seen.reason or 'no reason'})"
-        return Verdict(WRONG, f"{told}; {_traces(seen, evidence)}")
+        return Verdict(WRONG, f"ended with {_short(seen.got)} of {_short(seen.want)} ({seen.reason or 'no reason'})")
     if seen.aborted and seen.reason:
         return Verdict(CUT, "aborted as asked")
     if seen.stream and seen.begun:
@@ -92,41 +92,33 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
             return Verdict(CUT, f"while streaming: {fault}")
     if seen.may_refuse and seen.reason:
         return Verdict(REFUSED, "an error in the stream")
-    return Verdict(LOST, f"{seen.status} without its end: {_told(seen)}; {_traces(seen, evidence)}")
+    return Verdict(LOST, f"{seen.status} without its end: {_told(seen)}")
 
 
 def agrees(seen: Seen) -> bool:
     """Whether what came is the right answer so far."""
-    if seen.want is None or not seen.got:
-        return True
-    return bool(seen.got == seen.want[: len(seen.got)])
+    return seen.want is None or not seen.got or bool(seen.got == seen.want[: len(seen.got)])
 
 
-def _without_reply(seen: Seen, evidence: Evidence) -> Verdict:
-    if any(w.kind == "descriptors" for w in evidence.active(seen.begin, seen.end, 1.0)):
-        return Verdict(CUT, "not let in: the router's descriptors were used up")
-    return Verdict(LOST, f"no reply: {_told(seen)}; {_traces(seen, evidence)}")
-
-
-def _refused(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
-    status = seen.status or 0
+def _refused(seen: Seen, status: int, evidence: Evidence, roles: Roles) -> Verdict:
     if not seen.reason:
-        return Verdict(LOST, f"{status} without a reason; {_traces(seen, evidence)}")
+        return Verdict(LOST, f"{status} without a reason")
     if seen.aborted and (status >= 500 or "abort" in seen.reason.lower()):
         return Verdict(CUT, "aborted as asked")
     if status in seen.may_refuse:
         return Verdict(REFUSED, f"{status}")
-    if STORM_WORDS in seen.reason or any(h.what == "storm" for h in evidence.hits(seen.number)):
+    whats = {h.what for h in evidence.hits(seen.number)}
+    if STORM_WORDS in seen.reason or "storm" in whats:
         return Verdict(REFUSED, f"{status} of a storm")
     if status in (429, 502, 503, 504) and (warrant := nobody(seen, evidence, roles)):
         return Verdict(REFUSED, f"{status}: {warrant}")
     if 400 <= status < 500 and status != 429:
-        return Verdict(WRONG, f"a good request was answered {status}: {seen.reason}; {_traces(seen, evidence)}")
-    if seen.want is None and any(h.what == f"answered {status}" for h in evidence.hits(seen.number)):
+        return Verdict(WRONG, f"a good request was answered {status}: {seen.reason}")
+    if seen.want is None and f"answered {status}" in whats:
         return Verdict(REFUSED, f"{status} of a server")
     if len(victims := evidence.victims(seen.number, seen.begin, seen.end)) > 1:
         return Verdict(REFUSED, f"{status}: faults of {len(victims)} servers met it")
-    return Verdict(LOST, f"{status}: {seen.reason}; {_traces(seen, evidence)}")
+    return Verdict(LOST, f"{status}: {seen.reason}")
 
 
 def nobody(seen: Seen, evidence: Evidence, roles: Roles) -> str:
@@ -183,8 +175,9 @@ class Oracle:
         self.ends[seen.number] = verdict.end
         self.by_deed.setdefault(seen.deed, Counter())[verdict.end] += 1
         if verdict.end in BAD:
+            why = f"{verdict.why}; {_traces(seen, self.evidence)}"
             self.failures.append({
-                "number": seen.number, "deed": seen.deed, "end": verdict.end, "why": verdict.why,
+                "number": seen.number, "deed": seen.deed, "end": verdict.end, "why": why,
                 "status": seen.status, "stream": seen.stream, "seconds": round(seen.end - seen.begin, 3),
                 "reason": seen.reason, "broken": seen.broken,
             })  # fmt: skip

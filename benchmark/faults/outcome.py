@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmark.faults.comparison import Compared
@@ -21,26 +21,24 @@ class Campaign:
     seconds: float
     """Of load."""
     inflicted: Counter[tuple[str, str]]
-    rest: Sequence[str]
-    """What is not at zero afterwards."""
-    dead: Sequence[str]
-    """Processes that nobody killed."""
-    logs: Sequence[str]
-    """What logs must not hold."""
+    wrong: Mapping[str, Sequence[str]]
+    """By the figure that counts them: what must not be, beside how requests ended."""
     own_logs: Counter[str]
     """Tracebacks that are SGLang's own."""
-    recovery: Sequence[str]
-    own_errors: Sequence[str]
-    """Hostile requests answered 5xx by the router itself."""
     compared: Sequence[Compared]
     sent: int
     """Hostile requests that were to be compared."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
 
     @property
-    def worse(self) -> list[Compared]:
-        """Hostile requests that stock takes better."""
-        return [c for c in self.compared if not c.fine]
+    def all_wrong(self) -> dict[str, Sequence[str]]:
+        """What must be empty, by the figure that counts it."""
+        worse = [str(c) for c in self.compared if not c.fine]
+        return {
+            "requests that ended twice": [str(n) for n in self.oracle.twice],
+            **self.wrong,
+            "hostile requests taken worse than by stock": worse,
+        }
 
     def figures(self) -> list[Figure]:
         """Every bar is zero."""
@@ -48,13 +46,7 @@ class Campaign:
             "requests hung": self.oracle.total(HUNG),
             "wrong answers": self.oracle.total(WRONG),
             "requests lost": self.oracle.total(LOST),
-            "requests that ended twice": len(self.oracle.twice),
-            "counters and KV pools not at zero": len(self.rest),
-            "processes that ended and were not killed": len(self.dead),
-            "tracebacks and alarms in logs": len(self.logs),
-            "faults that were not recovered from": len(self.recovery),
-            "hostile requests answered 5xx of its own making": len(self.own_errors),
-            "hostile requests taken worse than by stock": len(self.worse),
+            **{name: len(found) for name, found in self.all_wrong.items()},
             "hostile requests not compared": self.sent - len(self.compared),
         }
         bars = [Figure(name, float(n), "0", n == 0) for name, n in counts.items()]
@@ -62,7 +54,7 @@ class Campaign:
         more = {
             "requests": total,
             "requests/s": total / self.seconds if self.seconds else 0.0,
-            "faults of servers and router": sum(self.inflicted.values()),
+            "faults of servers and router": self.inflicted.total(),
             "hostile requests at both routers": len(self.compared),
             "taken better than by stock": sum(c.better for c in self.compared),
         }
@@ -71,20 +63,18 @@ class Campaign:
     def table(self) -> Table:
         """Ends by what the client was about."""
         rows: list[Sequence[str]] = [
-            (deed, str(sum(c.values())), *(str(c[e]) for e in ENDS)) for deed, c in sorted(self.oracle.by_deed.items())
+            (deed, str(c.total()), *(str(c[e]) for e in ENDS)) for deed, c in sorted(self.oracle.by_deed.items())
         ]
         rows.append(("all", str(len(self.oracle.ends)), *(str(self.oracle.total(e)) for e in ENDS)))
         faults = Counter[str]()
         for (_, kind), n in self.inflicted.items():
             faults[kind] += n
-        note = f"{self.seconds:.0f} s of load; faults: " + (
-            ", ".join(f"{n} {kind}" for kind, n in sorted(faults.items())) or "none"
-        )
+        told = ", ".join(f"{n} {kind}" for kind, n in sorted(faults.items())) or "none"
+        note = f"{self.seconds:.0f} s of load; faults: {told}"
         return Table("How requests ended, by what their clients did", ("deed", "requests", *ENDS), rows, note)
 
     def piece(self) -> Piece:
         """For the report."""
-        failures = self.oracle.failures
         return Piece(
             name="faults",
             title="Faults while requests run",
@@ -100,15 +90,9 @@ class Campaign:
                 "ends": {deed: dict(c) for deed, c in self.oracle.by_deed.items()},
                 "reasons": dict(self.oracle.why.most_common()),
                 "inflicted": {f"{lane} {kind}": n for (lane, kind), n in sorted(self.inflicted.items())},
-                "failures": failures,
-                "ended_twice": self.oracle.twice,
-                "not_at_rest": list(self.rest),
-                "ended_processes": list(self.dead),
-                "logs": list(self.logs),
+                "failures": self.oracle.failures,
+                "wrong": self.all_wrong,
                 "tracebacks_of_sglang": dict(self.own_logs),
-                "not_recovered": list(self.recovery),
-                "own_errors": list(self.own_errors),
-                "worse_than_stock": [str(c) for c in self.worse],
                 "better_than_stock": [str(c) for c in self.compared if c.better],
             },
         )
@@ -116,9 +100,5 @@ class Campaign:
     def complaints(self, most: int = 12) -> list[str]:
         """One line each for what missed a bar."""
         lines = [f"{f['end']}: {f['deed']} {f['number']}: {f['why']}" for f in self.oracle.failures]
-        for name, found in (
-            ("not at rest", self.rest), ("ended", self.dead), ("log", self.logs), ("not recovered", self.recovery),
-            ("own 5xx", self.own_errors), ("worse than stock", [str(c) for c in self.worse]),
-        ):  # fmt: skip
-            lines += [f"{name}: {x}" for x in found]
+        lines += [f"{name}: {x}" for name, found in self.all_wrong.items() for x in found]
         return [*lines[:most], *([f"and {len(lines) - most} more in the result"] if len(lines) > most else [])]

@@ -38,18 +38,15 @@ def make(seed: int, short: int, long: int) -> list[Prompt]:
 def _one(rng: random.Random, words: Sequence[str], kind: str, route: str, i: int) -> Prompt:
     tokens = rng.randint(*(SHORT_TOKENS if kind == "short" else LONG_TOKENS))
     answer = rng.randint(*(TALK_TOKENS if rng.random() < TALKS else ANSWER_TOKENS))
+    greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    asked: dict[str, Any]
     if route == GENERATE and i % 2:
-        params = {"max_new_tokens": answer, "temperature": 0, "ignore_eos": True}
-        return Prompt(
-            route,
-            {"input_ids": [rng.randrange(*model.VOCABULARY) for _ in range(tokens)], "sampling_params": params},
-            kind,
-        )
-    text = " ".join(rng.choices(words, k=max(1, tokens // 2)))
+        asked = {"input_ids": [rng.randrange(*model.VOCABULARY) for _ in range(tokens)]}
+    else:
+        text = " ".join(rng.choices(words, k=max(1, tokens // 2)))
+        asked = {{GENERATE: "text", COMPLETIONS: "prompt", CHAT: "messages"}[route]: text}
+    if route == CHAT:
+        asked["messages"] = [{"role": "user", "content": text}]
     if route == GENERATE:
-        params = {"max_new_tokens": answer, "temperature": 0, "ignore_eos": True}
-        return Prompt(route, {"text": text, "sampling_params": params}, kind)
-    body: dict[str, Any] = {"model": "m", "max_tokens": answer, "temperature": 0, "ignore_eos": True}
-    if route == COMPLETIONS:
-        return Prompt(route, {**body, "prompt": text}, kind)
-    return Prompt(route, {**body, "messages": [{"role": "user", "content": text}]}, kind)
+        return Prompt(route, {**asked, "sampling_params": {"max_new_tokens": answer, **greedy}}, kind)
+    return Prompt(route, {"model": "m", "max_tokens": answer, **greedy, **asked}, kind)

@@ -12,7 +12,7 @@ import struct
 from benchmark.faults.evidence import MARKER, STORM_WORDS, Evidence
 from benchmark.rig.servers import HOST
 
-PASS, RESET, SILENT, STORM = "pass", "reset", "silent", "storm"
+PASS, REFUSE, RESET, SILENT, STORM = "pass", "refuse", "reset", "silent", "storm"
 STATUSES = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable"}
 HEAD_LIMIT = 1 << 20
 _NUMBER = re.compile(rb"\r\n%b: *(\d+)\r\n" % MARKER.encode(), re.IGNORECASE)
@@ -51,15 +51,8 @@ class Link:
         else:
             self.answered = data.endswith(b"0\r\n\r\n")
 
-    def reset(self) -> None:
-        """Break it both ways, with an RST."""
-        self._end(abrupt=True)
-
-    def close(self) -> None:
-        """End it both ways."""
-        self._end(abrupt=False)
-
-    def _end(self, abrupt: bool) -> None:
+    def end(self, *, abrupt: bool) -> None:
+        """End it both ways; ``abrupt``: with an RST."""
         if self.back:
             self.back.cancel()
         for writer in (self.writer, self.up[1] if self.up else None):
@@ -106,19 +99,23 @@ class Proxy:
             self._listener.close()
             self._listener = None
         for link in [link for link in self._links if link.answered]:
-            link.reset()
+            link.end(abrupt=True)
 
-    def mode(self, mode: str) -> None:
+    async def mode(self, mode: str) -> None:
         """How requests are met from now on. The end of silence resets whatever was under way, as after a reboot."""
         was, self._mode = self._mode, mode
-        if mode == SILENT:
+        if mode == REFUSE:
+            self.refuse()
+        elif mode == SILENT:
             self._speaks.clear()
             for link in self._links:
                 if not link.answered:
                     self._evidence.note(link.marker, self.name, SILENT)
+        elif was == REFUSE:
+            await self.listen()
         elif was == SILENT:
             for link in list(self._links):
-                link.reset()
+                link.end(abrupt=True)
             self._speaks.set()
 
     async def close(self) -> None:
@@ -126,7 +123,7 @@ class Proxy:
         self.refuse()
         while self._links:
             for link in list(self._links):
-                link.reset()
+                link.end(abrupt=True)
             await asyncio.sleep(0.01)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,14 +138,14 @@ class Proxy:
                 link.expect(int(number[1]) if number else None)
                 await self._meet(link, head + body)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, OSError):
-            link.close()
+            link.end(abrupt=False)
         finally:
-            link.close()
+            link.end(abrupt=False)
             self._links.discard(link)
 
     async def _meet(self, link: Link, request: bytes) -> None:
         if self._listener is None:
-            link.reset()
+            link.end(abrupt=True)
             raise ConnectionResetError
         if self._mode == SILENT:
             self._evidence.note(link.marker, self.name, SILENT)
@@ -165,7 +162,7 @@ class Proxy:
             link.chunks_left = self._rng.choice((0, 0, 1, 2, 4))
             if not link.chunks_left:
                 self._evidence.note(link.marker, self.name, RESET)
-                link.reset()
+                link.end(abrupt=True)
                 raise ConnectionResetError
         await self._forward(link, request)
 
@@ -174,7 +171,7 @@ class Proxy:
             try:
                 link.up = await asyncio.open_connection(HOST, self._server_port, limit=HEAD_LIMIT)
             except OSError:
-                link.reset()
+                link.end(abrupt=True)
                 raise
             link.back = asyncio.ensure_future(self._back(link, link.up[0]))
         self._evidence.note(link.marker, self.name, "sent")
@@ -192,15 +189,15 @@ class Proxy:
                     link.chunks_left -= 1
                     if link.chunks_left < 0:
                         self._evidence.note(link.marker, self.name, RESET)
-                        link.reset()
+                        link.end(abrupt=True)
                         return
                 link.writer.write(data)
                 await link.writer.drain()
                 link.replied(data)
             await self._speaks.wait()
-            link.close()
+            link.end(abrupt=False)
         except (ConnectionError, OSError):
-            link.reset()
+            link.end(abrupt=True)
 
 
 def _storm(status: int) -> bytes:

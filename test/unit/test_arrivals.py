@@ -162,3 +162,150 @@ def test_who_comes_as_a_batch_leaves_came_during_it() -> None:
     a.dispatched(1.0, 1)
     a.arrived(1.0, 2)
     assert a.during == 2
+
+
+def test_none_that_arrived_change_nothing() -> None:
+    a = fresh()
+    burst(a, 1.0, 5)
+    a.arrived(2.0, 0)
+    assert a.following(2.0) == Expected(0.0, 2.0)
+
+
+def burst(a: Arrivals, at: float, n: int, after: float = 2 * MS) -> None:
+    """One request, ``n`` more soon after, all served together."""
+    a.arrived(at)
+    a.arrived(at + after, n)
+    a.dispatched(at + after, n + 1)
+    a.completed(at + 10 * MS, n + 1)
+
+
+def test_a_burst_is_told_by_those_beside_whom_nobody_came() -> None:
+    a = fresh()
+    for at in (1.0, 2.0, 3.0):
+        a.arrived(at)
+        a.dispatched(at, 1)
+        a.completed(at + 10 * MS, 1)
+    burst(a, 4.0, 5)
+    a.arrived(5.0)
+    assert a.following(5.0) == (5 / 4, pytest.approx(5.0 + 2.1 * MS)), "as late as the one burst, and a little more"
+
+
+def test_who_comes_at_the_same_time_as_the_first_or_at_the_horizon_follows_it() -> None:
+    a = Arrivals(4.0, 0.25)
+    a.arrived(1.0)
+    a.arrived(1.0, 2)
+    a.arrived(1.25, 3)
+    a.arrived(1.5, 7)
+    a.dispatched(1.5, 13)
+    a.completed(1.75, 13)
+    a.arrived(2.0)
+    assert a.following(2.0).requests == 5.0
+
+
+def test_who_comes_while_some_wait_and_some_are_served_is_no_first_one() -> None:
+    a = fresh()
+    a.arrived(1.0)
+    a.dispatched(1.0, 1)
+    a.arrived(1.001)
+    a.arrived(1.002, 5)
+    a.dispatched(1.002, 6)
+    a.completed(1.01, 7)
+    a.arrived(2.0)
+    assert a.following(2.0).requests == 6.0
+
+
+def test_who_comes_while_one_was_left_behind_is_no_first_one() -> None:
+    a = fresh()
+    burst(a, 1.0, 5)
+    a.arrived(2.0, 2)
+    a.dispatched(2.0, 1)
+    a.completed(2.01, 1)
+    a.arrived(2.5)
+    assert a.following(2.5) == Expected(0.0, 2.5)
+
+
+def test_what_is_served_has_no_followers_to_wait_for() -> None:
+    a = fresh()
+    burst(a, 1.0, 5)
+    a.arrived(2.0)
+    assert a.following(2.0).requests == 5.0
+    a.dispatched(2.0, 1)
+    assert a.following(2.0) == Expected(0.0, 2.0)
+    a.completed(2.001, 1)
+    assert a.following(2.001) == Expected(0.0, 2.001)
+    a.arrived(2.001)
+    assert a.following(2.001).requests == 2.5, "it came as the batch ended, and so after it"
+
+
+def test_a_burst_counts_for_five_seconds() -> None:
+    a = fresh()
+    burst(a, 1.0, 5)
+    a.arrived(6.0)
+    assert a.following(6.0) == (5.0, pytest.approx(6.0 + 2.1 * MS))
+    assert a.following(6.001) == Expected(0.0, 6.001)
+
+
+def served(a: Arrivals, at: float, n: int = 1, end: float | None = None) -> None:
+    """A batch of ``n``, all there at ``at``."""
+    a.dispatched(at, n)
+    a.completed(at + 0.5 if end is None else end, n)
+
+
+def test_the_share_is_of_the_batch() -> None:
+    a = fresh()
+    served(a, 0.0, 4)
+    assert a.returning(0.5) == Expected(0.0, math.inf)
+    a.arrived(0.501, 2)
+    served(a, 1.0)
+    served(a, 2.0)
+    assert a.share == 0.25 * 2 / 4
+
+
+def test_no_more_come_back_than_were_served() -> None:
+    a = fresh()
+    served(a, 0.0)
+    a.arrived(0.501)
+    a.arrived(0.508)
+    served(a, 1.0)
+    served(a, 2.0)
+    assert a.returning(2.5) == (0.25, pytest.approx(2.5 + 1.05 * MS))
+
+
+def test_a_return_at_the_horizon_is_one() -> None:
+    a = Arrivals(0.25, 0.125)
+    served(a, 0.0)
+    a.arrived(0.75)
+    served(a, 1.0)
+    served(a, 2.0)
+    assert a.share == 0.25
+
+
+def test_who_was_not_there_at_first_is_taken_to_come_half_as_late_again() -> None:
+    a = fresh()
+    served(a, 0.0)
+    a.arrived(0.509, blind_since=0.504)
+    served(a, 1.0)
+    served(a, 2.0)
+    assert a.returning(2.5).by_s == pytest.approx(2.5 + 1.5 * 4 * MS * 1.05)
+
+
+def test_a_batch_that_ran_behind_another_moves_the_time_from_which_lateness_counts() -> None:
+    a = fresh()
+    a.dispatched(0.0, 1)
+    a.dispatched(0.1, 1)
+    a.completed(1.0, 1)
+    a.arrived(1.0049, blind_since=1.0036)
+    a.completed(1.005, 1)
+    served(a, 2.0)
+    served(a, 3.0)
+    assert a.returning(3.5) == (pytest.approx(0.25 / 2), pytest.approx(3.5 + 0.42 * MS)), "5.4 ms, less 5"
+
+
+def test_who_comes_back_only_as_the_next_batch_ends_belongs_to_none() -> None:
+    a, at = fresh(), 100.0
+    for _ in range(20):
+        a.dispatched(at, 1)
+        a.completed(at + 2 * MS, 1)
+        at += 2 * MS
+        a.arrived(at + 1.99 * MS)
+    assert a.returning(at + 1.99 * MS) == Expected(0.0, at + 1.99 * MS)

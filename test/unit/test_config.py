@@ -26,6 +26,11 @@ def test_flags_and_json() -> None:
     assert (config.length_threshold, config.guard) == ("auto", 0.5)
 
 
+def test_limits_are_values_too() -> None:
+    config = parsed("--laps-length-threshold", "1", "--laps-config", '{"guard": 0, "slice_ms": 1000}')
+    assert (config.length_threshold, config.guard, config.slice_ms) == (1, 0, 1000)
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -50,6 +55,9 @@ def test_flags_and_json() -> None:
             ["--laps-config", '{"order": "spf"}'],
             '--laps-config: order: "spf" is not one of least-work, fcfs, edf, lars',
         ),
+        (["--laps-config", '{"graph_lengths": []}'], "--batch-prefill-seq-lengths: [] is not a list of whole numbers"),
+        (["--laps-config", '{"graph_lengths": [8, 0]}'], "--batch-prefill-seq-lengths: [8, 0] is not a list"),
+        (["--laps-config", '{"graph_lengths": 8}'], "--batch-prefill-seq-lengths: 8 is not a list"),
         (["--laps-config", '{"long_share": 0.5}'], "--laps-config: unknown key 'long_share'"),
         (["--laps-config", '{"guard": true}'], "--laps-config: guard: true is not"),
         (["--laps-config", '{"guard": NaN}'], "--laps-config: guard: NaN is not"),

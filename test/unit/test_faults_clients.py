@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def ask(
         async with server:
             seen = Seen(7, "plain", stream=stream)
             one = client(server.sockets[0].getsockname()[1])
-            await bounded(one(prompt, seen, {"rid": "r"}), seen, time.monotonic, leave_s)
+            await bounded(one(prompt, seen, {"rid": "r"}), seen, leave_s)
             if isinstance(one, OpenAi):
                 await one.close()
         return seen

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from benchmark.faults import comparison, corpus
-from benchmark.faults.corpus import ANSWER, CASES, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case, Outcome
+from benchmark.faults.corpus import ANSWER, CASES, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case
 from benchmark.faults.evidence import Evidence
+from benchmark.faults.oracle import Seen
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -63,7 +63,7 @@ EVENTS = "text/event-stream; charset=utf-8"
         (reply("200 OK", b'data: {"text": "x"}\n\ndata: [DONE]\n\n', EVENTS), ANSWER, 200),
         (reply("200 OK", b'data: {"error": {"message": "no"}}\n\n', EVENTS), SOFT, 200),
         (reply("200 OK", b'data: {"text": "x"}', EVENTS), GONE, 200),
-        (reply("200 OK", b"x" * 10)[:-3], GONE, 200),
+        (reply("200 OK", b"x" * 10)[:-3], GONE, None),
         (b"", GONE, None),
         (b"what?\r\n\r\n", GONE, None),
     ],
@@ -75,26 +75,36 @@ def test_how_replies_are_read(raw: bytes, family: str, status: int | None) -> No
         writer.close()
 
     found = _sent_to(serve, CASES[0])
-    assert (found.family, found.status) == (family, status)
+    assert (comparison.family(found), found.status) == (family, status)
 
 
 def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "LIMIT_S", 0.05)
+    monkeypatch.setattr(comparison, "LIMIT_S", 0.05)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    assert _sent_to(serve, CASES[0]).family == SILENCE
+    assert comparison.family(_sent_to(serve, CASES[0])) == SILENCE
 
 
-def _sent_to(serve: Handler, case: Case) -> Outcome:
-    async def run() -> Outcome:
+def _sent_to(serve: Handler, case: Case) -> Seen:
+    async def run() -> Seen:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
-            return await corpus.bounded(server.sockets[0].getsockname()[1], case)
+            port = server.sockets[0].getsockname()[1]
+            return (await comparison.run(port, [case], lambda _: None, lambda: True, marked=False))[case.name]
 
     return asyncio.run(run())
+
+
+def outcome(family: str) -> Seen:
+    """A request that ended so."""
+    status = {REFUSAL: 400, ERROR: 500, GONE: None, SILENCE: None}.get(family, 200)
+    reason = "" if family == ANSWER else "oh"
+    return Seen(
+        comparison.FIRST, "compared", status=status, reason=reason, done=family == ANSWER, left=family == SILENCE
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,22 +122,23 @@ def _sent_to(serve: Handler, case: Case) -> Outcome:
     ],
 )
 def test_the_same_or_better(ours: str, stock: str, fine: bool, better: bool) -> None:
-    compared = comparison.Compared(CASES[0], Outcome(ours, 1), Outcome(stock, 2))
+    compared = comparison.Compared(CASES[0], outcome(ours), outcome(stock))
     assert (compared.fine, compared.better) == (fine, better)
 
 
 def test_a_promise_goes_before_what_stock_does() -> None:
     case = Case("x", b"", promise=REFUSAL)
-    assert comparison.Compared(case, Outcome(REFUSAL, 400), Outcome(ANSWER, 200)).fine
-    assert not comparison.Compared(case, Outcome(ANSWER, 200), Outcome(ANSWER, 200)).fine
+    assert comparison.Compared(case, outcome(REFUSAL), outcome(ANSWER)).fine
+    assert not comparison.Compared(case, outcome(ANSWER), outcome(ANSWER)).fine
 
 
 def test_an_error_is_the_routers_own_where_no_server_said_so() -> None:
     evidence = Evidence()
-    outcomes: list[Any] = [Outcome(ERROR, 500, "oh"), Outcome(ERROR, 500, "oh"), Outcome(REFUSAL, 400, "no")]
+    outcomes = {"a": outcome(ERROR), "b": outcome(ERROR), "c": outcome(REFUSAL)}
+    outcomes["b"].number += 1
     evidence.note(comparison.FIRST, "p0", "answered 500")
-    (own,) = comparison.own_errors(CASES[:3], outcomes, evidence)
-    assert own.startswith(CASES[1].name)
+    (own,) = comparison.own_errors(outcomes, evidence)
+    assert own.startswith("b: error 500 oh")
 
 
 def test_sending_ends_with_the_servers_and_says_what_went_last() -> None:
@@ -140,22 +151,24 @@ def test_sending_ends_with_the_servers_and_says_what_went_last() -> None:
         writer.write(reply("200 OK", b"{}"))
         writer.close()
 
-    async def run() -> list[Outcome | None]:
+    async def run() -> dict[str, Seen]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
             return await comparison.run(port, cases, lambda _: None, lambda: served < 10, marked=True)
 
     ours = asyncio.run(run())
-    sent = [c for c, o in zip(cases, ours, strict=True) if o]
-    assert 10 <= len(sent) < 30
-    assert comparison.last_sent(cases, ours) == [c.name for c in sent[-2 * comparison.TOGETHER :]]
-    assert comparison.last_sent(cases[:5], ours[:5]) == []
-    assert len(comparison.compare(cases, ours, {c.name: Outcome(ANSWER, 200) for c in cases[:4]})) == 4
+    assert 10 <= len(ours) < 30
+    assert comparison.last_sent(cases, ours) == list(ours)[-2 * comparison.TOGETHER :]
+    assert comparison.last_sent(cases[: len(ours)], ours) == []
+    assert len(comparison.compare(cases, ours, {c.name: outcome(ANSWER) for c in cases[:4]})) == 4
 
 
 def test_what_ends_a_server_is_promised_a_refusal_and_kept_from_stock() -> None:
     deadly = [c for c in CASES if c.deadly]
-    assert {c.name for c in deadly} == corpus.DEADLY
-    assert all(c.fine for c in comparison.compare(deadly, [Outcome(REFUSAL, 400)] * len(deadly), {}))
-    assert not any(c.fine for c in comparison.compare(deadly, [Outcome(ANSWER, 200)] * len(deadly), {}))
+    assert len(deadly) == 7
+    refused = {c.name: outcome(REFUSAL) for c in deadly}
+    answered = {c.name: outcome(ANSWER) for c in deadly}
+    assert all(c.fine for c in comparison.compare(deadly, refused, {}))
+    assert not any(c.fine for c in comparison.compare(deadly, answered, {}))
+    assert len(comparison.compare(deadly, refused, {})) == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from http.client import HTTPConnection, HTTPException
 
 import pytest
 
@@ -46,13 +47,20 @@ class Bench:
         writer.close()
 
     async def ask(self, number: int = 1) -> tuple[int, bytes]:
-        with await wire.Connection.to(self.proxy.port) as connection:
+        with self.connection() as connection:
             return await self.ask_on(connection, number)
 
-    async def ask_on(self, connection: wire.Connection, number: int = 1) -> tuple[int, bytes]:
-        await connection.send(wire.request("/x", b"", {MARKER: str(number)}))
-        reply = await connection.reply()
-        return reply.status, await reply.body()
+    def connection(self) -> contextlib.closing[HTTPConnection]:
+        """One that is kept."""
+        return contextlib.closing(HTTPConnection("127.0.0.1", self.proxy.port, timeout=30))
+
+    async def ask_on(self, connection: HTTPConnection, number: int = 1) -> tuple[int, bytes]:
+        def ask() -> tuple[int, bytes]:
+            connection.request("POST", "/x", b"", {MARKER: str(number)})
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+
+        return await asyncio.to_thread(ask)
 
     def what(self, number: int = 1) -> list[str]:
         return [h.what for h in self.evidence.hits(number)]
@@ -72,13 +80,13 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 ALL = (200, b"012345")
-BROKEN = (OSError, wire.Broken)
+BROKEN = (OSError, HTTPException)
 
 
 def test_it_passes_on_and_keeps_connections() -> None:
     async def run() -> None:
         async with bench() as b:
-            with await wire.Connection.to(b.proxy.port) as connection:
+            with b.connection() as connection:
                 assert await b.ask_on(connection, 1) == ALL
                 assert await b.ask_on(connection, 2) == ALL
             assert b.what(1) == b.what(2) == ["sent", "answered 200"]
@@ -90,14 +98,14 @@ def test_it_passes_on_and_keeps_connections() -> None:
 def test_it_refuses_and_comes_back() -> None:
     async def run() -> None:
         async with bench() as b:
-            with await wire.Connection.to(b.proxy.port) as kept:
+            with b.connection() as kept:
                 assert await b.ask_on(kept) == ALL
-                b.proxy.refuse()
+                await b.proxy.mode(proxies.REFUSE)
                 with pytest.raises(ConnectionRefusedError):
                     await b.ask()
                 with pytest.raises(BROKEN):
                     await b.ask_on(kept)
-            await b.proxy.listen()
+            await b.proxy.mode(proxies.PASS)
             assert await b.ask() == ALL
 
     asyncio.run(run())
@@ -119,14 +127,14 @@ def test_what_runs_goes_on_while_it_refuses() -> None:
 def test_resets_come_at_once_or_in_the_middle_and_are_noted() -> None:
     async def run() -> None:
         async with bench() as b:
-            b.proxy.mode(proxies.RESET)
+            await b.proxy.mode(proxies.RESET)
             for i in range(20):
                 with pytest.raises(BROKEN):
                     await b.ask(i)
             noted = [b.what(i) for i in range(20)]
             assert all("reset" in n for n in noted)
             assert {"sent" in n for n in noted} == {True, False}
-            b.proxy.mode(proxies.PASS)
+            await b.proxy.mode(proxies.PASS)
             assert await b.ask() == ALL
 
     asyncio.run(run())
@@ -138,12 +146,12 @@ def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
             b.gate.clear()
             old = asyncio.ensure_future(b.ask(1))
             await asyncio.wait_for(b.asked.wait(), 10)
-            b.proxy.mode(proxies.SILENT)
+            await b.proxy.mode(proxies.SILENT)
             b.gate.set()
             new = asyncio.ensure_future(b.ask(2))
             _, waiting = await asyncio.wait((old, new), timeout=0.3)
             assert waiting == {old, new}
-            b.proxy.mode(proxies.PASS)
+            await b.proxy.mode(proxies.PASS)
             for task in (old, new):
                 with pytest.raises(BROKEN):
                     await asyncio.wait_for(task, 10)
@@ -156,8 +164,8 @@ def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
 def test_a_storm_answers_itself() -> None:
     async def run() -> None:
         async with bench() as b:
-            b.proxy.mode(proxies.STORM)
-            with await wire.Connection.to(b.proxy.port) as connection:
+            await b.proxy.mode(proxies.STORM)
+            with b.connection() as connection:
                 answers = [await b.ask_on(connection, i) for i in range(12)]
             assert {status for status, _ in answers} == {500, 502, 503}
             assert all(wire.reason(body) for _, body in answers)

@@ -103,3 +103,16 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(
             total = log[j][2] - log[i][1]
             long = sum(end - begin for kind, begin, end in log[i : j + 1] if kind == "long")
             assert long >= (total - most) * g / (g + most) - widest - 1e-9
+
+
+def test_times_are_of_any_clock() -> None:
+    gap = Gap(0.15)
+    ran(gap, 7.0, 7.02)
+    assert gap.seconds(None) == pytest.approx(UNKNOWN * 0.02)
+
+
+def test_full_batches_follow_each_other_for_less_than_their_gaps() -> None:
+    gap = Gap(0.5)
+    gap.sent(1.0, 0.125, full=True)
+    gap.ran(1.0, 1.0 + 0.25 * RUN)
+    assert gap.opens_s(0.125) == 1.0 + 0.25 * RUN + 0.25

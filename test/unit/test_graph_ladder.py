@@ -83,6 +83,7 @@ def test_the_server_bounds_the_ladder() -> None:
     small = ladder(tokens=300, length=100, slots=10)
     assert (small.length, small.slots, small.rows[-1]) == (64, 8, 296)
     assert ladder(length=20).length == 16
+    assert (ladder(length=64).length, ladder(slots=8).slots) == (64, 8)
     assert all(n % 24 == 0 for n in ladder(multiple=6).rows)
     config = LapsConfig()
     assert Ladder.of(config, tokens=7, length=100, slots=10) is None

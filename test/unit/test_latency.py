@@ -69,7 +69,7 @@ def test_noisy_steps_stay_within_the_error_asked_for() -> None:
         model.observe(sample)
     error = model.error()
     assert error is not None
-    assert error["median"] <= 0.10
+    assert 0.05 <= error["median"] <= 0.10, "half of all times are within 0.067 of the middle"
     assert error["p90"] <= 0.25
 
 
@@ -205,8 +205,8 @@ def test_auto_threshold_is_clamped_slow_and_does_not_flap() -> None:
     assert at(5.0, 900.0) == 500, "within the period"
     assert at(11.5, 560.0) == 500, "within the hysteresis"
     assert at(22.0, 600.0) == 600
-    assert at(33.0, math.inf) == 1024
-    assert at(44.0, 1.0) == 64
+    assert at(32.0, math.inf) == 1024, "the period is over"
+    assert at(42.0, 1.0) == 64
     assert auto.source == "knee"
 
 

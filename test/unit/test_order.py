@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError, LapsConfig
-from laps_core.scheduling.order import ORDERS, line, slack_s
+from laps_core.scheduling.order import OLDEST_EVERY, ORDERS, Patience, line, passes_over, slack_s
 from laps_core.scheduling.plan import Waiting
 
 NOW = 100.0
@@ -89,3 +89,36 @@ def test_lars_lets_a_late_request_gain_and_an_open_ended_one_wait() -> None:
     late, urgent, open_ended = job(0, NOW - 1, 1, 1), job(0, NOW + 1.1, 1, 1), job(0, None, 1, 1)
     assert order("lars", [open_ended, urgent, late]) == [2, 1, 0]
     assert order("edf", [open_ended, urgent, late]) == [1, 0, 2]
+
+
+def test_who_can_just_make_it_is_in_time() -> None:
+    just, open_ended = job(0.0, NOW + 1.0, 1.0, 1.0), job(0.0, None, 1.0, 1.0)
+    assert order("edf", [open_ended, just]) == [1, 0]
+
+
+def test_somebody_older_who_stays_behind_is_passed_over() -> None:
+    waiting = [Waiting(100, 0, since_s) for since_s in (3.0, 1.0, 2.0, 1.0)]
+    for picked, passed in (
+        ((), False),
+        ((1,), False),
+        ((1, 3), False),
+        ((2,), True),
+        ((1, 2), True),
+        ((1, 3, 2), False),
+    ):
+        assert passes_over(waiting, picked) == passed
+    assert not passes_over(waiting, range(4))
+
+
+def test_patience_ends_after_so_many_turns() -> None:
+    patience = Patience()
+    for _ in range(3):
+        for _ in range(OLDEST_EVERY - 1):
+            assert not patience.due
+            patience.served(True)
+        assert patience.due
+        patience.served(True)
+    for _ in range(3 * OLDEST_EVERY):
+        patience.served(True)
+        patience.served(False)
+        assert not patience.due

@@ -16,6 +16,26 @@ from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pac
 # -- the gap
 
 
+def test_a_deadline_comes_before_the_gap_where_it_would_be_missed_and_can_be_met() -> None:
+    me, work = pacer(), [long(50_000, since=1.0)]
+    run(me, me.plan(0.99, [short("a")], work), 0.99, 1.0)
+    done_s, opens_s = F + 50 * TOKEN, 1.0 + GAP
+
+    def first(now: float, *deadlines: float | None) -> object:
+        return me.plan(now, [short(n, arrival=now, deadline=d) for n, d in enumerate(deadlines)], work).order[0]
+
+    assert first(me.gap.opens_s(F), None) is SHORT, "the gap is over"
+    now = 1.01
+    assert first(now, now + done_s + 1e-4) is SHORT
+    assert first(now, now + done_s - 1e-4) is LONG, "too late for that one, whatever is done"
+    assert first(now, opens_s + done_s - 1e-4) is SHORT
+    assert first(now, opens_s + done_s + 1e-4) is LONG, "it can wait for the gap"
+    assert first(now, None, opens_s + done_s - 1e-4) is SHORT
+    assert first(now, None) is LONG
+    assert first(1.0 + F - 1e-4, 1.02) is LONG, "a step's fixed time is left between two even then"
+    assert first(1.0 + F + 1e-4, 1.02) is SHORT
+
+
 def test_short_requests_go_first_all_of_them_in_their_order() -> None:
     plan = pacer().plan(1.0, [short("a"), short("b")], [long(5000)])
     assert (plan.order, plan.picked, plan.longs) == ((SHORT, LONG), (0, 1), (0,))
@@ -210,3 +230,19 @@ def test_asking_for_the_status_changes_nothing(work: Callable[[Pacer], None]) ->
     assert me.status(5.0) == first
     assert set(first["preemption"]) == {"gap_ms", "by_short_batches", "by_smaller_prompts"}
     assert set(first["fairness"]) == {"guard", "credit_s"}
+
+
+def test_a_batch_is_full_when_the_longest_short_request_would_not_fit() -> None:
+    shorts = [short(i, 256) for i in range(31)]
+    assert not pacer().plan(0.0, shorts, [long(9000)]).full
+    assert pacer().plan(0.0, [*shorts, short("one more", 1)], [long(9000)]).full
+
+
+def test_who_is_answered_in_time_is_counted_by_class() -> None:
+    me = pacer()
+    me.slo.record(1000.0, SHORT, 1.0, 1.5)
+    me.slo.record(1000.0, LONG, 2.0, 1.5)
+    me.slo.record(1000.0, LONG, 9.0, None)
+    classes = me.status(1000.0)["slo"]["classes"]
+    assert {kind: (c["met"], c["missed"]) for kind, c in classes.items()} == {"short": (1, 0), "long": (0, 1)}
+    assert me.status(1000.0)["preemption"]["gap_ms"] == pytest.approx(GAP * 1e3)

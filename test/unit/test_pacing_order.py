@@ -36,6 +36,12 @@ def test_an_idle_server_runs_the_small_one_alone_and_a_loaded_one_fills_the_batc
     assert pacer().plan(0.0, [], longs, waiting=100).longs == (0, 1, 2)
 
 
+def test_short_requests_wait_behind_a_long_batch_too() -> None:
+    longs = [long(300), long(700)]
+    assert pacer().plan(0.0, [], longs).longs == (0,)
+    assert pacer().plan(0.0, [short("a")], longs).longs == (0, 1)
+
+
 def test_what_others_have_earned_puts_the_oldest_first() -> None:
     me = pacer()
     longs = [long(20_000, 0.0), long(600, 1.0), long(500, 2.0)]

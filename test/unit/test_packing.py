@@ -94,3 +94,24 @@ def test_an_overtaking_batch_is_worth_it(sizes: list[int], left_s: float, runnin
     assert sum(items[i].tokens for i in packed) <= 8192
     assert seconds <= left_s
     assert n * left_s > running * seconds, "those who gain outweigh those who lose"
+
+
+def test_one_goes_along_while_the_sum_of_latencies_falls() -> None:
+    pair = [item(100), item(500)]  # 12.5 ms more for the first, against AHEAD fixed times for each who waits
+    for waiting, picked in ((2, [0]), (3, [0, 1])):
+        assert pack(pair, beside_s, budget=8192, fixed_s=F, waiting=waiting) == picked
+
+
+def test_those_who_just_fit_overtake() -> None:
+    def quarter(_: Waiting) -> float:
+        return 0.25
+
+    pair = [item(400), item(600)]
+    for budget, left_s, picked in ((1000, 1.0, [0, 1]), (999, 1.0, []), (1000, 0.999, [])):
+        found = overtake(pair, quarter, budget=budget, left_s=left_s, running=1, fixed_s=0.5, waiting=2)
+        assert found == picked
+
+
+def test_nobody_else_waits_so_only_the_running_ones_lose() -> None:
+    assert overtake([item(500)], beside_s, budget=8192, left_s=0.03, running=1, fixed_s=F, waiting=1)
+    assert not overtake([item(500)], beside_s, budget=8192, left_s=0.03, running=1, fixed_s=F, waiting=3)

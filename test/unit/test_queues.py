@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.length import classify, new_tokens, usable_threshold
+from laps_core.length import classify, new_tokens, unit_of, usable_threshold
 from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.queues import DualQueue, changes, split, without
 
@@ -97,3 +97,8 @@ def test_a_batch_of_both_classes_leaves_both_views() -> None:
     queue.took(LONG, {id(waiting[0]), id(waiting[1])}, left)
     views = queue.views(left, lambda r: SHORT if r[0] == "s" else LONG)
     assert (views.short, views.long) == (["s2"], ["L2"])
+
+
+def test_a_cut_is_whole_pages_and_what_sglang_aligns_it_to() -> None:
+    assert unit_of(16, None) == 16
+    assert unit_of(16, 24) == 48

@@ -30,3 +30,13 @@ def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_
             built = now
         now += 0.01
         assert now <= stuck_s + ROOM_S + drain_s + 0.1
+
+
+def test_it_is_kept_by_turns_from_the_first_time_that_it_lacked() -> None:
+    room = Room()
+    turns = ((100.0, True), (104.9, True), (105.0, False), (109.9, False), (110.0, True), (114.9, True), (115.0, False))
+    for now, kept in turns:
+        assert room.kept(now, lacking=True) == kept
+    assert room.kept(116.0, lacking=False)
+    for now, kept in ((117.0, True), (121.9, True), (122.0, False)):
+        assert room.kept(now, lacking=True) == kept

@@ -27,6 +27,7 @@ def test_deviation_forgets_and_attainment_does_not() -> None:
     for _ in range(50):
         ledger.record(0.0, "short", 0.8, 0.4)
     assert ledger.deviation(0.0) == pytest.approx(1.0)
+    assert ledger.deviation(10.0) == pytest.approx(1.0), "half of them are left, and half of what they were late"
     for _ in range(50):
         ledger.record(30.0, "short", 0.2, 0.4)
     assert ledger.deviation(30.0) == pytest.approx(1 / 9)

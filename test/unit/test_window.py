@@ -96,25 +96,6 @@ def test_leaves_at_the_end_when_the_burst_does_not_come() -> None:
     assert after.reason in ("idle", "window")
 
 
-def test_holds_that_do_not_pay_are_given_up() -> None:
-    window, now = known_bursts(LapsConfig())
-    held = 0
-    for _ in range(40):
-        answer = ask(window, now, [short(now)])
-        start = now
-        if answer.waiting:
-            held += 1
-            now = answer.until_s
-            answer = ask(window, now, [short(start)])
-        assert not answer.waiting
-        window.dispatched(now, 1, answer.waited_s, answer.reason)
-        now += 9 * MS
-        window.completed(now, 1)
-        now += 50 * MS
-        window.arrived(now)
-    assert held <= 6
-
-
 def test_a_tight_deadline_is_not_waited_away() -> None:
     window, now = known_bursts(LapsConfig())
     service = predict([(100, 0)])

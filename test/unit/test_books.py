@@ -1,0 +1,46 @@
+"""What each batch had of the device."""
+
+from __future__ import annotations
+
+import pytest
+from laps_core.busy import BusyMeter
+from laps_core.config import LapsConfig
+from laps_core.protocol import LONG, SHORT
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import Running
+
+
+def batch(started: float | None, done: float | None, *, within: bool = False, short: bool = False) -> Running:
+    return Running(
+        cls=SHORT if short else LONG, shape=[(100, 0)], short=(0,) if short else (), within=within, started=started,
+        done=done,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def pacer() -> Pacer:
+    return Pacer(LapsConfig(wait_window_ms=0.0), chunk_tokens=8192, layers=28)
+
+
+def test_one_batch_after_the_other(pacer: Pacer) -> None:
+    assert pacer.ended(batch(11.0, 11.5), None, 12.0) == 0.5
+    assert pacer.ended(batch(11.25, 12.25), None, 12.5) == 0.75, "it was sent while the first one ran"
+    assert pacer.ended(batch(13.0, None), None, 13.5) == 0.5, "done as its result is processed"
+    assert pacer.ended(batch(None, 14.0), None, 15.0) == 0.0, "nobody knows when it began"
+    busy = BusyMeter()
+    for begin, end in ((11.0, 11.5), (11.5, 12.25), (13.0, 13.5)):
+        busy.add(begin, end)
+    assert pacer.busy.share(14.0) == pytest.approx(busy.share(14.0))
+
+
+def test_a_batch_within_another_costs_that_one_nothing(pacer: Pacer) -> None:
+    below, between = batch(11.0, 13.0), batch(11.25, 12.25, within=True)
+    assert pacer.ended(batch(11.5, 11.75, within=True, short=True), between, 11.75) == 0.25
+    assert pacer.ended(between, below, 12.25) == 0.75
+    assert pacer.ended(batch(12.5, 12.625, within=True, short=True), below, 12.625) == 0.125
+    assert pacer.busy.share(13.0) == 0.0, "the device is busy with the lowest of them all the time"
+    assert pacer.ended(below, None, 13.0) == 2.0 - 1.0 - 0.125
+    assert pacer.ended(batch(13.5, 14.0, within=True, short=True), None, 14.0) == 0.5
+    busy = BusyMeter()
+    busy.add(11.0, 13.0)
+    assert pacer.busy.share(13.0) == pytest.approx(busy.share(13.0))

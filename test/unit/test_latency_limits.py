@@ -1,0 +1,62 @@
+"""The latency model at its limits: when it fits, what it keeps, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from laps_core.config import ConfigError
+from laps_core.latency.model import MIN_SAMPLES, LatencyModel, StepSample
+
+Reqs = list[tuple[int, int]]
+
+
+def test_it_is_fitted_as_soon_as_there_are_enough_steps() -> None:
+    model = LatencyModel()
+    for i in range(1, MIN_SAMPLES + 1):
+        model.observe(StepSample.of([(10 * i, 0)], 1e-3 + 1e-5 * 10 * i))
+        assert model.fitted == (i == MIN_SAMPLES)
+
+
+def test_it_is_fitted_again_after_some_more_steps() -> None:
+    model, found = LatencyModel(), []
+    for i in range(1, 300):
+        tokens = 10 + 10 * (i % 40)
+        model.observe(StepSample.of([(tokens, 0)], (1e-3 + 1e-5 * tokens) * (1 + i / 100)))
+        if not found or model.predict([(100, 0)]) != found[-1][1]:
+            found.append((i, model.predict([(100, 0)])))
+    assert [i for i, _ in found[1:]] == [MIN_SAMPLES, MIN_SAMPLES + 64, MIN_SAMPLES + 128, MIN_SAMPLES + 192, 288]
+
+
+@pytest.mark.parametrize(
+    "alike",
+    [[[(96, history)] for history in (4, 8, 16, 31)], [[(96 // n, 0)] * n for n in (2, 3, 4, 6)]],
+)
+def test_of_steps_alike_the_newest_are_kept(alike: list[Reqs]) -> None:
+    model = LatencyModel()
+    for i in range(400):
+        model.observe(StepSample.of(alike[i % 4], 0.01))
+    assert model.status()["samples"] == 32
+
+
+@pytest.mark.parametrize("lengths", [(10, 100, 1000), (100, 150, 200)])
+def test_three_sizes_with_a_doubling_between_them_are_enough(lengths: tuple[int, ...]) -> None:
+    model = LatencyModel()
+    for i in range(60):
+        tokens = lengths[i % 3]
+        model.observe(StepSample.of([(tokens, 0)], 1e-3 + 1e-5 * tokens))
+    assert model.predict([(150, 0)]) == pytest.approx(2.5e-3)
+
+
+@pytest.mark.parametrize("row", ["[-1, 1, 1, 1, 0.1]", "[1, 1, 1, -1, 0.1]", "[1, 1, 1, 1, 0]"])
+def test_refuses_a_sample_that_cannot_be(row: str) -> None:
+    text = '{"kind": "laps-latency", "version": 1, "coefficients": null, "samples": [%s], "held_out": []}'
+    assert not LatencyModel.from_json(text % "[1, 1, 1, 1, 0.1]", "x").fitted
+    with pytest.raises(ConfigError, match="damaged"):
+        LatencyModel.from_json(text % row, "x")
+
+
+def test_a_coefficient_may_be_zero_but_not_negative() -> None:
+    text = '{"kind": "laps-latency", "version": 1, "samples": [], "held_out": [], "coefficients": '
+    text += '{"alpha": 0, "linear": 1, "gamma_r": 0, "per_request": 0, "fixed": %s}}'
+    assert LatencyModel.from_json(text % "0.5", "x").predict([(3, 0)]) == 3.5
+    with pytest.raises(ConfigError, match="damaged"):
+        LatencyModel.from_json(text % "-0.5", "x")

@@ -1,0 +1,128 @@
+"""The controller of the pools, decision by decision."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from laps_core.pools.controller import PoolController
+from laps_core.pools.pressure import IDLE_PRESSURE, InstanceSignals, PressureConfig, pool_pressure, pressure
+from laps_core.protocol import Load
+
+CONFIG = PressureConfig()
+UNIT = CONFIG.load_unit
+
+
+def signals(short: float, long: float, pools: str = "slll", sick: str = "") -> list[InstanceSignals]:
+    """An instance for each letter, under this pressure; those at the places named in ``sick`` are not healthy."""
+    return [
+        InstanceSignals(
+            name=f"{pool}{i}",
+            pool="short" if pool == "s" else "long",
+            healthy=str(i) not in sick,
+            load=Load(backlog_tokens=UNIT * (short if pool == "s" else long), slo_deviation=0.0, busy_share=0.0),
+        )
+        for i, pool in enumerate(pools)
+    ]
+
+
+def observed(
+    short: float, long: float, pools: str = "slll", until: float = 20.0, config: PressureConfig = CONFIG
+) -> PoolController:
+    """A controller that has seen this pressure, from 0 s on."""
+    controller = PoolController(config)
+    for i in range(int(until * 4) + 1):
+        controller.observe(i / 4, signals(short, long, pools))
+    return controller
+
+
+def test_nothing_is_decided_before_anything_was_seen() -> None:
+    assert PoolController(CONFIG).decide(100.0) is None
+
+
+def test_two_moves_are_a_cooldown_apart_however_often_it_is_asked() -> None:
+    controller, moved = PoolController(CONFIG), []
+    for i in range(81):
+        now = 100.0 + i / 4
+        controller.observe(now, signals(10.0, 1.0, "slllll"))
+        if controller.decide(now):
+            moved.append(now)
+    assert moved == [104.5, 109.0, 113.5, 118.0]
+
+
+def test_what_cannot_be_done_is_not_remembered() -> None:
+    for short, long, balance in ((50.0, 1.0, 2 / 3), (1.0, 50.0, 1 / 3)):
+        controller = observed(short, long, "sl")
+        assert controller.decide(20.0) is None
+        assert controller.balance == pytest.approx(balance)
+
+
+def test_a_pool_whose_pressure_has_just_begun_to_fall_still_gets_help() -> None:
+    controller = observed(20.0, 1.0)
+    controller.observe(20.0, signals(10.0, 1.0))
+    controller.observe(20.25, signals(10.0, 1.0))
+    assert controller.decide(20.25)
+    controller = observed(20.0, 1.0)
+    for i in range(9):
+        controller.observe(20.0 + i / 4, signals(10.0, 1.0))
+    assert controller.decide(22.0) is None, "it is working its backlog off"
+
+
+@pytest.mark.parametrize("pools", ["sll", "slll", "slllllll", "ssll", "sslllll", "ssslll", "sssslllll"])
+def test_one_more_is_moved_where_that_brings_the_pools_closer(pools: str) -> None:
+    controller = observed(1.5, 1.0, pools, 200.0, PressureConfig(ratio=1.3))
+    n, m = pools.count("s"), pools.count("l")
+    before, after = 1.5, 1.5 * n / (n + 1) / (m / (m - 1))
+    move = controller.decide(200.0)
+    assert (move.target if move else None) == ("short" if before > 1 / after else None)
+
+
+def test_the_share_is_smoothed_from_one_half() -> None:
+    controller = observed(3.0, 1.0, until=3.0)
+    assert controller.balance == pytest.approx(0.75 - 0.25 * math.exp(-3.0 / CONFIG.smoothing_s))
+
+
+def test_pools_under_the_same_pressure_are_left_alone() -> None:
+    assert not observed(10.0, 1.0).in_dead_band()
+    assert not observed(1.0, 10.0).in_dead_band()
+    controller = observed(1.0, 1.0)
+    assert controller.in_dead_band()
+    assert controller.decide(20.0) is None
+
+
+def test_idle_pools_are_even() -> None:
+    assert observed(IDLE_PRESSURE, 0.0).balance == 0.5
+    assert observed(IDLE_PRESSURE * 1.5, 0.0).balance > 0.9
+
+
+def test_each_pool_keeps_its_healthy_ones() -> None:
+    controller = PoolController(PressureConfig(n_min=2))
+    for now in (0.0, 5.0):
+        controller.observe(now, signals(0.0, 0.0, "ssllll", sick="1"))
+    move = controller.decide(5.0)
+    assert move is not None
+    assert (move.name, move.reason) == ("l2", "short pool has 1 healthy instances, fewer than 2")
+
+
+def test_a_reason_says_how_much_of_the_pressure() -> None:
+    for short, long, pools, reason in (
+        (30.0, 10.0, "slll", "short pool has 75% of the pressure, more than 67% (now 30 against 10)"),
+        (10.0, 30.0, "sssl", "long pool has 75% of the pressure, more than 67% (now 30 against 10)"),
+    ):
+        move = observed(short, long, pools, until=80.0).decide(80.0)
+        assert move is not None
+        assert move.reason == reason
+
+
+def test_pressure_has_bounds() -> None:
+    def of(backlog: float, deviation: float, busy: float) -> float:
+        load = Load(backlog_tokens=backlog, slo_deviation=deviation, busy_share=busy)
+        return pressure(InstanceSignals(name="a", pool="short", load=load), CONFIG)
+
+    assert of(3 * UNIT, -1.0, 2.0) == pytest.approx(3.0 - 0.2)
+    assert of(-UNIT, 9.0, -1.0) == pytest.approx(4.0)
+
+
+def test_one_instance_counts_no_more_than_the_others_allow() -> None:
+    assert pool_pressure([7.0], CONFIG) == 7.0
+    assert pool_pressure([9.0, 1.0, 3.0], CONFIG) == pytest.approx(3.0 + 0.8 * (4.0 - 3.0)), "twice the mean of two"

@@ -1,0 +1,102 @@
+"""Which prefixes an instance holds, and what they weigh against load: at the limits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("sglang_router")
+
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools.choice import Pools
+from sglang_router_laps.prompts.prefixes import Ask, PrefixIndex, fingerprint
+from sglang_router_laps.servers.instances import PrefillInstance
+
+TEXT = b"".join(b"%08d" % i for i in range(512))
+"""16 blocks."""
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2), (513, 2)])
+def test_a_prompt_has_its_whole_blocks(size: int, blocks: int) -> None:
+    assert len(fingerprint(bytes(size)).hashes) == blocks
+    assert len(fingerprint([7] * (size // 4)).hashes) == blocks
+
+
+def test_a_part_lies_in_the_block_that_it_ends_in() -> None:
+    assert fingerprint(TEXT, (1, 256, 257, 4096)).media == (0, 0, 1, 15)
+
+
+def test_the_index_keeps_the_blocks_used_last() -> None:
+    index = PrefixIndex(8 * 64)
+    index.add(fingerprint(TEXT))
+    assert (len(index), index.depth(fingerprint(TEXT))) == (8, 8)
+    other = fingerprint(TEXT[8:1800])
+    index.add(other)
+    assert (len(index), index.depth(other), index.depth(fingerprint(TEXT))) == (8, 7, 1)
+
+
+def pools(n: int = 4, **config: object) -> Pools:
+    return Pools([(f"http://h{i}:1", 8998) for i in range(n)], AllocConfig.parse({}, json.dumps(config)), lambda: 0.0)
+
+
+def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
+    choice = p.choose(Ask(tokens, [fingerprint(text)] if text else []))
+    assert choice is not None
+    return choice.instance, choice.length_class, choice.new_tokens, choice.spilled
+
+
+def test_the_limits_of_spilling_belong_to_the_pool_itself() -> None:
+    p = pools(2, spill="both")
+    short, long = p.instances
+    with long.lease(2048):
+        assert route(p, 5000)[0] is long
+    with short.lease(1000), long.lease(15_000):
+        assert route(p, 5000)[0] is long, "not flooded"
+    with short.lease(1), long.lease(8 * 2048):
+        assert route(p, 5000)[0] is long, "nor now"
+    with short.lease(2125), long.lease(17_000):
+        assert route(p, 5000)[0] is short
+
+
+@pytest.mark.parametrize(("before", "pool"), [(200, "short"), (5000, "long")])
+def test_what_is_at_the_threshold_where_its_history_lies_is_short(before: int, pool: str) -> None:
+    p = pools()
+    home, *_ = route(p, before, TEXT[:2048])
+    assert home.pool == pool
+    assert route(p, 512, TEXT) == (home, "short", 256, False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "busy", "stays"),
+    [
+        (1000, 600, True),  # 1.5 times the mean of 300, and the threshold
+        (1000, 1100, False),
+        (4096, 2048, True),  # as soon there as elsewhere, where 2,048 more are computed
+        (4096, 2049, False),
+    ],
+)
+def test_who_holds_the_prefix_is_taken_up_to_a_load(tokens: int, busy: int, stays: bool) -> None:
+    p = pools(3, initial_short=1)
+    home, *_ = route(p, 5000, TEXT[:2048])
+    with home.lease(busy):
+        assert (route(p, tokens, TEXT)[0] is home) == stays
+
+
+def test_where_nobody_holds_the_prefix_they_take_turns() -> None:
+    p = pools(3, initial_short=1)
+    taken = []
+    for i in range(4):
+        taken.append(route(p, 5000, b"%08d" % i + TEXT)[0])
+        with taken[-1].lease(5000):
+            pass
+    assert taken[0] is taken[2] is not taken[1] is taken[3]
+
+
+def test_whom_a_request_is_to_avoid_is_taken_only_when_there_is_no_other() -> None:
+    p = pools(3, initial_short=2)
+    first, second, long = p.instances
+    for avoid, taken in (((), first), ((first,), second), ((first, second), long), (p.instances, first)):
+        choice = p.choose(Ask(10), avoid)
+        assert choice is not None
+        assert choice.instance is taken

@@ -1,0 +1,59 @@
+"""How long waiting work takes, and the sizes that follow, of a model whose coefficients are known."""
+
+from __future__ import annotations
+
+import pytest
+from laps_core.latency.model import Coefficients, LatencyModel
+from laps_core.scheduling.plan import Waiting
+from laps_core.scheduling.sizes import TOKEN_S, Sizes
+
+TOKEN, HISTORY, REQUEST, FIXED = 1 / 1024, 1 / 8192, 1 / 16, 3 / 16
+"""Seconds. Sums of such numbers are exact."""
+
+
+def sizes(*, known: bool = True, chunk: int | None = 1024, unit: int = 1, layers: int = 28) -> Sizes:
+    model = LatencyModel(Coefficients(0.0, TOKEN, HISTORY, REQUEST, FIXED) if known else None)
+    return Sizes(model, chunk_tokens=chunk, unit=unit, layers=layers, slice_s=1 / 16)
+
+
+PARKED = Waiting(400, 800, 0.0, new_tokens=1000)
+"""200 tokens are from the cache, 600 it has computed, 400 are left."""
+
+
+def test_work_is_what_is_left_and_lone_time_that_of_all() -> None:
+    me = sizes()
+    assert me.fixed_s == FIXED + REQUEST
+    assert me.work_s(PARKED) == FIXED + REQUEST + 400 * TOKEN + 800 * HISTORY
+    assert me.lone_s(PARKED) == FIXED + REQUEST + 1000 * TOKEN + 200 * HISTORY
+    assert me.lone_s(Waiting(400, 800, 0.0)) == me.work_s(PARKED)
+    assert me.beside_s(PARKED) == 400 * TOKEN + 800 * HISTORY
+
+
+def test_while_nothing_is_known_work_goes_by_its_tokens() -> None:
+    me = sizes(known=False)
+    assert me.fixed_s is None
+    assert me.work_s(PARKED) == me.beside_s(PARKED) == 400 * TOKEN_S
+    assert me.lone_s(PARKED) == 1000 * TOKEN_S
+
+
+def test_the_one_furthest_behind_by_its_own_lone_time() -> None:
+    me = sizes()
+    brief = Waiting(64, 0, 9.0)
+    assert me.behind(10.0, [PARKED, brief]) == 10.0 / me.lone_s(PARKED)
+    assert me.behind(10.0, []) == 0.0
+
+
+def test_a_chunk_takes_as_long_as_the_gap_and_no_longer() -> None:
+    new = Waiting(5000, 0, 0.0)
+    assert sizes().timely_chunk(new, 0, 0.5) == 512
+    assert sizes(unit=100).timely_chunk(new, 0, 0.5) == 500
+    assert sizes().timely_chunk(new, 0, 0.01) == 256, "its fixed time is never more than half of it"
+    assert sizes().timely_chunk(new, 600, 0.5) == 424, "what the short requests leave"
+    assert sizes(known=False, unit=64).timely_chunk(new, 100, 0.5) == 896, "whole units of what they leave"
+    assert sizes(unit=64).timely_chunk(new, 1024, 0.5) == 64
+
+
+@pytest.mark.parametrize(("tokens", "layers"), [(200, 6), (150, 7), (100, 8), (50, 9), (10_000, 6)])
+def test_a_slice_is_as_many_layers_as_take_its_time(tokens: int, layers: int) -> None:
+    longs = [Waiting(100, 0, 0.0), Waiting(100, 0, 0.0)]
+    assert sizes(layers=56).slice_layers(longs, tokens) == layers
