@@ -17,7 +17,8 @@ def test_it_is_fitted_as_soon_as_there_are_enough_steps() -> None:
 
 
 def test_it_is_fitted_again_after_some_more_steps() -> None:
-    model, found = LatencyModel(), []
+    model = LatencyModel()
+    found: list[tuple[int, float | None]] = []
     for i in range(1, 300):
         tokens = 10 + 10 * (i % 40)
         model.observe(StepSample.of([(tokens, 0)], (1e-3 + 1e-5 * tokens) * (1 + i / 100)))
