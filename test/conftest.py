@@ -11,6 +11,7 @@ from typing import Any
 
 import lean
 import pytest
+from hypothesis import HealthCheck, settings
 from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, started
 
 from benchmark.rig import servers
@@ -24,6 +25,9 @@ BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py")
 def pytest_configure(config: pytest.Config) -> None:
     """Servers start lean; workers choose ports apart from each other, and from the commands that tests start."""
     os.environ.update(lean.environment())
+    # How long an example takes is the machine's affair.
+    settings.register_profile("laps", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("laps")
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     low = PORTS + 800 * (worker % 4)
     servers.PORTS = (low, low + 800)

@@ -16,6 +16,8 @@ from benchmark.load.prompts import Prompts
 from benchmark.workloads.job import Job
 
 PER_TOKEN_S = 0.001
+BUSY_S = 1.0
+"""So much later may things be seen where others have the cores."""
 
 
 class Slow(asyncio.Protocol):
@@ -76,14 +78,14 @@ def test_ttft_is_the_servers_delay() -> None:
     assert [a.job for a in answers] == jobs
     for answer in answers:
         assert answer.ttft_s is not None
-        assert PER_TOKEN_S * answer.job.new - 0.002 <= answer.ttft_s < PER_TOKEN_S * answer.job.new + 0.1
+        assert PER_TOKEN_S * answer.job.new - 0.002 <= answer.ttft_s < PER_TOKEN_S * answer.job.new + BUSY_S
 
 
 def test_jobs_are_sent_when_due_whatever_has_come_back() -> None:
     jobs = [Job(0.02 * i, 300) for i in range(5)]
     answers, _ = replay(jobs)
     for answer in answers:
-        assert answer.sent_s == pytest.approx(answer.job.at_s, abs=0.1)
+        assert -0.002 <= answer.sent_s - answer.job.at_s < BUSY_S
         assert answer.late_s >= 0.0
     assert answers[-1].sent_s < (answers[0].ttft_s or 0.0)
 
@@ -93,7 +95,7 @@ def test_a_turn_is_not_sent_before_the_answer_it_needs() -> None:
     answers, order = replay(jobs)
     assert order == [200, 21, 20]
     assert answers[1].sent_s >= 0.2
-    assert answers[1].late_s < 0.1
+    assert answers[1].late_s < BUSY_S
 
 
 def test_failures_are_failures() -> None:
@@ -121,8 +123,8 @@ def test_a_closed_loop_keeps_its_clients_busy() -> None:
     jobs = [Job(0.0, 50)] * 3
     loop, _ = against(lambda target: client.closed(target, bodies(jobs), 4, 1.0, 0.1))
     assert loop.failed == 0
-    assert loop.rate == pytest.approx(4 / 0.05, rel=0.5)
-    assert statistics.median(loop.ttft_s) == pytest.approx(0.05, rel=0.5)
+    assert 4 / (0.05 + BUSY_S) < loop.rate < 1.1 * 4 / 0.05
+    assert 0.048 < statistics.median(loop.ttft_s) < 0.05 + BUSY_S
 
 
 def test_one_by_one_tells_of_a_failure() -> None:
@@ -173,9 +175,10 @@ def test_the_first_token_of_a_stream_is_its_first_event() -> None:
             return answers, await client.closed(target, prompts.bodies(jobs[:1], 1), 1, 0.5, 0.0)
 
     (whole, failed), loop = asyncio.run(run())
-    assert whole.ttft_s == pytest.approx(0.05, abs=0.1)
+    assert whole.ttft_s is not None
+    assert 0.048 < whole.ttft_s < 0.05 + BUSY_S
     assert failed.ttft_s is None
-    assert loop.ttft_s[0] < 0.2 < loop.whole_s[0]
+    assert loop.ttft_s[0] < loop.whole_s[0] - 0.1
 
 
 def test_a_connection_the_server_has_closed_is_not_used_again() -> None:
