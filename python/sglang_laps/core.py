@@ -126,7 +126,7 @@ class LapsCore:
             [self._waiting(r) for r in short[:LOOKAHEAD]],
             [self._waiting(r, self._rank(r), i < len(begun)) for i, r in enumerate(long)],
             waiting=len(short) + len(long),
-            urgent=self._urgent(short, [*long, *(r for f in self.under_way for r in f.reqs)]),
+            urgent=self._urgent(short, long, paused),
             paused=paused,
             lacking=self.lacking and (frees_memory or bool(self._flights or self.under_way)),
         )
@@ -153,11 +153,12 @@ class LapsCore:
         done = max(req.prefix_len, req.extend_end or 0)
         return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
 
-    def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req]) -> ClassName | None:
-        """The class with the strictly higher priority, if the server schedules by it. `longs`: paused ones too."""
-        if self._priority is None or not shorts or not longs:
+    def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req], paused: Paused | None) -> ClassName | None:
+        """The class with the strictly higher priority, if the server schedules by it. What is paused is long."""
+        if self._priority is None or not shorts or not (longs or paused):
             return None
-        short, long = min(map(self._priority, shorts)), min(map(self._priority, longs))
+        ranks = [*map(self._priority, longs), *([] if paused is None else [paused.rank])]
+        short, long = min(map(self._priority, shorts)), min(ranks)
         return None if short == long else SHORT if short < long else LONG
 
     # -- what the batch builder is shown

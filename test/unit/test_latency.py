@@ -8,14 +8,12 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError
 from laps_core.latency.boundary import AutoThreshold, knee
 from laps_core.latency.model import Coefficients, LatencyModel, StepSample, StepShape
-from laps_core.latency.nnls import robust_nnls
 from sglang_laps import saved_model
 
 TRUE = Coefficients(alpha=2e-8, linear=4e-5, gamma_r=4e-6, per_request=2e-3, fixed=6e-3)
@@ -144,31 +142,6 @@ def test_no_history_refits_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     for s in measured(0, 5000, 0.02):
         model.observe(s)
     assert len(fits) <= 25
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 5))
-def test_what_costs_nothing_comes_out_as_nothing(seed: int, columns: int) -> None:
-    rng = np.random.default_rng(seed)
-    features = rng.uniform(1.0, 100.0, size=(60, columns))
-    true = np.where(rng.random(columns) < 0.4, 0.0, rng.uniform(0.1, 1.0, size=columns))
-    true[0] = 1.0
-    assert robust_nnls(features, features @ true) == pytest.approx(true, abs=1e-6)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 5))
-def test_no_coefficient_is_negative_whatever_the_times(seed: int, columns: int) -> None:
-    rng = np.random.default_rng(seed)
-    found = robust_nnls(rng.uniform(0.0, 10.0, size=(40, columns)), rng.lognormal(0.0, 2.0, size=40))
-    assert np.isfinite(found).all()
-    assert (found >= 0.0).all()
-
-
-def test_a_column_that_says_nothing_new_is_left_out() -> None:
-    first = np.linspace(1.0, 50.0, 30)
-    found = robust_nnls(np.column_stack((first, 2.0 * first, np.zeros(30))), 3.0 * first)
-    assert found == pytest.approx([3.0, 0.0, 0.0])
 
 
 # -- boundaries
