@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, FakePrefill, Stack, entry, stack
+from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, entry, stack
 
 
 async def whole(s: Stack, **body: Any) -> tuple[int, bytes]:
@@ -18,7 +18,7 @@ async def whole(s: Stack, **body: Any) -> tuple[int, bytes]:
         return r.status, await r.read()
 
 
-class Hanging:
+class Hanging(FakeServer):
     """While ``hung``, everything is accepted and nothing is answered."""
 
     hung = False
@@ -27,8 +27,6 @@ class Hanging:
         if self.hung:
             await asyncio.Event().wait()
 
-
-class HangingPrefill(Hanging, FakePrefill):
     async def _health(self, request: web.Request) -> web.Response:
         await self._wait()
         return await super()._health(request)
@@ -36,16 +34,14 @@ class HangingPrefill(Hanging, FakePrefill):
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         await self._wait()
         return await super().serve(request, body)
+
+
+class HangingPrefill(Hanging, FakePrefill):
+    pass
 
 
 class HangingDecode(Hanging, FakeDecode):
-    async def _health(self, request: web.Request) -> web.Response:
-        await self._wait()
-        return await super()._health(request)
-
-    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
-        await self._wait()
-        return await super().serve(request, body)
+    pass
 
 
 @pytest.mark.parametrize("stream", [False, True])
