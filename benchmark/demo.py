@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.streams import in_turn
+
 from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
@@ -25,8 +28,6 @@ from benchmark.results.piece import Piece, Table, command
 from benchmark.rig import model, servers
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
-from benchmark.workloads.job import Job
-from benchmark.workloads.streams import in_turn
 
 CHUNK = 1024
 SESSIONS = 3

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from laps_plan.traffic.job import Job
+
 from benchmark import serve, slices
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
@@ -32,7 +34,6 @@ from benchmark.rig.devices import CPU, CUDA
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
-from benchmark.workloads.job import Job
 
 NAMES = (FCFS, SPF, LAPS)
 LONE, LONE_ROUNDS = 20, 21

@@ -25,6 +25,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from laps_plan.traffic.job import THRESHOLD, Job
+from laps_plan.traffic.lengths import Sizes, drawn, uniform
+from laps_plan.traffic.traces import FOLDER
+
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars, pictures
@@ -36,9 +40,6 @@ from benchmark.rig.devices import CUDA, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import ON, Variant
-from benchmark.workloads.job import THRESHOLD, Job
-from benchmark.workloads.lengths import Sizes, drawn, uniform
-from benchmark.workloads.traces import FOLDER
 
 CHUNK = 8192
 MODES: dict[str, tuple[str, ...]] = {

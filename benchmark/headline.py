@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from laps_core.scheduling.gap import WIDEST
+from laps_plan.traffic import named
 
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import NO_MORE
@@ -28,7 +29,6 @@ from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
 from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
 from benchmark.suites.serve.compare import Bench, Compared, Measured, Settings
 from benchmark.suites.serve.promises import Terms, worst
-from benchmark.workloads import named
 
 NAMES = (*STOCK, LAPS)
 OVERLOADED = (FCFS, SPF, LAPS)

@@ -26,6 +26,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from laps_plan.traffic import named
+
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import pictures
@@ -37,7 +39,6 @@ from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
 from benchmark.rig.progress import Progress
 from benchmark.suites.serve import check, tables
 from benchmark.suites.serve.compare import Bench, Compared, Points, Settings
-from benchmark.workloads import named
 
 BASE = variants.FCFS
 THERE = "the server"

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from laps_plan.traffic.job import Job
+
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
@@ -30,7 +32,6 @@ from benchmark.rig.devices import CPU, CUDA, Device
 from benchmark.rig.fleet import Fleet, command_line
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, Variant
-from benchmark.workloads.job import Job
 
 NAMES = (FCFS, LAPS)
 SHORT_TOKENS = 64

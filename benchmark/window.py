@@ -32,6 +32,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
+from laps_plan.traffic.lengths import fixed, lmsys, mix, uniform
+from laps_plan.traffic.named import Drawn
+
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars, pictures
@@ -45,9 +49,6 @@ from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
 from benchmark.suites.serve import compare
 from benchmark.suites.serve.compare import Bench, Measured, Settings
-from benchmark.workloads.job import LONG, SHORT, THRESHOLD, Job
-from benchmark.workloads.lengths import fixed, lmsys, mix, uniform
-from benchmark.workloads.named import Drawn
 
 CHUNK, SLO_CHUNK = 512, 256
 DUAL, AWD, FIXED = "dual queue", "AWD", "fixed window"

@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from laps_plan.traffic.job import Job
+
 from benchmark.load.connection import Connection, Target
-from benchmark.workloads.job import Job
 
 IDLE_S = 3.0
 """A connection unused for longer is not used again: the server closes it after 5 s, perhaps just then."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from laps_plan.traffic.job import Job
 
 from benchmark.load.connection import request
 from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
-from benchmark.workloads.job import Job
 
 
 @dataclass

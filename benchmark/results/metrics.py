@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from laps_plan.traffic.job import LONG, SHORT
 
 from benchmark.load.client import Answer
-from benchmark.workloads.job import LONG, SHORT
 
 KINDS = (SHORT, LONG)
 QUANTILES = (50, 90, 99)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.connection import Target
@@ -23,7 +24,6 @@ from benchmark.load.prompts import Prompts
 from benchmark.rig import servers
 from benchmark.rig.devices import Device, free_gib
 from benchmark.rig.variants import Variant
-from benchmark.workloads.job import Job
 
 WARM = 64
 """Requests of many lengths every server is sent when it has started."""

@@ -17,15 +17,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from laps_plan import profile as profiles
+from laps_plan.profile import Profile
+from laps_plan.sim.metrics import Outcome, lone_s
+from laps_plan.sim.variants import ROUTERS, VARIANTS, run
+from laps_plan.traffic import named
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
+from laps_plan.traffic.streams import Closed, Jobs, Sessions, Stream, Trace
+
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.sim import profile as profiles
-from benchmark.sim.metrics import Outcome, lone_s
-from benchmark.sim.profile import Profile
-from benchmark.sim.variants import ROUTERS, VARIANTS, run
-from benchmark.workloads import named
-from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix
-from benchmark.workloads.streams import Closed, Jobs, Sessions, Stream, Trace
 
 FOLLOWING = ("closed", "jobs", "sessions")
 """Loads that follow answers; the others are those of ``benchmark.serve``, by name."""

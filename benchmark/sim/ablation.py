@@ -15,16 +15,16 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.scheduling.gap import stretch
+from laps_plan.profile import Profile
+from laps_plan.sim.metrics import Outcome
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix, uniform
+from laps_plan.traffic.streams import Closed, Open, Sessions, Stream, Trace, poisson
 from sglang_router_laps.config import AllocConfig
 
 from benchmark.results.piece import Piece, parser
-from benchmark.sim.metrics import Outcome
-from benchmark.sim.profile import Profile
 from benchmark.sim.study import Study
-from benchmark.sim.variants import VARIANTS, run
-from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import Sizes, lmsys, log_uniform, mix, uniform
-from benchmark.workloads.streams import Closed, Open, Sessions, Stream, Trace, poisson
 
 SHARE, SHORT, LONG = 0.05, lmsys(256), log_uniform(1024, 8192)
 CHUNK = 8192

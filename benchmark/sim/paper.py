@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from laps_plan.profile import Profile
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, mix
+from laps_plan.traffic.streams import Closed, Jobs, Open, Stream, populations
+
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.sim.profile import Profile
 from benchmark.sim.study import SLO_S, Point, Study
-from benchmark.sim.variants import VARIANTS, run
-from benchmark.workloads.lengths import Sizes, fixed, lmsys, log_uniform, mix
-from benchmark.workloads.streams import Closed, Jobs, Open, Stream, populations
 
 MODELS = ("7b", "14b", "32b")
 PATHS: dict[str, dict[str, Any]] = {

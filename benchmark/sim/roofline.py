@@ -20,8 +20,7 @@ from typing import Any
 
 from laps_core.latency.boundary import knee
 from laps_core.latency.model import Coefficients
-
-from benchmark.sim.profile import ANALYTIC, FOLDER, Profile
+from laps_plan.profile import ANALYTIC, FOLDER, Profile
 
 BYTES = 2
 """Of a bf16 number."""

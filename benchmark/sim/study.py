@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from laps_plan.sim.metrics import Outcome
+
 from benchmark.results import pictures
 from benchmark.results.piece import Figure, Piece, Table
-from benchmark.sim.metrics import Outcome
 
 SLO_S, WARM = 0.4, 0.1
 

@@ -28,6 +28,12 @@ from typing import Any
 
 import numpy as np
 from laps_core.latency.model import Coefficients
+from laps_plan.profile import FOLDER, Profile
+from laps_plan.sim.metrics import Outcome, lone_s
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import Sizes, fixed, mix, uniform
+from laps_plan.traffic.streams import Trace, poisson
 from scipy.optimize import nnls
 
 from benchmark.load import client
@@ -41,12 +47,6 @@ from benchmark.rig.devices import CPU, DEVICES
 from benchmark.rig.fleet import Fleet, busy_s, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, ON, Variant
-from benchmark.sim.metrics import Outcome, lone_s
-from benchmark.sim.profile import FOLDER, Profile
-from benchmark.sim.variants import VARIANTS, run
-from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import Sizes, fixed, mix, uniform
-from benchmark.workloads.streams import Trace, poisson
 
 CHUNK = 1024
 SHAPE = model.SLICED

@@ -9,8 +9,7 @@ from laps_core.latency.model import Coefficients
 from laps_core.protocol import SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
-
-from benchmark.sim.profile import Profile
+from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from laps_core.latency.model import Coefficients
-
-from benchmark.sim.profile import Profile
-from benchmark.workloads.lengths import log_uniform, mix, uniform
+from laps_plan.profile import Profile
+from laps_plan.traffic.lengths import log_uniform, mix, uniform
 
 PROFILE = Profile(
     name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3), graph_fixed_s=3e-3,

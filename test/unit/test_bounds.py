@@ -17,8 +17,7 @@ from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.gap import WIDEST, stretch
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
-
-from benchmark.sim.profile import Profile
+from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
 MODEL = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TOKEN, 0.0, 0.0, F)).model()

@@ -15,7 +15,7 @@ REPO = Path(__file__).parents[2]
 ROUTER = "sgl-model-gateway/bindings/python/src"
 NAMES = {"yaml": "pyyaml", "xdist": "pytest_xdist"}
 """Packages that are imported under another name."""
-OURS = {"laps_core", "sglang_laps", "sglang_router_laps", "benchmark"}
+OURS = {"laps_core", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmark"}
 OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -43,6 +43,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
     ("folder", "extras"),
     [
         ("python/laps_core", ()),
+        ("python/laps_plan", ()),
         ("python/sglang_laps", ("server",)),
         (ROUTER, ("router",)),
         ("benchmark", ("server", "router", "dev")),

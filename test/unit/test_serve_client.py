@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.workloads.job import Job
 
 PER_TOKEN_S = 0.001
 BUSY_S = 1.0

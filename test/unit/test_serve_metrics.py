@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from laps_plan.traffic.job import LONG, SHORT, Job
 
 from benchmark.headline import promise
 from benchmark.load.client import Answer
@@ -14,7 +15,6 @@ from benchmark.results.metrics import Slo, curve, figures
 from benchmark.suites.serve import compare, tables
 from benchmark.suites.serve.compare import Compared, Measured
 from benchmark.suites.serve.promises import Terms, worst
-from benchmark.workloads.job import LONG, SHORT, Job
 
 LONE = compare.Lone((100, 1000), (0.01, 0.10))
 SLO = Slo(10.0, LONE)

@@ -7,11 +7,11 @@ import random
 import statistics
 
 import pytest
+from laps_plan.traffic import named, traces
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
+from laps_plan.traffic.named import OPEN, Offer, Replayed, Workload, make
 
 from benchmark.load.prompts import Prompts
-from benchmark.workloads import named, traces
-from benchmark.workloads.job import LONG, SHORT, THRESHOLD, Job
-from benchmark.workloads.named import OPEN, Offer, Replayed, Workload, make
 
 LONGEST = 4096
 SCALE = named.Scale(LONGEST, LONGEST)

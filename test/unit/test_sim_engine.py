@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.protocol import LONG, SHORT
+from laps_plan.profile import Profile
+from laps_plan.sim.device import Device
+from laps_plan.sim.engine import Events, Server, simulate
+from laps_plan.sim.fleet import Single
+from laps_plan.sim.laps import Laps
+from laps_plan.sim.metrics import Outcome
+from laps_plan.sim.request import Batch, Request
+from laps_plan.sim.stock import Fcfs, Scheduler
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import fixed, uniform
+from laps_plan.traffic.streams import Closed, Open, Sessions, Trace
 from simulated import CHUNK, HOST, MIX, PROFILE
-
-from benchmark.sim.device import Device
-from benchmark.sim.engine import Events, Server, simulate
-from benchmark.sim.fleet import Single
-from benchmark.sim.laps import Laps
-from benchmark.sim.metrics import Outcome
-from benchmark.sim.profile import Profile
-from benchmark.sim.request import Batch, Request
-from benchmark.sim.stock import Fcfs, Scheduler
-from benchmark.sim.variants import VARIANTS, run
-from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import fixed, uniform
-from benchmark.workloads.streams import Closed, Open, Sessions, Trace
 
 WHOLE = {"slice_ms": 0.0, "preempt_overhead": 0.01}
 """Chunks as stock cuts them, in one piece."""
@@ -129,7 +128,7 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
 
 
 def test_a_lone_request_takes_what_the_profile_says() -> None:
-    from benchmark.sim.metrics import lone_s
+    from laps_plan.sim.metrics import lone_s
 
     profile = Profile(**{**HOST.__dict__, "spread": ()})
     for tokens in (1, 100, CHUNK, CHUNK + 1, 5 * CHUNK):
@@ -140,7 +139,7 @@ def test_a_lone_request_takes_what_the_profile_says() -> None:
 
 
 def test_a_slice_costs_a_look_at_what_came() -> None:
-    from benchmark.sim.metrics import lone_s
+    from laps_plan.sim.metrics import lone_s
 
     profile = Profile(**{**HOST.__dict__, "spread": ()})
     for tokens in (100, CHUNK, 5 * CHUNK):

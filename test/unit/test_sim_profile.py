@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.latency.model import Coefficients
+from laps_plan.profile import ANALYTIC, FOLDER, Profile, names
+from laps_plan.sim.device import Device
+from laps_plan.sim.metrics import lone_s
+from laps_plan.sim.request import Batch, Request
+from laps_plan.traffic.job import Job
 
 from benchmark.sim.ablation import promised_wait_s
-from benchmark.sim.device import Device
-from benchmark.sim.metrics import lone_s
-from benchmark.sim.profile import ANALYTIC, FOLDER, Profile, names
-from benchmark.sim.request import Batch, Request
 from benchmark.sim.roofline import GPUS, MODELS, Assumed, profile
 from benchmark.sim.validate import CHUNK, LADDER, Alone, calibrate, mixed, simulated, slowed_by_load
-from benchmark.workloads.job import Job
 
 
 def batch(*new: int) -> Batch:

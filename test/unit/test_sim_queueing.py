@@ -6,14 +6,13 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from laps_plan.sim.device import Device
+from laps_plan.sim.engine import Events, Server, simulate
+from laps_plan.sim.fleet import Single
+from laps_plan.sim.request import Request
+from laps_plan.sim.stock import Fcfs
+from laps_plan.traffic.job import Job
 from simulated import PROFILE
-
-from benchmark.sim.device import Device
-from benchmark.sim.engine import Events, Server, simulate
-from benchmark.sim.fleet import Single
-from benchmark.sim.request import Request
-from benchmark.sim.stock import Fcfs
-from benchmark.workloads.job import Job
 
 
 class Matched:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmark.sim.request import Batch, Request
-from benchmark.sim.stock import Fcfs, Hrrn, ShortestFirst, Stock
+from laps_plan.sim.request import Batch, Request
+from laps_plan.sim.stock import Fcfs, Hrrn, ShortestFirst, Stock
 
 CHUNK = 100
 

@@ -8,13 +8,13 @@ import statistics
 from pathlib import Path
 
 import pytest
+from laps_plan.traffic import traces
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import fixed, lmsys, log_uniform, mix, uniform
+from laps_plan.traffic.streams import Open, Trace
 
 from benchmark.results.piece import Piece
 from benchmark.sim.__main__ import main
-from benchmark.workloads import traces
-from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import fixed, lmsys, log_uniform, mix, uniform
-from benchmark.workloads.streams import Open, Trace
 
 
 def test_lengths_stay_in_their_range() -> None:

@@ -15,6 +15,9 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import fixed, mix
+from laps_plan.traffic.streams import poisson
 
 from benchmark.load import client
 from benchmark.load.connection import Target
@@ -24,9 +27,6 @@ from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import model, servers
 from benchmark.rig.fleet import get_json
 from benchmark.suites.router import FLAGS, LAPS, MODULES
-from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import fixed, mix
-from benchmark.workloads.streams import poisson
 
 SPEED = 12_000
 """Prefill speed of one emulated server (tokens/s)."""

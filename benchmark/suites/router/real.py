@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from laps_plan.traffic.job import LONG, SHORT, Job
+from laps_plan.traffic.streams import poisson
+
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
@@ -20,8 +23,6 @@ from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
 from benchmark.rig.devices import MODELS
 from benchmark.suites.router import BOTH, LAPS, STOCK, routers
-from benchmark.workloads.job import LONG, SHORT, Job
-from benchmark.workloads.streams import poisson
 
 PREFILLS = 3
 LAPS_PREFILL = ("--enable-laps-scheduler",)

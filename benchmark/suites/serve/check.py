@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from laps_plan.traffic.job import Job
+
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SAME_CLIENT
@@ -21,7 +23,6 @@ from benchmark.rig.fleet import Fleet
 from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ENV, FAKE_BOOTSTRAP_HOST, ServerError
 from benchmark.rig.variants import BUILT_IN
-from benchmark.workloads.job import Job
 
 TOKENS, CLIENTS = 1024, 4
 OURS, THEIRS = "this client", "bench_serving"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.named import Offer, Workload
 
 from benchmark.load import client
 from benchmark.load.client import Answer, Loop
@@ -22,8 +24,6 @@ from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import KINDS, Slo, figures, quantile
 from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig.fleet import busy_s, flush
-from benchmark.workloads.job import Job
-from benchmark.workloads.named import Offer, Workload
 
 PATIENCE_S = 60.0
 CLIENTS = 32

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from laps_core.scheduling.gap import stretch
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
 from benchmark.load.client import Answer
-from benchmark.workloads.job import LONG, SHORT, THRESHOLD
 
 
 @dataclass(frozen=True)

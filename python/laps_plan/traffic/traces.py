@@ -1,4 +1,4 @@
-"""Arrival times and lengths of public traces; sources and licences in ``benchmark/traces/README.md``."""
+"""Arrival times and lengths of public traces; sources and licences in ``python/laps_plan/traces/README.md``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.workloads.job import Job
+from laps_plan.traffic.job import Job
 
 FOLDER = Path(__file__).resolve().parents[1] / "traces"
 

@@ -11,8 +11,8 @@ from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.prompts.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fingerprint
 
-from benchmark.sim.engine import Events, Server
-from benchmark.sim.request import Request
+from laps_plan.sim.engine import Events, Server
+from laps_plan.sim.request import Request
 
 
 class Plain:

@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmark.workloads import traces
-from benchmark.workloads.job import THRESHOLD, Job
-from benchmark.workloads.lengths import Sizes, fixed, lmsys, log_uniform, mix, uniform
-from benchmark.workloads.streams import in_turn, poisson, times
+from laps_plan.traffic import traces
+from laps_plan.traffic.job import THRESHOLD, Job
+from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, mix, uniform
+from laps_plan.traffic.streams import in_turn, poisson, times
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
-from benchmark.sim.device import Device
-from benchmark.sim.request import Batch, Request
+from laps_plan.sim.device import Device
+from laps_plan.sim.request import Batch, Request
 
 
 @dataclass

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from typing import Protocol
 
-from benchmark.sim.request import Batch, Request
+from laps_plan.sim.request import Batch, Request
 
 
 class Scheduler(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 from laps_core.scheduling.plan import Running
 
-from benchmark.workloads.job import Job
+from laps_plan.traffic.job import Job
 
 
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.sim.profile import Profile
-from benchmark.sim.request import Request
+from laps_plan.profile import Profile
+from laps_plan.sim.request import Request
 
 Floats = NDArray[np.float64]
 QUANTILES = (50, 90, 99)

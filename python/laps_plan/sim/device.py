@@ -7,8 +7,8 @@ import random
 from laps_core.config import LapsConfig
 from laps_core.ladder import MOST_ROWS, Ladder
 
-from benchmark.sim.profile import Profile
-from benchmark.sim.request import Batch
+from laps_plan.profile import Profile
+from laps_plan.sim.request import Batch
 
 
 class Device:

@@ -9,14 +9,14 @@ from typing import Any
 from laps_core.config import LapsConfig
 from sglang_router_laps.config import AllocConfig
 
-from benchmark.sim.device import Device
-from benchmark.sim.engine import Events, Server, simulate
-from benchmark.sim.fleet import LeastLoad, Plain, Pooled, RoundRobin, Single
-from benchmark.sim.laps import Laps
-from benchmark.sim.metrics import Outcome
-from benchmark.sim.profile import Profile
-from benchmark.sim.stock import POLICIES, Scheduler
-from benchmark.workloads.streams import Stream
+from laps_plan.profile import Profile
+from laps_plan.sim.device import Device
+from laps_plan.sim.engine import Events, Server, simulate
+from laps_plan.sim.fleet import LeastLoad, Plain, Pooled, RoundRobin, Single
+from laps_plan.sim.laps import Laps
+from laps_plan.sim.metrics import Outcome
+from laps_plan.sim.stock import POLICIES, Scheduler
+from laps_plan.traffic.streams import Stream
 
 ROUTERS = ("round-robin", "least-load", "pools")
 DUAL_ONLY = {"wait_window_ms": 0.0}

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from laps_core.busy import BusyMeter
 
-from benchmark.sim.device import Device
-from benchmark.sim.metrics import Outcome, Record
-from benchmark.sim.request import Batch, Request
-from benchmark.sim.stock import Scheduler
-from benchmark.workloads.streams import Stream
+from laps_plan.sim.device import Device
+from laps_plan.sim.metrics import Outcome, Record
+from laps_plan.sim.request import Batch, Request
+from laps_plan.sim.stock import Scheduler
+from laps_plan.traffic.streams import Stream
 
 Action = Callable[[float, Any], None]
 

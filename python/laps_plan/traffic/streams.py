@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from benchmark.workloads.job import Job
-from benchmark.workloads.lengths import Sizes, uniform
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import Sizes, uniform
 
 TURNAROUND_S = (0.2e-3, 3e-3)
 """How soon a client in a closed loop sends again: uniform (seconds)."""

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from benchmark.workloads import traces
+from laps_plan.traffic import traces
 
 Sizes = Callable[[random.Random], int]
 """Draws the new tokens of one request."""
@@ -36,7 +36,7 @@ def drawn(pool: Sequence[int]) -> Sizes:
 
 
 def lmsys(cap: int | None = None) -> Sizes:
-    """LMSYS-Chat-1M prompt lengths (benchmark/traces), at most ``cap``."""
+    """LMSYS-Chat-1M prompt lengths (python/laps_plan/traces), at most ``cap``."""
     return drawn([max(1, job.new if cap is None else min(cap, job.new)) for job in traces.read("lmsys_lengths")])
 
 

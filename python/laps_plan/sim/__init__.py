@@ -1,0 +1,1 @@
+"""A discrete-event simulator of prefill servers: the policies are those that are served, only time is replaced."""
