@@ -60,6 +60,15 @@ SAME_CLIENT = Bar(least=0.85, most=1.15)
 SIMULATED = Bar(least=0.85, most=1.15)
 """Simulated over measured TTFT."""
 
+STEP = Bar(least=0.97, most=1.03)
+"""An emulated step over the profile's."""
+EMULATED = Bar(least=0.9, most=1.1)
+"""Simulated over emulated TTFT."""
+EMULATED_SHORT_P90, EMULATED_MEAN, EMULATED_RATE = Bar(most=0.55), Bar(most=0.75), Bar(least=1.0)
+"""LAPS over the best stock policy on an emulated device."""
+EMULATED_LONG_P90 = Bar(most=1.4)
+"""Over fcfs."""
+
 
 def moves(instances: int) -> Bar:
     """Moves after a change of the mix."""

@@ -1,7 +1,6 @@
 """Studies made with the simulator (``laps_plan.sim``).
 
 python -m benchmark.sim            one simulation, its table
-python -m benchmark.sim.roofline   the analytic profiles
 python -m benchmark.sim.validate   simulated against measured on this CPU; writes the profile "cpu"
 python -m benchmark.sim.paper      the paper's tables again
 python -m benchmark.sim.ablation   thresholds, windows, shares, 1 to 1,000 instances, overload

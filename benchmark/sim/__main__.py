@@ -1,6 +1,6 @@
 """One simulation from the command line.
 
-python -m benchmark.sim --profile h200-qwen2.5-7b --variants fcfs dual laps --load closed --clients 32
+python -m benchmark.sim --profile h200-qwen3-8b --variants fcfs dual laps --load closed --clients 32
 python -m benchmark.sim --load azure --utilisation 0.7
 python -m benchmark.sim --load mixed --servers 8 --routers least-load pools --utilisation 0.8
 python -m benchmark.sim --variants laps --requests 1000000     how long a million takes
@@ -81,7 +81,7 @@ HEADS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.sim", __doc__, "sim", seed=0, whole=True)
-    p.add_argument("--profile", default="h200-qwen2.5-7b", help=f"{', '.join(profiles.names())}, or a file")
+    p.add_argument("--profile", default="h200-qwen3-8b", help=f"{', '.join(profiles.names())}, or a file")
     p.add_argument("--variants", nargs="+", default=["fcfs", "dual", "laps"], choices=list(VARIANTS))
     p.add_argument("--routers", nargs="+", default=["least-load"], choices=ROUTERS, help="with --servers > 1")
     p.add_argument("--servers", type=int, default=1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from laps_core.config import LapsConfig
+from laps_core.latency.step import StepShape
 from laps_core.scheduling.gap import stretch
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome
@@ -209,10 +210,10 @@ def promised_wait_s(profile: Profile, rows: Sequence[Job], config: LapsConfig) -
     c = profile.coefficients
     host = profile.step_host_s + profile.poll_s
     mean_short = statistics.mean(r.new for r in rows if r.new <= 256)
-    whole = c.linear * CHUNK + c.fixed + host
+    whole = c.linear * CHUNK + c.step_s + host
     short = whole + c.per_request * CHUNK / mean_short
     long = whole + c.alpha * CHUNK * CHUNK + c.per_request * CHUNK / 257
-    gap = (c.fixed + c.per_request) / config.preempt_overhead
+    gap = (c.step_s + c.per_request) / config.preempt_overhead
     stretched = long / config.guard * stretch(gap, short)
     free = longest = 0.0
     for row in rows:
@@ -230,7 +231,7 @@ def overload(r: Ablation) -> None:
     mean_short = statistics.mean(SHORT(rng) for _ in range(4000))
     c = r.profile.coefficients
     batch = CHUNK / mean_short
-    short_s = c.linear * mean_short + c.per_request + (c.fixed + r.profile.step_host_s + r.profile.poll_s) / batch
+    short_s = c.linear * mean_short + c.per_request + (c.step_s + r.profile.step_host_s + r.profile.poll_s) / batch
     short_rate = (OVERLOAD - LONG_LOAD) / short_s
     rows = both_classes(short_rate, long_rate, OVERLOAD_S, r.seed)
     bound = promised_wait_s(r.profile, rows, LapsConfig())
@@ -259,8 +260,8 @@ def overload(r: Ablation) -> None:
 
 
 def _alone_s(profile: Profile, tokens: int) -> float:
-    c = profile.coefficients
-    return c.alpha * tokens**2 + c.linear * tokens + c.per_request + c.fixed + profile.step_host_s + profile.poll_s
+    step_s = profile.coefficients.seconds(StepShape.of([(tokens, 0)]))
+    return step_s + profile.step_host_s + profile.poll_s
 
 
 QUESTIONS: Mapping[str, Callable[[Ablation], None]] = {
@@ -270,7 +271,7 @@ QUESTIONS: Mapping[str, Callable[[Ablation], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.sim.ablation", __doc__, "ablation", seed=0, whole=True)
-    p.add_argument("--profile", default="h200-qwen2.5-7b")
+    p.add_argument("--profile", default="h200-qwen3-8b")
     p.add_argument("--requests", type=int, default=20_000, help="per point; more where instances are many")
     p.add_argument("--only", nargs="+", choices=list(QUESTIONS), default=list(QUESTIONS))
     args = p.parse_args(argv)

@@ -1,4 +1,4 @@
-"""The paper's tables again, in the simulator: H200, Qwen2.5, analytic profiles.
+"""The paper's tables again, in the simulator: H200, Qwen3, kernels as NVIDIA measured them, host times assumed.
 
     python -m benchmark.sim.paper
 
@@ -22,7 +22,7 @@ from laps_plan.traffic.streams import Closed, Jobs, Open, Stream, populations
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.sim.study import SLO_S, Point, Study
 
-MODELS = ("7b", "14b", "32b")
+MODELS = ("8b", "32b")
 PATHS: dict[str, dict[str, Any]] = {
     "vanilla": {"path": "eager-fcfs"},
     "graphs only": {"path": "eager-fcfs-graphs"},
@@ -83,9 +83,9 @@ class Paper(Study):
     """What the paper says, what came out, whether that is as much, why."""
     reached: list[bool] = field(default_factory=list)
 
-    def point(self, load: Stream, path: str, model: str = "7b", **how: Any) -> Point:
+    def point(self, load: Stream, path: str, model: str = "8b", **how: Any) -> Point:
         """Simulate one variant."""
-        return Point.of(run(VARIANTS[path], load, Profile.load(f"h200-qwen2.5-{model}"), seed=self.seed, **how))
+        return Point.of(run(VARIANTS[path], load, Profile.load(f"h200-qwen3-{model}"), seed=self.seed, **how))
 
     def sweep(
         self, ways: Mapping[str, Mapping[str, Any]], x: Sequence[Any], load: Callable[[Any], Stream], **how: Any
@@ -120,12 +120,12 @@ def single(r: Paper) -> None:
     """One instance, 1 to 64 clients in a closed loop."""
     found = {m: r.sweep(PATHS, CLIENTS, lambda c: Closed(sizes(), c, r.requests, r.seed), model=m) for m in MODELS}
     for model, seen in found.items():
-        title = f"One instance, Qwen2.5-{model.upper()}: closed loop"
+        title = f"One instance, Qwen3-{model.upper()}: closed loop"
         r.grid(title, "clients", CLIENTS, seen, ("req/s", "mean ms", "short P90"))
     r.piece.data["single"] = {m: raw(seen) for m, seen in found.items()}
-    by = found["7b"]
+    by = found["8b"]
     shown = {"requests/s": ("rate", 1.0), "mean TTFT (ms)": ("mean", 1e3), "short P90 TTFT (ms)": ("short_p90", 1e3)}
-    caption = "One H200 with Qwen2.5-7B: throughput and TTFT against concurrency"
+    caption = "One H200 with Qwen3-8B: throughput and TTFT against concurrency"
     r.plot("single.svg", caption, CLIENTS, "clients", by, shown, log_y=True)
 
     def usual(figure: str, new: str, base: str) -> float:
@@ -136,7 +136,7 @@ def single(r: Paper) -> None:
 
     at, base = by["full"][-1], by["vanilla"][-1]
     shift = (
-        f"of 7B at {CLIENTS[-1]} clients, short P90 went from {1e3 * base.short_p90:.0f} to {1e3 * at.short_p90:.0f} "
+        f"of 8B at {CLIENTS[-1]} clients, short P90 went from {1e3 * base.short_p90:.0f} to {1e3 * at.short_p90:.0f} "
         f"ms, long from {1e3 * base.long_p90:.0f} to {1e3 * at.long_p90:.0f}"
     )
     for text, figure in (
@@ -146,7 +146,7 @@ def single(r: Paper) -> None:
         change = usual(figure, "full", "vanilla")
         r.claim(text, percent(change), change <= 0.7, shift)
     for model, text, least, points in (
-        ("7b", "up to +20% requests/s with 1 instance (best of 1 to 64 clients)", 1.2, range(len(CLIENTS))),
+        ("8b", "up to +20% requests/s with 1 instance (best of 1 to 64 clients)", 1.2, range(len(CLIENTS))),
         ("32b", "+35% requests/s for 32B under high concurrency", 1.35, MANY),
     ):
         full, vanilla = found[model]["full"], found[model]["vanilla"]
@@ -173,7 +173,7 @@ def same_rate(r: Paper) -> None:
     capacity = r.point(Closed(sizes(), 64, r.requests, r.seed), "eager-fcfs").rate
     shares = (0.3, 0.5, 0.7, 0.8, 0.9)
     seen = r.sweep(PATHS, shares, lambda u: Open(sizes(), u * capacity, 5 * r.requests, r.seed))
-    title, x = "One instance, Qwen2.5-7B: Poisson arrivals", [f"{u:.0%}" for u in shares]
+    title, x = "One instance, Qwen3-8B: Poisson arrivals", [f"{u:.0%}" for u in shares]
     note = f"Capacity: {capacity:.0f} requests/s."
     r.grid(title, "of capacity", x, seen, ("mean ms", "short P90", "long P90"), note)
     r.piece.data["same rate"] = raw(seen)
@@ -196,7 +196,7 @@ def slo(r: Paper) -> None:
         ways = {name: way for name, way in FLEETS.items() if servers > 1 or name != PLAIN}
         ways["LAPS"] = {**FLEETS["LAPS"], "knobs": {"ttft_slo_ms": 1e3 * SLO_S}}
         seen = r.sweep(ways, clients, lambda c, n=n: Closed(sizes(), c, n, r.seed), servers=servers)  # type: ignore[misc]
-        title = f"TTFT over 0.4 s, Qwen2.5-7B, {servers} instance(s)"
+        title = f"TTFT over 0.4 s, Qwen3-8B, {servers} instance(s)"
         r.grid(title, "clients", clients, seen, ("over 0.4 s", "req/s"))
         caption = f"Requests above a TTFT of 0.4 s, {servers} instance(s)"
         r.plot(f"slo-{servers}.svg", caption, clients, "clients", seen, {"requests over 0.4 s (%)": ("over", 100.0)})
@@ -249,7 +249,7 @@ def interference(r: Paper) -> None:
         )
         title, figure = f"{kind} P90 TTFT (ms) with more {moving} clients", f"{kind}_p90"
         rows = [(str(n), *(f"{1e3 * getattr(p[i], figure):.0f}" for p in seen.values())) for i, n in enumerate(x)]
-        r.table(title, (f"{moving} clients", *seen), rows, "7B; long: 4,096 tokens; closed loops.")
+        r.table(title, (f"{moving} clients", *seen), rows, "8B; long: 4,096 tokens; closed loops.")
         r.piece.data[title] = raw(seen)
         label = f"{moving} clients (0 drawn at 0.5)"
         drawn = {f"{kind} P90 TTFT (ms)": (figure, 1e3)}
@@ -278,7 +278,7 @@ def window(r: Paper) -> None:
             ]  # fmt: skip
             found += [p.rate / points[0].rate for p in points]
     title, x = "Short requests only: the waiting window", [f"{w:g}" for w in widths]
-    r.grid(title, "window ms", x, seen, ("req/s", "ms"), "7B; mean TTFT.")
+    r.grid(title, "window ms", x, seen, ("req/s", "ms"), "8B; mean TTFT.")
     shown = {"requests/s": ("rate", 1.0), "mean TTFT (ms)": ("mean", 1e3)}
     caption = "Throughput and TTFT of short requests against the waiting window"
     r.plot("window.svg", caption, widths, "longest window (ms)", seen, shown, log_x=False)
@@ -308,7 +308,7 @@ def distillation(r: Paper) -> None:
         for name, p in seen.items()
     ]  # fmt: skip
     heads = ("", "seconds", "", "busy", "steps/request", "fixed cost of steps")
-    r.table(f"{n} requests, {in_flight} in flight, 4 instances of 7B, no deadlines", heads, rows)
+    r.table(f"{n} requests, {in_flight} in flight, 4 instances of 8B, no deadlines", heads, rows)
     r.piece.data["distillation"] = {name: vars(p) for name, p in seen.items()}
     ratio = seen["LAPS"].seconds / base.seconds
     best = min(seen, key=lambda name: seen[name].seconds)
@@ -325,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = p.parse_args(argv)
     piece = Piece(
         "paper", "The paper's tables, simulated",
-        "The policies as they are served, on simulated H200s with Qwen2.5 (analytic roofline profiles, not measured). "
+        "The policies as they are served, on simulated H200s with Qwen3 (kernels measured by NVIDIA, host assumed). "
         "The baseline of the paper is SGLang without prefill graphs; SGLang 0.5.23 with its own stands beside it.",
         args.seed,
     )  # fmt: skip
@@ -334,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         question(r)
     claims = Table(
         "The paper's claims", ("claim", "simulated", "verdict", "why"), r.claims,
-        "Analytic profiles, not measured. A composite load, not the paper's: LMSYS lengths and 5% of 1,024 to 8,192.",
+        "Simulated. A composite load, not the paper's: LMSYS lengths and 5% of 1,024 to 8,192.",
     )  # fmt: skip
     piece.tables.insert(0, claims)
     piece.figures.append(Figure(f"claims reached, of {len(r.reached)}", float(sum(r.reached))))

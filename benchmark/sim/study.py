@@ -38,7 +38,7 @@ class Point:
         groups = o.groups(slo_s=SLO_S, warm=WARM)
         short, long = (groups[k].ttft["p90"] if groups[k].requests else float("nan") for k in ("short", "long"))
         graph = o.profile.graph_fixed_s or 0.0
-        fixed_s = (o.batches - o.replayed) * o.profile.coefficients.fixed + o.replayed * graph
+        fixed_s = (o.batches - o.replayed) * o.profile.coefficients.step_s + o.replayed * graph
         return cls(
             o.rate, groups["all"].ttft["mean"], short, long, groups["all"].violations or 0.0,
             o.utilisation, o.batches / max(1, len(o.record)), fixed_s / sum(o.busy_s), o.seconds,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from laps_core.latency.model import Coefficients, LatencyModel
+import msgspec
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import Coefficients
 
 FOLDER = Path(__file__).parent / "profiles"
-ANALYTIC = "analytic roofline, not measured"
 _KIND = "laps-sim-profile"
 
 
@@ -25,9 +26,9 @@ class Profile:
     coefficients: Coefficients
     """Of a step on the stock path."""
     graph_fixed_s: float | None = None
-    """``fixed`` of a step replayed from a full graph; None = there are none."""
+    """``fixed`` of the coefficients for a step replayed from a full graph; None = there are none."""
     eager_fixed_s: float | None = None
-    """``fixed`` of a step without any prefill graph; None = the stock path has none."""
+    """The same for a step without any prefill graph; None = the stock path has none."""
     front_s: float = 0.0
     """HTTP and tokenizer per request: one server process, first come first served."""
     front_token_s: float = 0.0
@@ -57,24 +58,48 @@ class Profile:
             return self
         return replace(self, coefficients=replace(self.coefficients, fixed=self.eager_fixed_s))
 
+    def stretched(self, slow: float) -> Profile:
+        """The same with a device that takes ``slow`` times as long for everything; the host stays as it is."""
+        terms = {k: v if k == "flat" else slow * v for k, v in asdict(self.coefficients).items()}
+        others = {
+            k: None if v is None else slow * v
+            for k, v in (("graph_fixed_s", self.graph_fixed_s), ("eager_fixed_s", self.eager_fixed_s))
+        }
+        return replace(self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms), **others)
+
     def save(self, path: Path) -> None:
         """Write as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, name: str) -> Profile:
-        """By the name of a file in profiles/, or by path. Raises SystemExit that lists the names."""
+    def find(cls, name: str) -> Profile | None:
+        """By the name of a file in profiles/, or by path; None = there is no such file, or it is no profile.
+
+        Raises ValueError (one line) where it is a damaged one.
+        """
         path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
         try:
-            raw = json.loads(path.read_text())
-        except (OSError, ValueError) as e:
-            raise SystemExit(f"profile {name}: {e}; known: {', '.join(names())}") from None
-        if raw.pop("kind", None) != _KIND:
-            raise SystemExit(f"{path} is not a profile of the simulator")
-        known = {f.name for f in fields(cls)}
-        values = {k: v for k, v in raw.items() if k in known}
-        return cls(**{**values, "coefficients": Coefficients(**raw["coefficients"])})
+            raw = msgspec.json.decode(path.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return None
+        if not isinstance(raw, dict) or raw.get("kind") != _KIND:
+            return None
+        try:
+            return msgspec.convert(raw, cls)
+        except msgspec.ValidationError as e:
+            raise ValueError(f"profile {name}: damaged ({e})") from None
+
+    @classmethod
+    def load(cls, name: str) -> Profile:
+        """As ``find``, for a command. Raises SystemExit that lists the names."""
+        try:
+            found = cls.find(name)
+        except ValueError as e:
+            raise SystemExit(str(e)) from None
+        if found is None:
+            raise SystemExit(f"no profile {name}; known: {', '.join(names())}, or a file that laps-profile wrote")
+        return found
 
 
 def names() -> list[str]:

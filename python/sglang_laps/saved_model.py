@@ -9,6 +9,7 @@ from pathlib import Path
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
+from laps_plan.profile import Profile
 
 logger = logging.getLogger(__name__)
 
@@ -17,13 +18,19 @@ PERIOD_S = 10.0
 
 
 def load(path: str | None) -> LatencyModel:
-    """Read what ``save`` wrote. A new model where `path` is None, or its folder has no such file yet.
+    """Read what ``save`` wrote, or the profile of a device. A new model where `path` is None, or its folder has no such
+    file yet.
 
     Raises ConfigError.
     """
     if path is None:
         return LatencyModel()
     told = f"--laps-config: profile: {path}"
+    try:
+        if device := Profile.find(path):
+            return LatencyModel(device.coefficients)
+    except ValueError as e:
+        raise ConfigError(f"--laps-config: {e}") from None
     try:
         text = Path(path).read_text("utf-8")
     except FileNotFoundError:
@@ -53,8 +60,8 @@ class Saver:
     """Writes one model to one file, as it learns."""
 
     def __init__(self, model: LatencyModel, path: str | None) -> None:
-        """`path` None = never."""
-        self._model, self._path = model, path
+        """`path` None = never; nor is the profile of a device written over."""
+        self._model, self._path = model, None if path and Profile.find(path) else path
         self._at_s: float | None = None
         self._observed = 0
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.latency.model import Coefficients, LatencyModel
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import Coefficients
 from laps_core.length import unit_of
 from laps_core.protocol import LONG
 from laps_core.scheduling.pacer import Pacer

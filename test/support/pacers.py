@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.latency.model import Coefficients
+from laps_core.latency.step import Coefficients
 from laps_core.protocol import SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Running, Waiting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from laps_core.latency.model import Coefficients
+from laps_core.latency.step import Coefficients
 from laps_plan.profile import Profile
 from laps_plan.traffic.lengths import log_uniform, mix, uniform
 

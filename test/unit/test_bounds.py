@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.latency.model import Coefficients
+from laps_core.latency.step import Coefficients
 from laps_core.length import classify
 from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.gap import WIDEST, stretch

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError
 from laps_core.latency.boundary import AutoThreshold, knee
-from laps_core.latency.model import Coefficients, LatencyModel, StepSample, StepShape
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import Coefficients, StepSample, StepShape
 from sglang_laps import saved_model
 
 TRUE = Coefficients(alpha=2e-8, linear=4e-5, gamma_r=4e-6, per_request=2e-3, fixed=6e-3)

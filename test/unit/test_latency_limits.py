@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from laps_core.config import ConfigError
-from laps_core.latency.model import MIN_SAMPLES, LatencyModel, StepSample
+from laps_core.latency.model import MIN_SAMPLES, LatencyModel
+from laps_core.latency.step import StepSample
 
 Reqs = list[tuple[int, int]]
 

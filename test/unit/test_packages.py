@@ -13,7 +13,7 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 ROUTER = "sgl-model-gateway/bindings/python/src"
-NAMES = {"yaml": "pyyaml", "xdist": "pytest_xdist"}
+NAMES = {"yaml": "pyyaml", "xdist": "pytest_xdist", "aiconfigurator_core": "aiconfigurator"}
 """Packages that are imported under another name."""
 OURS = {"laps_core", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmark"}
 OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
@@ -43,7 +43,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
     ("folder", "extras"),
     [
         ("python/laps_core", ()),
-        ("python/laps_plan", ()),
+        ("python/laps_plan", ("profile",)),
         ("python/sglang_laps", ("server",)),
         (ROUTER, ("router",)),
         ("benchmark", ("server", "router", "dev")),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from laps_core.latency.model import LatencyModel, StepSample
+from laps_core.config import ConfigError
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import StepSample
+from laps_plan.profile import Profile
 from sglang_laps.saved_model import PERIOD_S, Saver, load
 
 
@@ -45,3 +48,25 @@ def test_nothing_is_written_without_a_path_or_before_anything_is_known(tmp_path:
 def test_a_folder_that_is_not_there_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Saver(fitted(), str(tmp_path / "none" / "model.json")).when_due(1.0)
     assert "No such file" in caplog.text
+
+
+def test_the_profile_of_a_device_is_where_learning_starts_and_is_not_written_over(tmp_path: Path) -> None:
+    known = Profile.load("h200-qwen3-8b")
+    assert load("h200-qwen3-8b").coefficients == known.coefficients
+    path = tmp_path / "mine.json"
+    known.save(path)
+    before = path.read_bytes()
+    model = load(str(path))
+    for _ in range(40):
+        model.observe(StepSample.of([(50, 0)], 0.01))
+    Saver(model, str(path)).when_due(1e6)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_profile_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    Profile.load("h200-qwen3-8b").save(path)
+    path.write_text(path.read_text().replace('"alpha": ', '"alpha": -'))
+    with pytest.raises(ConfigError, match="damaged") as e:
+        load(str(path))
+    assert "\n" not in str(e.value)

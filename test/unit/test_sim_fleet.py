@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from laps_core.latency.model import Coefficients
+from laps_core.latency.step import Coefficients
 from laps_plan.profile import Profile
 from laps_plan.sim.variants import ROUTERS, VARIANTS, run
 from laps_plan.traffic.job import Job

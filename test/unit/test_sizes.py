@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from laps_core.latency.model import Coefficients, LatencyModel
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import Coefficients
 from laps_core.scheduling.plan import Waiting
 from laps_core.scheduling.sizes import TOKEN_S, Sizes
 

@@ -1,26 +1,21 @@
-"""How long a prefill step takes: an additive model fitted to measured steps (LAPS, s2.1).
-
-One request of L new tokens on H cached ones costs alpha L (L + 2H) + (beta + gamma_w) L + gamma_r H; a step costs the
-sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L, so step
-totals give their sum only (``linear``): where the paper's L_m needs them apart, the boundary is a knee.
-"""
+"""How long a prefill step takes: learnt from measured steps, as they come."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from laps_core.config import ConfigError
-from laps_core.latency.boundary import knee
-from laps_core.latency.nnls import robust_nnls
+from laps_core.latency.fitting import fit
+from laps_core.latency.step import Coefficients, Count, Requests, StepSample, StepShape
 
 VERSION = 1
 _KIND = "laps-latency"
@@ -34,66 +29,8 @@ _STRATA = 64
 _REFIT_EVERY = 64
 _REFIT_AT_MOST_EVERY = 512
 
-Cost = Annotated[float, Meta(ge=0.0, le=sys.float_info.max)]
-Count = Annotated[int, Meta(ge=0)]
-Requests = Iterable[tuple[int, int]]
-"""(L new tokens, H history tokens) of each request of a step."""
 _Row = tuple[Count, Count, Count, Count, Annotated[float, Meta(gt=0.0, le=sys.float_info.max)]]
 """A StepSample in a file."""
-
-
-class StepShape(NamedTuple):
-    """The sums over a step's requests that its time depends on."""
-
-    attention: int
-    """Sum of L (L + 2H) (tokens^2)."""
-    tokens: int
-    """Sum of L."""
-    history: int
-    """Sum of H."""
-    requests: int
-
-    @classmethod
-    def of(cls, requests: Requests) -> StepShape:
-        attention = tokens = history = count = 0
-        for new, old in requests:
-            attention += new * (new + 2 * old)
-            tokens += new
-            history += old
-            count += 1
-        return cls(attention, tokens, history, count)
-
-
-class StepSample(NamedTuple):
-    """One measured prefill step."""
-
-    shape: StepShape
-    seconds: float
-
-    @classmethod
-    def of(cls, requests: Requests, seconds: float) -> StepSample:
-        return cls(StepShape.of(requests), seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """What a step costs. None is negative."""
-
-    alpha: Cost
-    """s/token^2."""
-    linear: Cost
-    """beta + gamma_w, s/token."""
-    gamma_r: Cost
-    """s/history token."""
-    per_request: Cost
-    """s/request."""
-    fixed: Cost
-    """c, s/step."""
-
-    def seconds(self, shape: StepShape) -> float:
-        attention, tokens, history, requests = shape
-        tokens_s = self.alpha * attention + self.linear * tokens + self.gamma_r * history
-        return tokens_s + self.per_request * requests + self.fixed
 
 
 class _Saved(msgspec.Struct, kw_only=True):
@@ -146,14 +83,10 @@ class LatencyModel:
         self._why_not = _degenerate(kept, self.observed)
         if self._why_not:
             return
-        table = np.array([(1.0, s.shape.tokens, s.shape.attention, s.shape.history, s.shape.requests) for s in kept])
         try:
-            found = robust_nnls(table, np.array([s.seconds for s in kept]))
+            self.coefficients = fit(kept)
         except RuntimeError as e:
             self._why_not = str(e)
-            return
-        fixed, linear, alpha, gamma_r, per_request = found.tolist()
-        self.coefficients = Coefficients(alpha, linear, gamma_r, per_request, fixed)
 
     def predict(self, requests: Requests) -> float | None:
         """Predicted time of a step of these (L, H) requests (seconds); None = not fitted."""
@@ -161,8 +94,7 @@ class LatencyModel:
 
     def boundary(self) -> float | None:
         """New tokens of a prompt without history whose cost has caught up with the step's own; None = not fitted."""
-        k = self.coefficients
-        return None if k is None else knee(k.alpha, k.linear, k.fixed + k.per_request)
+        return None if self.coefficients is None else self.coefficients.boundary()
 
     def error(self) -> dict[str, float] | None:
         """Median and P90 of the relative error (0.1 is 10%) on the latest held-out steps, and how many ("samples");

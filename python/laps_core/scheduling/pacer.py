@@ -13,7 +13,8 @@ from typing import Any
 from laps_core.busy import BusyMeter
 from laps_core.config import AUTO, LapsConfig
 from laps_core.latency.boundary import AutoThreshold
-from laps_core.latency.model import LatencyModel, StepSample
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import StepSample
 from laps_core.length import usable_threshold
 from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.gap import AIM, Gap

@@ -42,7 +42,7 @@ class Sizes:
     def fixed_s(self) -> float | None:
         """F: what a step costs whatever is in it; None = not known."""
         known = self.model.coefficients
-        return None if known is None else known.fixed + known.per_request
+        return None if known is None else known.step_s + known.per_request
 
     def work_s(self, w: Waiting) -> float:
         """Predicted time of what is left, in a batch of its own."""
@@ -55,7 +55,9 @@ class Sizes:
 
     def beside_s(self, w: Waiting) -> float:
         """Predicted time of what is left, beside others in a batch."""
-        return max(0.0, self.work_s(w) - (self.fixed_s or 0.0))
+        known = self.model.coefficients
+        hidden_s = 0.0 if known is None else known.hidden_s(w.tokens)
+        return max(0.0, self.work_s(w) - (self.fixed_s or 0.0) + hidden_s)
 
     def behind(self, now: float, longs: Sequence[Waiting]) -> float:
         """Wait over lone time of the prompt furthest behind."""

@@ -17,6 +17,7 @@ class Device:
     def __init__(self, profile: Profile, *, graphs: LapsConfig | None = None, seed: int = 0) -> None:
         c = profile.coefficients
         self._terms = c.alpha, c.linear, c.gamma_r, c.per_request, c.fixed
+        self._flat = c.flat
         self.profile = profile
         self._ladder: Ladder | None = None
         if graphs is not None and profile.graph_fixed_s is not None:
@@ -36,24 +37,27 @@ class Device:
                 longest = new
         count = len(batch.parts)
         alpha, linear, gamma_r, per_request, fixed = self._terms
-        body = alpha * attention + linear * tokens + gamma_r * history + per_request * count
+        counted = tokens if tokens > self._flat else self._flat
+        body = alpha * attention + linear * counted + gamma_r * history + per_request * count
         took = body + fixed
         ladder = self._ladder
         if ladder is not None and longest <= ladder.length:
             new_tokens = [new for _, new, _ in batch.parts]
             rows = ladder.choose(new_tokens)[0] if ladder.admits(new_tokens) else None
             if rows is not None:
-                took, batch.replayed = body + self._replay_s(rows - tokens), True
+                took, batch.replayed = body + self._replay_s(tokens, rows), True
         if self._spread:
             took *= self._spread[int(self._rng.random() * len(self._spread))]
         return took
 
-    def _replay_s(self, padding: int) -> float:
+    def _replay_s(self, tokens: int, rows: int) -> float:
         """What a replay takes besides the batch's own work."""
         alpha, linear, *_ = self._terms
-        return (self.profile.graph_fixed_s or 0.0) + linear * padding + alpha * padding * padding
+        padding, more = rows - tokens, max(rows, self._flat) - max(tokens, self._flat)
+        return (self.profile.graph_fixed_s or 0.0) + linear * more + alpha * padding * padding
 
     def _times(self, new: list[int], rows: int) -> tuple[float, float]:
         alpha, linear, _, per_request, fixed = self._terms
-        body = alpha * sum(n * n for n in new) + linear * sum(new) + per_request * len(new)
-        return body + fixed, body + self._replay_s(rows - sum(new))
+        counted = max(sum(new), self._flat)
+        body = alpha * sum(n * n for n in new) + linear * counted + per_request * len(new)
+        return body + fixed, body + self._replay_s(sum(new), rows)

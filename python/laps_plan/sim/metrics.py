@@ -135,5 +135,6 @@ def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
     # Attention sums up to the same whatever the chunks; each later chunk reads the ones before it as history.
     read = steps * cached + (chunk or 0) * steps * (steps - 1) / 2
     device = c.alpha * new * (new + 2 * cached) + c.linear * new + c.gamma_r * read + steps * (c.per_request + c.fixed)
+    device += c.linear * np.maximum(0, c.flat - (new - (steps - 1) * (chunk or 0)))  # of the last step
     host = profile.front_s + profile.front_token_s * (new + cached) + profile.reply_s
     return device + host + steps * (profile.step_host_s + profile.request_host_s) + (steps - 1) * profile.poll_s

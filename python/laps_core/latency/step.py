@@ -1,0 +1,96 @@
+"""What a prefill step holds and how long it takes: the terms of the latency model (LAPS, s2.1).
+
+One request of L new tokens on H cached ones costs alpha L (L + 2H) + (beta + gamma_w) L + gamma_r H; a step costs the
+sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L, so step
+totals give their sum only (``linear``): where the paper's L_m needs them apart, the boundary is a knee. Where a device
+computes while it reads the weights, the larger of the two times counts instead of their sum (``flat``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from laps_core.latency.boundary import knee
+
+Cost = Annotated[float, Meta(ge=0.0, le=sys.float_info.max)]
+Count = Annotated[int, Meta(ge=0)]
+Requests = Iterable[tuple[int, int]]
+"""(L new tokens, H history tokens) of each request of a step."""
+
+
+class StepShape(NamedTuple):
+    """The sums over a step's requests that its time depends on."""
+
+    attention: int
+    """Sum of L (L + 2H) (tokens^2)."""
+    tokens: int
+    """Sum of L."""
+    history: int
+    """Sum of H."""
+    requests: int
+
+    @classmethod
+    def of(cls, requests: Requests) -> StepShape:
+        attention = tokens = history = count = 0
+        for new, old in requests:
+            attention += new * (new + 2 * old)
+            tokens += new
+            history += old
+            count += 1
+        return cls(attention, tokens, history, count)
+
+
+class StepSample(NamedTuple):
+    """One measured prefill step."""
+
+    shape: StepShape
+    seconds: float
+
+    @classmethod
+    def of(cls, requests: Requests, seconds: float) -> StepSample:
+        return cls(StepShape.of(requests), seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What a step costs. None is negative."""
+
+    alpha: Cost
+    """s/token^2."""
+    linear: Cost
+    """beta + gamma_w, s/token."""
+    gamma_r: Cost
+    """s/history token."""
+    per_request: Cost
+    """s/request."""
+    fixed: Cost
+    """c, s/step."""
+    flat: Count = 0
+    """Tokens of a step whose arithmetic hides behind the reading of the weights: a step of fewer takes as long as one
+    of so many. 0 = the two times add up [L s2.1]."""
+
+    def seconds(self, shape: StepShape) -> float:
+        """Time of a step."""
+        attention, tokens, history, requests = shape
+        if tokens < self.flat:
+            tokens = self.flat
+        tokens_s = self.alpha * attention + self.linear * tokens + self.gamma_r * history
+        return tokens_s + self.per_request * requests + self.fixed
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes however little is in it: memory time [L s2.1], launches and the like."""
+        return self.fixed + self.linear * self.flat
+
+    def hidden_s(self, tokens: int) -> float:
+        """Time of so many tokens that a step of no others does not take."""
+        return self.linear * min(tokens, self.flat)
+
+    def boundary(self) -> float:
+        """New tokens of a prompt without history whose own cost has caught up with the step's."""
+        return knee(self.alpha, self.linear, self.step_s + self.per_request)

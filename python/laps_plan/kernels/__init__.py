@@ -1,0 +1,1 @@
+"""Profiles of devices from kernels that NVIDIA measured (AIConfigurator)."""

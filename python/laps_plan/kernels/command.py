@@ -1,0 +1,108 @@
+"""laps-profile: how long prefill steps of a model take on a device, from kernels that NVIDIA measured.
+
+    laps-profile --system h200_sxm --model Qwen/Qwen3-8B --tp 1
+
+It needs AIConfigurator (pip install 'sglang-laps[profile]', 850 MB, best in a virtual environment of its own). The
+profile is a file that laps-plan (--profile), an emulated server (--laps-emulate) and a server that is to know its step
+times from the start (--laps-config '{"profile": FILE}') take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from laps_plan.kernels import fit, grid
+from laps_plan.profile import FOLDER, Profile
+
+BACKEND = "sglang"
+KEPT = [(s, f"Qwen/Qwen3-{m}", tp) for s in ("h100_sxm", "h200_sxm") for m in ("8B", "32B", "30B-A3B") for tp in (1, 2)]
+"""(system, model, TP) of the profiles that come with the package."""
+
+
+class ProfileError(Exception):
+    """One line that says why there is no profile."""
+
+
+def named(system: str, model: str, tp: int) -> str:
+    """``h200-qwen3-8b``, with ``-tp2`` where there is more than one device."""
+    device = system.removesuffix("_sxm")
+    short = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower())
+    return f"{device}-{short}" + (f"-tp{tp}" if tp > 1 else "")
+
+
+def measured(system: str, model: str, tp: int) -> Profile:
+    """Ask AIConfigurator and fit. Raises ProfileError."""
+    try:
+        from aiconfigurator.cli.api import cli_estimate
+        from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
+    except ImportError:
+        raise ProfileError("AIConfigurator is not installed: pip install 'sglang-laps[profile]'") from None
+    # It tells at length which of its tables it reads.
+    logging.disable(logging.WARNING)
+    used: dict[str, Any] = {}
+
+    @cache
+    def kernels(new: int, old: int, n: int) -> dict[str, float]:
+        found = cli_estimate(
+            model, system, backend_name=BACKEND, mode="static_ctx", isl=new + old, prefix=old, batch_size=n, osl=1,
+            tp_size=tp, moe_tp_size=tp, moe_ep_size=1,
+        )  # fmt: skip
+        used["backend_version"] = found.backend_version
+        return {name: ms / 1e3 for name, ms in found.summary.get_context_latency_dict().items()}
+
+    try:
+        layers = int(get_model_config_from_model_path(model)["layers"])
+        rows = grid.samples(kernels)
+    except Exception as e:  # whatever it raises for a model or a device that it has no data of
+        raise ProfileError(f"{model} on {system}, TP {tp}: {' '.join(str(e).split())[:300]}") from None
+    aic = version("aiconfigurator")
+    return fit.profile(
+        named(system, model, tp),
+        f"kernels measured by NVIDIA (AIConfigurator {aic}: {BACKEND} {used['backend_version']} on {system}); host "
+        "times assumed",
+        layers,
+        rows,
+        {"system": system, "model": Path(model).name, "tensor_parallel": tp, "aiconfigurator": aic, **used},
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(
+        "laps-profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--system", default="h200_sxm", help="h100_sxm, h200_sxm, b200_sxm, ...: a device of AIConfigurator")
+    p.add_argument("--model", default="Qwen/Qwen3-8B", help="a name, or a folder with its config.json")
+    p.add_argument("--tp", type=int, default=1, help="devices that share a server's model (default: 1)")
+    p.add_argument("--out", type=Path, default=Path(), help="folder for NAME.json (default: here)")
+    p.add_argument("--kept", action="store_true", help="make those that come with the package again, in their place")
+    args = p.parse_args(argv)
+    wanted = KEPT if args.kept else [(args.system, args.model, args.tp)]
+    try:
+        for system, model, tp in wanted:
+            told(measured(system, model, tp), FOLDER if args.kept else args.out)
+    except (ProfileError, OSError) as e:
+        print(f"laps-profile: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def told(made: Profile, folder: Path) -> None:
+    """Write a profile, and say how good it is."""
+    path = folder / f"{made.name}.json"
+    made.save(path)
+    off = made.details["fit"]
+    print(f"{path}: error over {off['rows']} batches: median {off['median']:.1%}, P90 {off['p90']:.1%}")
+    if off["median"] > fit.MEDIAN or off["p90"] > fit.P90:
+        print(f"laps-profile: that is over {fit.MEDIAN:.0%} or {fit.P90:.0%}: a rough profile", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
