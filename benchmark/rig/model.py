@@ -50,6 +50,10 @@ an H200, and one of 8,192 takes 33 times as long. Attention is kept small, for S
 its whole prefix."""
 
 
+EMULATED = Shape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=32, context=131072)
+"""For emulated devices: as little work as can be, for its time must hide in the step that is emulated."""
+
+
 def corpus() -> list[str]:
     """The repository's own text: what the tokenizer is trained on."""
     files = [REPO / "LICENSE", REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]

@@ -31,7 +31,7 @@ class Builder:
         core: LapsCore,
         ranks: Ranks,
         stock: Callable[[Any], NextBatchPlan],
-        cutter: slices.Slices | None,
+        cutter: slices.Cutter | None,
     ) -> None:
         """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be."""
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter

@@ -22,7 +22,7 @@ from sglang.srt.managers.io_struct import (
 from sglang_laps.builder import Builder
 from sglang_laps.core import Flight, LapsCore
 from sglang_laps.ranks import Ranks
-from sglang_laps.slices import Slices
+from sglang_laps.slices import Cutter
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -35,7 +35,7 @@ class Interlude:
     """The pauses of one scheduler's long batches."""
 
     def __init__(
-        self, scheduler: Scheduler, core: LapsCore, builder: Builder, ranks: Ranks, cutter: Slices | None
+        self, scheduler: Scheduler, core: LapsCore, builder: Builder, ranks: Ranks, cutter: Cutter | None
     ) -> None:
         """`cutter` None = there are no pauses."""
         self._scheduler, self._core, self._builder, self._ranks = scheduler, core, builder, ranks

@@ -11,6 +11,8 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
+from sglang_laps.emulation.asked import FLAG as EMULATE
+
 ENV = "SGLANG_LAPS_SCHEDULER"
 """Set by the launcher from the flags, read in every scheduler process; ``sgl.Engine`` users set it themselves.
 
@@ -38,6 +40,7 @@ _VALUES = (
      "Deadline for the first token of a request that brings none of its own (default: no deadlines)."),
     (LapsConfig.JSON_FLAG, "JSON", "Any other knob, as a JSON object; see docs/LAPS.md."),
     (LONGEST, "TOKENS", "Lengths beyond this are left out of L."),
+    (EMULATE, "PROFILE[,slow=K]", "No GPU: step times of a profile instead of this machine's; see docs/LAPS.md."),
 )  # fmt: skip
 _LISTS = (
     (_FLAG["graph_lengths"], "TOKENS",

@@ -22,6 +22,10 @@ SGLang name                                                    what LAPS does wi
                                                                ``PrefillCudaGraphRunner`` it makes is used as it is
 ``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``: see ``transfers.py`` (enabled
                                                                only)
+``managers.scheduler.Scheduler``                               hooked, ``init_model_worker``, ``get_internal_state``:
+                                                               see ``emulation/`` (emulated devices only)
+``layers.attention.torch_native_backend``                      ``_run_sdpa_forward_extend`` of its instances replaced
+                                                               (emulated devices only)
 ``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)
 ``disaggregation.mooncake.conn.MooncakeKVSender``              one attribute set (no GPU only)
 =============================================================  ====================================================
@@ -43,6 +47,8 @@ from typing import Any
 from laps_core.config import ConfigError, LapsConfig
 
 from sglang_laps import graphs, options, saved_model, transfers
+from sglang_laps.emulation import asked
+from sglang_laps.emulation.install import install
 from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
 
 logger = logging.getLogger(__name__)
@@ -52,6 +58,7 @@ RESOLVE = f"{SERVER_ARGS}.ServerArgs.resolve_once"
 SCHEDULER = "sglang.srt.managers.scheduler"
 HTTP_APP_ENV = "SGLANG_HTTP_SERVER_APP_PATH"
 HTTP_APP = "sglang_laps.http_app:app"
+NO_HOST = "devices are emulated on machines without a GPU only, on the platform laps_host"
 
 
 def load() -> None:
@@ -64,14 +71,25 @@ def load() -> None:
         config = options.from_env()
     except ConfigError as e:
         refuse(e)
-    if config is None:
-        return
-    HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
+    if config is not None:
+        HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
     # Importing the scheduler costs seconds: only a process that runs one has it already.
     if SCHEDULER not in sys.modules:
         return
+    try:
+        emulated = asked.from_env()
+    except ConfigError as e:
+        refuse(e)
+    if config is None and emulated is None:
+        return
     if reason := wrong_release():
         refuse(reason)
+    if emulated is not None:
+        if not _on_host():
+            refuse(f"{asked.ENV}: {NO_HOST}")
+        install(emulated)
+    if config is None:
+        return
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
@@ -89,11 +107,27 @@ def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser)
 
 def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
     try:
+        emulate(args)
         enable(args)
     except ConfigError as e:
         refuse(e)
     _default_device(args)
     return original(cls, args)
+
+
+def emulate(args: argparse.Namespace) -> None:
+    """Have the processes started from here emulate a device, if the command line (or the environment) asks for it.
+
+    Raises ConfigError.
+    """
+    text = options.typed(args, asked.FLAG)
+    found = asked.from_env() if text is None else asked.Asked.parse(text)
+    if found is None:
+        return
+    if wrong := wrong_release() or off_reason(args) or (None if _on_host() else NO_HOST):
+        raise ConfigError(f"{asked.FLAG}: {wrong}")
+    logger.warning(found.warning())
+    asked.to_env(found)
 
 
 def enable(args: argparse.Namespace) -> None:
@@ -138,11 +172,15 @@ def _refuse_conflict(_: None, server_args: Any) -> None:
 
 
 def _default_device(args: argparse.Namespace) -> None:
+    # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
+    if getattr(args, "device", None) is None and _on_host():
+        args.device = "cpu"
+
+
+def _on_host() -> bool:
     from sglang.srt.platforms import current_platform
 
-    # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
-    if getattr(args, "device", None) is None and type(current_platform).__module__ == "sglang_laps.host_platform":
-        args.device = "cpu"
+    return type(current_platform).__module__ == "sglang_laps.host_platform"
 
 
 def show_flags_in_serve_help(argv: Sequence[str]) -> None:

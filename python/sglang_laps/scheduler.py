@@ -12,6 +12,7 @@ from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
 from sglang_laps import graphs
+from sglang_laps.emulation import install as emulated
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
 
@@ -185,8 +186,10 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def laps_status(self) -> dict[str, Any]:
         """What this scheduler is doing."""
         if self.laps is None:
-            return off(self.laps_config, self.laps_off_reason)
-        return snapshot(self, self.laps_config, self.laps.core, self.laps.whole)
+            said = off(self.laps_config, self.laps_off_reason)
+        else:
+            said = snapshot(self, self.laps_config, self.laps.core, self.laps.whole)
+        return {**said, **emulated.status(self)}
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:

@@ -11,8 +11,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -27,11 +27,27 @@ Pause = Callable[[int], bool]
 """Called between two slices with the number of layers that are left; says whether anything else ran on the device."""
 
 
-def why_not(scheduler: Scheduler) -> str | None:
-    """Why this server's long batches cannot be run in slices, or None."""
+class Cutter(Protocol):
+    """Runs passes of one model runner in slices."""
+
+    layers: int
+    """Of the model."""
+
+    @property
+    def launch_s(self) -> float:
+        """Host time (seconds) to launch a whole pass in slices, at its fastest; 0 = not known, or not apart."""
+        ...
+
+    def cut(self, layers: int, pause: Pause) -> AbstractContextManager[None]:
+        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
+        ...
+
+
+def why_not(scheduler: Scheduler, *, emulated: bool = False) -> str | None:
+    """Why this server's long batches cannot be run in slices, or None. `emulated`: its model is not what is cut."""
     model = scheduler.tp_worker.model_runner.model
     checks = (
-        (not hasattr(model, "forward_split_prefill"), f"{type(model).__name__} has no split prefill"),
+        (not (emulated or hasattr(model, "forward_split_prefill")), f"{type(model).__name__} has no split prefill"),
         (get_parallel().enable_dp_attention, "--enable-dp-attention: its ranks meet in every layer"),
         (not scheduler.spec_algorithm.is_none(), "speculative decoding"),
         (scheduler.enable_lora, "LoRA: another batch may replace the adapters of the paused one"),

@@ -19,6 +19,7 @@ from sglang_laps import saved_model, slices
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
+from sglang_laps.emulation.install import device_of
 from sglang_laps.interlude import Interlude
 from sglang_laps.ranks import Ranks
 from sglang_laps.status import Series
@@ -48,9 +49,11 @@ class Laps:
         if chunk is not None:
             chunk = min(b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0)
         unit = unit_of(page, scheduler.truncation_align_size)
-        self.whole = "slice_ms is 0" if config.slice_ms == 0.0 else slices.why_not(scheduler)
+        device = device_of(scheduler)
+        whole = slices.why_not(scheduler, emulated=device is not None)
+        self.whole = "slice_ms is 0" if config.slice_ms == 0.0 else whole
         """Why long batches are not run in slices."""
-        self.cutter = slices.Slices(runner) if self.whole is None else None
+        self.cutter: slices.Cutter | None = None if self.whole else device or slices.Slices(runner)
         """Runs long batches in slices."""
         layers = 0 if self.cutter is None else self.cutter.layers
         try:
@@ -87,7 +90,8 @@ class Laps:
         self.interlude = Interlude(scheduler, self.core, self.builder, ranks, self.cutter)
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
-        self.series = Series(labels) if scheduler.metrics_reporter.enable_metrics and ranks.leader else None
+        tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
+        self.series = Series(labels, {} if device is None else device.labels) if tells else None
         """For Prometheus, on one rank."""
         self.synchronous = torch.device(scheduler.device).type == "cpu"
         """A forward pass has ended when its call has: there is no device of its own."""

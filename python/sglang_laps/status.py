@@ -121,7 +121,8 @@ _COUNTERS = (
 class Series:
     """The same snapshot as Prometheus series, in the registry that SGLang's --enable-metrics serves."""
 
-    def __init__(self, labels: dict[str, str]) -> None:
+    def __init__(self, labels: dict[str, str], emulated: Mapping[str, str] | None = None) -> None:
+        """`emulated`: labels of the device, where it is not a real one."""
         # SGLang sets PROMETHEUS_MULTIPROC_DIR first; prometheus_client reads it when imported.
         from prometheus_client import Counter, Gauge
 
@@ -132,6 +133,10 @@ class Series:
         self._queues = {key: gauge(f"sglang:laps_{name}", text, by_class) for key, name, text in _QUEUES}
         self._gauges = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in _SCHEDULER}
         self._counters = {name: Counter(f"sglang:laps_{name}", text, by_class) for name, text in _COUNTERS}
+
+        if emulated:
+            text, info = "Step times are of this profile, not of this machine.", {**labels, **emulated}
+            gauge("sglang:laps_emulated_info", text, list(info)).labels(**info).set(1)
 
     def tell(self, now: float, status: Callable[[], dict[str, Any]], done: Mapping[str, Totals]) -> None:
         """Count what was `done` for each class; set the gauges where PERIOD_S has passed since."""

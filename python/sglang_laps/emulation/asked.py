@@ -1,0 +1,66 @@
+"""Which device is to be emulated: ``--laps-emulate PROFILE[,slow=K]``, or the same text in the environment."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from laps_core.config import ConfigError
+from laps_plan.profile import Profile
+
+FLAG = "--laps-emulate"
+ENV = "SGLANG_LAPS_EMULATE"
+"""Read in every scheduler process; the flag sets it."""
+_SLOW = "slow="
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A device to emulate."""
+
+    text: str
+    """As it was asked for."""
+    profile: Profile
+    slow: float = 1.0
+    """Steps last this many times as long as the profile says; at least 1."""
+
+    @classmethod
+    def parse(cls, text: str, where: str = FLAG) -> Asked:
+        """Read PROFILE[,slow=K]; PROFILE is a name or a path. Raises ConfigError (one line, starting with `where`)."""
+        name, *rest = text.strip().split(",")
+        slow = 1.0
+        if rest:
+            slow = _number(rest[0].removeprefix(_SLOW)) if rest[0].startswith(_SLOW) else math.nan
+        if len(rest) > 1 or not 1.0 <= slow < math.inf:
+            raise ConfigError(f"{where}: {text!r} is not PROFILE[,slow=K] with K a number of at least 1")
+        try:
+            return cls(text.strip(), Profile.load(name), slow)
+        except SystemExit as e:
+            raise ConfigError(f"{where}: {e}") from None
+        except (KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{where}: profile {name} is damaged") from None
+
+    def warning(self) -> str:
+        """What every process of such a server says first."""
+        about = f"step times of {self.profile.name} ({self.profile.source}), stretched {self.slow:g} times"
+        return f"EMULATED DEVICE: {about}; nothing here measures this machine or that device."
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def from_env(env: Mapping[str, str] = os.environ) -> Asked | None:
+    """The device in the environment, None where there is none. Raises ConfigError."""
+    text = env.get(ENV, "").strip()
+    return Asked.parse(text, ENV) if text else None
+
+
+def to_env(asked: Asked) -> None:
+    """Hand it to the processes started from here."""
+    os.environ[ENV] = asked.text

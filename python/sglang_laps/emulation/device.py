@@ -1,0 +1,93 @@
+"""An emulated device: stands before the ``forward`` of a tiny model and makes each prefill last as its profile says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from laps_core.latency.model import StepShape
+
+from sglang_laps.emulation.asked import Asked
+from sglang_laps.emulation.record import Record
+from sglang_laps.emulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from sglang_laps.slices import Pause
+
+PREFILLS = ("EXTEND", "MIXED")
+"""Forward modes whose steps are emulated; others take what the tiny model takes."""
+
+
+class EmulatedDevice:
+    """Before one model runner's ``forward``. Runs long batches in slices of its layers as ``slices.Slices`` does."""
+
+    launch_s = 0.0
+
+    def __init__(self, runner: Any, asked: Asked, timeline: Timeline | None = None) -> None:
+        self.layers = asked.profile.layers
+        """Of the model whose device is emulated."""
+        self.asked = asked
+        self.record = Record()
+        self._timeline = timeline or Timeline()
+        self._model = runner.forward
+        self._armed: tuple[int, Pause] | None = None
+        self._lasted_s = 0.0
+        runner.forward = self._forward
+
+    @contextmanager
+    def cut(self, layers: int, pause: Pause) -> Iterator[None]:
+        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
+        self._armed = layers, pause
+        try:
+            yield
+        finally:
+            self._armed = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of its Prometheus series."""
+        return {"profile": self.asked.profile.name, "slow": f"{self.asked.slow:g}"}
+
+    def status(self) -> dict[str, Any]:
+        """What the server's status says of it (JSON-ready)."""
+        profile = self.asked.profile
+        about = {"profile": profile.name, "source": profile.source, "slow": self.asked.slow}
+        return {**about, **self.record.as_dict()}
+
+    def _forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        # Taken out first: what runs in a pause comes through here too.
+        armed, self._armed = self._armed, None
+        if forward_batch.forward_mode.name not in PREFILLS:
+            return self._model(forward_batch, *args, **kwargs)
+        pairs = zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True)
+        profile_s = self.asked.slow * self.asked.profile.coefficients.seconds(StepShape.of(pairs))
+        time, others_s = self._timeline, self._lasted_s
+        called, begin = time.now(), time.begin()
+        output = self._model(forward_batch, *args, **kwargs)
+        model_s = time.now() - called
+        if armed is None:
+            time.book(begin, profile_s)
+        else:
+            self._in_slices(begin, profile_s / self.layers, *armed)
+        time.wait(time.free)
+        # Without the steps that ran in its pauses, which have entered theirs.
+        lasted_s = time.now() - begin - (self._lasted_s - others_s)
+        self._lasted_s += lasted_s
+        self.record.add(profile_s, lasted_s, model_s)
+        return output
+
+    def _in_slices(self, begin: float, layer_s: float, layers: int, pause: Pause) -> None:
+        """Book a pass in slices, of which the first began at `begin`; as on a GPU the host is one slice ahead."""
+        time, left = self._timeline, self.layers
+        ran, launched, ended = time.now(), begin, -math.inf
+        while left > 0:
+            n = min(layers, left)
+            left -= n
+            before, ended = ended, time.book(launched, n * layer_s)
+            # What ended while the tiny model ran has no pause.
+            if left > 0 and ended > ran:
+                time.wait(before)
+                pause(left)
+                launched = time.now()

@@ -1,0 +1,53 @@
+"""How an emulated device gets into a scheduler process, LAPS or stock."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_laps.emulation.asked import ENV, Asked
+from sglang_laps.emulation.device import EmulatedDevice
+from sglang_laps.support import off_reason, refuse, resolved
+
+logger = logging.getLogger(__name__)
+
+WORKER = "sglang.srt.managers.scheduler.Scheduler.init_model_worker"
+STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+
+
+def install(asked: Asked) -> None:
+    """Register the hooks. Call while plugins are being loaded in a scheduler process."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def loaded(result: Any, scheduler: Any) -> Any:
+        if reason := off_reason(resolved(scheduler.server_args)):
+            refuse(f"{ENV}: {reason}")
+        runner = scheduler.tp_worker.model_runner
+        scheduler.laps_emulated = EmulatedDevice(runner, asked)
+        runner.attn_backend._run_sdpa_forward_extend = _no_attention
+        return result
+
+    def state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        result.internal_state.update(status(scheduler))
+        return result
+
+    logger.warning(asked.warning())
+    HookRegistry.register(WORKER, loaded, HookType.AFTER)
+    HookRegistry.register(STATE, state, HookType.AFTER)
+
+
+def device_of(scheduler: Any) -> EmulatedDevice | None:
+    """The device that this scheduler's is emulated by, if it is."""
+    return getattr(scheduler, "laps_emulated", None)
+
+
+def status(scheduler: Any) -> dict[str, Any]:
+    """The entry "emulated" of a status; empty for a real device."""
+    device = device_of(scheduler)
+    return {} if device is None else {"emulated": device.status()}
+
+
+def _no_attention(query: Any, output: Any, *_: Any, **__: Any) -> Any:
+    """SGLang's on CPUs computes a chunk over its whole prefix: far more than a step may take. What comes out of an
+    emulated device means nothing; keys and values are written, kept and sent as ever."""
+    return output.zero_()
