@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from laps_core.config import LapsConfig
+from sglang_laps.emulation.asked import Asked
 
 from benchmark.rig import model, servers
-from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK
+from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK, Variant
 
 CPU, CUDA = "cpu", "cuda"
+EMULATED = "emulated:"
+"""Before what --laps-emulate takes."""
 MODELS = model.REPO / "out" / "models"
 CPU_SHAPE = model.SLICED
 CUDA_SHAPE = "7B"
@@ -42,6 +49,13 @@ class Device:
     """Longest start of a server (seconds)."""
     at_once: bool = False
     """Whether servers start side by side: most of a start keeps one core busy."""
+    laps: dict[str, Any] = field(default_factory=dict)
+    """Knobs that LAPS needs on it."""
+
+    def args_of(self, variant: Variant) -> tuple[str, ...]:
+        """Of the server of a variant, whose own arguments win."""
+        knobs = (LapsConfig.JSON_FLAG, json.dumps(self.laps)) if self.laps and not variant.stock else ()
+        return (*self.args, *knobs, *variant.args)
 
 
 def _shape_only() -> Path:
@@ -86,6 +100,38 @@ DEVICES = {
 }  # fmt: skip
 
 
+def emulated(asked: str) -> Device:
+    """A device that is emulated on this machine; ``asked``: as --laps-emulate, PROFILE[,slow=K].
+
+    LAPS starts from the profile's step times, and its times are stretched as the device is. Raises ValueError.
+    """
+    found = Asked.parse(asked)
+    profile, slow = found.profile, found.slow
+    folder = MODELS.parent / "emulated"
+    stretched = folder / f"{profile.name}-slow{slow:g}.json"
+    profile.stretched(slow).save(stretched)
+    defaults = LapsConfig()
+    shape = model.EMULATED
+    return Device(
+        name=f"emulated {asked}",
+        args=("--max-total-tokens", "262144", "--disable-overlap-schedule", "--laps-emulate", asked),
+        chunk=8192,
+        longest=65536,
+        variants=(*STOCK, LAPS),
+        vocabulary=model.VOCABULARY,
+        server_gib=2.0,
+        layers=profile.layers,
+        checkpoint=lambda: model.make(MODELS, shape),
+        what=f"an EMULATED device: {profile.name}, {slow:g} times as slow ({profile.source})",
+        env={"OMP_NUM_THREADS": "1", **servers.KEEP_MEMORY},
+        laps={
+            "profile": str(stretched),
+            "slice_ms": slow * defaults.slice_ms,
+            "wait_window_ms": slow * defaults.wait_window_ms,
+        },
+    )
+
+
 def free_gib(device: Device) -> float:
     """Memory (GiB) servers may take now, a reserve left."""
     if device.name == CUDA:
@@ -98,7 +144,11 @@ def free_gib(device: Device) -> float:
 
 
 def this(name: str | None) -> Device:
-    """The kind of this name; without one, CUDA where there is one."""
+    """The kind of this name; without one, CUDA where there is one. Raises ValueError."""
+    if name is not None and name.startswith(EMULATED):
+        return emulated(name.removeprefix(EMULATED))
+    if name is not None and name not in DEVICES:
+        raise ValueError(f"no device {name!r}: {', '.join(DEVICES)}, {EMULATED}PROFILE[,slow=K]")
     return DEVICES[name or (CUDA if has_cuda() else CPU)]
 
 

@@ -102,7 +102,7 @@ class Fleet:
     def _launch(self, variant: Variant) -> servers.Server:
         assert self._model
         self.say(f"starting {variant.name}")
-        args = (*self._args(), *variant.args)
+        args = ("--chunked-prefill-size", str(self.chunk), *self.device.args_of(variant))
         log = self.log(variant.name)
         prefill = servers.prefill(self._model, log, *args, env=self.device.env, name=variant.name)
         return self._stack.enter_context(prefill)

@@ -61,11 +61,11 @@ class Profile:
     def stretched(self, slow: float) -> Profile:
         """The same with a device that takes ``slow`` times as long for everything; the host stays as it is."""
         terms = {k: v if k == "flat" else slow * v for k, v in asdict(self.coefficients).items()}
-        others = {
-            k: None if v is None else slow * v
-            for k, v in (("graph_fixed_s", self.graph_fixed_s), ("eager_fixed_s", self.eager_fixed_s))
-        }
-        return replace(self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms), **others)
+        graph, eager = (None if v is None else slow * v for v in (self.graph_fixed_s, self.eager_fixed_s))
+        return replace(
+            self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms), graph_fixed_s=graph,
+            eager_fixed_s=eager,
+        )  # fmt: skip
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
