@@ -17,7 +17,7 @@ from benchmark.rig import model
 
 from .slicing import ask, post, until_slices_run
 
-PROFILE, SLOW = "h200-qwen2.5-7b", 4
+PROFILE, SLOW = "h200-qwen3-8b", 4
 DEVICE = f"{PROFILE},slow={SLOW}"
 ARGS = (*NORMAL_LOOP, "--chunked-prefill-size", "8192")
 SLICED = ("--laps-config", json.dumps({"slice_ms": 4.0 * SLOW}))
