@@ -77,7 +77,7 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer (or"),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
     (["--laps-emulate", "h200-qwen3-8b,slow=2"], "EMULATED DEVICE: step times of h200-qwen3-8b"),
-    (["--laps-emulate", "h9000"], "error: --laps-emulate: profile h9000"),
+    (["--laps-emulate", "h9000"], "error: --laps-emulate: no profile h9000"),
     (["--laps-emulate", "h200-qwen3-8b,slow=0.5"], "error: --laps-emulate: 'h200-qwen3-8b,slow=0.5' is not"),
     (["--laps-emulate", "cpu", "--disaggregation-mode", "decode"], "error: --laps-emulate: --disaggregation-mode is"),
     ([], "ok \n"),
