@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from laps_core.config import ConfigError
 from served import checkpoint
 
 INTERPRETER = """
@@ -44,7 +47,8 @@ from sglang.srt.server_args import prepare_server_args
 base = ["--model-path", "nowhere", "--device", "cpu", "--disaggregation-mode", "prefill"]
 os.dup2(1, 2)
 for argv in json.loads(sys.argv[1]):
-    os.environ.pop("SGLANG_LAPS_SCHEDULER", None)
+    for name in ("SGLANG_LAPS_SCHEDULER", "SGLANG_LAPS_EMULATE"):
+        os.environ.pop(name, None)
     print("##", argv, flush=True)
     try:
         prepare_server_args(base + argv)
@@ -72,6 +76,10 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--pp-size", "2"], "LAPS scheduler is off: --pp-size is 2"),
     ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer (or"),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
+    (["--laps-emulate", "h200-qwen3-8b,slow=2"], "EMULATED DEVICE: step times of h200-qwen3-8b"),
+    (["--laps-emulate", "h9000"], "error: --laps-emulate: no profile h9000"),
+    (["--laps-emulate", "h200-qwen3-8b,slow=0.5"], "error: --laps-emulate: 'h200-qwen3-8b,slow=0.5' is not"),
+    (["--laps-emulate", "cpu", "--disaggregation-mode", "decode"], "error: --laps-emulate: --disaggregation-mode is"),
     ([], "ok \n"),
 ]
 
@@ -239,3 +247,14 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert support.wrong_release() is None
     monkeypatch.setattr(support, "version", lambda _: "0.5.22")
     assert "supports sglang 0.5.23; found 0.5.22" in str(support.wrong_release())
+
+
+def test_devices_are_emulated_on_the_host_platform_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_laps import plugin
+
+    asked = argparse.Namespace(laps_emulate="cpu", disaggregation_mode="prefill", pp_size=1)
+    monkeypatch.setenv("SGLANG_LAPS_EMULATE", "")
+    monkeypatch.setattr("sglang.srt.platforms.current_platform", object(), raising=False)
+    with pytest.raises(ConfigError, match=r"^--laps-emulate: .* without a GPU only"):
+        plugin.emulate(asked)
+    assert not os.environ["SGLANG_LAPS_EMULATE"]

@@ -39,8 +39,6 @@ class Asked:
             return cls(text.strip(), Profile.load(name), slow)
         except SystemExit as e:
             raise ConfigError(f"{where}: {e}") from None
-        except (KeyError, TypeError, AttributeError):
-            raise ConfigError(f"{where}: profile {name} is damaged") from None
 
     def warning(self) -> str:
         """What every process of such a server says first."""

@@ -1,0 +1,302 @@
+"""Emulated devices: what is asked for, the timeline, slices, and what is recorded. No SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from laps_core.config import ConfigError
+from laps_core.latency.model import Coefficients
+from laps_plan.profile import Profile, names
+from sglang_laps.emulation import asked
+from sglang_laps.emulation.asked import Asked
+from sglang_laps.emulation.device import EmulatedDevice
+from sglang_laps.emulation.record import Record
+from sglang_laps.emulation.timeline import SPIN_S, Timeline
+
+PROFILE = names()[0]
+TICK_S = 1e-5
+
+
+class Clock:
+    """A clock that moves when it is looked at, a little, and while something sleeps, `late` too long."""
+
+    def __init__(self, late_s: float = 0.0) -> None:
+        self.at = 100.0
+        self.late_s = late_s
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        self.at += TICK_S
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.at += seconds + self.late_s
+
+
+class Server:
+    """A tiny model that takes `model_s`, on a device whose layers take 1 ms a token each; what happened, and when."""
+
+    def __init__(self, layers: int = 10, slow: float = 1.0, model_s: float = 0.0) -> None:
+        self.clock = Clock()
+        self.model_s = model_s
+        self.events: list[tuple[str, float]] = []
+        self.forward: Any = self._model
+        costs = Coefficients(0.0, layers * 1e-3, 0.0, 0.0, 0.0)
+        profile = Profile(name="p", source="made up", coefficients=costs, layers=layers)
+        self.began = self.clock.at
+        self.device = EmulatedDevice(self, Asked("p", profile, slow), Timeline(self.clock, self.clock.sleep))
+
+    def _model(self, batch: Any, **_: Any) -> str:
+        self.note("model")
+        self.clock.at += self.model_s
+        return f"out of {batch.forward_mode.name}"
+
+    def note(self, what: str) -> None:
+        self.events.append((what, round(1e3 * (self.clock.at - self.began), 0)))
+
+    def run(self, *pairs: tuple[int, int], mode: str = "EXTEND") -> str:
+        new, old = [n for n, _ in pairs], [o for _, o in pairs]
+        name = SimpleNamespace(name=mode)
+        return str(
+            self.forward(SimpleNamespace(forward_mode=name, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=old))
+        )
+
+    def ms(self) -> float:
+        return 1e3 * (self.clock.at - self.began)
+
+
+# -- asking
+
+
+@pytest.mark.parametrize(("more", "slow"), [("", 1.0), (",slow=1", 1.0), (",slow=2.5", 2.5), (" ", 1.0)])
+def test_a_profile_and_how_slow(more: str, slow: float) -> None:
+    found = Asked.parse(PROFILE + more)
+    assert (found.profile.name, found.slow) == (PROFILE, slow)
+    assert Asked.parse(found.text) == found, "the processes started from here read the same"
+
+
+@pytest.mark.parametrize(
+    "more", [",", ",slow=", ",slow=x", ",slow=0.5", ",slow=nan", ",slow=inf", ",slow=-3", ",2", ",slow=2,slow=2"]
+)
+def test_anything_else_is_refused(more: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--laps-emulate: .* is not PROFILE\[,slow=K\]") as e:
+        Asked.parse(PROFILE + more)
+    assert "\n" not in str(e.value)
+
+
+def test_an_unknown_profile_is_refused_with_the_names() -> None:
+    with pytest.raises(ConfigError, match=r"^--laps-emulate: .*known: ") as e:
+        Asked.parse("h9000")
+    assert "\n" not in str(e.value)
+    assert all(name in str(e.value) for name in names())
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "laps-sim-profile"}', "1"])
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Any, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"^--laps-emulate: "):
+        Asked.parse(str(path))
+
+
+def test_the_environment_asks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked.from_env({}) is None
+    assert asked.from_env({asked.ENV: " "}) is None
+    with pytest.raises(ConfigError, match=f"^{asked.ENV}: "):
+        asked.from_env({asked.ENV: "h9000"})
+    monkeypatch.setenv(asked.ENV, "")
+    asked.to_env(Asked.parse(f"{PROFILE},slow=3"))
+    found = asked.from_env()
+    assert found is not None
+    assert found.slow == 3.0
+
+
+def test_it_cannot_be_taken_for_a_device() -> None:
+    said = Asked.parse(f"{PROFILE},slow=3").warning()
+    assert said.startswith("EMULATED DEVICE: ")
+    assert all(x in said for x in (PROFILE, Profile.load(PROFILE).source, "stretched 3 times", "nothing here measures"))
+
+
+# -- the timeline
+
+
+def test_work_follows_on_work() -> None:
+    clock = Clock()
+    time = Timeline(clock, clock.sleep)
+    begin = time.begin()
+    assert time.book(begin, 0.5) == pytest.approx(100.5, abs=1e-3)
+    assert time.begin() == time.free
+    assert time.book(100.1, 0.25) == pytest.approx(100.75, abs=1e-3), "launched while the device was busy"
+    time.wait(time.free)
+    assert clock.at == pytest.approx(100.75, abs=2 * TICK_S)
+    clock.at = 200.0
+    assert time.begin() == pytest.approx(200.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.8 * SPIN_S, 5e-3])
+def test_a_wait_sleeps_first_and_looks_at_the_clock_last(late_s: float) -> None:
+    clock = Clock(late_s)
+    Timeline(clock, clock.sleep).wait(100.1)
+    assert clock.slept == [pytest.approx(0.1 - SPIN_S, abs=2 * TICK_S)]
+    assert clock.at == pytest.approx(max(100.1, 100.1 - SPIN_S + late_s), abs=3 * TICK_S)
+
+
+def test_what_is_past_or_near_needs_no_sleep() -> None:
+    clock = Clock()
+    time = Timeline(clock, clock.sleep)
+    for until in (50.0, 100.0, 100.0001):
+        time.wait(until)
+    assert not clock.slept
+
+
+# -- whole batches
+
+
+@pytest.mark.parametrize("mode", ["EXTEND", "MIXED"])
+@pytest.mark.parametrize("slow", [1.0, 3.0])
+@pytest.mark.parametrize("model_s", [0.0, 0.03])
+def test_a_prefill_lasts_as_the_profile_says(mode: str, slow: float, model_s: float) -> None:
+    server = Server(slow=slow, model_s=model_s)
+    assert server.run((3, 500), (2, 0), mode=mode) == f"out of {mode}"
+    assert server.ms() == pytest.approx(50.0 * slow, abs=0.1)
+
+
+@pytest.mark.parametrize("mode", ["DECODE", "IDLE"])
+def test_other_passes_are_left_alone(mode: str) -> None:
+    server = Server()
+    assert server.run((3, 0), mode=mode) == f"out of {mode}"
+    assert server.ms() < 0.1
+    assert server.device.status()["steps"] == 0
+
+
+def test_a_tiny_model_that_is_too_slow_is_counted() -> None:
+    server = Server(model_s=0.08)
+    server.run((5, 0))
+    server.run((20, 0))
+    assert server.ms() == pytest.approx(80.0 + 200.0, abs=0.1)
+    told = server.device.status()
+    assert (told["steps"], told["overrun"]) == (2, 1)
+    assert told["lasted_over_profile"] == {"median": pytest.approx(1.3, abs=0.01), "p99": pytest.approx(1.6, abs=0.01)}
+    assert told["host_share"] == pytest.approx((1.0 + 0.4) / 2, abs=0.01)
+
+
+def test_the_status_says_what_it_is() -> None:
+    told = Server(slow=2.0).device.status()
+    assert told == {
+        "profile": "p",
+        "source": "made up",
+        "slow": 2.0,
+        "steps": 0,
+        "lasted_over_profile": {"median": None, "p99": None},
+        "overrun": 0,
+        "host_share": None,
+    }
+    assert Server(slow=2.0).device.labels == {"profile": "p", "slow": "2"}
+
+
+def test_the_figures_are_of_the_newest_steps() -> None:
+    record = Record()
+    for i in range(10_000):
+        record.add(1.0, 9.0 if i < 5_000 else 1.0, 0.5)
+    told = record.as_dict()
+    assert (told["steps"], told["lasted_over_profile"]) == (10_000, {"median": 1.0, "p99": 1.0})
+
+
+# -- slices
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Its tiny model takes 3 ms."""
+    server = Server(layers=10, model_s=0.003)
+    yield server
+    assert server.device.status()["lasted_over_profile"]["p99"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_host_is_one_slice_ahead(server: Server) -> None:
+    def pause(left: int) -> bool:
+        server.note(f"{left} left")
+        return False
+
+    with server.device.cut(3, pause):
+        server.run((10, 0))
+    # A layer takes 10 ms. The first pause comes once the tiny model has run, while the first slice runs.
+    assert server.events == [("model", 0), ("7 left", 3), ("4 left", 30), ("1 left", 60)]
+    assert server.ms() == pytest.approx(100.0, abs=0.1)
+
+
+def test_what_runs_in_a_pause_begins_when_the_slice_has_ended(server: Server) -> None:
+    def pause(left: int) -> bool:
+        if left == 4:
+            server.run((1, 0))
+            server.note("short")
+        return left == 4
+
+    with server.device.cut(3, pause):
+        server.run((10, 0))
+    # The pause is at 30; the second slice ends at 60, and the short batch takes 10 from there.
+    assert server.events == [("model", 0), ("model", 30), ("short", 70)]
+    assert server.ms() == pytest.approx(110.0, abs=0.1)
+    assert server.device.status()["steps"] == 2
+
+
+def test_a_batch_in_a_pause_may_be_in_slices_itself(server: Server) -> None:
+    def inner(left: int) -> bool:
+        if left == 5:
+            server.run((1, 0))
+        return left == 5
+
+    def outer(left: int) -> bool:
+        if left == 2:
+            with server.device.cut(5, inner):
+                server.run((4, 0))
+            server.note("smaller")
+        return left == 2
+
+    with server.device.cut(8, outer):
+        server.run((10, 0))
+    assert server.events == [("model", 0), ("model", 3), ("model", 6), ("smaller", 130)]
+    assert server.ms() == pytest.approx(150.0, abs=0.1)
+    assert server.device.status()["steps"] == 3
+
+
+def test_slices_that_end_while_the_tiny_model_runs_have_no_pause() -> None:
+    server, seen = Server(layers=10, model_s=0.034), list[int]()
+
+    def pause(left: int) -> bool:
+        seen.append(left)
+        return False
+
+    with server.device.cut(1, pause):
+        server.run((10, 0))
+    assert seen == [6, 5, 4, 3, 2, 1]
+    assert server.ms() == pytest.approx(100.0, abs=0.1), "and the batch takes no longer for it"
+
+
+def test_a_pause_that_takes_too_long_holds_the_device_up() -> None:
+    server = Server(layers=2)
+
+    def pause(left: int) -> bool:
+        server.clock.at += 0.025
+        return False
+
+    with server.device.cut(1, pause):
+        server.run((10, 0))
+    assert server.ms() == pytest.approx(25.0 + 10.0, abs=0.1)
+
+
+def test_a_pause_that_fails_leaves_nothing_armed() -> None:
+    server = Server()
+
+    def pause(left: int) -> bool:
+        raise RuntimeError("x")
+
+    with pytest.raises(RuntimeError), server.device.cut(1, pause):
+        server.run((10, 0))
+    with server.device.cut(1, pause):
+        pass
+    server.run((1, 0))
