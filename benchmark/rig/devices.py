@@ -114,7 +114,11 @@ def emulated(asked: str) -> Device:
     shape = model.EMULATED
     return Device(
         name=f"emulated {asked}",
-        args=("--max-total-tokens", "262144", "--disable-overlap-schedule", "--laps-emulate", asked),
+        # The pool of requests holds a row as long as the context for each of them.
+        args=(
+            "--max-total-tokens", "262144", "--max-running-requests", "128", "--disable-overlap-schedule",
+            "--laps-emulate", asked,
+        ),
         chunk=8192,
         longest=65536,
         variants=(*STOCK, LAPS),
@@ -129,7 +133,7 @@ def emulated(asked: str) -> Device:
             "slice_ms": slow * defaults.slice_ms,
             "wait_window_ms": slow * defaults.wait_window_ms,
         },
-    )
+    )  # fmt: skip
 
 
 def free_gib(device: Device) -> float:

@@ -34,6 +34,12 @@ class Cutter(Protocol):
     """Of the model."""
 
     @property
+    def free_s(self) -> float:
+        """When the slice that is on the device should be over (seconds of ``time.perf_counter``): what is launched in
+        its pause begins then. In the past = nothing is known to run."""
+        ...
+
+    @property
     def launch_s(self) -> float:
         """Host time (seconds) to launch a whole pass in slices, at its fastest; 0 = not known, or not apart."""
         ...
@@ -74,6 +80,7 @@ class Slices:
         self.layers: int = runner.model_config.num_hidden_layers
         self._whole = runner.forward
         self._armed: tuple[int, Pause] | None = None
+        self.free_s = -math.inf
         self._launch_s = math.inf
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
         runner.forward = self._forward
@@ -100,7 +107,7 @@ class Slices:
         layers, pause = armed
         mode, forward_batch.forward_mode = forward_batch.forward_mode, ForwardMode.SPLIT_PREFILL
         sent: deque[Any] = deque()
-        stale = True
+        stale, ended = True, math.nan
         try:
             while True:
                 # Attention metadata is one per backend: a batch that ran in the pause has left its own.
@@ -112,17 +119,23 @@ class Slices:
                 left = self.layers - forward_batch.split_index
                 if left <= 0:
                     return output
-                self._keep_pace(sent)
+                before, ended = ended, self._keep_pace(sent)
+                if not stale and ended > before:
+                    # As long as the one that is over, nothing else having run meanwhile.
+                    self.free_s = ended + (ended - before)
                 stale = pause(left)
         finally:
             forward_batch.forward_mode = mode
 
-    def _keep_pace(self, sent: deque[Any]) -> None:
-        """Let the host be one slice ahead of the device, and no more: preemption would come too late."""
+    def _keep_pace(self, sent: deque[Any]) -> float:
+        """Let the host be one slice ahead of the device, and no more: preemption would come too late. When the slice
+        before that was over (seconds); not a number = not known."""
         if self._events is None:
-            return
+            return math.nan
         event = self._events.Event()
         event.record()
         sent.append(event)
-        if len(sent) > 1:
-            sent.popleft().synchronize()
+        if len(sent) < 2:
+            return math.nan
+        sent.popleft().synchronize()
+        return time.perf_counter()

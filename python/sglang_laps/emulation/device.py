@@ -36,6 +36,11 @@ class EmulatedDevice:
         self._lasted_s = 0.0
         runner.forward = self._forward
 
+    @property
+    def free_s(self) -> float:
+        """When the device has done all that it was given (seconds of ``time.perf_counter``)."""
+        return self._timeline.free
+
     @contextmanager
     def cut(self, layers: int, pause: Pause) -> Iterator[None]:
         """Run the next forward pass in slices of `layers`; `pause` is called between them."""
