@@ -10,7 +10,6 @@ import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 from laps_core.length import new_tokens
 
@@ -39,7 +38,7 @@ class Aim:
     """A request counts (time alone)^-power: 0 = least remaining work first; 1 = smallest size x remaining work first,
     which is the best known for mean slowdown."""
     ahead: float = 2.0
-    """Each request that waits stands for so many that a saved step serves sooner; inf = batches as full as they can be."""
+    """Each request that waits stands for so many that a saved step serves sooner; more of them make fuller batches."""
     gap_s: float = 0.0
     """Between two preemptions (seconds)."""
     late_s: tuple[float, float] = (math.inf, math.inf)
@@ -62,6 +61,11 @@ class Step:
     slice_s: float = math.inf
     """It makes way so often (seconds)."""
 
+    def ran(self, seconds: float) -> None:
+        """So much of it is done."""
+        self.left_s -= seconds
+        self.seconds -= seconds
+
 
 class Oracle:
     """One server's scheduler. ``slice_s``: where LAPS would pause a long batch; None = anywhere, see ``Interrupted``.
@@ -82,7 +86,8 @@ class Oracle:
         self._counted = 0.0
         self._due: list[tuple[float, int, Request]] = []
         self._paused: list[Step] = []
-        self._now: Step | None = None
+        self._settled: Step | None = None
+        """What goes on, whatever the time is, until a request comes or a step ends."""
         self.running: Batch | None = None
         self._preempted_s = -math.inf
         self._preempting = False
@@ -94,6 +99,7 @@ class Oracle:
         alone_s = self._fixed_s + self._work_s(request)
         count = (self._aim.boost if short else 1.0) * alone_s**-self._aim.power
         request.view = count
+        self._settled = None
         self.waiting_tokens += request.left
         self._enter(request)
         late_s = self._aim.late_s[0 if short else 1]
@@ -104,26 +110,28 @@ class Oracle:
         """See stock.Scheduler."""
         while self._due and self._due[0][0] < now:
             self._give_up(heapq.heappop(self._due)[2])
+        if self._settled is not None:
+            return self._go_on(self._settled, math.inf)
         paused = min(self._paused, key=lambda s: s.seconds / s.count, default=None)
-        if not self._line:
-            return self._go_on(paused, math.inf) if paused else None
+        step = self._batch(paused) if self._line else None
         opens_s = self._preempted_s + self._aim.gap_s
-        step = self._batch(paused)
-        if step is None or (paused and now < opens_s):
-            assert paused is not None
-            return self._go_on(paused, math.inf if step is None else opens_s - now)
-        return self._start(step, now, preempts=paused is not None)
+        if step is not None and (paused is None or now >= opens_s):
+            return self._start(step, now, preempts=paused is not None)
+        if paused is None:
+            return None
+        if step is None:
+            self._settled = paused
+        return self._go_on(paused, math.inf if step is None else opens_s - now)
 
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
         self.running = None
         step: Step = batch.whole
-        took = batch.end - batch.begin
-        step.left_s -= took
-        step.seconds -= took
+        step.ran(batch.end - batch.begin)
         if not batch.parts:
             self._paused.append(step)
             return
+        self._settled = None
         if self._preempting:
             self._preempted_s, self._preempting = now, False
         for request, _, _ in step.parts:
@@ -136,9 +144,7 @@ class Oracle:
         assert batch is not None
         step: Step = batch.whole
         left = batch.end - now
-        done = (batch.seconds or step.left_s) - left
-        step.left_s -= done
-        step.seconds -= done
+        step.ran((step.left_s if batch.seconds is None else batch.seconds) - left)
         self._paused.append(step)
         return left
 
@@ -146,16 +152,14 @@ class Oracle:
 
     def _work_s(self, r: Request) -> float:
         """What is left of it, beside others (seconds); later chunks with the fixed time of their steps."""
-        alpha, linear, gamma_r, per_request = self._terms
         more = max(0, -(-r.left // self._chunk) - 1)
-        return (
-            alpha * r.left * (r.left + 2 * r.history) + linear * r.left + gamma_r * r.history + per_request
-            + more * (self._fixed_s + gamma_r * (r.history + 0.5 * r.left))
-        )  # fmt: skip
+        again_s = more * (self._fixed_s + self._terms[2] * (r.history + 0.5 * r.left)) if more else 0.0
+        return self._beside_s(r.left, r.history) + again_s
 
-    def _part_s(self, r: Request, new: int) -> float:
+    def _beside_s(self, new: int, old: int) -> float:
+        """Time of so many new tokens on a history, beside others in a step (seconds)."""
         alpha, linear, gamma_r, per_request = self._terms
-        return alpha * new * (new + 2 * r.history) + linear * new + gamma_r * r.history + per_request
+        return alpha * new * (new + 2 * old) + linear * new + gamma_r * old + per_request
 
     def _enter(self, r: Request) -> None:
         insort(self._line, ((self._fixed_s + self._work_s(r)) / r.view, r.number, r), key=_key)
@@ -174,6 +178,7 @@ class Oracle:
         if r.left and self._leave(r):
             r.view *= HOPELESS
             self._enter(r)
+            self._settled = None
 
     # -- batches
 
@@ -184,8 +189,8 @@ class Oracle:
         rest_s = 0.0
         for _, _, r in self._line:
             new = min(r.left, room)
-            work_s = self._part_s(r, new)
-            # Only what is left of it when it is cut would be later than without it.
+            work_s = self._beside_s(new, r.history)
+            # Only a prompt of its own is cut: the piece of another would be a first token to nobody.
             if n and (new < r.left or count * work_s > worth * (self._counted - count)):
                 break
             took += work_s
@@ -194,7 +199,6 @@ class Oracle:
             n += 1
             if new < r.left:
                 rest_s = self._work_s(r) - work_s
-                break
             if not room:
                 break
         if paused and count * paused.seconds <= paused.count * (took + rest_s) + worth * (self._counted - count):
@@ -216,7 +220,8 @@ class Oracle:
         self._preempting |= preempts
         batch = Batch(step.parts, step.ending)
         whole_s = self._device.seconds(batch)
-        step.seconds += whole_s - self._fixed_s - sum(self._part_s_of(p) for p in step.parts)
+        # As long as it takes, not as long as such a step takes on average.
+        step.seconds += whole_s - self._fixed_s - sum(self._beside_s(new, old) for _, new, old in step.parts)
         step.left_s = whole_s
         if long and self._slice_s is not None and whole_s > 2.0 * self._slice_s:
             layers = self._device.profile.layers
@@ -227,11 +232,6 @@ class Oracle:
         batch.whole = step
         self.running = batch
         return batch
-
-    def _part_s_of(self, part: tuple[Request, int, int]) -> float:
-        _, new, old = part
-        alpha, linear, gamma_r, per_request = self._terms
-        return alpha * new * (new + 2 * old) + linear * new + gamma_r * old + per_request
 
     def _go_on(self, step: Step, until_s: float) -> Batch:
         """Run it for a slice, or until then if it may be paused at any moment."""
