@@ -18,19 +18,19 @@ def envelope(points: Iterable[Point]) -> list[Point]:
     return best
 
 
-def distance(point: Point, frontier: Iterable[Point], *, same: float = 1.0) -> float:
-    """How much better both figures could be: the mean of the natural logs of their ratios to those of the point of
-    ``frontier`` where it is largest; exp of it is the geometric mean of the two factors. 0 = on the frontier.
+def distance(point: Point, frontier: Iterable[Point]) -> float:
+    """From the best compromise: the natural log of the geometric mean of both figures, over the least of ``frontier``.
 
-    Only points count that are no worse in either figure; ``same``: up to this factor they are as good.
+    0 = no point of the frontier has a smaller product; 1 = e times as large on average of the two. Both figures count
+    alike, by their ratios. A point on the frontier that buys little of one with much of the other is far away.
     """
-    x, y = point
-    return max(
-        (0.5 * math.log(x / a * y / b) for a, b in frontier if a <= same * x and b <= same * y), default=0.0
-    )  # fmt: skip
+    return 0.5 * (math.log(point[0] * point[1]) - min(math.log(a * b) for a, b in frontier))
 
 
 def shared(point: Point, frontier: Iterable[Point]) -> float:
-    """By how much both figures could shrink together: the least d so that ``point`` times exp(-d) is not beaten."""
+    """By how much both figures could shrink together: the least d so that ``point`` times exp(-d) is not beaten.
+
+    0 = on the frontier, wherever that is.
+    """
     x, y = point
     return max([0.0, *(min(math.log(x / a), math.log(y / b)) for a, b in frontier)])

@@ -112,15 +112,13 @@ def test_of_points_that_others_beat_the_frontier_holds_none() -> None:
     assert envelope([]) == []
 
 
-def test_distance_is_the_mean_log_of_what_is_left_to_both() -> None:
-    frontier = [(1.0, 4.0), (2.0, 2.0), (4.0, 1.0)]
-    assert [distance(p, frontier) for p in frontier] == [0.0, 0.0, 0.0]
+def test_distance_is_how_much_larger_both_are_on_average_than_at_the_best_compromise() -> None:
+    frontier = [(1.0, 9.0), (2.0, 2.0), (9.0, 1.0)]
+    assert distance((2.0, 2.0), frontier) == 0.0
     assert distance((2.0 * math.e, 2.0 * math.e**3), frontier) == pytest.approx(2.0)
-    assert distance((200.0, 2.0), frontier) == pytest.approx(0.5 * math.log(100.0))
-    # A point that gives up more than it may is none to compare with.
-    assert distance((200.0, 1.9), frontier) == pytest.approx(0.5 * math.log(200 * 1.9 / 4))
-    assert distance((200.0, 1.9), frontier, same=1.1) == pytest.approx(0.5 * math.log(100 * 0.95))
-    assert distance((0.5, 0.5), frontier) == 0.0
+    assert distance((1.0, 9.0), frontier) == pytest.approx(math.log(1.5)), "much of one for little of the other"
+    for point in ((3.0, 5.0), (1.0, 9.0)):
+        assert distance(point, frontier) >= shared(point, frontier)
 
 
 def test_both_at_once_asks_for_the_smaller_of_the_two() -> None:
