@@ -147,7 +147,8 @@ class Load:
     def order(self, tried: Tried, rows: Sequence[Job], mode: str, seed: int, first: Seen | None = None) -> Seen:
         """One of the oracle's; ``first``: what the first one showed."""
         late_s = tried.late if first is None else (tried.late[0] * first.short_s, tried.late[1] * first.long_s)
-        aim = replace(tried.aim, late_s=late_s, gap_s=tried.gap * self.profile.coefficients.fixed)
+        c = self.profile.coefficients
+        aim = replace(tried.aim, late_s=late_s, gap_s=tried.gap * (c.fixed + c.linear * c.flat))
         slice_s = LapsConfig().slice_ms / 1e3 if mode == SLICES else None
         outcome = oracle.run(
             aim, Trace(rows), self.profile, chunk=self.chunk, slice_s=slice_s, threshold=THRESHOLD, seed=seed
@@ -284,7 +285,7 @@ def piece(loads: Mapping[str, Mapping[float, Load]], seeds: Sequence[int], out: 
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.limit", __doc__, "limit", seed=1, whole=True)
-    p.add_argument("--profile", default="h200-qwen2.5-7b")
+    p.add_argument("--profile", default="h200-qwen3-8b")
     p.add_argument("--loads", nargs="+", choices=list(named.OPEN), default=list(named.OPEN))
     p.add_argument("--utilisations", nargs="+", type=float, default=UTILISATIONS)
     p.add_argument("--seeds", type=int, default=3)

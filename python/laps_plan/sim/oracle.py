@@ -81,7 +81,8 @@ class Oracle:
         p = device.profile
         c = p.coefficients
         self._terms = c.alpha, c.linear, c.gamma_r, c.per_request
-        self._fixed_s = c.fixed + p.step_host_s + p.poll_s
+        self._flat = c.flat
+        self._fixed_s = c.fixed + c.linear * c.flat + p.step_host_s + p.poll_s
         self._line: list[Entry] = []
         self._counted = 0.0
         self._due: list[tuple[float, int, Request]] = []
@@ -156,10 +157,11 @@ class Oracle:
         again_s = more * (self._fixed_s + self._terms[2] * (r.history + 0.5 * r.left)) if more else 0.0
         return self._beside_s(r.left, r.history) + again_s
 
-    def _beside_s(self, new: int, old: int) -> float:
-        """Time of so many new tokens on a history, beside others in a step (seconds)."""
+    def _beside_s(self, new: int, old: int, tokens: int = 0) -> float:
+        """By how much a step of so many ``tokens`` grows with these new ones on a history (seconds)."""
         alpha, linear, gamma_r, per_request = self._terms
-        return alpha * new * (new + 2 * old) + linear * new + gamma_r * old + per_request
+        counted = max(0, tokens + new - self._flat) - max(0, tokens - self._flat)
+        return alpha * new * (new + 2 * old) + linear * counted + gamma_r * old + per_request
 
     def _enter(self, r: Request) -> None:
         insort(self._line, ((self._fixed_s + self._work_s(r)) / r.view, r.number, r), key=_key)
@@ -189,7 +191,7 @@ class Oracle:
         rest_s = 0.0
         for _, _, r in self._line:
             new = min(r.left, room)
-            work_s = self._beside_s(new, r.history)
+            work_s = self._beside_s(new, r.history, self._chunk - room)
             # Only a prompt of its own is cut: the piece of another would be a first token to nobody.
             if n and (new < r.left or count * work_s > worth * (self._counted - count)):
                 break
@@ -204,7 +206,7 @@ class Oracle:
         if paused and count * paused.seconds <= paused.count * (took + rest_s) + worth * (self._counted - count):
             return None
         parts = [(r, min(r.left, self._chunk), r.history) for _, _, r in self._line[:n]]
-        return Step(parts, [r for r, new, _ in parts if new == r.left], count, took + rest_s)
+        return Step(parts, [r for r, new, _ in parts if new == r.left], count, took + rest_s, took)
 
     def _start(self, step: Step, now: float, *, preempts: bool) -> Batch:
         del self._line[: len(step.parts)]
@@ -221,7 +223,7 @@ class Oracle:
         batch = Batch(step.parts, step.ending)
         whole_s = self._device.seconds(batch)
         # As long as it takes, not as long as such a step takes on average.
-        step.seconds += whole_s - self._fixed_s - sum(self._beside_s(new, old) for _, new, old in step.parts)
+        step.seconds += whole_s - step.left_s
         step.left_s = whole_s
         if long and self._slice_s is not None and whole_s > 2.0 * self._slice_s:
             layers = self._device.profile.layers
