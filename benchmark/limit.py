@@ -148,7 +148,7 @@ class Load:
         """One of the oracle's; ``first``: what the first one showed."""
         late_s = tried.late if first is None else (tried.late[0] * first.short_s, tried.late[1] * first.long_s)
         c = self.profile.coefficients
-        aim = replace(tried.aim, late_s=late_s, gap_s=tried.gap * (c.fixed + c.linear * c.flat))
+        aim = replace(tried.aim, late_s=late_s, gap_s=tried.gap * (c.step_s))
         slice_s = LapsConfig().slice_ms / 1e3 if mode == SLICES else None
         outcome = oracle.run(
             aim, Trace(rows), self.profile, chunk=self.chunk, slice_s=slice_s, threshold=THRESHOLD, seed=seed

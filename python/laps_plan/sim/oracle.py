@@ -82,7 +82,7 @@ class Oracle:
         c = p.coefficients
         self._terms = c.alpha, c.linear, c.gamma_r, c.per_request
         self._flat = c.flat
-        self._fixed_s = c.fixed + c.linear * c.flat + p.step_host_s + p.poll_s
+        self._fixed_s = c.step_s + p.step_host_s + p.poll_s
         self._line: list[Entry] = []
         self._counted = 0.0
         self._due: list[tuple[float, int, Request]] = []
