@@ -289,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--loads", nargs="+", choices=list(named.OPEN), default=list(named.OPEN))
     p.add_argument("--utilisations", nargs="+", type=float, default=UTILISATIONS)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--requests", type=int, default=1500, help="of one simulation, about")
+    p.add_argument("--requests", type=int, default=1000, help="of one simulation, about")
     args = p.parse_args(argv)
     if args.seeds < 1 or args.requests < 100 or min(args.utilisations) <= 0.0:
         p.error("--seeds: at least 1, --requests: at least 100, --utilisations: more than 0")
