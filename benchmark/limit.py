@@ -225,6 +225,8 @@ class Case:
 
 def picture(cases: Mapping[float, Case], path: Path, title: str) -> None:
     """Policies and frontiers, an axis for each load."""
+    from matplotlib import ticker
+
     with pictures.axes(len(cases), path, title) as each:
         for axis, (utilisation, case) in zip(each, cases.items(), strict=True):
             for label, style in ((FREE, ":"), (PATIENT, "--"), (SLICES, "-")):
@@ -234,8 +236,13 @@ def picture(cases: Mapping[float, Case], path: Path, title: str) -> None:
                 axis.plot(1e3 * seen.short_s, 1e3 * seen.long_s, "o", color=pictures.COLOURS[name], label=name)
             axis.set(xscale="log", yscale="log", xlabel="short P90 TTFT (ms)", ylabel="long P90 TTFT (ms)")
             axis.set_title(f"{utilisation:.0%} load", fontsize=10)
+            for side in (axis.xaxis, axis.yaxis):
+                side.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+                side.set_major_formatter(ticker.ScalarFormatter())
+                side.set_minor_locator(ticker.NullLocator())
             axis.grid(alpha=0.3)
-        each[-1].legend(fontsize=7)
+        handles, labels = each[0].get_legend_handles_labels()
+        each[0].figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7)
 
 
 HEADS = (
