@@ -55,6 +55,9 @@ FIRST_MOVE = Bar(most=3.0)
 BEHIND_ROUTER = Bar(most=0.5)
 """Short P90 TTFT behind the router over that behind stock MiniLB."""
 
+FROM_LIMIT = Bar(most=0.15)
+"""Distance of LAPS to the best known frontier over that of stock fcfs."""
+
 SAME_CLIENT = Bar(least=0.85, most=1.15)
 """Median TTFT as our client sees it over what SGLang's own sees."""
 SIMULATED = Bar(least=0.85, most=1.15)
