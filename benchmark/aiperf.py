@@ -156,9 +156,9 @@ def piece_of(seen: Seen, jobs: Sequence[Job], args: argparse.Namespace) -> Piece
     return Piece(
         name="aiperf",
         title="The client against aiperf",
-        text=f"{len(jobs)} requests of a trace in Mooncake's format in {args.seconds:g} s, streamed through the router, "
-        f"{PREFILLS} prefill servers with LAPS and a decode server: replayed by aiperf, and the same requests by this "
-        "client, in turns.",
+        text=f"{len(jobs)} requests of a trace in Mooncake's format in {args.seconds:g} s, streamed through the "
+        f"router, {PREFILLS} prefill servers with LAPS and a decode server: replayed by aiperf, and the same requests "
+        "by this client, in turns.",
         seed=args.seed,
         tables=[Table("TTFT as each client sees it", heads, rows, note)],
         figures=figures,

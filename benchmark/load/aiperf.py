@@ -77,14 +77,24 @@ class _Export(msgspec.Struct):
     time_to_first_token: Summary
 
 
+def lacking(environ: Mapping[str, str] = os.environ) -> str:
+    """Why it cannot be run here, in one line; empty = it can."""
+    if _which(environ):
+        return ""
+    named = environ.get(VARIABLE)
+    return f"{VARIABLE}={named} is no program" if named else MISSING
+
+
 def found(environ: Mapping[str, str] = os.environ) -> str:
     """The command: what AIPERF names, else the one on PATH. Raises ServerError where there is none."""
-    command = shutil.which(environ.get(VARIABLE) or "aiperf", path=environ.get("PATH"))
-    if not command and environ.get(VARIABLE):
-        raise ServerError(f"{VARIABLE}={environ[VARIABLE]} is no program")
+    command = _which(environ)
     if not command:
-        raise ServerError(MISSING)
+        raise ServerError(lacking(environ))
     return command
+
+
+def _which(environ: Mapping[str, str]) -> str | None:
+    return shutil.which(environ.get(VARIABLE) or "aiperf", path=environ.get("PATH"))
 
 
 def trace(jobs: Iterable[Job], answer: int) -> Iterator[Row]:

@@ -56,7 +56,7 @@ BEHIND_ROUTER = Bar(most=0.5)
 """Short P90 TTFT behind the router over that behind stock MiniLB."""
 
 SAME_CLIENT = Bar(least=0.85, most=1.15)
-"""Median TTFT as our client sees it over what SGLang's own sees."""
+"""Median TTFT as our client sees it over what another client sees."""
 SIMULATED = Bar(least=0.85, most=1.15)
 """Simulated over measured TTFT."""
 
