@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ from benchmark.suites.serve.compare import lone_ttft
 OURS, THEIRS = "this client", "aiperf"
 PREFILLS = 2
 """In front of one the router is the stock MiniLB."""
-WORKLOAD, LONGEST, ANSWER_TOKENS = "mooncake", 4096, 4
+WORKLOAD, LONGEST, ANSWER_TOKENS = "azure", 1024, 4
+SYSTEM_PROMPTS, SYSTEM_TOKENS = 4, 4 * aiperf.BLOCK
+"""Each request begins with one of them: what a trace's hash ids are for."""
 PATIENCE_S = 60.0
 DEVICE = DEVICES[CPU]
 Seen = dict[str, list[dict[str, float]]]
@@ -65,10 +68,16 @@ def fleet(out: Path, say: Callable[[str], None]) -> Iterator[tuple[Target, Path]
 
 
 def jobs_of(lone: Callable[[int], float], utilisation: float, span_s: float, seed: int) -> list[Job]:
-    """Rows of the Mooncake trace that keep one prefill server busy for ``utilisation`` of ``span_s`` seconds."""
+    """Rows of the Azure trace behind system prompts: new tokens for ``utilisation`` of one server's time."""
     workload, rng = make(WORKLOAD, Scale(LONGEST, LONGEST)), random.Random(seed)
     alone_s = mean([lone(job.new) for job in workload.sample(1000, rng)])
-    return workload.arrivals(Offer(utilisation, span_s, 1.0 / alone_s, lone), rng)
+    rows = workload.arrivals(Offer(utilisation, span_s, 1.0 / alone_s, lone), rng)
+    # The first one is due at once, as aiperf has it.
+    begin_s = rows[0].at_s
+    return [
+        replace(job, at_s=job.at_s - begin_s, cached=SYSTEM_TOKENS, stream=rng.randrange(SYSTEM_PROMPTS))
+        for job in rows
+    ]
 
 
 def replayed(target: Target, jobs: Sequence[Job], sent: Sequence[aiperf.Sent], path: str) -> dict[str, float]:
@@ -98,19 +107,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, program: str) -> Piece:
     """All rounds. Raises ServerError or ConnectionError."""
-    say, trace, cache = Progress(), args.out / "trace.jsonl", args.out / "prompts"
+    say, trace, cache = Progress(), args.out / "trace.jsonl", args.out / "hub"
     prompts = Prompts(DEVICE.vocabulary, args.seed, LONGEST, reuse=False, prefill_only=False, answer=ANSWER_TOKENS)
     with fleet(args.out, say) as (target, folder):
         say("measuring lone prefills")
         warm_up(target, prompts, LONGEST)
         jobs = jobs_of(lone_ttft(target, prompts, LONGEST, repeats=2), args.utilisation, args.seconds, args.seed)
-        # aiperf shifts the first request to 0 and rounds nothing.
-        jobs = [Job(job.at_s - jobs[0].at_s, job.new, job.cached) for job in jobs]
         aiperf.write(aiperf.trace(jobs, ANSWER_TOKENS), trace)
+        aiperf.hub(folder, cache)
 
         def theirs(name: str, *, raw: bool) -> Path:
             artifacts: Path = args.out / "artifacts" / name
-            line = aiperf.command(program, target.url, args.endpoint, folder, trace, artifacts, args.seed, raw=raw)
+            line = aiperf.command(program, target.url, args.endpoint, trace, artifacts, args.seed, raw=raw)
             aiperf.run(line, args.out / "logs" / f"aiperf-{name}.log", cache, args.seconds + aiperf.LIMIT_S)
             return artifacts
 
@@ -156,9 +164,9 @@ def piece_of(seen: Seen, jobs: Sequence[Job], args: argparse.Namespace) -> Piece
     return Piece(
         name="aiperf",
         title="The client against aiperf",
-        text=f"{len(jobs)} requests of a trace in Mooncake's format in {args.seconds:g} s, streamed through the "
-        f"router, {PREFILLS} prefill servers with LAPS and a decode server: replayed by aiperf, and the same requests "
-        "by this client, in turns.",
+        text=f"{len(jobs)} requests of a trace in Mooncake's format (Azure's lengths and times, scaled, behind "
+        f"{SYSTEM_PROMPTS} system prompts) in {args.seconds:g} s, streamed through the router, {PREFILLS} prefill "
+        "servers with LAPS and a decode server: replayed by aiperf, and the same requests by this client, in turns.",
         seed=args.seed,
         tables=[Table("TTFT as each client sees it", heads, rows, note)],
         figures=figures,

@@ -27,6 +27,7 @@ VARIABLE = "AIPERF"
 MISSING = f"aiperf is not installed: pip install aiperf=={VERSION} into an environment of its own, then {VARIABLE}=PATH"
 BLOCK = 64
 """Tokens that one hash id of a trace stands for. Mooncake's traces have 512, more than most prompts here."""
+TOKENIZER = "local/model"
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 LIMIT_S = 300.0
 """Longest run beyond the trace itself: it loads a tokenizer and makes all prompts first."""
@@ -114,13 +115,11 @@ def write(rows: Iterable[Row], path: Path) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines(list(rows)))
 
 
-def command(
-    program: str, url: str, endpoint: str, tokenizer: Path, file: Path, artifacts: Path, seed: int, *, raw: bool
-) -> list[str]:
+def command(program: str, url: str, endpoint: str, file: Path, artifacts: Path, seed: int, *, raw: bool) -> list[str]:
     """Its command line. ``raw``: keep every request as it was sent, which costs time."""
     return [
         program, "profile", "--model", "model", "--url", url, "--endpoint-type", endpoint, "--streaming",
-        "--tokenizer", str(tokenizer), "--input-file", str(file), "--custom-dataset-type", "mooncake_trace",
+        "--tokenizer", TOKENIZER, "--input-file", str(file), "--custom-dataset-type", "mooncake_trace",
         "--isl-block-size", str(BLOCK), "--fixed-schedule", "--random-seed", str(seed),
         "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0",
         "--workers-max", "1", "--record-processors", "1", "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics",
@@ -128,16 +127,29 @@ def command(
     ]  # fmt: skip
 
 
+def hub(tokenizer: Path, cache: Path) -> None:
+    """Put a tokenizer's folder where a model hub's client would have left it, as TOKENIZER.
+
+    Its processes that make prompts from hash ids take the path of a folder for the name of a model.
+    """
+    model = cache / f"models--{TOKENIZER.replace('/', '--')}"
+    for folder in ("refs", "snapshots"):
+        (model / folder).mkdir(parents=True, exist_ok=True)
+    (model / "refs" / "main").write_text("local")
+    snapshot = model / "snapshots" / "local"
+    snapshot.unlink(missing_ok=True)
+    snapshot.symlink_to(tokenizer.resolve(), target_is_directory=True)
+
+
 def environment(environ: Mapping[str, str], scratch: str, cache: Path) -> dict[str, str]:
     """Without a model hub, and with everything it writes by the way in folders of ours."""
-    # Told to be offline, it takes a local folder for the name of a model in its cache.
-    kept = {k: v for k, v in environ.items() if k not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONPATH")}
     return {
-        **kept,
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **{k: v for k, v in environ.items() if k != "PYTHONPATH"},
+        "HF_HUB_CACHE": str(cache.resolve()),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
         "TMPDIR": scratch,
-        "AIPERF_DATASET_MMAP_CACHE_DIR": str(cache),
+        "AIPERF_DATASET_MMAP_CACHE_DIR": str(cache.resolve() / "prompts"),
     }
 
 

@@ -58,23 +58,33 @@ def test_streams_share_nothing() -> None:
     assert not set(first.hash_ids) & set(second.hash_ids)
 
 
-def test_the_command_line_names_what_is_local() -> None:
-    line = aiperf.command("x", "http://h:1", "chat", Path("m"), Path("t.jsonl"), Path("a"), 7, raw=True)
+def test_the_command_line() -> None:
+    line = aiperf.command("x", "http://h:1", "chat", Path("t.jsonl"), Path("a"), 7, raw=True)
     said = dict(itertools.pairwise(line))
     assert line[:2] == ["x", "profile"]
-    assert (said["--url"], said["--endpoint-type"], said["--tokenizer"]) == ("http://h:1", "chat", "m")
+    assert (said["--url"], said["--endpoint-type"], said["--tokenizer"]) == ("http://h:1", "chat", aiperf.TOKENIZER)
     assert (said["--input-file"], said["--custom-dataset-type"]) == ("t.jsonl", "mooncake_trace")
     assert (said["--random-seed"], said["--isl-block-size"]) == ("7", str(aiperf.BLOCK))
     assert {"--fixed-schedule", "--streaming", "--no-gpu-telemetry", "--no-server-metrics"} <= set(line)
     assert said["--export-level"] == "raw"
 
 
-def test_no_hub_is_asked_and_nothing_is_left_in_other_folders() -> None:
-    env = aiperf.environment({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HOME": "h"}, "scratch", Path("c"))
+def test_no_hub_is_asked_and_nothing_is_left_in_other_folders(tmp_path: Path) -> None:
+    env = aiperf.environment({"HOME": "h", "PYTHONPATH": "ours"}, "scratch", tmp_path)
     assert env["HOME"] == "h"
-    assert not {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"} & set(env)
-    assert env["HF_ENDPOINT"].startswith("http://127.0.0.1:")
-    assert (env["TMPDIR"], env["AIPERF_DATASET_MMAP_CACHE_DIR"]) == ("scratch", "c")
+    assert "PYTHONPATH" not in env
+    assert (env["HF_HUB_OFFLINE"], env["TRANSFORMERS_OFFLINE"], env["HF_HUB_CACHE"]) == ("1", "1", str(tmp_path))
+    assert env["TMPDIR"] == "scratch"
+    assert Path(env["AIPERF_DATASET_MMAP_CACHE_DIR"]).is_relative_to(tmp_path)
+
+
+def test_a_tokenizer_lies_where_a_hubs_client_finds_it(tmp_path: Path) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    for version in ("one", "two"):
+        left(tmp_path / version, "tokenizer.json", version)
+        aiperf.hub(tmp_path / version, tmp_path / "hub")
+        found = huggingface_hub.snapshot_download(aiperf.TOKENIZER, cache_dir=tmp_path / "hub", local_files_only=True)
+        assert (Path(found) / "tokenizer.json").read_text() == version
 
 
 def test_what_it_saw(tmp_path: Path) -> None:
@@ -140,6 +150,15 @@ time.sleep(600)
         # As long as a busy machine may take to start Python twice.
         aiperf.run([program(tmp_path, text)], tmp_path / "log", tmp_path / "cache", 15.0)
     assert not [pid for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+
+
+def test_the_load_is_the_share_of_time_that_was_asked_for() -> None:
+    jobs = benchmark.aiperf.jobs_of(lambda tokens: tokens / 10_000, 0.5, 60.0, seed=3)
+    assert jobs[0].at_s == 0.0
+    assert jobs[-1].at_s < 60.0
+    # Consecutive rows are not exactly as long as the whole trace is on average.
+    assert sum(job.new for job in jobs) / 10_000 == pytest.approx(30.0, rel=0.3)
+    assert {job.stream for job in jobs} == set(range(benchmark.aiperf.SYSTEM_PROMPTS))
 
 
 def test_the_piece_compares_medians() -> None:
