@@ -6,9 +6,11 @@ in, a summary and the requests as it sent them come out.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,14 +175,12 @@ def run(line: Sequence[str], log: Path, cache: Path, limit_s: float) -> None:
 
 
 def _end(process: psutil.Popen) -> None:
-    if not process.is_running():
-        return
-    members = [*process.children(recursive=True), process]
-    for member in members:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
+    members = [process]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        members += process.children(recursive=True)
+    # A group of its own: also who is left of one whose head has died.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     psutil.wait_procs(members, timeout=5.0)
 
 
