@@ -56,15 +56,28 @@ class Sent:
     payload: dict[str, Any]
 
 
-class Summary(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Summary:
     """What it saw of one run."""
 
     p50: float
-    """TTFT (ms)."""
+    """TTFT (ms), of the requests of which it saw a text."""
     p90: float
     avg: float
-    count: int
-    """Requests it counts."""
+    answered: int
+    """Requests that ended well."""
+    version: str
+    """Its own."""
+
+
+class _Ttft(msgspec.Struct):
+    p50: float
+    p90: float
+    avg: float
+
+
+class _Count(msgspec.Struct):
+    avg: float
 
 
 class _Metadata(msgspec.Struct):
@@ -77,7 +90,9 @@ class _Raw(msgspec.Struct):
 
 
 class _Export(msgspec.Struct):
-    time_to_first_token: Summary
+    time_to_first_token: _Ttft
+    request_count: _Count
+    aiperf_version: str = ""
 
 
 def lacking(environ: Mapping[str, str] = os.environ) -> str:
@@ -188,9 +203,11 @@ def summary(artifacts: Path) -> Summary:
     """Of a run. Raises ServerError where it left none, or saw no first token."""
     path = artifacts / "profile_export_aiperf.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Export).time_to_first_token
+        export = msgspec.json.decode(path.read_bytes(), type=_Export)
     except (OSError, msgspec.DecodeError) as e:
         raise ServerError(f"aiperf left no TTFT in {path}: {e}") from None
+    ttft = export.time_to_first_token
+    return Summary(ttft.p50, ttft.p90, ttft.avg, round(export.request_count.avg), export.aiperf_version)
 
 
 def sent(artifacts: Path) -> list[Sent]:

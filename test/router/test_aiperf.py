@@ -48,7 +48,7 @@ def test_every_request_of_a_trace_is_answered(cache: Path, tmp_path: Path) -> No
             line.remove("--no-server-metrics")
             line += ["--wait-for-model-timeout", "60", "--reset-kv-cache", "--reset-kv-cache-path", "/flush_cache"]
             await asyncio.to_thread(aiperf.run, line, tmp_path / "log", cache, aiperf.LIMIT_S)
-            assert aiperf.summary(tmp_path).count == len(JOBS)
+            assert aiperf.summary(tmp_path).answered == len(JOBS)
             sent = aiperf.sent(tmp_path)
             assert [one.number for one in sent] == list(range(len(JOBS)))
             bodies = [body for body in s.decodes[0].bodies if body["max_tokens"] == TOKENS]
@@ -75,7 +75,7 @@ def test_requests_that_it_cancels_are_dropped_by_the_servers(cache: Path, tmp_pa
             await asyncio.to_thread(aiperf.run, line, tmp_path / "log", cache, aiperf.LIMIT_S)
             await s.at_rest()
             cancelled = (await s.status())["counts"]["disconnected"]
-            assert 0 < cancelled == len(JOBS) - aiperf.summary(tmp_path).count
+            assert 0 < cancelled == len(JOBS) - aiperf.summary(tmp_path).answered
             await s.until(lambda: len(s.decodes[0].aborted) == cancelled)
 
     asyncio.run(run())

@@ -97,9 +97,10 @@ def test_a_tokenizer_lies_where_a_hubs_client_finds_it(tmp_path: Path) -> None:
 
 
 def test_what_it_saw(tmp_path: Path) -> None:
-    ttft = {"unit": "ms", "avg": 32.5, "p50": 31.9, "p90": 33, "count": 40, "std": 1.4}
-    folder = left(tmp_path, "profile_export_aiperf.json", json.dumps({"version": 1, "time_to_first_token": ttft}))
-    assert aiperf.summary(folder) == aiperf.Summary(p50=31.9, p90=33.0, avg=32.5, count=40)
+    ttft = {"unit": "ms", "avg": 32.5, "p50": 31.9, "p90": 33, "count": 39, "std": 1.4}
+    export = {"aiperf_version": "1", "time_to_first_token": ttft, "request_count": {"unit": "requests", "avg": 40.0}}
+    folder = left(tmp_path, "profile_export_aiperf.json", json.dumps(export))
+    assert aiperf.summary(folder) == aiperf.Summary(p50=31.9, p90=33.0, avg=32.5, answered=40, version="1")
 
 
 def test_what_it_sent_is_in_the_order_of_the_trace(tmp_path: Path) -> None:
@@ -180,11 +181,12 @@ def test_the_piece_compares_medians() -> None:
         return [{"p50": p50, "p90": 2 * p50, "avg": p50}] * 5
 
     args = argparse.Namespace(rounds=5, seconds=10.0, endpoint="completions", seed=1)
-    piece = benchmark.aiperf.piece_of({OURS: seen(80.0), THEIRS: seen(100.0)}, JOBS, args)
+    piece = benchmark.aiperf.piece_of({OURS: seen(80.0), THEIRS: seen(100.0)}, JOBS, "0.13.0", args)
     first = piece.figures[0]
     assert (first.value, first.met, first.rounds) == (pytest.approx(0.8), False, 5)
     assert [f.met for f in piece.figures[1:]] == [None, None]
     assert piece.data["new_tokens"] == [10, 1, 200, 64]
+    assert piece.data["aiperf"] == "0.13.0"
     assert "80.0" in str(piece.tables[0])
 
 
