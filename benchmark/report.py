@@ -48,10 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed: dict[str, str] = {}
     if not args.source:
         for name in wanted:
-            if steps.STEPS[name].gpu and not devices.has_cuda():
-                say(f"{name}: needs a GPU, not run")
+            step = steps.STEPS[name]
+            lacking = "needs a GPU" if step.gpu and not devices.has_cuda() else step.lacking()
+            if lacking:
+                say(f"{name}: not run: {lacking}")
                 continue
-            wrong = steps.run(name, steps.STEPS[name], args.work, say)
+            wrong = steps.run(name, step, args.work, say)
             if wrong:
                 failed[name] = wrong
                 say(f"{name}: {wrong}")

@@ -59,7 +59,7 @@ FROM_LIMIT = Bar(most=0.15)
 """Distance of LAPS to the best known frontier over that of stock fcfs."""
 
 SAME_CLIENT = Bar(least=0.85, most=1.15)
-"""Median TTFT as our client sees it over what SGLang's own sees."""
+"""Median TTFT as our client sees it over what another client sees."""
 SIMULATED = Bar(least=0.85, most=1.15)
 """Simulated over measured TTFT."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmark.load import aiperf
 from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
 
@@ -27,6 +28,8 @@ class Step:
     """Pieces it leaves, where that is not one of its own name; a folder each, below the one of the report."""
     gpu: bool = False
     """Runs on a machine with a GPU only; elsewhere what one has left is taken."""
+    lacking: Callable[[], str] = str
+    """Says in one line what else this machine lacks to run it; empty = nothing."""
 
 
 def _serve(workload: str, *more: str) -> Step:
@@ -50,6 +53,7 @@ STEPS: dict[str, Step] = {
         ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3"),
     ),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
+    "aiperf": Step("benchmark.aiperf", lacking=aiperf.lacking),
     "slices": Step("benchmark.slices"),
     "window": Step("benchmark.window"),
     "router-echo": Step("benchmark.router", ("--echo",)),
