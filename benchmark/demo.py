@@ -6,7 +6,6 @@ in front of one decode server. What comes out: one table, one picture, ``piece.j
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -24,7 +23,7 @@ from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
 from benchmark.results.metrics import KINDS, QUANTILES, curve, quantiles
 from benchmark.results.pictures import distributions
-from benchmark.results.piece import Piece, Table, command
+from benchmark.results.piece import Piece, Table, parser, positive
 from benchmark.rig import model, servers
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
@@ -160,15 +159,10 @@ def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if no request failed."""
-    parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=17.0, help="length of each of the eight rounds (17)")
-    parser.add_argument("--utilisation", type=float, default=0.4, help="of the prefill server by documents (0.4)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--port", type=int, help="port of the first router, the second takes the next (default: free ones)"
-    )
-    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "demo")
-    args = parser.parse_args(argv)
+    p = parser("./run demo", __doc__, "demo", seed=1, seconds=17.0, whole=True)
+    p.add_argument("--utilisation", type=positive, default=0.4, help="of the prefill server by documents (0.4)")
+    p.add_argument("--port", type=int, help="port of the first router, the second takes the next (default: free ones)")
+    args = p.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     rounds: dict[str, list[list[Answer]]] = {name: [] for name in VARIANTS}
     progress = Progress(live=True)
@@ -196,12 +190,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables=[table(result)],
         pictures={"ttft.png": "Distribution of the time to first token; the dotted line is P90."},
         data={"variants": result, "load": load},
-        command=command("benchmark.demo", argv),
     )
     curves = {kind: {name: curve([a for r in of for a in r], kind) for name, of in rounds.items()} for kind in KINDS}
     distributions(curves, "SGLang prefill with LAPS and with stock fcfs, the same load", args.out / "ttft.png")
-    piece.write(args.out)
-    piece.tell(args.out)
+    piece.leave(args.out, "benchmark.demo", argv)
     print(args.out / "ttft.png")
     errors = {a.error.splitlines()[0] for of in rounds.values() for r in of for a in r if a.error}
     for error in sorted(errors)[:5]:

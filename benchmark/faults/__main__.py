@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmark.faults import clients, comparison, corpus, logs, prompts, schedule
 from benchmark.faults.deeds import CLIENTS, Crowd
@@ -27,8 +26,7 @@ from benchmark.faults.inflict import Inflictor
 from benchmark.faults.oracle import BAD, Oracle, Seen
 from benchmark.faults.outcome import Campaign
 from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
-from benchmark.results.piece import command
-from benchmark.rig import model
+from benchmark.results.piece import count, parser, positive
 from benchmark.rig.fleet import one_line_errors
 from benchmark.rig.progress import Progress
 
@@ -39,17 +37,11 @@ LEAST_CASES = 220
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a campaign; 0 if every bar is met."""
-    parser = argparse.ArgumentParser(
-        prog="./run bench faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=10_000, help="end after so many (10000)")
-    parser.add_argument("--seconds", type=float, default=2700.0, help="of load at most (2700)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")
-    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "faults")
-    args = parser.parse_args(argv)
-    if args.requests < 1 or args.seconds <= 0:
-        parser.exit(2, f"{parser.prog}: --requests and --seconds are positive\n")
+    p = parser("./run bench faults", __doc__, "faults", seed=1, whole=True)
+    p.add_argument("--requests", type=count, default=10_000, help="end after so many (10000)")
+    p.add_argument("--seconds", type=positive, default=2700.0, help="of load at most (2700)")
+    p.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")
+    args = p.parse_args(argv)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
     say = Progress(live=True)
@@ -59,19 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with Fleet(args.out, evidence, args.seed, say) as fleet:
                 found = asyncio.run(_campaign(fleet, args, say))
-        except clients.Unsteady as e:
-            print(f"bench faults: {e}", file=sys.stderr)
-            return 1
         finally:
             say.done()
     piece = found.piece()
-    piece.command = command("benchmark.faults", argv)
-    print(piece.tables[0])
-    for figure in piece.figures:
-        print(figure)
+    piece.leave(args.out, "benchmark.faults", argv, every=True)
     for line in found.complaints():
         print(line, file=sys.stderr)
-    print(piece.write(args.out))
     missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]
     if missed:
         print(f"bench faults: {'; '.join(missed)}", file=sys.stderr)

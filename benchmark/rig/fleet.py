@@ -60,12 +60,9 @@ class Fleet:
                 if not self.together:
                     self.say("memory does not hold all servers: one at a time")
             if self.together:
-                launched = {}
-                for variant in self.variants:
-                    if self.device.at_once:
-                        launched[variant.name] = self._launch(variant)
-                for variant in self.variants:
-                    self._start(variant, launched.get(variant.name))
+                launched = [self._launch(v) if self.device.at_once else None for v in self.variants]
+                for variant, server in zip(self.variants, launched, strict=True):
+                    self._start(variant, server)
             self._outer = stack.pop_all()
         return self
 
@@ -168,12 +165,6 @@ class Running:
         # A server has the first route, a router the second.
         info = get_json(target, "/server_info") or get_json(target, "/get_server_info") or {}
         return cls(target, info.get("disaggregation_mode") == "prefill")
-
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
 
     def target(self, _: str) -> Target:
         """Always the same."""
