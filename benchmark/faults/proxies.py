@@ -130,15 +130,14 @@ class Proxy:
         link = Link(reader, writer)
         self._links.add(link)
         try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = _LENGTH.search(head)
-                body = await reader.readexactly(int(length[1])) if length else b""
-                number = _NUMBER.search(head)
-                link.expect(int(number[1]) if number else None)
-                await self._meet(link, head + body)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, OSError):
-            link.end(abrupt=False)
+            with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+                while True:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = _LENGTH.search(head)
+                    body = await reader.readexactly(int(length[1])) if length else b""
+                    number = _NUMBER.search(head)
+                    link.expect(int(number[1]) if number else None)
+                    await self._meet(link, head + body)
         finally:
             link.end(abrupt=False)
             self._links.discard(link)
@@ -196,7 +195,7 @@ class Proxy:
                 link.replied(data)
             await self._speaks.wait()
             link.end(abrupt=False)
-        except (ConnectionError, OSError):
+        except OSError:
             link.end(abrupt=True)
 
 
