@@ -35,7 +35,7 @@ from benchmark.results import bars, pictures
 from benchmark.results.bars import Bar
 from benchmark.results.metrics import QUANTILES, quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.rig import devices, runner
+from benchmark.rig import devices, model
 from benchmark.rig.devices import CUDA, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
@@ -70,7 +70,7 @@ def device(shape: str, args: argparse.Namespace) -> Device:
     flags = [*base.args, "--attention-backend", args.attention, "--mem-fraction-static", "0.7", *args.flags]
     return replace(
         base, args=tuple(flags), chunk=CHUNK, longest=CHUNK, server_gib=1.3 * WEIGHTS_GIB[shape] + 12,
-        checkpoint=lambda: runner.write_shape(shape, MODELS / f"shape-{shape}"),
+        checkpoint=lambda: model.write_shape(shape, MODELS / f"shape-{shape}"),
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,36 +11,6 @@ from typing import Any
 import torch
 
 from benchmark.rig.servers import free_port
-
-_AXES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-SHAPES = {
-    "tiny": (256, 3, 4, 2, 256, 512),
-    "0.5B": (896, 24, 14, 2, 4864, 151936),
-    "7B": (3584, 28, 28, 4, 18944, 152064),
-    "14B": (5120, 48, 40, 8, 13824, 152064),
-    "32B": (5120, 64, 40, 8, 27648, 152064),
-}
-"""Qwen2.5 shapes, and one small enough for a CPU: values of ``_AXES``, then the vocabulary."""
-
-
-def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:
-    """A model folder with a config and no weights, for ``--load-format dummy``."""
-    config: dict[str, Any] = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_act": "silu",
-        "max_position_embeddings": context,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": name == "0.5B",
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **dict(zip((*_AXES, "vocab_size"), SHAPES[name], strict=True)),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
