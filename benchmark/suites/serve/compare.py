@@ -11,6 +11,8 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import getitem
 from typing import Any, Protocol
 
 import numpy as np
@@ -141,12 +143,7 @@ class Compared:
 
     def values(self, name: str, *path: str) -> list[float]:
         """One figure, round by round, as ``("short", "p90_ms")``."""
-        out = []
-        for figure in self.per_round(name):
-            for key in path:
-                figure = figure[key]
-            out.append(float(figure))  # type: ignore[arg-type]
-        return out
+        return [float(reduce(getitem, path, figures)) for figures in self.per_round(name)]  # type: ignore[arg-type]
 
     def ratio(self, new: str, base: str, *path: str) -> Ratio | None:
         """One figure of a variant over another's; None where a round lacks it."""
