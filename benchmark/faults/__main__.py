@@ -18,15 +18,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmark.faults import clients, comparison, corpus, logs, prompts, schedule
+from benchmark.faults import clients, comparison, corpus, logs, outcome, prompts, schedule
 from benchmark.faults.deeds import CLIENTS, Crowd
 from benchmark.faults.evidence import Evidence
 from benchmark.faults.fleet import REST_S, Fleet
 from benchmark.faults.inflict import Inflictor
 from benchmark.faults.oracle import BAD, Oracle, Seen
-from benchmark.faults.outcome import Campaign
 from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
-from benchmark.results.piece import count, parser, positive
+from benchmark.results.piece import Piece, count, parser, positive
 from benchmark.rig.fleet import one_line_errors
 from benchmark.rig.progress import Progress
 
@@ -50,12 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("making the model")
         try:
             with Fleet(args.out, evidence, args.seed, say) as fleet:
-                found = asyncio.run(_campaign(fleet, args, say))
+                piece = asyncio.run(_campaign(fleet, args, say))
         finally:
             say.done()
-    piece = found.piece()
     piece.leave(args.out, "benchmark.faults", argv, every=True)
-    for line in found.complaints():
+    for line in outcome.complaints(piece):
         print(line, file=sys.stderr)
     missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]
     if missed:
@@ -69,7 +67,7 @@ def _interrupt(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Campaign:
+async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Piece:
     say("starting the router")
     try:
         await fleet.open()
@@ -123,7 +121,7 @@ async def _load(fleet: Fleet, crowd: Crowd, inflictor: Inflictor, args: argparse
 
 async def _afterwards(
     fleet: Fleet, inflictor: Inflictor, oracle: Oracle, seconds: float, args: argparse.Namespace, say: Progress
-) -> Campaign:
+) -> Piece:
     """Is all as it was? Then hostile requests, and what of them is left; then the same to stock MiniLB."""
     dead = fleet.dead()
     unhealthy = await fleet.sick(0.0 if dead else 30.0)
@@ -145,8 +143,9 @@ async def _afterwards(
             stock = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
         finally:
             router.kill()
-    return Campaign(
-        oracle=oracle,
+    return outcome.piece(
+        oracle,
+        comparison.compare(cases, ours, stock),
         seed=args.seed,
         seconds=seconds,
         inflicted=inflictor.done,
@@ -160,7 +159,6 @@ async def _afterwards(
             "hostile requests answered 5xx of its own making": comparison.own_errors(ours, fleet.evidence),
         },
         own_logs=found.own,
-        compared=comparison.compare(cases, ours, stock),
         sent=len(cases),
         settings={
             "requests": args.requests, "seconds": args.seconds, "only": args.only, "clients": CLIENTS,
