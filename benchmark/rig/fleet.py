@@ -42,6 +42,8 @@ class Fleet:
     say: Callable[[str], None]
     together: bool | None = None
     """None: together if memory holds them."""
+    port: int | None = None
+    """Of the first router, those of the others follow; None: free ones."""
     _up: dict[str, tuple[Target, Target]] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _decode: servers.Server | None = None
@@ -109,7 +111,9 @@ class Fleet:
         prefill.ready(self.device.start_s)
         front = prefill
         if self._decode:
-            front = servers.minilb([prefill], [self._decode], self.log(f"router-{variant.name}"))
+            port = None if self.port is None else self.port + list(self.variants).index(variant)
+            log, name = self.log(f"router-{variant.name}"), f"router ({variant.name})"
+            front = servers.minilb([prefill], [self._decode], log, port=port, name=name)
             self._stack.enter_context(front).ready()
         self._up[variant.name] = Target(servers.HOST, front.port), Target(servers.HOST, prefill.port)
         warm_up(self._up[variant.name][0], self.prompts, self.device.longest)
