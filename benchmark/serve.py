@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from laps_plan.traffic import named
 
@@ -196,9 +195,9 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
     folders = [model.REPO / "out" / f"serve-{w}" for w in args.workload]
     if args.out:
         folders = [args.out / w for w in args.workload] if len(args.workload) > 1 else [args.out]
-    servers: Any = up or running or Fleet(device, chunk, args.variants, args.pd, folders[0], prompts, say, together)
-    with nullcontext() if up or running else servers:
-        bench = Bench(servers, names, prompts, settings, say)
+    fleet = up or Fleet(device, chunk, args.variants, args.pd, folders[0], prompts, say, together)
+    with nullcontext() if up or running else fleet:
+        bench = Bench(running or fleet, names, prompts, settings, say)
         if running:
             warm_up(running.url, prompts, longest)
         for name, out in zip(args.workload, folders, strict=True):

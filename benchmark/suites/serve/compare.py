@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import getitem
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from laps_plan.traffic.job import Job
@@ -25,7 +25,7 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import KINDS, Slo, figures, quantile
 from benchmark.results.rounds import Ratio, in_turns, ratio
-from benchmark.rig.fleet import busy_s, flush
+from benchmark.rig.fleet import Fleet, Running, busy_s, flush
 
 PATIENCE_S = 60.0
 CLIENTS = 32
@@ -37,16 +37,6 @@ GOAL = 0.9
 
 Points = dict[int, dict[str, dict[str, list[float]]]]
 """clients -> variant -> figure -> one value a round."""
-
-
-class Servers(Protocol):
-    """Where variants are served."""
-
-    def target(self, name: str, /) -> Target:
-        """Where its load goes."""
-
-    def prefill(self, name: str, /) -> Target:
-        """Its prefill server."""
 
 
 @dataclass
@@ -157,7 +147,7 @@ class Compared:
 class Bench:
     """Servers under load, in turns."""
 
-    servers: Servers
+    servers: Fleet | Running
     names: Sequence[str]
     """Variants that are compared."""
     prompts: Prompts
