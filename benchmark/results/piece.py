@@ -106,18 +106,15 @@ class Piece:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
         return path
 
-    def tell(self, out: Path, *, every: bool = False) -> None:
-        """Print tables and the figures that have a bar, or ``every`` one; say where all of it is."""
+    def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
+        """What a command ends with: its own words noted, all of it saved; tables told, and the figures that have a bar
+        or ``every`` one."""
+        self.command = command(module, argv)
+        path = self.write(out)
         for one in self.tables:
             print(f"\n{one}")
         told = [f for f in self.figures if f.bar or every]
-        print(*(["", *told] if told else []), out / NAME, sep="\n", flush=True)
-
-    def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
-        """What a command ends with: its own words noted, all of it saved and told."""
-        self.command = command(module, argv)
-        self.write(out)
-        self.tell(out, every=every)
+        print(*(["", *told] if told else []), path, sep="\n", flush=True)
 
     @classmethod
     def read(cls, path: Path) -> Piece:

@@ -53,7 +53,6 @@ class Server:
     command: Sequence[str]
     port: int
     log: Path
-    health: str = "/health"
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     bootstrap_port: int | None = None
@@ -91,7 +90,7 @@ class Server:
                 raise ServerError(f"{self.name} ended with code {code} while starting: {self.last_line()}")
             if waited > timeout_s:
                 raise ServerError(f"{self.name} did not answer within {timeout_s:.0f} s; its log: {self.log}")
-            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + self.health, timeout=10) as reply:
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/health", timeout=10) as reply:
                 if reply.status == 200:
                     return self
             if tick:

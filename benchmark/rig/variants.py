@@ -19,11 +19,6 @@ class Variant:
     name: str
     args: tuple[str, ...]
 
-    @property
-    def stock(self) -> bool:
-        """Whether LAPS is off."""
-        return ON not in self.args
-
 
 BUILT_IN = {
     v.name: v

@@ -46,10 +46,8 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_own_variants_come_last_and_keep_their_arguments() -> None:
     own = variants.given("half=--enable-laps-scheduler --laps-config '{\"guard\": 0.5}'")
     assert own.args == ("--enable-laps-scheduler", "--laps-config", '{"guard": 0.5}')
-    assert not own.stock
     found = variants.chosen(["fcfs", "laps"], [own], cuda=False)
     assert [v.name for v in found] == ["fcfs", "laps", "half"]
-    assert [v.stock for v in found] == [True, False, False]
 
 
 def test_the_base_is_fcfs_where_it_is_there() -> None:
