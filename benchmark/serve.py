@@ -50,7 +50,7 @@ LONG_CHUNKS = 4
 def options() -> Parser:
     p = parser("python -m benchmark.serve", __doc__, None, rounds="(5)", seed=1, seconds=10.0, device=True, whole=True)
     names = ", ".join((named.CLOSED, *named.OPEN))
-    p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas, on the same servers (mixed)")
+    p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas: a folder each (mixed)")
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
     p.add_argument("--variant", action="append", default=[], metavar="NAME='ARGS'", help="one of your own; repeatable")
     p.add_argument("--against", help=f"the variant others are compared with ({BASE}, or the first)")
