@@ -134,7 +134,7 @@ async def _afterwards(
     say("waiting for rest")
     left = await fleet.at_rest(0.0 if dead else REST_S)
     dead = dead or fleet.dead()
-    found = logs.scan(fleet.logs())
+    found = logs.scan(sorted(fleet.logs.glob("*.log")))
     stock: dict[str, Seen] = {}
     if cases and not dead:
         for_stock = [c for c in cases if not c.deadly]

@@ -61,8 +61,8 @@ class Fleet:
     """A context manager: on its end every process has been stopped. ``open`` puts proxies and router in front."""
 
     def __init__(self, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
-        self.evidence, self._say, self._logs = evidence, say, out / "logs"
-        shutil.rmtree(self._logs, ignore_errors=True)
+        self.evidence, self._say, self.logs = evidence, say, out / "logs"
+        shutil.rmtree(self.logs, ignore_errors=True)
         env = {**DEVICES[CPU].env, **SHORT_WAITS}
         folder = model.make(model.REPO / "out" / "models", SHAPE)
         room = free_gib(DEVICES[CPU])
@@ -72,7 +72,7 @@ class Fleet:
         self.members: list[Member] = []
         for role, number, args in ((PREFILL, PREFILLS, PREFILL_ARGS), (DECODE, decodes, TOKENS)):
             for i in range(number):
-                name, log = f"{role} {i}", self._logs / f"{role}-{i}.log"
+                name, log = f"{role} {i}", self.logs / f"{role}-{i}.log"
                 server = servers.sglang(role, folder, log, *args, env=env, name=name)
                 proxy = Proxy(name, servers.free_port(), server.port, evidence, seed * 100 + len(self.members))
                 self.members.append(Member(role, server, proxy))
@@ -131,7 +131,7 @@ class Fleet:
         prefills, decodes = (
             [replace(m.server, port=m.proxy.port, process=None) for m in self.of(role)] for role in (PREFILL, DECODE)
         )
-        return servers.minilb(prefills, decodes, self._logs / log, *args, module=module)
+        return servers.minilb(prefills, decodes, self.logs / log, *args, module=module)
 
     async def sick(self, limit_s: float = 0.0, *names: str) -> set[str]:
         """Servers, of these names or of all, that the router still calls unhealthy after ``limit_s``.
@@ -164,10 +164,6 @@ class Fleet:
         return [
             f"{server.name}: process {p.pid}: {server.last_line()}" for server, kin in up for p in kin if not _runs(p)
         ]
-
-    def logs(self) -> list[Path]:
-        """Of every life of every process."""
-        return sorted(self._logs.glob("*.log"))
 
     async def at_rest(self, limit_s: float) -> list[str]:
         """Wait until nothing is in flight anywhere and no KV token is held; what still is after ``limit_s``."""
