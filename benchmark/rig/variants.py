@@ -19,6 +19,11 @@ class Variant:
     name: str
     args: tuple[str, ...]
 
+    @property
+    def stock(self) -> bool:
+        """Whether LAPS is off."""
+        return ON not in self.args
+
 
 BUILT_IN = {
     v.name: v

@@ -48,6 +48,7 @@ def test_own_variants_come_last_and_keep_their_arguments() -> None:
     assert own.args == ("--enable-laps-scheduler", "--laps-config", '{"guard": 0.5}')
     found = variants.chosen(["fcfs", "laps"], [own], cuda=False)
     assert [v.name for v in found] == ["fcfs", "laps", "half"]
+    assert [v.stock for v in found] == [True, False, False]
 
 
 def test_the_base_is_fcfs_where_it_is_there() -> None:
