@@ -6,13 +6,12 @@ in front of one decode server. What comes out: one table, one picture, ``piece.j
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,16 @@ from laps_plan.traffic.streams import in_turn
 from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
+from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import KINDS, QUANTILES, curve, quantiles
 from benchmark.results.pictures import distributions
-from benchmark.results.piece import Piece, Table, command
+from benchmark.results.piece import Piece, Table, parser, positive
 from benchmark.rig import model, servers
-from benchmark.rig.fleet import command_line
+from benchmark.rig.devices import CPU, DEVICES
+from benchmark.rig.fleet import Fleet, command_line
 from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
 
-CHUNK = 1024
 SESSIONS = 3
 """Users in a conversation at the same time."""
 PACE_S = (0.4, 1.0)
@@ -38,12 +39,10 @@ only an answer that is not there yet delays the next turn."""
 TURN_TOKENS, DOCUMENT_TOKENS = (10, 60), (1800, 2200)
 ANSWER_TOKENS = 4
 PATIENCE_S = 120.0
-VARIANTS: dict[str, tuple[str, ...]] = {"laps": ("--enable-laps-scheduler",), "fcfs": ("--schedule-policy", "fcfs")}
-ORDER = ("laps", "fcfs", "fcfs", "laps") * 2
+NAMES = (LAPS, FCFS)
+ORDER = (LAPS, FCFS, FCFS, LAPS) * 2
 """Short rounds in turns: what else the machine does for half a minute meets both."""
-# On a CPU the overlap loop runs the next batch before it hands out the answers of the one before.
-COMMON = ("--max-total-tokens", "65536", "--context-length", "8192", "--disable-overlap-schedule")
-ONE_CORE = {"OMP_NUM_THREADS": "1"}
+DEVICE = replace(DEVICES[CPU], at_once=True)
 
 
 class Words:
@@ -140,44 +139,24 @@ def table(result: dict[str, dict[str, Any]]) -> Table:
     return Table("TTFT (ms)", heads, rows)
 
 
-@contextmanager
-def fleet(folder: Path, out: Path, progress: Progress, port: int | None = None) -> Iterator[dict[str, Target]]:
-    """Decode server, a prefill server and a router a variant; the routers by variant, on `port` and those above it."""
-    ports = {name: servers.free_port() if port is None else port + i for i, name in enumerate(VARIANTS)}
-    for name, taken in ports.items():
-        servers.require_free(taken, f"router ({name})")
-    decode = servers.decode(folder, out / "decode.log", *COMMON, env=ONE_CORE)
-    chunk, env = ("--chunked-prefill-size", str(CHUNK)), {**ONE_CORE, **servers.KEEP_MEMORY}
-    prefills, routers = [], []
-    for name, args in VARIANTS.items():
-        log = out / f"prefill-{name}.log"
-        prefills.append(servers.prefill(folder, log, *chunk, *COMMON, *args, env=env, name=f"prefill server ({name})"))
-        log = out / f"router-{name}.log"
-        routers.append(servers.minilb(prefills[-1:], [decode], log, port=ports[name], name=f"router ({name})"))
-    with servers.running(decode, *prefills, *routers, say=progress):
-        yield {name: Target(servers.HOST, taken) for name, taken in ports.items()}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if no request failed."""
-    parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=17.0, help="length of each of the eight rounds (17)")
-    parser.add_argument("--utilisation", type=float, default=0.4, help="of the prefill server by documents (0.4)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--port", type=int, help="port of the first router, the second takes the next (default: free ones)"
-    )
-    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "demo")
-    args = parser.parse_args(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    rounds: dict[str, list[list[Answer]]] = {name: [] for name in VARIANTS}
+    p = parser("./run demo", __doc__, "demo", seed=1, seconds=17.0, whole=True)
+    p.add_argument("--utilisation", type=positive, default=0.4, help="of the prefill server by documents (0.4)")
+    p.add_argument("--port", type=int, help="port of the first router, the second takes the next (default: free ones)")
+    args = p.parse_args(argv)
+    rounds: dict[str, list[list[Answer]]] = {name: [] for name in NAMES}
     progress = Progress(live=True)
     with command_line("demo"):
+        for i, name in enumerate(NAMES if args.port else ()):
+            servers.require_free(args.port + i, f"router ({name})")
         progress("making the model")
-        folder = model.make(model.REPO / "out" / "models", model.SLICED)
-        words = Words(folder, args.seed)
+        words = Words(DEVICE.checkpoint(), args.seed)
+        prompts = Prompts(DEVICE.vocabulary, args.seed, DEVICE.longest, reuse=True, prefill_only=False)
+        found = [BUILT_IN[name] for name in NAMES]
         try:
-            with fleet(folder, args.out, progress, args.port) as routers:
+            with Fleet(DEVICE, DEVICE.chunk, found, True, args.out, prompts, progress, True, args.port) as fleet:
+                routers = {name: fleet.target(name) for name in NAMES}
                 progress("measuring a lone document")
                 alone = [lone_long_s(target, words) for target in routers.values()]
                 rate = args.utilisation / min(alone)
@@ -196,12 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables=[table(result)],
         pictures={"ttft.png": "Distribution of the time to first token; the dotted line is P90."},
         data={"variants": result, "load": load},
-        command=command("benchmark.demo", argv),
     )
     curves = {kind: {name: curve([a for r in of for a in r], kind) for name, of in rounds.items()} for kind in KINDS}
     distributions(curves, "SGLang prefill with LAPS and with stock fcfs, the same load", args.out / "ttft.png")
-    piece.write(args.out)
-    piece.tell(args.out)
+    piece.leave(args.out, "benchmark.demo", argv)
     print(args.out / "ttft.png")
     errors = {a.error.splitlines()[0] for of in rounds.values() for r in of for a in r if a.error}
     for error in sorted(errors)[:5]:

@@ -30,7 +30,6 @@ from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import in_turns
 from benchmark.rig import devices
-from benchmark.rig.devices import CPU, CUDA
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
@@ -89,15 +88,13 @@ def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, whole=True)
+    p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, seconds=8.0, device=True, whole=True)
     p.add_argument("--minutes", type=float, default=15.0, help="in all, the servers' start included (15)")
     p.add_argument("--workload", default="mixed,code,azure", help="of benchmark.serve, with commas (mixed,code,azure)")
     p.add_argument("--skip-slices", action="store_true")
     p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
     p.add_argument("--longest", type=int, default=16384, help="longest prompt, tokens (16384)")
-    p.add_argument("--seconds", type=float, default=8.0, help="of arrivals in a round (8)")
     p.add_argument("--utilisation", type=float, default=0.6)
-    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
     args = p.parse_args(argv)
     args.tokens, begin = args.chunk, time.monotonic()
     say = Progress()
@@ -125,9 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             words = ["--workload", name, "--variants", ",".join(NAMES), "--rounds", str(args.rounds)]
             words += ["--seconds", str(args.seconds), "--utilisation", str(args.utilisation), "--device", device.name]
-            words += ["--seed", str(args.seed), "--out", str(args.out / "serve" / name)]
-            wanted, _, some = serve.checked(words)
-            for piece, left in serve.compared(wanted, device, some, args.chunk, args.longest, say, fleet):
+            words += ["--seed", str(args.seed), "--chunk", str(args.chunk), "--longest", str(args.longest)]
+            words += ["--out", str(args.out / "serve" / name)]
+            for piece, left in serve.compared(serve.checked(words), say, fleet):
                 done(piece, left)
         last = {LAPS: get_json(fleet.prefill(LAPS), "/laps_status")}
         (args.out / "laps_status.json").write_text(json.dumps(last, indent=1) + "\n")

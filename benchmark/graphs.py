@@ -35,7 +35,7 @@ from benchmark.results import bars, pictures
 from benchmark.results.bars import Bar
 from benchmark.results.metrics import QUANTILES, quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.rig import devices, runner
+from benchmark.rig import devices, model
 from benchmark.rig.devices import CUDA, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
@@ -70,7 +70,7 @@ def device(shape: str, args: argparse.Namespace) -> Device:
     flags = [*base.args, "--attention-backend", args.attention, "--mem-fraction-static", "0.7", *args.flags]
     return replace(
         base, args=tuple(flags), chunk=CHUNK, longest=CHUNK, server_gib=1.3 * WEIGHTS_GIB[shape] + 12,
-        checkpoint=lambda: runner.write_shape(shape, MODELS / f"shape-{shape}"),
+        checkpoint=lambda: model.write_shape(shape, MODELS / f"shape-{shape}"),
     )  # fmt: skip
 
 
@@ -197,16 +197,15 @@ def picture(result: dict[str, Any], args: argparse.Namespace, path: Path) -> Non
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench graphs", __doc__, "graphs", seed=0, whole=True)
+    p = parser("./run bench graphs", __doc__, "graphs", seed=0, rounds="(3)", seconds=8.0, whole=True)
+    p.set_defaults(rounds=3)
     p.add_argument("--shapes", nargs="+", default=list(WEIGHTS_GIB), choices=list(WEIGHTS_GIB))
     p.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     p.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128])
     p.add_argument("--prompts", nargs="+", default=["lmsys", "uniform"], choices=["lmsys", "uniform"])
     trace = FOLDER / "lmsys_lengths.csv.gz"
     p.add_argument("--lengths", type=Path, default=trace, help="prompt lengths, first column of a CSV")
-    p.add_argument("--seconds", type=float, default=8.0, help="one measurement")
     p.add_argument("--warm", type=float, default=10.0, help="load before a server's measurements of a round (seconds)")
-    p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--attention", default="fa3", help="attention backend")
     p.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more server options; last")
     args = p.parse_args(argv)

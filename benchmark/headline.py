@@ -22,7 +22,7 @@ from benchmark.results.bars import NO_MORE
 from benchmark.results.metrics import KINDS
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.rig import devices
-from benchmark.rig.devices import CPU, CUDA, Device
+from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
@@ -66,13 +66,8 @@ def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Ter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1)
-    p.add_argument("--seconds", type=float, default=12.0, help="of arrivals in a round (12)")
-    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    args = p.parse_args(argv)
-    if args.rounds < 1 or args.seconds <= 0:
-        p.exit(2, f"{p.prog}: --rounds and --seconds are positive\n")
-    say = Progress()
+    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1, seconds=12.0, device=True)
+    args, say = p.parse_args(argv), Progress()
     with command_line("bench"):
         pieces = _run(args, say)
     for piece in pieces:

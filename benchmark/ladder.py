@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmark.results.bars import SLICED_LOGITS
 from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.rig import model
 
 ROWS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 REQUESTS = (1, 4, 16, 64)
@@ -55,7 +56,7 @@ def one(shape: str, backend: str, attention: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        written = rig.write_shape(shape, Path(folder), context=32768)
+        written = model.write_shape(shape, Path(folder))
         runner = rig.boot(written, *flags(shape, backend, attention), seed=1 if shape in SEEDED else None)
         booted_s = time.perf_counter() - begin
     rng = random.Random(0)
@@ -70,7 +71,7 @@ def one(shape: str, backend: str, attention: str) -> None:
             for _ in range(REPEATS):
                 for path, front in paths.items():
                     runner.prefill_cuda_graph_runner = front
-                    ms, replayed[path] = timed(runner, lens, rng, rig.SHAPES[shape][-1])
+                    ms, replayed[path] = timed(runner, lens, rng, model.SHAPES[shape].vocab)
                     seen[path].append(ms)
             row: dict[str, Any] = {"rows": rows, "requests": count}
             ran = {p: t[2:] for p, t in seen.items() if replayed[p] or p == EAGER}
@@ -78,7 +79,7 @@ def one(shape: str, backend: str, attention: str) -> None:
     found: dict[str, Any] = {"booted_s": round(booted_s, 1), "times": times}
     if backend == BREAKABLE:
         runner.prefill_cuda_graph_runner = runner.eager_runner
-        found["sliced"] = sliced(runner, rig.SHAPES[shape][-1])
+        found["sliced"] = sliced(runner, model.SHAPES[shape].vocab)
     print(MARK + json.dumps(found), flush=True)
     os._exit(0)  # the distributed group of a lone process has no one to say goodbye to
 

@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from laps_plan.traffic import named
 
@@ -32,9 +31,9 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import pictures
 from benchmark.results.metrics import KINDS, curve
-from benchmark.results.piece import Piece
+from benchmark.results.piece import Parser, Piece, count, parser, positive
 from benchmark.rig import devices, model, variants
-from benchmark.rig.devices import CPU, CUDA, Device
+from benchmark.rig.devices import CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
 from benchmark.rig.progress import Progress
 from benchmark.suites.serve import check, tables
@@ -48,38 +47,32 @@ LONG_CHUNKS = 4
 """A usual long prompt, in chunks."""
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="python -m benchmark.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options() -> Parser:
+    p = parser("python -m benchmark.serve", __doc__, None, rounds="(5)", seed=1, seconds=10.0, device=True, whole=True)
     names = ", ".join((named.CLOSED, *named.OPEN))
-    p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas, on the same servers (mixed)")
+    p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas: a folder each (mixed)")
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
     p.add_argument("--variant", action="append", default=[], metavar="NAME='ARGS'", help="one of your own; repeatable")
     p.add_argument("--against", help=f"the variant others are compared with ({BASE}, or the first)")
-    p.add_argument("--rounds", type=int, default=5, help="(5)")
-    p.add_argument("--seconds", type=float, default=10.0, help="of arrivals in a round, or of a closed loop (10)")
-    p.add_argument("--utilisation", type=float, default=0.6, help="offered work over capacity (0.6)")
-    p.add_argument("--concurrency", type=int, nargs="+", default=list(CLIENTS), help="of --workload closed")
-    p.add_argument("--slo-factor", type=float, default=10.0, help="in time: TTFT within so many lone TTFTs (10)")
+    p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
+    p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="of --workload closed")
+    p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT within so many lone TTFTs (10)")
     p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
     p.add_argument("--base-url", metavar="URL", help="use the server there; nothing is started")
-    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
-    p.add_argument("--chunk", type=int, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
-    p.add_argument("--longest", type=int, help="longest prompt, tokens (cpu 4096, cuda 65536)")
+    p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
+    p.add_argument("--longest", type=count, help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--out", type=Path, help="folder of the result, or of one for each workload (out/serve-WORKLOAD)")
     p.add_argument("--check-client", action="store_true", help="this client against sglang.bench_serving, then end")
     return p
 
 
-def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, list[variants.Variant]]:
-    """Arguments, device, variants; ends with one line where they make no sense."""
-    p = parser()
+def checked(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments; device, variants, chunk and longest are what they stand for. Ends with one line where they make no
+    sense."""
+    p = options()
     args = p.parse_args(argv)
-    device = devices.this(args.device)
+    device = args.device = devices.this(args.device)
     try:
         given = [variants.given(text) for text in args.variant]
         names = args.variants.split(",") if args.variants else list(device.variants)
@@ -97,18 +90,12 @@ def checked(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Device, lis
             raise ValueError(
                 f"--against {args.against!r} is not among the variants: {', '.join(v.name for v in found)}"
             )
-        positive = ("rounds", "seconds", "utilisation", "slo_factor", "chunk", "longest")
-        for name in positive:
-            value = getattr(args, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"--{name.replace('_', '-')} {value:g} is not positive")
-        if min(args.concurrency) < 1:
-            raise ValueError("--concurrency is at least 1")
         if args.longest and args.longest < 512:
             raise ValueError("--longest is at least 512 tokens")
     except ValueError as e:
-        p.exit(2, f"{p.prog}: {e}\n")
-    return args, device, found
+        p.error(str(e))
+    args.variants, args.chunk, args.longest = found, args.chunk or device.chunk, args.longest or device.longest
+    return args
 
 
 def base_of(names: Sequence[str], wanted: str | None) -> str:
@@ -178,47 +165,39 @@ def how_served(device: Device, chunk: int, pd: bool, prefill_only: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args, device, found = checked(argv)
-    say = Progress()
-    chunk, longest = args.chunk or device.chunk, args.longest or device.longest
+    args, say = checked(argv), Progress()
     with command_line("serve"):
         if args.check_client:
             out = args.out or model.REPO / "out" / "client-check"
-            made = iter([(check.run(device, chunk, out, args.seed, args.rounds, args.seconds, say), out)])
+            made = iter([(check.run(args, out, say), out)])
         else:
-            made = compared(args, device, found, chunk, longest, say)
+            made = compared(args, say)
         for piece, out in made:
             piece.leave(out, "benchmark.serve", argv)
     return 0
 
 
-def compared(
-    args: argparse.Namespace,
-    device: Device,
-    found: list[variants.Variant],
-    chunk: int,
-    longest: int,
-    say: Progress,
-    up: Fleet | None = None,
-) -> Iterator[tuple[Piece, Path]]:
-    """A piece for each workload as it is done, and its folder; all on the same servers, `up` if they run already."""
+def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -> Iterator[tuple[Piece, Path]]:
+    """A piece for each workload as it is done, and its folder; all on the same servers, `up` if they run already.
+    ``args``: as ``checked``."""
+    device, chunk, longest = args.device, args.chunk, args.longest
     running = Running.at(args.base_url) if args.base_url else None
     prefill_only = running.prefill_only if running else not args.pd
     prompts = Prompts(device.vocabulary, args.seed, longest, reuse=not prefill_only, prefill_only=prefill_only)
     together = {"auto": None, "together": True, "turns": False}[args.servers]
-    names = [v.name for v in found]
+    names = [v.name for v in args.variants]
     scale = named.Scale(longest, min(longest, LONG_CHUNKS * chunk))
     base = base_of(names, args.against)
     settings = Settings(args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest)
     how = how_served(device, chunk, args.pd, prefill_only)
     if running:
         how = f"The server at {running.url.url}."
-    base_out = args.out or model.REPO / "out"
-    several = len(args.workload) > 1
-    folders = [base_out / w if several and args.out else args.out or base_out / f"serve-{w}" for w in args.workload]
-    servers: Any = up or running or Fleet(device, chunk, found, args.pd, folders[0], prompts, say, together)
-    with nullcontext() if up else servers:
-        bench = Bench(servers, names, prompts, settings, say)
+    folders = [model.REPO / "out" / f"serve-{w}" for w in args.workload]
+    if args.out:
+        folders = [args.out / w for w in args.workload] if len(args.workload) > 1 else [args.out]
+    fleet = up or Fleet(device, chunk, args.variants, args.pd, folders[0], prompts, say, together)
+    with nullcontext() if up or running else fleet:
+        bench = Bench(running or fleet, names, prompts, settings, say)
         if running:
             warm_up(running.url, prompts, longest)
         for name, out in zip(args.workload, folders, strict=True):

@@ -28,7 +28,7 @@ from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig import devices, model
-from benchmark.rig.devices import CPU, CUDA, Device
+from benchmark.rig.devices import CPU, Device
 from benchmark.rig.fleet import Fleet, command_line
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, Variant
@@ -135,13 +135,12 @@ def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1)
+    p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1, device=True)
     p.add_argument("--tokens", type=int, default=8192, help="of the long prompt, in one chunk (8192)")
     p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
-    p.add_argument("--device", choices=(CPU, CUDA), help="(cuda where there is one)")
     args = p.parse_args(argv)
-    if args.rounds < 1 or args.tokens < 512:
-        p.exit(2, f"{p.prog}: --rounds is positive, --tokens at least 512\n")
+    if args.tokens < 512:
+        p.error("--tokens is at least 512")
     with command_line("bench slices"):
         piece = run(args, devices.this(args.device))
     piece.leave(args.out, "benchmark.slices", argv, every=True)

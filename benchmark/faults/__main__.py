@@ -17,18 +17,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmark.faults import clients, comparison, corpus, logs, prompts, schedule
+from benchmark.faults import clients, comparison, corpus, logs, outcome, prompts, schedule
 from benchmark.faults.deeds import CLIENTS, Crowd
 from benchmark.faults.evidence import Evidence
 from benchmark.faults.fleet import REST_S, Fleet
 from benchmark.faults.inflict import Inflictor
 from benchmark.faults.oracle import BAD, Oracle, Seen
-from benchmark.faults.outcome import Campaign
 from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
-from benchmark.results.piece import command
-from benchmark.rig import model
+from benchmark.results.piece import Piece, count, parser, positive
 from benchmark.rig.fleet import one_line_errors
 from benchmark.rig.progress import Progress
 
@@ -39,17 +36,11 @@ LEAST_CASES = 220
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a campaign; 0 if every bar is met."""
-    parser = argparse.ArgumentParser(
-        prog="./run bench faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=10_000, help="end after so many (10000)")
-    parser.add_argument("--seconds", type=float, default=2700.0, help="of load at most (2700)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")
-    parser.add_argument("--out", type=Path, default=model.REPO / "out" / "faults")
-    args = parser.parse_args(argv)
-    if args.requests < 1 or args.seconds <= 0:
-        parser.exit(2, f"{parser.prog}: --requests and --seconds are positive\n")
+    p = parser("./run bench faults", __doc__, "faults", seed=1, whole=True)
+    p.add_argument("--requests", type=count, default=10_000, help="end after so many (10000)")
+    p.add_argument("--seconds", type=positive, default=2700.0, help="of load at most (2700)")
+    p.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")
+    args = p.parse_args(argv)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
     say = Progress(live=True)
@@ -58,20 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("making the model")
         try:
             with Fleet(args.out, evidence, args.seed, say) as fleet:
-                found = asyncio.run(_campaign(fleet, args, say))
-        except clients.Unsteady as e:
-            print(f"bench faults: {e}", file=sys.stderr)
-            return 1
+                piece = asyncio.run(_campaign(fleet, args, say))
         finally:
             say.done()
-    piece = found.piece()
-    piece.command = command("benchmark.faults", argv)
-    print(piece.tables[0])
-    for figure in piece.figures:
-        print(figure)
-    for line in found.complaints():
+    piece.leave(args.out, "benchmark.faults", argv, every=True)
+    for line in outcome.complaints(piece):
         print(line, file=sys.stderr)
-    print(piece.write(args.out))
     missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]
     if missed:
         print(f"bench faults: {'; '.join(missed)}", file=sys.stderr)
@@ -84,7 +67,7 @@ def _interrupt(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Campaign:
+async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Piece:
     say("starting the router")
     try:
         await fleet.open()
@@ -138,7 +121,7 @@ async def _load(fleet: Fleet, crowd: Crowd, inflictor: Inflictor, args: argparse
 
 async def _afterwards(
     fleet: Fleet, inflictor: Inflictor, oracle: Oracle, seconds: float, args: argparse.Namespace, say: Progress
-) -> Campaign:
+) -> Piece:
     """Is all as it was? Then hostile requests, and what of them is left; then the same to stock MiniLB."""
     dead = fleet.dead()
     unhealthy = await fleet.sick(0.0 if dead else 30.0)
@@ -151,7 +134,7 @@ async def _afterwards(
     say("waiting for rest")
     left = await fleet.at_rest(0.0 if dead else REST_S)
     dead = dead or fleet.dead()
-    found = logs.scan(fleet.logs())
+    found = logs.scan(sorted(fleet.logs.glob("*.log")))
     stock: dict[str, Seen] = {}
     if cases and not dead:
         for_stock = [c for c in cases if not c.deadly]
@@ -160,8 +143,9 @@ async def _afterwards(
             stock = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
         finally:
             router.kill()
-    return Campaign(
-        oracle=oracle,
+    return outcome.piece(
+        oracle,
+        comparison.compare(cases, ours, stock),
         seed=args.seed,
         seconds=seconds,
         inflicted=inflictor.done,
@@ -175,7 +159,6 @@ async def _afterwards(
             "hostile requests answered 5xx of its own making": comparison.own_errors(ours, fleet.evidence),
         },
         own_logs=found.own,
-        compared=comparison.compare(cases, ours, stock),
         sent=len(cases),
         settings={
             "requests": args.requests, "seconds": args.seconds, "only": args.only, "clients": CLIENTS,

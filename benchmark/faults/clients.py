@@ -15,6 +15,7 @@ from benchmark.faults import wire
 from benchmark.faults.evidence import MARKER
 from benchmark.faults.oracle import Seen
 from benchmark.faults.prompts import CHAT, GENERATE, Prompt
+from benchmark.rig.servers import ServerError
 
 HUNG_S = 75.0
 """A request without an end after this long hangs: longer than the router's own limit."""
@@ -137,20 +138,20 @@ async def bounded(call: Awaitable[object], seen: Seen, leave_s: float | None = N
     return seen
 
 
-class Unsteady(RuntimeError):
-    """A fault-free server gave no answer, or not the same one twice. The message is one line."""
-
-
 async def right_answers(port: int, prompts: Sequence[Prompt]) -> list[Any]:
-    """What servers say while nothing is wrong, to each prompt alone and as a stream in company. Raises Unsteady."""
+    """What servers say while nothing is wrong, to each prompt alone and as a stream in company.
+
+    Raises ServerError where one gives no answer, or not the same one twice."""
     first = await _all(port, prompts, stream=False, together=2)
     second = await _all(port, prompts[::-1], stream=True, together=12)
     for prompt, *both in zip(prompts, first, second[::-1], strict=True):
         for seen in both:
             if not seen.done or not seen.got:
-                raise Unsteady(f"a prompt to {prompt.route} without faults: {seen.status} {seen.reason} {seen.broken}")
+                raise ServerError(
+                    f"a prompt to {prompt.route} without faults: {seen.status} {seen.reason} {seen.broken}"
+                )
         if both[0].got != both[1].got:
-            raise Unsteady(f"two answers of {prompt.route} without faults: {both[0].got!r}, {both[1].got!r}")
+            raise ServerError(f"two answers of {prompt.route} without faults: {both[0].got!r}, {both[1].got!r}")
     return [seen.got for seen in first]
 
 

@@ -114,7 +114,7 @@ class Crowd:
         some = rng.sample(self._generating, min(len(self._generating), rng.randint(2, 4)))
         body = {name: [self._prompts[i].body[name] for i in some] for name in ("input_ids", "sampling_params")}
         seen = self._new(deed.kind, [self._answers[i] for i in some])
-        return [await bounded(self._bare(Prompt(GENERATE, body, "short"), seen, {}), seen)]
+        return [await bounded(self._bare(Prompt(GENERATE, body), seen, {}), seen)]
 
     async def _hostile(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
         """A case of the corpus; what it should be answered is settled elsewhere, here it must have an end."""

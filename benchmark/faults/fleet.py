@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ class Fleet:
     """A context manager: on its end every process has been stopped. ``open`` puts proxies and router in front."""
 
     def __init__(self, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
-        self.evidence, self._say, self._logs = evidence, say, out / "logs"
-        shutil.rmtree(self._logs, ignore_errors=True)
+        self.evidence, self._say, self.logs = evidence, say, out / "logs"
+        shutil.rmtree(self.logs, ignore_errors=True)
         env = {**DEVICES[CPU].env, **SHORT_WAITS}
         folder = model.make(model.REPO / "out" / "models", SHAPE)
         room = free_gib(DEVICES[CPU])
@@ -70,15 +70,10 @@ class Fleet:
         if decodes < DECODES:
             say("memory does not hold a second decode server: while the only one is down, requests are answered 503")
         self.members: list[Member] = []
-        for role, number in ((PREFILL, PREFILLS), (DECODE, decodes)):
+        for role, number, args in ((PREFILL, PREFILLS, PREFILL_ARGS), (DECODE, decodes, TOKENS)):
             for i in range(number):
-                name = f"{role} {i}"
-                log = self._logs / f"{role}-{i}.log"
-                if role == PREFILL:
-                    server = servers.prefill(folder, log, *PREFILL_ARGS, env=env, name=name)
-                else:
-                    server = servers.decode(folder, log, *TOKENS, name=name)
-                    server.env = env
+                name, log = f"{role} {i}", self.logs / f"{role}-{i}.log"
+                server = servers.sglang(role, folder, log, *args, env=env, name=name)
                 proxy = Proxy(name, servers.free_port(), server.port, evidence, seed * 100 + len(self.members))
                 self.members.append(Member(role, server, proxy))
         self._tokenizer = folder
@@ -104,14 +99,11 @@ class Fleet:
                 m.server.ready(START_S)
                 m.kin = m.server.family()
         except BaseException:
-            self._stop()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
         # At once: nobody waits for their answers any more, and one that a fault has stopped hears nothing else.
         for server in (self.router, *(m.server for m in self.members)):
             if server:
@@ -135,10 +127,11 @@ class Fleet:
         return server
 
     def _front(self, log: str, module: str, *args: str) -> servers.Server:
-        for m in self.of(PREFILL):
-            m.proxy.bootstrap_port = m.server.bootstrap_port  # type: ignore[attr-defined]
-        prefills, decodes = ([m.proxy for m in self.of(role)] for role in (PREFILL, DECODE))
-        return servers.minilb(prefills, decodes, self._logs / log, *args, module=module)  # type: ignore[arg-type]
+        # The proxies in the place of the servers.
+        prefills, decodes = (
+            [replace(m.server, port=m.proxy.port, process=None) for m in self.of(role)] for role in (PREFILL, DECODE)
+        )
+        return servers.minilb(prefills, decodes, self.logs / log, *args, module=module)
 
     async def sick(self, limit_s: float = 0.0, *names: str) -> set[str]:
         """Servers, of these names or of all, that the router still calls unhealthy after ``limit_s``.
@@ -171,10 +164,6 @@ class Fleet:
         return [
             f"{server.name}: process {p.pid}: {server.last_line()}" for server, kin in up for p in kin if not _runs(p)
         ]
-
-    def logs(self) -> list[Path]:
-        """Of every life of every process."""
-        return sorted(self._logs.glob("*.log"))
 
     async def at_rest(self, limit_s: float) -> list[str]:
         """Wait until nothing is in flight anywhere and no KV token is held; what still is after ``limit_s``."""

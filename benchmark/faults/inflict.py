@@ -90,7 +90,7 @@ class Inflictor:
         m.server.log.rename(m.server.log.with_suffix(f".{time.time_ns()}.log"))
         m.server.start()
         begin = time.monotonic()
-        while (status := await _health(m.server.port)) != 200:
+        while (status := (await _asked(m.server.port, "/health", method="GET", limit_s=10.0)).status) != 200:
             if not m.server.alive() or time.monotonic() - begin > START_S:
                 raise RuntimeError(f"{m.name} does not start again: {m.server.last_line()}")
             if status:
@@ -120,9 +120,7 @@ class Inflictor:
         await self._post(m, "/continue_generation")
 
     async def _post(self, m: Member, path: str, **body: Any) -> None:
-        seen = Seen(0, path)
-        raw = wire.request(path, json.dumps(body).encode())
-        await bounded(exchange(m.server.port, raw, seen), seen)
+        seen = await _asked(m.server.port, path, json.dumps(body).encode())
         if seen.status != 200:
             self.wrong.append(f"{path} of {m.name} answered {seen.status}: {seen.reason} {seen.broken}")
 
@@ -162,14 +160,12 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _flush(self, router: None, kind: str) -> AsyncIterator[None]:
-        seen = Seen(0, kind)
-        await bounded(exchange(self._fleet.port, wire.request("/flush_cache", b""), seen), seen, 30.0)
+        seen = await _asked(self._fleet.port, "/flush_cache", limit_s=30.0)
         if (seen.status or 0) >= 500 and not self.now.keys() - {ROUTER}:
             self.wrong.append(f"/flush_cache answered {seen.status}")
         yield
 
 
-async def _health(port: int) -> int | None:
-    seen = Seen(0, "health")
-    await bounded(exchange(port, wire.request("/health", b"", method="GET"), seen), seen, 10.0)
-    return seen.status
+async def _asked(port: int, path: str, body: bytes = b"", method: str = "POST", limit_s: float | None = None) -> Seen:
+    seen = Seen(0, path)
+    return await bounded(exchange(port, wire.request(path, body, method=method), seen), seen, limit_s)

@@ -66,7 +66,7 @@ class Verdict:
 
 def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     """The end of one request."""
-    if not agrees(seen):
+    if seen.want is not None and seen.got and seen.got != seen.want[: len(seen.got)]:
         return Verdict(WRONG, f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}")
     if seen.hung:
         return Verdict(HUNG, f"no end after {seen.end - seen.begin:.0f} s")
@@ -93,11 +93,6 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     if seen.may_refuse and seen.reason:
         return Verdict(REFUSED, "an error in the stream")
     return Verdict(LOST, f"{seen.status} without its end: {_told(seen)}")
-
-
-def agrees(seen: Seen) -> bool:
-    """Whether what came is the right answer so far."""
-    return seen.want is None or not seen.got or bool(seen.got == seen.want[: len(seen.got)])
 
 
 def _refused(seen: Seen, status: int, evidence: Evidence, roles: Roles) -> Verdict:

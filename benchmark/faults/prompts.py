@@ -24,19 +24,18 @@ class Prompt:
 
     route: str
     body: dict[str, Any]
-    length_class: str
 
 
 def make(seed: int, short: int, long: int) -> list[Prompt]:
     """So many short and long prompts, over all routes. The same seed gives the same ones."""
     rng = random.Random(seed)
     words = sorted({w for text in model.corpus() for w in text.split() if w.isalpha()})
-    kinds = ["short"] * short + ["long"] * long
-    return [_one(rng, words, kind, ROUTES[i % len(ROUTES)], i) for i, kind in enumerate(kinds)]
+    lengths = [SHORT_TOKENS] * short + [LONG_TOKENS] * long
+    return [_one(rng, words, between, ROUTES[i % len(ROUTES)], i) for i, between in enumerate(lengths)]
 
 
-def _one(rng: random.Random, words: Sequence[str], kind: str, route: str, i: int) -> Prompt:
-    tokens = rng.randint(*(SHORT_TOKENS if kind == "short" else LONG_TOKENS))
+def _one(rng: random.Random, words: Sequence[str], between: tuple[int, int], route: str, i: int) -> Prompt:
+    tokens = rng.randint(*between)
     answer = rng.randint(*(TALK_TOKENS if rng.random() < TALKS else ANSWER_TOKENS))
     greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
     asked: dict[str, Any]
@@ -48,5 +47,5 @@ def _one(rng: random.Random, words: Sequence[str], kind: str, route: str, i: int
     if route == CHAT:
         asked["messages"] = [{"role": "user", "content": text}]
     if route == GENERATE:
-        return Prompt(route, {**asked, "sampling_params": {"max_new_tokens": answer, **greedy}}, kind)
-    return Prompt(route, {"model": "m", "max_tokens": answer, **greedy, **asked}, kind)
+        return Prompt(route, {**asked, "sampling_params": {"max_new_tokens": answer, **greedy}})
+    return Prompt(route, {"model": "m", "max_tokens": answer, **greedy, **asked})

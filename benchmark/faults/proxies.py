@@ -35,10 +35,6 @@ class Link:
         self._owed: int | None = None
         """Bytes of a reply of known length that are to come; None: it ends with its last chunk."""
 
-    def expect(self, marker: int | None) -> None:
-        """A request has come."""
-        self.marker, self.answered, self.chunks_left, self._owed = marker, False, None, None
-
     def replied(self, data: bytes) -> None:
         """Another piece of the reply has come."""
         if data.startswith(b"HTTP/1."):
@@ -130,15 +126,14 @@ class Proxy:
         link = Link(reader, writer)
         self._links.add(link)
         try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = _LENGTH.search(head)
-                body = await reader.readexactly(int(length[1])) if length else b""
-                number = _NUMBER.search(head)
-                link.expect(int(number[1]) if number else None)
-                await self._meet(link, head + body)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, OSError):
-            link.end(abrupt=False)
+            with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+                while True:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = _LENGTH.search(head)
+                    body = await reader.readexactly(int(length[1])) if length else b""
+                    number = _NUMBER.search(head)
+                    link.marker, link.answered, link.chunks_left = int(number[1]) if number else None, False, None
+                    await self._meet(link, head + body)
         finally:
             link.end(abrupt=False)
             self._links.discard(link)
@@ -196,7 +191,7 @@ class Proxy:
                 link.replied(data)
             await self._speaks.wait()
             link.end(abrupt=False)
-        except (ConnectionError, OSError):
+        except OSError:
             link.end(abrupt=True)
 
 

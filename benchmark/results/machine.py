@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+
+import psutil
 
 from benchmark.rig.model import REPO
 
@@ -19,18 +22,14 @@ PACKAGES = (
 def machine() -> dict[str, str | int | float]:
     """Processor, cores, memory (GiB), system, and the GPUs with their driver where there are any."""
     name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as f:
-            name = next((x.split(":", 1)[1].strip() for x in f if x.startswith("model name")), name)
-    except OSError:
-        pass
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as f:
+        name = next((x.split(":", 1)[1].strip() for x in f if x.startswith("model name")), name)
     gpus = _gpus()
     return {
         **({"gpus": gpus} if gpus else {}),
         "cpu": name,
         "cores": os.cpu_count() or 0,
-        "memory_gib": round(pages / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.system(),
         "python": platform.python_version(),
     }
@@ -48,10 +47,8 @@ def versions() -> dict[str, str]:
     """Installed versions of what is measured."""
     found = {}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -43,11 +43,6 @@ def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def share(flags: Sequence[bool]) -> float:
-    """0..1; NaN of nothing."""
-    return sum(flags) / len(flags) if flags else math.nan
-
-
 def ttft_ms(answers: Sequence[Answer], kind: str) -> list[float]:
     """Of the requests of one class that were answered."""
     return [1e3 * a.ttft_s for a in answers if a.job.kind == kind and a.ttft_s is not None]
@@ -71,7 +66,7 @@ def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]
         "slowdown_mean": mean(slowdown),
         "slowdown_p90": quantile(slowdown, 90),
         "longest_wait_s": max(0.0, *wait) if wait else math.nan,
-        "goodput": share([slo.met(a) for a in mine]),
+        "goodput": mean([slo.met(a) for a in mine]),
     }
 
 
@@ -87,7 +82,7 @@ def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
         "slowdown_mean": mean([slo.slowdown(a) for a in ok]),
         "requests_per_s": len(ok) / spent,
         "tokens_per_s": sum(a.job.new for a in ok) / spent,
-        "goodput": share([slo.met(a) for a in answers]),
+        "goodput": mean([slo.met(a) for a in answers]),
         "failed": len(answers) - len(ok),
         "client_late_p99_ms": quantile([a.late_s * 1e3 for a in answers], 99),
     }

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tabulate import tabulate
 
@@ -106,18 +106,15 @@ class Piece:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
         return path
 
-    def tell(self, out: Path, *, every: bool = False) -> None:
-        """Print tables and the figures that have a bar, or ``every`` one; say where all of it is."""
+    def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
+        """What a command ends with: its own words noted, all of it saved; tables told, and the figures that have a bar
+        or ``every`` one."""
+        self.command = command(module, argv)
+        path = self.write(out)
         for one in self.tables:
             print(f"\n{one}")
         told = [f for f in self.figures if f.bar or every]
-        print(*(["", *told] if told else []), out / NAME, sep="\n", flush=True)
-
-    def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
-        """What a command ends with: its own words noted, all of it saved and told."""
-        self.command = command(module, argv)
-        self.write(out)
-        self.tell(out, every=every)
+        print(*(["", *told] if told else []), path, sep="\n", flush=True)
 
     @classmethod
     def read(cls, path: Path) -> Piece:
@@ -131,21 +128,55 @@ class Piece:
         return cls(**raw)
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def count(text: str) -> int:
+    """An argument that is a whole number from 1 on."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """An argument that is a number above 0."""
+    if not float(text) > 0.0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return float(text)
+
+
 def parser(
-    prog: str, doc: str | None, out: str, *, rounds: str = "", seed: int | None = None, whole: bool = False
-) -> argparse.ArgumentParser:
-    """The options that commands share. ``out``: default folder below out/; ``rounds``: help of --rounds, if it is one;
-    ``whole``: show all of ``doc``, not its first line."""
+    prog: str,
+    doc: str | None,
+    out: str | None,
+    *,
+    rounds: str = "",
+    seed: int | None = None,
+    seconds: float | None = None,
+    device: bool = False,
+    whole: bool = False,
+) -> Parser:
+    """The options that commands share. ``out``: default folder below out/, None for none; ``rounds``: help of --rounds,
+    if it is one; ``seconds``: default of --seconds; ``whole``: show all of ``doc``, not its first line."""
     text = doc or ""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=prog, description=text if whole else text.split("\n", 1)[0],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     if rounds:
-        made.add_argument("--rounds", type=int, default=5, help=rounds)
+        made.add_argument("--rounds", type=count, default=5, help=rounds)
     if seed is not None:
         made.add_argument("--seed", type=int, default=seed)
-    made.add_argument("--out", type=Path, default=REPO / "out" / out, help="folder of the result (out/...)")
+    if seconds is not None:
+        made.add_argument("--seconds", type=positive, default=seconds, help=f"of load in a round ({seconds:g})")
+    if device:
+        made.add_argument("--device", choices=("cpu", "cuda"), help="(cuda where there is one)")
+    folder = None if out is None else REPO / "out" / out
+    made.add_argument("--out", type=Path, default=folder, help="folder of the result (out/...)")
     return made
 
 

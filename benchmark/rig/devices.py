@@ -58,12 +58,6 @@ class Device:
         return (*self.args, *knobs, *variant.args)
 
 
-def _shape_only() -> Path:
-    from benchmark.rig import runner as rig
-
-    return rig.write_shape(CUDA_SHAPE, MODELS / f"shape-{CUDA_SHAPE}", context=131072)
-
-
 DEVICES = {
     CPU: Device(
         name=CPU,
@@ -92,7 +86,7 @@ DEVICES = {
         vocabulary=(10, 150000),
         server_gib=30.0,
         layers=28,
-        checkpoint=_shape_only,
+        checkpoint=lambda: model.write_shape(CUDA_SHAPE, MODELS / f"shape-{CUDA_SHAPE}", context=131072),
         what="the shape of Qwen2.5-7B with dummy weights, bfloat16",
         start_s=900.0,
         at_once=True,

@@ -42,6 +42,8 @@ class Fleet:
     say: Callable[[str], None]
     together: bool | None = None
     """None: together if memory holds them."""
+    port: int | None = None
+    """Of the first router, those of the others follow; None: free ones."""
     _up: dict[str, tuple[Target, Target]] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _decode: servers.Server | None = None
@@ -60,12 +62,9 @@ class Fleet:
                 if not self.together:
                     self.say("memory does not hold all servers: one at a time")
             if self.together:
-                launched = {}
-                for variant in self.variants:
-                    if self.device.at_once:
-                        launched[variant.name] = self._launch(variant)
-                for variant in self.variants:
-                    self._start(variant, launched.get(variant.name))
+                launched = [self._launch(v) if self.device.at_once else None for v in self.variants]
+                for variant, server in zip(self.variants, launched, strict=True):
+                    self._start(variant, server)
             self._outer = stack.pop_all()
         return self
 
@@ -112,7 +111,9 @@ class Fleet:
         prefill.ready(self.device.start_s)
         front = prefill
         if self._decode:
-            front = servers.minilb([prefill], [self._decode], self.log(f"router-{variant.name}"))
+            port = None if self.port is None else self.port + list(self.variants).index(variant)
+            log, name = self.log(f"router-{variant.name}"), f"router ({variant.name})"
+            front = servers.minilb([prefill], [self._decode], log, port=port, name=name)
             self._stack.enter_context(front).ready()
         self._up[variant.name] = Target(servers.HOST, front.port), Target(servers.HOST, prefill.port)
         warm_up(self._up[variant.name][0], self.prompts, self.device.longest)
@@ -168,12 +169,6 @@ class Running:
         # A server has the first route, a router the second.
         info = get_json(target, "/server_info") or get_json(target, "/get_server_info") or {}
         return cls(target, info.get("disaggregation_mode") == "prefill")
-
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
 
     def target(self, _: str) -> Target:
         """Always the same."""

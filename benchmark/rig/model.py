@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,21 @@ its whole prefix."""
 
 EMULATED = Shape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=32, context=131072)
 """For emulated devices: as little work as can be, for its time must hide in the step that is emulated."""
+
+SHAPES = {
+    "tiny": Shape(256, 3, 4, 2, 256, 512),
+    "0.5B": Shape(896, 24, 14, 2, 4864, 151936),
+    "7B": Shape(3584, 28, 28, 4, 18944, 152064),
+    "14B": Shape(5120, 48, 40, 8, 13824, 152064),
+    "32B": Shape(5120, 64, 40, 8, 27648, 152064),
+}
+"""Of Qwen2.5, and one small enough for a CPU."""
+
+
+def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:
+    """A model folder with a config and no weights, for ``--load-format dummy``."""
+    _config(replace(SHAPES[name], context=context), tied=name == "0.5B", begin=1, end=2).save_pretrained(folder)
+    return folder
 
 
 def corpus() -> list[str]:
@@ -102,22 +117,11 @@ def _save_tokenizer(folder: Path, shape: Shape) -> None:
 
 def _save_weights(folder: Path, shape: Shape) -> None:
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     torch.manual_seed(shape.seed)
-    config = Qwen2Config(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocab,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
-        bos_token_id=SPECIAL.index("<|endoftext|>"),
-        eos_token_id=SPECIAL.index("<|im_end|>"),
-    )
-    config.architectures = ["Qwen2ForCausalLM"]
+    ends = (SPECIAL.index(name) for name in ("<|endoftext|>", "<|im_end|>"))
+    config = _config(shape, False, *ends)
     model: Any = Qwen2ForCausalLM(config)
     model.to(torch.float32)
     # Attention sharp enough that a wrong key or position changes the output.
@@ -126,3 +130,22 @@ def _save_weights(folder: Path, shape: Shape) -> None:
             if p.dim() == 2:
                 p.mul_(3.0 if "embed" not in name else 1.0)
     model.save_pretrained(folder, safe_serialization=True)
+
+
+def _config(shape: Shape, tied: bool, begin: int, end: int) -> Any:
+    from transformers import Qwen2Config
+
+    config = Qwen2Config(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        vocab_size=shape.vocab,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=tied,
+        bos_token_id=begin,
+        eos_token_id=end,
+    )
+    config.architectures = ["Qwen2ForCausalLM"]
+    return config

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,35 +10,7 @@ from typing import Any
 
 import torch
 
-_AXES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-SHAPES = {
-    "tiny": (256, 3, 4, 2, 256, 512),
-    "0.5B": (896, 24, 14, 2, 4864, 151936),
-    "7B": (3584, 28, 28, 4, 18944, 152064),
-    "14B": (5120, 48, 40, 8, 13824, 152064),
-    "32B": (5120, 64, 40, 8, 27648, 152064),
-}
-"""Qwen2.5 shapes, and one small enough for a CPU: values of ``_AXES``, then the vocabulary."""
-
-
-def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:
-    """A model folder with a config and no weights, for ``--load-format dummy``."""
-    config: dict[str, Any] = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_act": "silu",
-        "max_position_embeddings": context,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": name == "0.5B",
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **dict(zip((*_AXES, "vocab_size"), SHAPES[name], strict=True)),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+from benchmark.rig.servers import free_port
 
 
 def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
@@ -48,6 +18,7 @@ def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
 
     ``flags``: further server options. ``seed``: fill the weights with seeded noise instead of SGLang's dummies.
     """
+    from sglang.benchmark import one_batch
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import bootstrap
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -56,11 +27,11 @@ def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
     load_plugins()
-    argv = ["--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--nccl-port", str(_port())]
-    argv += ["--sampling-backend", "pytorch", "--grammar-backend", "none"]
+    argv = ["--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init"]
+    argv += ["--nccl-port", str(free_port()), "--sampling-backend", "pytorch", "--grammar-backend", "none"]
     server_args = prepare_server_args([*argv, *flags])
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    _kernel_configs()
+    one_batch._init_process_global_configs()
     ports = PortArgs.init_new(server_args)
     model_config = ModelConfig.from_server_args(server_args)
     bootstrap.init_parallel_runtime(server_args=server_args, device=get_device().device, dist_port=ports.nccl_port)
@@ -78,27 +49,6 @@ def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
     runner.init_attention_backends()
     runner.init_cuda_graphs()
     return runner
-
-
-def _kernel_configs() -> None:
-    from sglang.srt.layers.moe import initialize_moe_config
-    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
-    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
-    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
-
-    for initialize in (
-        initialize_moe_config,
-        initialize_fp8_gemm_config,
-        initialize_bf16_gemm_config,
-        initialize_fp4_gemm_config,
-    ):
-        initialize()
-
-
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def make_noise(model: torch.nn.Module, seed: int) -> None:

@@ -13,8 +13,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,6 @@ class Server:
     command: Sequence[str]
     port: int
     log: Path
-    health: str = "/health"
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     bootstrap_port: int | None = None
@@ -80,29 +80,26 @@ class Server:
             )
         return self
 
-    def ready(self, timeout_s: float = 240.0, tick: Callable[[float], None] | None = None) -> Server:
+    def ready(self, timeout_s: float = 240.0, tick: Callable[[], None] | None = None) -> Server:
         """Wait until the health route answers 200. Raises ServerError if it dies or takes too long."""
         begin = time.monotonic()
         while True:
             waited = time.monotonic() - begin
             if not self.alive():
-                raise ServerError(f"{self.name} ended with code {self.returncode()} while starting: {self.last_line()}")
+                code = self.process and self.process.returncode
+                raise ServerError(f"{self.name} ended with code {code} while starting: {self.last_line()}")
             if waited > timeout_s:
                 raise ServerError(f"{self.name} did not answer within {timeout_s:.0f} s; its log: {self.log}")
-            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + self.health, timeout=10) as reply:
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/health", timeout=10) as reply:
                 if reply.status == 200:
                     return self
             if tick:
-                tick(waited)
+                tick()
             time.sleep(0.2)
 
     def alive(self) -> bool:
         """Whether the process runs."""
         return self.process is not None and self.process.poll() is None
-
-    def returncode(self) -> int | None:
-        """Exit code, or None while it runs."""
-        return self.process.poll() if self.process else None
 
     def laps_status(self) -> dict[str, Any]:
         """GET /laps_status. Raises OSError, ValueError."""
@@ -130,9 +127,9 @@ class Server:
         """End it at once, as a crash would."""
         self._end(signal.SIGKILL, 5.0)
 
-    def stop(self, grace_s: float = 10.0) -> None:
+    def stop(self) -> None:
         """End the process and its children; harmless if it is gone."""
-        self._end(signal.SIGTERM, grace_s)
+        self._end(signal.SIGTERM, 10.0)
 
     def _end(self, first: signal.Signals, grace_s: float) -> None:
         members = self.family()
@@ -181,45 +178,20 @@ def require_free(port: int, name: str) -> None:
             raise ServerError(f"port {port} (for the {name}) is already taken on {HOST}") from None
 
 
-def sglang(mode: str, model: Path, log: Path, port: int | None, name: str, *args: str) -> Server:
-    """A server of SGLang's in one half of a disaggregated pair (not started)."""
-    port = port or free_port()
+def sglang(
+    mode: str, model: Path, log: Path, *args: str, env: Mapping[str, str] | None = None, name: str = ""
+) -> Server:
+    """One half of a disaggregated pair (not started). `mode`: prefill or decode; `args` are SGLang's."""
+    port, bootstrap = free_port(), free_port() if mode == "prefill" else None
     command = (
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
-        "--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake", *args,
+        "--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake",
+        *(("--disaggregation-bootstrap-port", str(bootstrap)) if bootstrap else ()), *args,
     )  # fmt: skip
-    return Server(name, command, port, log)
+    return Server(name or f"{mode} server", command, port, log, env=dict(env or {}), bootstrap_port=bootstrap)
 
 
-def prefill(
-    model: Path,
-    log: Path,
-    *args: str,
-    port: int | None = None,
-    bootstrap_port: int | None = None,
-    env: dict[str, str] | None = None,
-    name: str = "prefill server",
-) -> Server:
-    """A prefill server (not started). `args` are SGLang's."""
-    bootstrap_port = bootstrap_port or free_port()
-    require_free(bootstrap_port, f"{name}'s bootstrap")
-    server = sglang("prefill", model, log, port, name, "--disaggregation-bootstrap-port", str(bootstrap_port), *args)
-    server.env, server.bootstrap_port = env or {}, bootstrap_port
-    return server
-
-
-def decode(
-    model: Path,
-    log: Path,
-    *args: str,
-    port: int | None = None,
-    env: dict[str, str] | None = None,
-    name: str = "decode server",
-) -> Server:
-    """A decode server (not started). `args` are SGLang's."""
-    server = sglang("decode", model, log, port, name, *args)
-    server.env = env or {}
-    return server
+prefill, decode = partial(sglang, "prefill"), partial(sglang, "decode")
 
 
 def minilb(
@@ -242,15 +214,13 @@ def minilb(
 
 
 @contextlib.contextmanager
-def running(
-    *servers: Server, timeout_s: float = 240.0, say: Callable[[str], None] = lambda _: None
-) -> Iterator[tuple[Server, ...]]:
+def running(*servers: Server, say: Callable[[str], None] = lambda _: None) -> Iterator[tuple[Server, ...]]:
     """Start all, wait for all, stop all."""
     try:
         for s in servers:
             s.start()
         for s in servers:
-            s.ready(timeout_s, lambda _, name=s.name: say(f"starting the {name}"))  # type: ignore[misc]
+            s.ready(tick=partial(say, f"starting the {s.name}"))
         yield servers
     finally:
         say("stopping the servers")

@@ -13,9 +13,9 @@ from benchmark.faults.evidence import MARKER
 from benchmark.faults.oracle import Seen
 from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE, Prompt
 
-GEN = Prompt(GENERATE, {"input_ids": [3], "sampling_params": {}}, "short")
-TALK = Prompt(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}], "ignore_eos": True}, "short")
-TEXT = Prompt(COMPLETIONS, {"model": "m", "prompt": "x", "ignore_eos": True}, "short")
+GEN = Prompt(GENERATE, {"input_ids": [3], "sampling_params": {}})
+TALK = Prompt(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}], "ignore_eos": True})
+TEXT = Prompt(COMPLETIONS, {"model": "m", "prompt": "x", "ignore_eos": True})
 
 
 def whole(body: Any, status: str = "200 OK") -> bytes:

@@ -12,7 +12,7 @@ from benchmark.faults.comparison import Compared
 from benchmark.faults.corpus import Case
 from benchmark.faults.evidence import STORM_WORDS, Evidence
 from benchmark.faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
-from benchmark.faults.outcome import Campaign
+from benchmark.faults.outcome import complaints, piece
 from benchmark.results.piece import Piece
 
 ROLES = {"prefill": ["p0", "p1"], "decode": ["d0", "d1"]}
@@ -171,18 +171,18 @@ def test_the_result_is_written_with_every_bar(evidence: Evidence, tmp_path: Path
         oracle.ended(it)
     ours = seen(status=400, reason="no")
     compared = [Compared(Case("fine", b""), ours, ours), Compared(Case("worse", b""), seen(status=500), ours)]
-    campaign = Campaign(
-        oracle=oracle,
+    made = piece(
+        oracle,
+        compared,
         seed=1,
         seconds=2.0,
         inflicted=Counter({("decode", "kill"): 2, ("router", "flush"): 1}),
         wrong={"tracebacks and alarms in logs": ["a.log: oh"], "processes that ended and were not killed": []},
         own_logs=Counter({"theirs": 3}),
-        compared=compared,
         sent=3,
         settings={"requests": 2},
     )
-    campaign.piece().write(tmp_path)
+    made.write(tmp_path)
     again = Piece.read(tmp_path)
     assert {f.name: f.value for f in again.figures if f.met is False} == {
         "requests hung": 1, "requests that ended twice": 1, "tracebacks and alarms in logs": 1,
@@ -191,8 +191,8 @@ def test_the_result_is_written_with_every_bar(evidence: Evidence, tmp_path: Path
     assert again.data["ends"] == {"plain": {"right": 1, "hung": 1}}
     assert again.data["inflicted"] == {"decode kill": 2, "router flush": 1}
     assert again.data["tracebacks_of_sglang"] == {"theirs": 3}
-    assert [line.partition(":")[0] for line in campaign.complaints()] == [
+    assert [line.partition(":")[0] for line in complaints(made)] == [
         "hung", "requests that ended twice", "tracebacks and alarms in logs",
         "hostile requests taken worse than by stock",
     ]  # fmt: skip
-    assert campaign.complaints(2)[-1] == "and 2 more in the result"
+    assert complaints(made, 2)[-1] == "and 2 more in the result"

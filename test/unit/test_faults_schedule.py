@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 
 import pytest
@@ -56,5 +57,6 @@ def test_one_class_alone(only: str) -> None:
 
 def test_prompts_are_of_all_routes_and_lengths() -> None:
     made = prompts.make(1, 60, 30)
-    assert {(p.route, p.length_class) for p in made} == {(r, c) for r in prompts.ROUTES for c in ("short", "long")}
+    assert [len(json.dumps(p.body)) > 700 for p in made] == [False] * 60 + [True] * 30
+    assert {p.route for p in made[:60]} == {p.route for p in made[60:]} == set(prompts.ROUTES)
     assert all("stream" not in p.body for p in made)

@@ -19,7 +19,7 @@ from benchmark.load import client
 from benchmark.load.connection import Target, request
 from benchmark.results import bars
 from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import interleaved
+from benchmark.results.rounds import interleaved, ratio
 from benchmark.rig import servers
 from benchmark.suites.router import BOTH, LAPS, STOCK, routers
 
@@ -108,34 +108,14 @@ def measured(server: servers.Server, body: bytes, clients: int, seconds: float) 
 
 
 Rounds = dict[str, list[dict[str, float]]]
-
-
-def compared(seen: Rounds) -> dict[str, Any]:
-    """Medians over rounds, and the medians of the rounds' ratios."""
-
-    def medians(key: str, digits: int) -> dict[str, float]:
-        return {n: round(statistics.median(r[key] for r in rounds), digits) for n, rounds in seen.items()}
-
-    pairs = list(zip(seen[LAPS], seen[STOCK], seen[DIRECT], strict=True))
-    return {
-        "requests_per_s": medians("per_s", 1),
-        "p50_ms": medians("p50_ms", 3),
-        "p99_ms": medians("p99_ms", 3),
-        "cpu_ms": medians("cpu_ms", 3),
-        "failed": {n: sum(r["failed"] for r in rounds) for n, rounds in seen.items()},
-        "cpu_of_stock": round(statistics.median(a["cpu_ms"] / b["cpu_ms"] for a, b, _ in pairs), 2),
-        "times_stock": round(statistics.median(a["per_s"] / b["per_s"] for a, b, _ in pairs), 2),
-        "added_p99_of_stock": round(
-            statistics.median((a["p99_ms"] - d["p99_ms"]) / (b["p99_ms"] - d["p99_ms"]) for a, b, d in pairs), 2
-        ),
-    }
+"""By router, and with none between."""
 
 
 def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
     """Both routers in front of the same instant back ends."""
     cores = sorted(os.sched_getaffinity(0))
     routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
-    loads: list[dict[str, Any]] = []
+    loads: dict[str, Rounds] = {}
     with ExitStack() as stack:
         behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
         up = routers(behind[:PREFILLS], behind[PREFILLS:], out)
@@ -146,43 +126,42 @@ def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> P
             pin(s.process.pid, core)
         for stream in (False, True):
             for clients in CLIENTS:
-                say(f"{'streams' if stream else 'whole replies'}, {clients} clients")
+                load = f"{'stream' if stream else 'whole'}, {clients} clients"
+                say(load)
                 body = request(
                     {"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream}
                 )
-                seen: Rounds = {name: [] for name in (*BOTH, DIRECT)}
+                seen = loads[load] = {name: [] for name in (*BOTH, DIRECT)}
                 for i, name in interleaved(BOTH, rounds):
                     seen[name].append(measured(up[name], body, clients, seconds))
                     if len(seen[DIRECT]) == i:
                         seen[DIRECT].append(measured(behind[-1], body, clients, seconds / 4))
-                loads.append({"stream": stream, "clients": clients, **compared(seen)})
     return piece(loads, rounds, seconds)
 
 
-def piece(loads: Sequence[dict[str, Any]], rounds: int, seconds: float) -> Piece:
+def piece(loads: dict[str, Rounds], rounds: int, seconds: float) -> Piece:
     """For the report."""
     rows, figures = [], []
-    for at in loads:
-        kind = "stream" if at["stream"] else "whole"
-        rate, p99 = at["requests_per_s"], at["p99_ms"]
-        rows.append((
-            f"{kind}, {at['clients']}", *(f"{rate[n]:.0f}" for n in BOTH), *(f"{p99[n]:.1f}" for n in BOTH),
-            *(f"{at['cpu_ms'][n]:.2f}" for n in BOTH),
-        ))  # fmt: skip
-        load = f"{kind}, {at['clients']} clients, laps / stock"
+    for load, seen in loads.items():
+
+        def of(key: str, seen: Rounds = seen) -> dict[str, list[float]]:
+            return {name: [r[key] for r in turns] for name, turns in seen.items()}
+
+        rate, p99, cpu = of("per_s"), of("p99_ms"), of("cpu_ms")
+        cells = [f"{statistics.median(at[n]):.{k}f}" for at, k in ((rate, 0), (p99, 1), (cpu, 2)) for n in BOTH]
+        rows.append((load, *cells))
         figures += [
-            Figure.of(f"router: requests/s, {load}", at["times_stock"], bars.ROUTER_RATE, rounds),
-            Figure.of(f"router: P99 latency, {load}", p99[LAPS] / p99[STOCK], bars.ROUTER_P99, rounds),
+            Figure.of(f"router: {what}, {load}, laps / stock", ratio(at[LAPS], at[STOCK]), bar)
+            for what, at, bar in (("requests/s", rate, bars.ROUTER_RATE), ("P99 latency", p99, bars.ROUTER_P99))
         ]
     heads = ("reply, clients", "stock /s", "laps /s", "stock P99 ms", "laps P99 ms", "stock CPU ms", "laps CPU ms")
-    note = "CPU: of the router's process, a request."
     return Piece(
         name="router-echo",
         title="What the router costs",
         text="Stock MiniLB and the LAPS router in front of the same instant back ends, in turns; "
         f"medians over {rounds} rounds.",
         seed=0,
-        tables=[Table("Both routers in front of instant back ends", heads, rows, note)],
+        tables=[Table("Both routers in front of instant back ends", heads, rows, "CPU: of the router, a request.")],
         figures=figures,
-        data={"loads": list(loads), "seconds": seconds, "prefill": PREFILLS, "decode": DECODES},
+        data={"loads": loads, "seconds": seconds, "prefill": PREFILLS, "decode": DECODES},
     )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ SHARES = (0.9, 0.1, 0.9)
 """Short requests among all, phase by phase."""
 PATIENCE_S = 60.0
 
-Rooms = dict[int, asyncio.Event]
+Rooms = defaultdict[int, asyncio.Event]
 
 
 class EmulatedPrefill:
@@ -60,7 +60,7 @@ class EmulatedPrefill:
                 self.busy_s += tokens / SPEED
         finally:
             self.backlog -= tokens
-        self.rooms.setdefault(body["bootstrap_room"], asyncio.Event()).set()
+        self.rooms[body["bootstrap_room"]].set()
         return web.json_response({"meta_info": {"prompt_tokens": tokens}})
 
     async def status(self, _: web.Request) -> web.Response:
@@ -72,37 +72,26 @@ class EmulatedPrefill:
         )
 
 
-class EmulatedDecode:
-    """Answers once the prompt is prefilled."""
+async def start(n: int, log: Path) -> tuple[list[web.AppRunner], list[servers.Server]]:
+    """``n`` prefill servers and a decode server, which answers once the prompt is prefilled."""
+    runners, started, rooms = [], [], Rooms(asyncio.Event)
 
-    def __init__(self, rooms: Rooms) -> None:
-        self.rooms = rooms
-
-    async def generate(self, request: web.Request) -> web.Response:
+    async def decode(request: web.Request) -> web.Response:
         room = (await request.json())["bootstrap_room"]
-        await self.rooms.setdefault(room, asyncio.Event()).wait()
-        del self.rooms[room]
+        await rooms[room].wait()
+        del rooms[room]
         return web.json_response({"text": "x", "meta_info": {}})
 
-
-async def start(n: int) -> tuple[list[web.AppRunner], list[str]]:
-    """``n`` prefill servers and a decode server; their URLs in that order."""
-    runners, urls, rooms = [], [], Rooms()
     for i in range(n + 1):
-        app = web.Application()
+        app, one, port = web.Application(), EmulatedPrefill(rooms), servers.free_port()
+        app.router.add_post("/generate", one.generate if i < n else decode)
         if i < n:
-            one = EmulatedPrefill(rooms)
-            app.router.add_post("/generate", one.generate)
             app.router.add_get("/laps_status", one.status)
-        else:
-            app.router.add_post("/generate", EmulatedDecode(rooms).generate)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, servers.HOST, servers.free_port())
-        await site.start()
-        runners.append(runner)
-        urls.append(site.name)
-    return runners, urls
+        runners.append(web.AppRunner(app))
+        await runners[-1].setup()
+        await web.TCPSite(runners[-1], servers.HOST, port).start()
+        started.append(servers.Server("emulated", (), port, log, bootstrap_port=8998))
+    return runners, started
 
 
 def phase(n: int, share: float, seconds: float, rng: random.Random) -> list[Job]:
@@ -116,14 +105,11 @@ async def follow(n: int, period_s: float, phase_s: float, out: Path, say: Callab
     """Pools under a mix that changes twice. The first phase starts from an even split and is warm-up."""
     rng = random.Random(n)
     prompts = Prompts(model.VOCABULARY, n, LONG_TOKENS, reuse=False, prefill_only=False)
-    runners, urls = await start(n)
-    port = servers.free_port()
-    command = [sys.executable, "-m", MODULES[LAPS], "--pd-disaggregation", "--mini-lb", "--host", servers.HOST]
-    command += ["--port", str(port), *FLAGS[LAPS], "--laps-rebalance-interval-s", str(period_s)]
-    for url in urls[:n]:
-        command += ["--prefill", url]
-    router = servers.Server("router", [*command, "--decode", urls[n]], port, out / "logs" / f"router-mix-{n}.log")
-    target, loads, changes = Target(servers.HOST, port), [], []
+    log = out / "logs" / f"router-mix-{n}.log"
+    runners, behind = await start(n, log)
+    flags = (*FLAGS[LAPS], "--laps-rebalance-interval-s", str(period_s))
+    router = servers.minilb(behind[:n], behind[n:], log, *flags, module=MODULES[LAPS])
+    target, loads, changes = Target(servers.HOST, router.port), [], []
     try:
         await asyncio.to_thread(lambda: router.start().ready())
         for i, share in enumerate(SHARES):

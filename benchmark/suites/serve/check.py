@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -18,7 +19,6 @@ from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SAME_CLIENT
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.rounds import in_turns, ratio
-from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
 from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ENV, FAKE_BOOTSTRAP_HOST, ServerError
@@ -47,8 +47,9 @@ def bench_serving(url: str, folder: Path, model: Path, requests: int, seed: int)
     return float(json.loads(result.read_text().splitlines()[-1])["median_ttft_ms"])
 
 
-def run(device: Device, chunk: int, out: Path, seed: int, rounds: int, seconds: float, say: Progress) -> Piece:
-    """Both on stock fcfs. Raises ServerError or ConnectionError."""
+def run(args: argparse.Namespace, out: Path, say: Progress) -> Piece:
+    """Both on stock fcfs; ``args``: as of ``benchmark.serve``. Raises ServerError or ConnectionError."""
+    device, seed, rounds = args.device, args.seed, args.rounds
     out.mkdir(parents=True, exist_ok=True)
     prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)
     requests = 0
@@ -57,13 +58,13 @@ def run(device: Device, chunk: int, out: Path, seed: int, rounds: int, seconds: 
         nonlocal requests
         if name == OURS or not requests:
             jobs = [Job(0.0, TOKENS)] * 200
-            loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed + i), CLIENTS, seconds))
+            loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed + i), CLIENTS, args.seconds))
             requests = max(20, len(loop.ttft_s))
         if name == OURS:
             return 1e3 * statistics.median(loop.ttft_s)
         return bench_serving(target.url, out, model, requests, random.Random(seed + i).getrandbits(30))
 
-    with Fleet(device, chunk, [BUILT_IN["fcfs"]], False, out, prompts, say) as fleet:
+    with Fleet(device, args.chunk, [BUILT_IN["fcfs"]], False, out, prompts, say) as fleet:
         target, model = fleet.target("fcfs"), device.checkpoint()
         seen = in_turns((OURS, THEIRS), rounds, once, say)
     r = ratio(seen[OURS], seen[THEIRS])

@@ -11,7 +11,9 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import reduce
+from operator import getitem
+from typing import Any
 
 import numpy as np
 from laps_plan.traffic.job import Job
@@ -23,7 +25,7 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import KINDS, Slo, figures, quantile
 from benchmark.results.rounds import Ratio, in_turns, ratio
-from benchmark.rig.fleet import busy_s, flush
+from benchmark.rig.fleet import Fleet, Running, busy_s, flush
 
 PATIENCE_S = 60.0
 CLIENTS = 32
@@ -35,16 +37,6 @@ GOAL = 0.9
 
 Points = dict[int, dict[str, dict[str, list[float]]]]
 """clients -> variant -> figure -> one value a round."""
-
-
-class Servers(Protocol):
-    """Where variants are served."""
-
-    def target(self, name: str, /) -> Target:
-        """Where its load goes."""
-
-    def prefill(self, name: str, /) -> Target:
-        """Its prefill server."""
 
 
 @dataclass
@@ -141,12 +133,7 @@ class Compared:
 
     def values(self, name: str, *path: str) -> list[float]:
         """One figure, round by round, as ``("short", "p90_ms")``."""
-        out = []
-        for figure in self.per_round(name):
-            for key in path:
-                figure = figure[key]
-            out.append(float(figure))  # type: ignore[arg-type]
-        return out
+        return [float(reduce(getitem, path, figures)) for figures in self.per_round(name)]  # type: ignore[arg-type]
 
     def ratio(self, new: str, base: str, *path: str) -> Ratio | None:
         """One figure of a variant over another's; None where a round lacks it."""
@@ -160,7 +147,7 @@ class Compared:
 class Bench:
     """Servers under load, in turns."""
 
-    servers: Servers
+    servers: Fleet | Running
     names: Sequence[str]
     """Variants that are compared."""
     prompts: Prompts

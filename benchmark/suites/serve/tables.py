@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from benchmark.results import bars
@@ -16,16 +15,16 @@ from benchmark.results.rounds import ratio
 from benchmark.rig.variants import FCFS, LAPS, STOCK
 from benchmark.suites.serve.compare import GOAL, Compared, Points
 
-RATIOS = (
-    ("short P50 TTFT", ("short", "p50_ms")),
-    ("short P90 TTFT", ("short", "p90_ms")),
-    ("long P50 TTFT", ("long", "p50_ms")),
-    ("long P90 TTFT", ("long", "p90_ms")),
-    ("mean TTFT", ("mean_ms",)),
-    ("mean slowdown", ("slowdown_mean",)),
-    ("requests/s", ("requests_per_s",)),
-    ("share within the SLO", ("goodput",)),
-)
+RATIOS = {
+    **{f"{kind} P{q} TTFT": (kind, f"p{q}_ms") for kind in KINDS for q in (50, 90)},
+    "mean TTFT": ("mean_ms",),
+    "mean slowdown": ("slowdown_mean",),
+    "requests/s": ("requests_per_s",),
+    "share within the SLO": ("goodput",),
+}
+"""What a variant is compared in: a figure of a round, by its name in the report."""
+OVER_FCFS = "long P90 TTFT"
+"""LAPS is judged by it over fcfs; by all else over the stock policy that is best in it."""
 
 
 def number(value: float, digits: int = 0) -> str:
@@ -79,7 +78,7 @@ def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
         if name == base:
             continue
         cells = []
-        for label, path in RATIOS:
+        for label, path in RATIOS.items():
             r = compared.ratio(name, base, *path)
             cells.append("-" if r is None else f"{r} {r.verdict}")
             if r is not None:
@@ -91,46 +90,36 @@ def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
         "Median of per-round ratios [interval for that median] and what it supports: more, less, or not shown (the "
         "interval holds 1, or has less than 90% confidence)."
     )
-    return [Table(f"Ratios over {base}", ("variant", *(label for label, _ in RATIOS)), rows, note)], found
+    return [Table(f"Ratios over {base}", ("variant", *RATIOS), rows, note)], found
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """One figure and what its ratio may be."""
-
-    label: str
-    path: tuple[str, ...]
-    bar: Bar
-    against: str | None = None
-    """A variant; None = the stock policy that is best in this figure."""
-
-
-def wanted(workload: str) -> list[Wanted]:
-    """Of a workload of ``benchmark.serve``."""
+def wanted(workload: str) -> dict[str, Bar]:
+    """What LAPS's ratios may be on a workload of ``benchmark.serve``, by their names in RATIOS."""
     # Where prompts of all lengths are mixed, or most are short, there is less to gain for the short ones.
     even = workload in ("lmsys", "mooncake", "turns")
     # Their long prompts are few among much that is shorter, which goes first.
     yields = workload in ("bursty", "lmsys", "whale", "turns")
-    return [
-        Wanted("short P90 TTFT", ("short", "p90_ms"), bars.SHORT_P90_EVEN if even else bars.SHORT_P90),
-        Wanted("mean TTFT", ("mean_ms",), bars.NO_MORE),
-        Wanted("mean slowdown", ("slowdown_mean",), bars.NO_MORE),
-        Wanted("long P90 TTFT", ("long", "p90_ms"), bars.LONG_P90_YIELDS if yields else bars.NO_MORE, FCFS),
-        Wanted("requests/s", ("requests_per_s",), bars.THROUGHPUT),
-    ]
+    return {
+        "short P90 TTFT": bars.SHORT_P90_EVEN if even else bars.SHORT_P90,
+        "mean TTFT": bars.NO_MORE,
+        "mean slowdown": bars.NO_MORE,
+        OVER_FCFS: bars.LONG_P90_YIELDS if yields else bars.NO_MORE,
+        "requests/s": bars.THROUGHPUT,
+    }
 
 
 def judged(compared: Compared, workload: str) -> list[Figure]:
     """LAPS's ratios with their bars; none where LAPS or what it is judged against was not run."""
     figures = []
-    for one in wanted(workload):
-        base = one.against or best(compared, one.path, most=math.isinf(one.bar.most))
+    for label, bar in wanted(workload).items():
+        path = RATIOS[label]
+        base = FCFS if label == OVER_FCFS else best(compared, path, most=math.isinf(bar.most))
         if base is None or not {base, LAPS} <= compared.answers.keys():
             continue
-        found = compared.ratio(LAPS, base, *one.path)
+        found = compared.ratio(LAPS, base, *path)
         if found is not None:
-            of = base if one.against else f"{base}, the best of stock"
-            figures.append(Figure.of(f"{one.label}, {LAPS} / {of}", found, one.bar))
+            of = base if label == OVER_FCFS else f"{base}, the best of stock"
+            figures.append(Figure.of(f"{label}, {LAPS} / {of}", found, bar))
     return figures
 
 
@@ -138,8 +127,7 @@ def best(compared: Compared, path: Sequence[str], *, most: bool) -> str | None:
     """The stock policy with the best median of a figure; None where none was run."""
     medians = {n: statistics.median(compared.values(n, *path)) for n in STOCK if n in compared.answers}
     known = {n: m for n, m in medians.items() if not math.isnan(m)}
-    pick: Callable[..., str] = max if most else min
-    return pick(known, key=known.__getitem__) if known else None
+    return (max if most else min)(known, key=known.__getitem__) if known else None
 
 
 def closed(points: Points, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure], dict[str, Any]]:

@@ -26,9 +26,10 @@ def cuda() -> bool:
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory, cuda: bool) -> Any:
+    from benchmark.rig import model as small
     from benchmark.rig import runner as rig
 
-    model = rig.write_shape("tiny", tmp_path_factory.mktemp("model"), context=CONTEXT)
+    model = small.write_shape("tiny", tmp_path_factory.mktemp("model"), context=CONTEXT)
     flags = ["--max-total-tokens", "16384", "--max-running-requests", "64", "--chunked-prefill-size", "2048"]
     device = ["--dtype", "bfloat16", "--attention-backend", "fa3"] if cuda else ["--device", "cpu", "--dtype", DTYPE]
     made = rig.boot(Path(model), *flags, *device, seed=7)

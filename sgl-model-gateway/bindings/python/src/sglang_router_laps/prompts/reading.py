@@ -76,10 +76,6 @@ def _generate(prompt: Prompt, body: Mapping[str, Any]) -> None:
             prompt.media += 1
 
 
-def _completions(prompt: Prompt, body: Mapping[str, Any]) -> None:
-    _take(prompt, body.get("prompt"))
-
-
 def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list):
@@ -136,7 +132,7 @@ def utf8_len(text: str) -> int:
 
 READERS: dict[str, Callable[[Prompt, Mapping[str, Any]], None]] = {
     GENERATE: _generate,
-    COMPLETIONS: _completions,
+    COMPLETIONS: lambda prompt, body: _take(prompt, body.get("prompt")),
     CHAT: _chat,
 }
 """The routes that prefill, and how each is read."""

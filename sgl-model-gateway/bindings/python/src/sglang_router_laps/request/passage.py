@@ -130,9 +130,7 @@ class Passage:
         """Answer with how the last attempt ended; None: there was nowhere to go."""
         client = self.client
         if isinstance(ended, Refused):
-            if client.started:
-                await client.break_off(ended.reply.body)
-            elif ended.unjoined:
+            if ended.unjoined and not client.started:
                 # Nobody refused it, and the next pair of servers may serve it.
                 await self._fail(503, "transfer_failed", message_of(self.call.ids.as_asked(ended.reply.body)))
             else:
@@ -141,10 +139,10 @@ class Passage:
             await self._fail(502, "upstream_lost", str(ended))
         else:
             self.router.counts.rejected += 1
+            kind, why = "no_connection", f"request {self.call.ids.name}: {ended}"
             if ended is None:
-                await client.refuse(503, "no_instance", f"no {self.router.pools.missing()} server is healthy")
-            else:
-                await client.refuse(503, "no_connection", f"request {self.call.ids.name}: {ended}")
+                kind, why = "no_instance", f"no {self.router.pools.missing()} server is healthy"
+            await client.refuse(503, kind, why)
 
     async def _fail(self, status: int, kind: str, why: str) -> None:
         self.router.counts.failed += 1

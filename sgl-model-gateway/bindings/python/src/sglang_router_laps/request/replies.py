@@ -160,7 +160,12 @@ class Client:
     """The last byte is on its way: the client may go."""
 
     async def whole(self, reply: Reply) -> None:
-        """All of it at once."""
+        """All of it at once; where something has been sent already, that ends with what it says."""
+        if self.started:
+            # The status line is gone: a last event is what a stream's reader can still understand.
+            event = b"data: " + reply.body.replace(b"\n", b" ") + b"\n\n" if self.stream else b""
+            await self.go_on(event, more=False)
+            return
         self.started = self.finished = True
         reply.body = self.ids.as_asked(reply.body)
         await reply(None, None, self.send)
@@ -178,14 +183,4 @@ class Client:
 
     async def refuse(self, status: int, kind: str, message: str) -> None:
         """An error of the router's own, whatever has been sent."""
-        reply = refusal(status, kind, message)
-        if self.started:
-            await self.break_off(reply.body)
-        else:
-            self.finished = True
-            await reply(None, None, self.send)
-
-    async def break_off(self, error: bytes) -> None:
-        """End what has begun."""
-        # The status line is gone: a last event is what a stream's reader can still understand.
-        await self.go_on(b"data: " + error.replace(b"\n", b" ") + b"\n\n" if self.stream else b"", more=False)
+        await self.whole(refusal(status, kind, message))
