@@ -64,7 +64,7 @@ def fleet(out: Path, say: Callable[[str], None]) -> Iterator[tuple[Target, Path]
     router = servers.minilb(prefills, [decode], logs / "router.log", *FLAGS[LAPS], module=MODULES[LAPS])
     say("starting the servers")
     # The router last: servers that are not up yet would be unhealthy to it for a while.
-    with servers.running(*prefills, decode, timeout_s=DEVICE.start_s), servers.running(router):
+    with servers.running(*prefills, decode), servers.running(router):
         yield Target(servers.HOST, router.port), folder
 
 

@@ -44,7 +44,7 @@ POLICIES = (*STOCK, LAPS)
 LOADS = (0.5, 0.7, 0.85)
 JUDGED = 0.7
 """The load at which policies are judged against each other."""
-LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 TRAINING_S = 15.0
 CLIENTS = 256
 """Of the closed loop in which the simulator finds what stock fcfs can do."""
@@ -105,7 +105,14 @@ def told(fleet: Fleet, name: str) -> dict[str, Any]:
 
 def setup(device: Device, profile: Profile, chunk: int) -> Setup:
     """This machine with that device."""
-    return Setup(profile.name, f"{profile.source}; host: this machine", profile.coefficients, chunk, profile.layers)
+    return Setup(
+        profile.name,
+        f"{profile.source}; host: this machine",
+        profile.coefficients,
+        chunk,
+        profile.layers,
+        profile.ahead,
+    )
 
 
 @dataclass
@@ -168,7 +175,7 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
     for name, load in found.items():
         cells = []
         for policy in POLICIES:
-            medians = [(statistics.median(s[policy, k]) for k in keys) for s in (load.measured, load.simulated)]
+            medians = [[statistics.median(s[policy, k]) for k in keys] for s in (load.measured, load.simulated)]
             cells.append((policy, *(f"{1e3 * m:.0f} / {1e3 * s:.0f}" for m, s in zip(*medians, strict=True))))
             for k in keys[:4]:
                 r = ratio(load.simulated[policy, k], load.measured[policy, k])

@@ -52,6 +52,7 @@ class Setup:
     chunk: int
     """Tokens."""
     layers: int
+    ahead: bool = False
 
     def profile(self, seen: Alone, slowed: float) -> Profile:
         """The profile: the step model, host times and the spread of steps from requests alone.
@@ -84,6 +85,7 @@ class Setup:
             step_host_s=slowed * per_step / 2,
             reply_s=slowed * fixed / 2,
             layers=self.layers,
+            ahead=self.ahead,
             spread=[round(f / usual, 4) for f in factors],
             details={
                 "chunk": self.chunk,
@@ -123,7 +125,8 @@ def alone(
     ``busy_s``: tells the device time that the server has used so far; asked after each.
     """
     rng = random.Random(f"{seed} alone")
-    tokens = [n for n in lengths for _ in range(REPEATS)]
+    # Long ones are sent less often, they vary less.
+    tokens = [n for n in lengths for _ in range(REPEATS if n <= 4096 else REPEATS // 3)]
     rng.shuffle(tokens)
     busy = []
 

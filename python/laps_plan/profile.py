@@ -43,6 +43,9 @@ class Profile:
     """From the scheduler to the client."""
     layers: int = 28
     """Of the model: a long batch has at most so many slices."""
+    ahead: bool = False
+    """Whether the host launches a slice while the one before it runs, as it does where the device is not the host's own
+    processor: what it decides then runs after that slice."""
     spread: Sequence[float] = ()
     """Step times vary: factors on the model's time, each as likely as the others; empty = they do not."""
     details: dict[str, Any] = field(default_factory=dict)

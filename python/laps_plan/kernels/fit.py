@@ -71,6 +71,7 @@ def profile(
         step_host_s=host.step_host_s,
         reply_s=host.reply_s,
         layers=layers,
+        ahead=True,
         details={
             **details,
             "assumed": asdict(host),

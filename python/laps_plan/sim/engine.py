@@ -90,7 +90,7 @@ class Server:
         batch: Batch = said  # type: ignore[assignment]
         self._running = True
         # A slice that goes on with a batch finds it prepared.
-        batch.begin = now + (self._step_host_s if batch.seconds is None else 0.0)
+        batch.begin = now + (0.0 if batch.prepared or batch.seconds is not None else self._step_host_s)
         took = self.device.seconds(batch) if batch.seconds is None else batch.seconds
         batch.end = batch.begin + took
         self.busy_s += took

@@ -61,6 +61,11 @@ class Laps:
         self._short: deque[Request] = deque()
         self._long: list[Request] = []
         self._under_way: list[Sliced] = []
+        self._ahead = device is not None and device.profile.ahead
+        self._between = False
+        """A slice has just ended, and more of its batch are left."""
+        self._then: Batch | None = None
+        """What runs after the slice that was launched before it was decided on."""
         self._fresh = 0
         self.waiting_tokens = 0
 
@@ -81,6 +86,12 @@ class Laps:
     def next(self, now: float) -> Batch | float | None:
         """See stock.Scheduler."""
         pacer, under_way = self.pacer, self._under_way
+        if self._then is not None:
+            then, self._then = self._then, None
+            return then
+        launched = under_way[-1] if self._ahead and self._between else None
+        if launched is not None and launched.left == 1:
+            return self._slice(launched)
         fresh, self._fresh = self._fresh, 0
         pacer.arrived(now, fresh)
         if not (self._short or self._long or under_way):
@@ -89,7 +100,8 @@ class Laps:
         paused = None
         if under_way:
             top = under_way[-1]
-            paused = Paused(top.left * top.slice_s, sum(len(s.parts) for s in under_way), len(under_way))
+            left = top.left - (launched is not None)
+            paused = Paused(left * top.slice_s, sum(len(s.parts) for s in under_way), len(under_way))
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         plan = pacer.plan(
@@ -113,6 +125,9 @@ class Laps:
                 said = self._slice(under_way[-1])
         if plan.threshold != self._threshold:
             self._reclass(plan.threshold)
+        if launched is not None and isinstance(said, Batch) and said.whole is not launched:
+            said.prepared, self._then = True, said
+            return self._slice(launched)
         return said
 
     def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch:
@@ -146,6 +161,7 @@ class Laps:
     def finished(self, batch: Batch, now: float) -> None:
         """See stock.Scheduler."""
         sliced: Sliced | None = batch.whole
+        self._between = sliced is not None and sliced.left > 0
         running = batch.running
         assert running is not None
         if running.started is None:

@@ -63,6 +63,8 @@ class Batch:
     """Device time, where the scheduler has divided it; None = what the device takes."""
     whole: Any = None
     """What it is a slice of."""
+    prepared: bool = False
+    """While the device was busy: no host time passes before it."""
     begin: float = 0.0
     end: float = 0.0
     replayed: bool = False
