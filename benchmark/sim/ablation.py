@@ -15,7 +15,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.latency.step import StepShape
-from laps_core.scheduling.gap import stretch
+from laps_core.scheduling.gap import SAVED, stretch
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome
 from laps_plan.sim.variants import VARIANTS, run
@@ -220,7 +220,7 @@ def promised_wait_s(profile: Profile, rows: Sequence[Job], config: LapsConfig) -
         if row.new > 256:
             free = max(free, row.at_s) + -(-row.new // CHUNK) * stretched
             longest = max(longest, free - row.at_s)
-    return longest + 2.0 * stretched + stretch(gap, short) * gap
+    return longest + 2.0 * stretched + stretch(gap, short) * gap + (SAVED - 1) * short
 
 
 def overload(r: Ablation) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.protocol import SHORT
+from laps_core.scheduling.gap import SAVED, Gap
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
@@ -40,6 +41,13 @@ def long(tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | No
 
 def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
     return Paused(left_s, requests, depth)
+
+
+def spend(gap: Gap, at: float) -> None:
+    """All that is saved up: from now on each short batch waits for its gap."""
+    for _ in range(SAVED):
+        gap.sent(at, F)
+        gap.ran(at, at)
 
 
 def launch(

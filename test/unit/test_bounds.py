@@ -14,7 +14,7 @@ from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import classify
 from laps_core.protocol import LONG, SHORT, ClassName
-from laps_core.scheduling.gap import WIDEST, stretch
+from laps_core.scheduling.gap import SAVED, WIDEST, stretch
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
@@ -247,11 +247,12 @@ def longest(toy: Toy, cls: ClassName) -> float:
 
 def promised_long_s(toy: Toy, job: Job, older: list[Job], share: float, gap_s: float) -> float:
     """Time to the first token. Guard: (A + B) / share of long time, A the batches of the prompts that came before it
-    and its own; gap: of a time T the long class has (T - R) G / (G + R), R a run of full short batches and one more.
+    and its own; gap: of a time T the long class has (T - R - P) G / (G + R), R a run of full short batches and one
+    more, P those that were saved up.
     B once more for the batch that it meets."""
     b, s = longest(toy, LONG), longest(toy, SHORT)
     a = sum(-(-j.tokens // CHUNK) for j in [*older, job]) * b
-    return ((a + 2.0 * b) / share + gap_s) * stretch(gap_s, s)
+    return ((a + 2.0 * b) / share + gap_s) * stretch(gap_s, s) + (SAVED - 1) * s
 
 
 big = st.lists(st.tuples(st.integers(5000, 30_000), st.floats(0.0, 0.5)), min_size=1, max_size=3)

@@ -11,6 +11,7 @@ from laps_core.config import LapsConfig
 from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Plan
+from pacers import spend
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import Flight, LapsCore, Lines, Part
 
@@ -89,6 +90,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
 @pytest.mark.parametrize("by_priority", [True, False])
 def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     me = core(priority=(lambda r: 3) if by_priority else None)
+    spend(me.pacer.gap, 0.99)
     me.pacer.gap.sent(0.99, 0.005)
     me.pacer.gap.ran(0.99, 1.0)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]

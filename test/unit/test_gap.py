@@ -8,7 +8,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.scheduling.gap import AIM, RUN, START_S, UNKNOWN, WIDEST, Gap, stretch
+from laps_core.scheduling.gap import AIM, RUN, SAVED, START_S, UNKNOWN, WIDEST, Gap, stretch
+from pacers import spend
 
 F = 0.0045
 
@@ -24,13 +25,37 @@ def test_the_first_preempts_at_once() -> None:
 
 def test_two_are_as_far_apart_as_the_overhead_allows() -> None:
     gap = Gap(0.15)
+    spend(gap, 1.0)
     ran(gap, 1.0, 1.01)
     assert gap.opens_s(F) == pytest.approx(1.01 + F / 0.15)
     assert Gap(0.5).seconds(F) == pytest.approx(2 * F)
 
 
+def test_those_not_needed_are_saved_up_one_a_gap() -> None:
+    gap, at = Gap(0.15), 1.0
+    g = gap.seconds(F)
+    for saved in (SAVED, 2, SAVED):
+        for _ in range(saved):
+            assert gap.opens_s(F) <= at
+            gap.sent(at, F)
+            gap.ran(at, at)
+        assert gap.opens_s(F) == pytest.approx(at + g)
+        at += 2 * g if saved == SAVED else 100 * g
+
+
+def test_while_a_long_prompt_is_far_behind_they_are_saved_up_as_slowly_as_the_gap_is_wide() -> None:
+    gap = Gap(0.15)
+    g = gap.seconds(F)
+    spend(gap, 1.0)
+    assert gap.opens_s(F, 4 * AIM) == pytest.approx(1.0 + 4 * g)
+    gap.sent(1.0 + 4 * g, F)
+    gap.ran(1.0 + 4 * g, 1.0 + 4 * g)
+    assert gap.opens_s(F, 4 * AIM) == pytest.approx(1.0 + 8 * g)
+
+
 def test_one_that_is_still_on_the_device_keeps_the_next_away() -> None:
     gap = Gap(0.15)
+    spend(gap, 0.0)
     gap.sent()
     assert gap.opens_s(F) == math.inf
     gap.sent()  # a second was under way before the first had ended
@@ -81,7 +106,8 @@ def test_it_widens_in_proportion_once_a_long_prompt_is_far_behind() -> None:
 def test_the_long_class_has_its_part_of_any_stretch_of_time(
     seed: int, overhead: float, behind: float, fulls: float
 ) -> None:
-    """While short requests always wait, long work has at least (T - R) G / (G + R) of T, R = RUN G + S."""
+    """While short requests always wait, long work has at least (T - R - P) G / (G + R) of T, R = RUN G + S and
+    P = (SAVED - 1) S."""
     rng, gap, now, log = random.Random(seed), Gap(overhead), 0.0, []
     for _ in range(200):
         full = rng.random() < fulls
@@ -102,7 +128,8 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(
         for j in range(i + 1, len(log), 13):
             total = log[j][2] - log[i][1]
             long = sum(end - begin for kind, begin, end in log[i : j + 1] if kind == "long")
-            assert long >= (total - most) * g / (g + most) - widest - 1e-9
+            saved = (SAVED - 1) * widest
+            assert long >= (total - most - saved) * g / (g + most) - widest - 1e-9
 
 
 def test_times_are_of_any_clock() -> None:
@@ -113,6 +140,7 @@ def test_times_are_of_any_clock() -> None:
 
 def test_full_batches_follow_each_other_for_less_than_their_gaps() -> None:
     gap = Gap(0.5)
+    spend(gap, 1.0)
     gap.sent(1.0, 0.125, full=True)
     gap.ran(1.0, 1.0 + 0.25 * RUN)
     assert gap.opens_s(0.125) == 1.0 + 0.25 * RUN + 0.25

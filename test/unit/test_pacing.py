@@ -11,14 +11,16 @@ from laps_core.protocol import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Waiting
 from laps_core.scheduling.room import ROOM_S
-from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short
+from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short, spend
 
 # -- the gap
 
 
 def test_a_deadline_comes_before_the_gap_where_it_would_be_missed_and_can_be_met() -> None:
     me, work = pacer(), [long(50_000, since=1.0)]
-    run(me, me.plan(0.99, [short("a")], work), 0.99, 1.0)
+    plan = me.plan(0.99, [short("a")], work)
+    spend(me.gap, 0.99)
+    run(me, plan, 0.99, 1.0)
     done_s, opens_s = F + 50 * TOKEN, 1.0 + GAP
 
     def first(now: float, *deadlines: float | None) -> object:
@@ -50,7 +52,9 @@ def test_nothing_waits_and_nothing_runs() -> None:
 
 def test_after_a_short_batch_the_long_class_has_the_gap() -> None:
     me, shorts, longs = pacer(), [short("a")], [long(5000, 1.0)]
-    sent = launch(me, 1.0, me.plan(1.0, shorts, longs))
+    plan = me.plan(1.0, shorts, longs)
+    spend(me.gap, 1.0)
+    sent = launch(me, 1.0, plan)
     assert me.plan(1.3, shorts, longs).order == (LONG, SHORT), "it is still on the device"
     ended(me, sent, 1.0, 1.01)
     assert me.plan(1.01 + GAP - 1e-6, shorts, longs).order == (LONG, SHORT)
@@ -61,6 +65,7 @@ def test_a_short_batch_preempts_what_is_paused_once_the_gap_is_over() -> None:
     me, shorts = pacer(), [short("a")]
     plan = me.plan(1.0, shorts, [], paused=paused())
     assert (plan.order, plan.picked) == ((SHORT,), (0,))
+    spend(me.gap, 1.0)
     run(me, plan, 1.0, 1.01, stock=False, within=True)
     assert me.status(2.0)["preemption"]["by_short_batches"] == 1
     assert me.plan(1.01 + GAP - 1e-6, shorts, [], paused=paused()).order == (), "what is paused goes on"
@@ -70,7 +75,9 @@ def test_a_short_batch_preempts_what_is_paused_once_the_gap_is_over() -> None:
 def test_a_smaller_overhead_is_a_wider_gap() -> None:
     for overhead in (0.05, 0.5):
         me = pacer(preempt_overhead=overhead)
-        run(me, me.plan(0.0, [short("a")], [long(5000)]), 0.0, 0.01, stock=False)
+        plan = me.plan(0.0, [short("a")], [long(5000)])
+        spend(me.gap, 0.0)
+        run(me, plan, 0.0, 0.01, stock=False)
         opens = 0.01 + F / overhead
         assert me.plan(opens - 1e-6, [short("b")], [long(5000)]).order[0] is LONG
         assert me.plan(opens + 1e-6, [short("b")], [long(5000)]).order[0] is SHORT
@@ -78,7 +85,9 @@ def test_a_smaller_overhead_is_a_wider_gap() -> None:
 
 def test_a_long_prompt_that_is_far_behind_widens_it() -> None:
     me, lone_s = pacer(), F + 1000 * TOKEN
-    run(me, me.plan(0.0, [short("a")], [long(1000, 9.0)]), 9.0, 9.0, stock=False)
+    plan = me.plan(0.0, [short("a")], [long(1000, 9.0)])
+    spend(me.gap, 9.0)
+    run(me, plan, 9.0, 9.0, stock=False)
     behind = [long(1000, 9.0 + 1.5 * GAP - 12.0 * lone_s)]  # three times its aim, half of a gap later
     assert me.plan(9.0 + 1.5 * GAP, [short("b")], [long(1000, 9.0)]).order[0] is SHORT
     assert me.plan(9.0 + 1.5 * GAP, [short("b")], behind).order[0] is LONG

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from laps_core.scheduling.gap import stretch
+from laps_core.scheduling.gap import SAVED, stretch
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
 from benchmark.load.client import Answer
@@ -47,7 +47,7 @@ class Terms:
     def long_s(self, work_s: float) -> float:
         """Longest TTFT of a long prompt with so much long work before and in it."""
         gap, short = self.gap_s, self.short_batch_s
-        return ((work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short)
+        return ((work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short) + (SAVED - 1) * short
 
     def short_s(self, tokens: int, batch_s: float) -> float:
         """Longest TTFT of a short request with so many short tokens before and in it; its batches take `batch_s`."""

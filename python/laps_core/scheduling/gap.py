@@ -10,6 +10,8 @@ WIDEST = 8.0
 """The gap is widened to this many times itself at most."""
 RUN = 3.0
 """Full short batches may follow each other for this many gaps, before long work has its next one."""
+SAVED = 4
+"""So many preemptions may follow each other at once, where there was none for as many gaps."""
 UNKNOWN = 2.0
 """While a step's fixed time is not known, the gap is this many times the last short batch."""
 START_S = 0.03
@@ -19,22 +21,28 @@ START_S = 0.03
 class Gap:
     """Keeps batches that preempt long work apart. Times are seconds of one clock.
 
-    Each such batch costs a step's fixed time F, for the weights are read once more. Two are at least F / `overhead`
-    apart, so preemption costs at most `overhead` of the device. Short requests gather meanwhile, and long work runs:
-    the device never idles for the sake of a fuller batch.
+    Each such batch costs a step's fixed time F, for the weights are read once more. There is one in each F / `overhead`
+    of the time that long work has, so preemption costs at most `overhead` of the device. Those that were not needed are
+    saved up, to SAVED: where short requests are few, each preempts as it comes. Where they are many they gather, and
+    long work runs meanwhile: the device never idles for the sake of a fuller batch.
 
     The gap widens in proportion once the long prompt furthest behind has waited more than AIM times its lone time, to
     WIDEST times itself: under overload both classes pay. A full batch gains nothing by that, and waits for the gap as
     it is. In a burst full batches follow each other, for RUN gaps: most of such a batch is not fixed time.
 
-    Bound: while long work waits, of any time T the long class has at least (T - R) G / (G + R), with G the gap,
-    R = RUN G + S, and S the longest short batch: a quarter to a fifth while S is shorter than G.
+    Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
+    R = RUN G + S, P = (SAVED - 1) S, and S the longest short batch: a quarter to a fifth of a long time while S is
+    shorter than G.
     """
 
     def __init__(self, overhead: float) -> None:
         """`overhead`: share of the device that preemption may cost (0 < overhead <= 1)."""
         self._overhead = overhead
-        self._ended_s = -math.inf
+        self.ended_s = -math.inf
+        """When the last batch had run."""
+        self._owed = 0.0
+        """Gaps until all is saved up again, when the last batch had been sent."""
+        self._gap_s = START_S
         self._sent = 0
         self._last_s: float | None = None
         self._full = False
@@ -51,15 +59,18 @@ class Gap:
 
     def opens_s(self, fixed_s: float | None, behind: float = 0.0, *, full: bool = False) -> float:
         """From when on a batch may preempt: at once at first, not before the last one has ended. `full`: it is."""
+        self._gap_s = self.seconds(fixed_s, 0.0 if full else behind)
         if self._sent:
             return math.inf
-        if self._full and self._ended_s - self._begun_s < RUN * self.seconds(fixed_s):
-            return self._ended_s
-        return self._ended_s + self.seconds(fixed_s, 0.0 if full else behind)
+        if self._full and self.ended_s - self._begun_s < RUN * self.seconds(fixed_s):
+            return self.ended_s
+        return self.ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
 
     def sent(self, now: float = math.inf, fixed_s: float | None = None, *, full: bool = False) -> None:
         """A batch that preempts goes to the device."""
-        self._follows = now < self._ended_s + self.seconds(fixed_s)
+        self._follows = now < self.ended_s + self.seconds(fixed_s)
+        paid = max(0.0, now - self.ended_s) / max(self._gap_s, 1e-9) if math.isfinite(now) else 0.0
+        self._owed = min(float(SAVED), max(0.0, self._owed - paid) + 1.0)
         self._sent += 1
         self._full = full
 
@@ -68,9 +79,10 @@ class Gap:
         self._sent -= 1
         if not self._follows:
             self._begun_s = begin
-        self._ended_s, self._last_s = end, end - begin
+        self.ended_s, self._last_s = end, end - begin
 
 
 def stretch(gap_s: float, short_s: float) -> float:
-    """How many times as long as alone the long class may take, with short batches of at most `short_s` seconds."""
+    """How many times as long as alone the long class may take in the long run, with short batches of at most `short_s`
+    seconds. At first, SAVED - 1 such batches come on top."""
     return 1.0 + RUN + short_s / gap_s

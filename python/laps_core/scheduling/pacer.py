@@ -127,7 +127,7 @@ class Pacer:
         budget = self.sizes.budget if alone else self.sizes.preempting_budget(self._threshold)
         plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
         opens_s = self.gap.opens_s(self.sizes.fixed_s, behind, full=plan.full)
-        due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s, behind)
+        due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s)
         if urgent is not None:
             due = urgent == SHORT
         owed = lacking and (self.guard.due() or behind > AIM or urgent == LONG)
@@ -173,14 +173,14 @@ class Pacer:
             full=contended and sum(shorts[i].tokens for i in picked) > budget - threshold,
         )
 
-    def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float, behind: float) -> bool:
+    def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float) -> bool:
         """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
         left between two preemptions even then."""
         deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
         if not deadlines or opens_s == math.inf:
             return False
         done_s = now + (self.model.predict([(w.tokens, w.history) for w in picked]) or 0.0)
-        earliest_s = opens_s - self.gap.seconds(self.sizes.fixed_s, behind) + (self.sizes.fixed_s or 0.0)
+        earliest_s = self.gap.ended_s + (self.sizes.fixed_s or 0.0)
         return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
 
     def _long_batch(
