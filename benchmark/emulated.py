@@ -28,6 +28,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed, poisson
 
+from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
 from benchmark.results.pictures import against
@@ -92,13 +93,13 @@ def gather(args: argparse.Namespace, device: Device) -> dict[str, Any]:
         return {
             "rate": rate, "alone": asdict(seen), "rounds": rounds,
             "training": {"rows": [(job.at_s, job.new) for job in training], "ttft": trained},
-            "emulator": {p: told(fleet, p) for p in POLICIES},
+            "emulator": {p: told(fleet.prefill(p)) for p in POLICIES},
         }  # fmt: skip
 
 
-def told(fleet: Fleet, name: str) -> dict[str, Any]:
+def told(target: Target) -> dict[str, Any]:
     """What a server says of its emulated device."""
-    info = get_json(fleet.prefill(name), "/server_info") or {}
+    info = get_json(target, "/server_info") or {}
     states = info.get("internal_states") or [{}]
     return dict(states[0].get("emulated") or {})
 

@@ -149,5 +149,5 @@ def test_a_study_of_nothing_is_refused(wrong: list[str], tmp_path: Path, capsys:
     with pytest.raises(SystemExit) as refused:
         limit.main([*wrong, "--out", str(tmp_path / "none")])
     assert refused.value.code == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("python -m benchmark.limit: error: ")
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("python -m benchmark.limit: ")
     assert not (tmp_path / "none").exists()

@@ -1,0 +1,227 @@
+"""Several emulated prefill servers behind a router: SGLang's own with stock fcfs, and the router and scheduler of LAPS.
+
+    python -m benchmark.emulated_fleet --device h200-qwen3-32b,slow=6 --servers 4
+
+Real prefill servers whose steps last as long as the profile says, a real decode server, KV over Mooncake, real routers,
+all on this machine. The mix of ``benchmark.emulated``, open at shares of what so many stock servers can do, and closed
+loops; the simulator is asked the same. For the paper's claims about several instances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from laps_plan.profile import Profile
+from laps_plan.sim.variants import VARIANTS
+from laps_plan.sim.variants import run as simulate
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.streams import Closed, Trace
+
+from benchmark.emulated import arrivals, capacity, sizes, told
+from benchmark.load import client
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
+from benchmark.results.piece import Figure, Piece, Table, parser, positive
+from benchmark.rig import devices, servers
+from benchmark.rig.devices import Device
+from benchmark.rig.fleet import command_line, flush, warm_up
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, FCFS
+from benchmark.rig.variants import LAPS as LAPS_PREFILL
+from benchmark.sim.calibration import quantiles
+from benchmark.suites.router import FLAGS, LAPS, MODULES, STOCK
+
+WAYS = {
+    "stock": (FCFS, STOCK, "round-robin"),
+    "laps servers": (LAPS_PREFILL, STOCK, "round-robin"),
+    "laps": (LAPS_PREFILL, LAPS, "pools"),
+}
+"""Name -> prefill servers, router, the simulator's router."""
+LOADS = (0.5, 0.7, 0.85)
+SLO_S = 0.4
+"""Of the paper; stretched as the device is."""
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Seen:
+    """One run. Times in seconds, as they were."""
+
+    short_p90: float
+    long_p90: float
+    mean: float
+    over: float
+    """Share of TTFTs above the SLO (0..1)."""
+    rate: float
+    failed: int = 0
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float, failed: int = 0) -> Seen:
+        """From every answered request."""
+        found = quantiles(tokens, ttft)
+        over = sum(t > slo_s for t in ttft) / len(ttft)
+        return cls(found["short P90"], found["long P90"], statistics.fmean(ttft), over, rate, failed)
+
+
+@contextmanager
+def up(device: Device, chunk: int, variant: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Prefill servers of a variant and a decode server; "routers": of each kind that is wanted, in front of them."""
+    folder, logs = device.checkpoint(), args.out / "logs"
+    flags = ("--chunked-prefill-size", str(chunk), *device.args_of(BUILT_IN[variant]))
+    prefills = [
+        servers.prefill(folder, logs / f"{variant}{i}.log", *flags, env=device.env, name=f"{variant} {i}")
+        for i in range(args.servers)
+    ]
+    pool = ("--max-total-tokens", "524288", "--max-running-requests", "256")
+    decode = servers.decode(folder, logs / f"decode-{variant}.log", *pool, env=device.env)
+    kinds = [kind for of, kind, _ in WAYS.values() if of == variant]
+    routers = {
+        kind: servers.minilb(
+            prefills, [decode], logs / f"router-{variant}-{kind}.log", *FLAGS[kind], module=MODULES[kind], name=kind
+        )
+        for kind in kinds
+    }
+    with servers.running(*prefills, decode), servers.running(*routers.values()):
+        yield {
+            "routers": {kind: Target(servers.HOST, r.port) for kind, r in routers.items()},
+            "prefills": [Target(servers.HOST, p.port) for p in prefills],
+        }
+
+
+def gather(args: argparse.Namespace, device: Device, rate: float, slo_s: float) -> dict[str, Any]:
+    """Everything that needs servers: way -> load -> what was seen."""
+    say = Progress()
+    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=False)
+    found: dict[str, Any] = {}
+    for variant in (FCFS, LAPS_PREFILL):
+        say(f"starting {args.servers} servers with {variant}")
+        with up(device, args.chunk, variant, args) as there:
+            for name, (of, kind, _) in WAYS.items():
+                if of != variant:
+                    continue
+                target = there["routers"][kind]
+                warm_up(target, prompts, 8192)
+                found[name] = {"open": {}, "closed": {}}
+                for load in args.loads:
+                    say(f"{name}, {load:.0%}")
+                    jobs = arrivals(load * rate, args.seconds, f"{args.seed}/{load}")
+                    bodies = prompts.bodies(jobs, args.seed)
+                    answers = asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
+                    good = [a for a in answers if a.ttft_s is not None]
+                    took = max(a.sent_s + (a.ttft_s or 0.0) for a in good)
+                    seen = Seen.of(
+                        [a.job.new for a in good], [a.ttft_s or 0.0 for a in good], len(good) / took, slo_s,
+                        len(answers) - len(good),
+                    )  # fmt: skip
+                    found[name]["open"][f"{load:g}"] = vars(seen)
+                    for prefill in there["prefills"]:
+                        flush(prefill)
+                rng, draw = random.Random(args.seed), sizes()
+                for clients in args.clients:
+                    say(f"{name}, {clients} clients")
+                    bodies = prompts.bodies([Job(0.0, draw(rng)) for _ in range(600)], clients)
+                    loop = asyncio.run(client.closed(target, bodies, clients, args.seconds / 2, run_in_s=3.0))
+                    found[name]["closed"][str(clients)] = {
+                        "rate": loop.rate, "mean": statistics.fmean(loop.ttft_s), "failed": loop.failed,
+                    }  # fmt: skip
+            emulators = [told(prefill) for prefill in there["prefills"]]
+            found.setdefault("emulator", {})[variant] = emulators
+    return found
+
+
+def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: float, slo_s: float) -> dict[str, Any]:
+    """The same in the simulator."""
+    knobs = {k: v for k, v in device.laps.items() if k != "profile"}
+    found: dict[str, Any] = {}
+    for name, (variant, _, router) in WAYS.items():
+        how: dict[str, Any] = {"servers": args.servers, "router": router, "chunk": args.chunk, "knobs": knobs}
+        found[name] = {"open": {}, "closed": {}}
+        for load in args.loads:
+            jobs = arrivals(load * rate, args.seconds, f"{args.seed}/{load}")
+            o = simulate(VARIANTS[variant], Trace(jobs), profile, **how)
+            found[name]["open"][f"{load:g}"] = vars(Seen.of(o.record.new, o.record.ttft, o.rate, slo_s))
+        for clients in args.clients:
+            n = round(args.seconds * rate)
+            o = simulate(VARIANTS[variant], Closed(sizes(), clients, n, args.seed), profile, **how)
+            found[name]["closed"][str(clients)] = {"rate": o.rate, "mean": statistics.fmean(o.record.ttft)}
+    return found
+
+
+def report(real: dict[str, Any], sim: dict[str, Any], args: argparse.Namespace, device: Device, rate: float) -> Piece:
+    """Side by side."""
+    tables, figures = [], []
+    for load in args.loads:
+        rows = []
+        for name in WAYS:
+            r, s = (x[name]["open"][f"{load:g}"] for x in (real, sim))
+            ms = (f"{1e3 * r[k]:.0f} / {1e3 * s[k]:.0f}" for k in ("short_p90", "long_p90", "mean"))
+            rows.append((name, *ms, f"{r['over']:.1%} / {s['over']:.1%}", f"{r['rate']:.1f} / {s['rate']:.1f}",
+                         str(r["failed"])))  # fmt: skip
+        heads = ("", "short P90", "long P90", "mean", "over the SLO", "requests/s", "failed")
+        tables.append(Table(f"At {load:.0%}: TTFT in ms, emulated / simulated", heads, rows))
+        base, mine = (real[name]["open"][f"{load:g}"] for name in ("stock", "laps"))
+        names = {"short_p90": "short P90", "long_p90": "long P90", "mean": "mean", "rate": "requests/s"}
+        for key, words in names.items():
+            figures.append(Figure(f"at {load:.0%}, {words}, laps / stock", mine[key] / base[key]))
+        figures.append(Figure(f"at {load:.0%}, points fewer over the SLO", 100 * (base["over"] - mine["over"])))
+    rows = []
+    for clients in args.clients:
+        rates = ((x[n]["closed"][str(clients)]["rate"] for x in (real, sim)) for n in WAYS)
+        rows.append((str(clients), *(f"{r:.1f} / {s:.1f}" for r, s in rates)))
+        base, mine = (real[name]["closed"][str(clients)]["rate"] for name in ("stock", "laps"))
+        figures.append(Figure(f"{clients} clients, requests/s, laps / stock", mine / base))
+    tables.append(Table("Closed loops: requests/s, emulated / simulated", ("clients", *WAYS), rows))
+    lasted = [e["lasted_over_profile"]["median"] for of in real["emulator"].values() for e in of]
+    figures.append(
+        Figure("step as it lasted over the profile, furthest median", max(lasted, key=lambda x: abs(x - 1.0)))
+    )
+    return Piece(
+        args.out.name,
+        f"Emulated: {args.servers} servers behind a router",
+        f"{args.servers} real prefill servers of this machine, each with {device.what}; a decode server; routers. The "
+        f"mix of benchmark.emulated, {args.seconds:g} s a load; {args.servers} stock servers can do {rate:.1f} "
+        f"requests/s (simulated). SLO: a TTFT of {SLO_S:g} s, stretched as the device is. This machine's host is in "
+        "what was measured, the profile's in what was simulated.",
+        args.seed,
+        tables,
+        figures,
+        data={"asked": args.device, "emulated": real, "simulated": sim},
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("python -m benchmark.emulated_fleet", __doc__, "emulated-fleet", seed=1, whole=True)
+    p.add_argument("--device", default="h200-qwen3-32b,slow=6", help="as --laps-emulate: PROFILE[,slow=K]")
+    p.add_argument("--servers", type=int, default=4)
+    p.add_argument("--chunk", type=int, default=8192, help="tokens")
+    p.add_argument("--seconds", type=positive, default=45.0, help="of arrivals at each load")
+    p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock servers can do")
+    p.add_argument("--clients", type=int, nargs="+", default=[16, 64], help="of the closed loops")
+    args = p.parse_args(argv)
+    with command_line("emulated_fleet"):
+        try:
+            device = devices.emulated(args.device)
+        except ValueError as e:
+            p.exit(2, f"{p.prog}: {e}\n")
+        profile = Profile.load(device.laps["profile"])
+        slow = float(args.device.partition("slow=")[2] or 1.0)
+        rate = args.servers * capacity(profile, args.chunk, args.seed)
+        real = gather(args, device, rate, slow * SLO_S)
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "raw.json").write_text(json.dumps(real))
+        sim = simulated(args, device, profile, rate, slow * SLO_S)
+        report(real, sim, args, device, rate).leave(args.out, "benchmark.emulated_fleet", argv, every=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
