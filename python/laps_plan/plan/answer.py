@@ -12,7 +12,7 @@ from laps_plan.plan.advice import Advice, advise, runs
 from laps_plan.plan.figures import Change, Figures, Sample
 from laps_plan.plan.reach import RUNS, STEPS, Reach, highest, servers_needed
 from laps_plan.plan.setup import LAPS, Question, Setup, compared
-from laps_plan.plan.trials import LOADED, LOADED_STRETCH, PER_SERVER, STRETCH, STRETCHES, Tell, Trials
+from laps_plan.plan.trials import Trials
 from laps_plan.profile import Profile
 from laps_plan.traffic.given import Traffic
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
@@ -21,8 +21,6 @@ PARTS = 8
 """The whole traffic is cut into so many, to tell what is chance."""
 POINTS = 200
 """Of a curve of the page."""
-WHOLE_S = 45.0
-"""The whole traffic is given up where LAPS takes longer to simulate (seconds of this machine)."""
 HOSTS = (0.5, 2.0)
 """Factors on the host's times that are tried."""
 
@@ -65,27 +63,26 @@ class Answer:
     """That it took."""
 
 
-def total(question: Question, requests: int) -> int:
-    """Requests that are simulated at most."""
+def total(trials: Trials) -> int:
+    """Requests that ``answer`` simulates at most."""
+    question = trials.question
     sides = len(compared(question)) + 2
-    tried = min(requests, STRETCHES * max(STRETCH, PER_SERVER * question.servers))
-    loaded = min(requests, LOADED * max(LOADED_STRETCH, PER_SERVER * question.servers))
-    return sides * requests + (runs(question) + 2 * len(HOSTS)) * tried + sides * (RUNS + 1 + STEPS) * loaded
+    tried, loaded = (sum(map(len, parts)) for parts in (trials.parts, trials.loaded(question.servers)))
+    searches = (runs(question) + 2 * len(HOSTS)) * tried + sides * (RUNS + 1 + STEPS) * loaded
+    return sides * len(trials.traffic.jobs) + searches
 
 
-def answer(question: Question, traffic: Traffic, tell: Tell = lambda n: None) -> Answer:
-    """Simulate all that is asked. ``tell``: of progress (requests sent)."""
+def answer(trials: Trials) -> Answer:
+    """Simulate all that is asked."""
     begin = time.monotonic()
-    trials = Trials(question, traffic, tell)
-    setups = compared(question)
+    question, setups = trials.question, compared(trials.question)
     laps = next(s for s in setups if s.name == LAPS)
-    own = trials.whole(laps, traffic.jobs, WHOLE_S)
-    traffic = traffic.cut(len(own.at), newest=False)
+    own = trials.whole(laps)
     advice = advise(trials)
     setups += [s for s in (advice.stock, advice.laps) if s not in setups]
     sides = []
     for setup in setups:
-        sample = own if setup is laps else trials.whole(setup, traffic.jobs)
+        sample = own if setup is laps else trials.whole(setup)
         reach = highest(trials, setup, question.servers)
         change = None if setup is laps else _change(own, sample, question)
         curves = {kind: _curve(sample, kind) for kind in (SHORT, LONG)}
@@ -96,7 +93,9 @@ def answer(question: Question, traffic: Traffic, tell: Tell = lambda n: None) ->
     hopeless = 1.0 - Figures.of(alone, question).in_time
     searched = sum(map(len, trials.parts))
     took = time.monotonic() - begin
-    return Answer(question, traffic, trials.capacity, trials.load, hopeless, sides, advice, hosts, searched, took)
+    return Answer(
+        question, trials.traffic, trials.capacity, trials.load, hopeless, sides, advice, hosts, searched, took
+    )
 
 
 def _change(these: Sample, those: Sample, question: Question) -> Change:

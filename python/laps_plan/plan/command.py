@@ -97,15 +97,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = args.profile or (WANTED if WANTED in profile.names() else ELSE)
         short_s, long_s = args.ttft_ms
         question = Question(Profile.load(name), args.servers, short_s, long_s, args.chunk)
-        traffic = _at_rate(_read(args), question, args)
+        trials = _trials(_read(args), question, args)
         out: Path = args.out
         out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as e:
         print(f"laps-plan: {e}", file=sys.stderr)
         return 2
-    with tqdm(total=total(question, len(traffic.jobs)), unit=" requests", unit_scale=True, disable=None) as bar:
-        found = answer(question, traffic, lambda n: bar.update(n) and None)
-        bar.update(bar.total - bar.n if bar.total else 0)
+    with tqdm(total=total(trials), unit=" requests", unit_scale=True, disable=None) as bar:
+
+        def tell(requests: int) -> None:
+            bar.update(requests)
+
+        trials.tell = tell
+        found = answer(trials)
+        tell(max(0, int(bar.total or 0) - bar.n))
     (out / "index.html").write_text(page.page(found))
     (out / "plan.json").write_text(page.as_json(found))
     print(words.text(found), end="")
@@ -126,14 +131,14 @@ def _read(args: argparse.Namespace) -> Traffic:
     return traffic
 
 
-def _at_rate(traffic: Traffic, question: Question, args: argparse.Namespace) -> Traffic:
+def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> Trials:
     rate, load = args.rate, args.load
     if rate is None and load is None:
         if traffic.timed:
-            return traffic
+            return Trials(question, traffic)
         if args.mix is None:
             raise ValueError(f"{args.file} has no times: give --rate or --load")
         load = LOAD
     if not traffic.rate:
         raise ValueError(f"{traffic.what} has no times that could be scaled")
-    return traffic.at_rate(rate or load * Trials(question, traffic).capacity * question.servers)
+    return Trials(question, traffic.at_rate(rate or load * Trials(question, traffic).capacity * question.servers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import msgspec
@@ -129,10 +129,8 @@ def against(a: Answer) -> Table:
 def _changes(change: Change) -> list[str]:
     ratios = [str(change.ratios[name]) if name in change.ratios else "-" for name in COMPARED]
     late = change.in_time
-    return [
-        *ratios,
-        "-" if late is None else f"{100 * late.middle:+.1f} [{100 * late.low:+.1f}, {100 * late.high:+.1f}]",
-    ]
+    points = "-" if late is None else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in astuple(late)))
+    return [*ratios, points]
 
 
 def flags(a: Answer) -> Table:
