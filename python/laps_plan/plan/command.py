@@ -139,6 +139,4 @@ def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> T
         if args.mix is None:
             raise ValueError(f"{args.file} has no times: give --rate or --load")
         load = LOAD
-    if not traffic.rate:
-        raise ValueError(f"{traffic.what} has no times that could be scaled")
     return Trials(question, traffic.at_rate(rate or load * Trials(question, traffic).capacity * question.servers))

@@ -14,6 +14,7 @@ import numpy as np
 
 from laps_plan.pictures import COLOURS, axes, distributions
 from laps_plan.plan import words
+from laps_plan.plan.advice import RULE
 from laps_plan.plan.answer import Answer
 from laps_plan.plan.setup import IN_TIME
 from laps_plan.traffic.job import THRESHOLD
@@ -44,6 +45,7 @@ def page(a: Answer) -> str:
         _svg(lambda f: _loads(a, f)),
         f'<p class="note">Of the class that fares worse. Dotted: {IN_TIME:.0%}, and the load of this traffic.</p>',
         *map(_table, (words.flags(a), words.hosts(a))),
+        f'<p class="note">{html.escape(RULE)}</p>',
         "<h2>The lengths</h2>",
         _svg(lambda f: _lengths(a, f)),
         "<h2>What this does not know</h2>",
@@ -94,6 +96,7 @@ def as_json(a: Answer) -> str:
             for t in a.advice.trials
         ],
         "host_times": [{"factor": k, "laps_against_stock": c.as_dict()} for k, c in a.hosts.items()],
+        "rule": RULE,
         "limits": words.limits(a),
         "seconds": a.seconds,
     }

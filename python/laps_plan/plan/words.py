@@ -161,7 +161,6 @@ def limits(a: Answer) -> list[str]:
         "Memory is not: a server that runs out of KV serves fewer at a time.",
         f"Step times are those of the profile: {a.question.profile.source}.",
         "Host times beside the steps are assumptions of the profile: see the table on the host.",
-        RULE,
         accuracy(),
     ]
 
@@ -182,5 +181,5 @@ def accuracy(path: Path = ACCURACY) -> str:
 def text(a: Answer) -> str:
     """All that is printed."""
     tables = [side_by_side(a), against(a), flags(a), hosts(a)]
-    blocks = ["\n".join(traffic(a)), *map(str, tables), "\n".join(limits(a)), "\n".join(verdict(a))]
+    blocks = ["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(limits(a)), "\n".join(verdict(a))]
     return "\n\n".join(blocks) + "\n"

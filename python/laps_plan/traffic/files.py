@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import gzip
-import math
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import msgspec
 
-from laps_plan.traffic.given import Traffic
+from laps_plan.traffic.given import Traffic, poisson
 from laps_plan.traffic.job import Job
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
@@ -42,18 +43,18 @@ Row = tuple[float, int, int, list[int | str]]
 """Arrival (seconds), tokens, cached tokens, and the names of its blocks, which say what of the tokens is cached."""
 
 
-def _plain(lines: Iterable[str]) -> Iterator[tuple[int, Row]]:
-    for n, row in _csv(lines, _Plain):
-        yield n, (row.arrival_ms / 1e3, row.new_tokens, row.cached_tokens, [])
+def _plain(lines: Iterable[str]) -> Iterator[Row]:
+    for _, row in _csv(lines, _Plain):
+        yield (row.arrival_ms / 1e3, row.new_tokens, row.cached_tokens, [])
 
 
-def _azure(lines: Iterable[str]) -> Iterator[tuple[int, Row]]:
+def _azure(lines: Iterable[str]) -> Iterator[Row]:
     for n, row in _csv(lines, _Azure):
         try:
             when = datetime.fromisoformat(row.when).timestamp()
         except ValueError:
             raise ValueError(f"line {n}: TIMESTAMP {row.when!r} is no time") from None
-        yield n, (when, row.tokens, 0, [])
+        yield (when, row.tokens, 0, [])
 
 
 def _csv(lines: Iterable[str], kind: Any) -> Iterator[tuple[int, Any]]:
@@ -66,8 +67,8 @@ def _csv(lines: Iterable[str], kind: Any) -> Iterator[tuple[int, Any]]:
             raise ValueError(f"line {reader.line_num}: {e}") from None
 
 
-def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[tuple[int, Row]]]:
-    def read(lines: Iterable[str]) -> Iterator[tuple[int, Row]]:
+def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[Row]]:
+    def read(lines: Iterable[str]) -> Iterator[Row]:
         decode = msgspec.json.Decoder(_Blocks).decode
         for n, line in enumerate(lines, 1):
             if line.isspace():
@@ -76,12 +77,12 @@ def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[tuple[int, Row]
                 row = decode(line)
             except (msgspec.MsgspecError, UnicodeError) as e:
                 raise ValueError(f"line {n}: {e}") from None
-            yield n, (row.timestamp * unit_s, row.input_length, 0, row.hash_ids)
+            yield (row.timestamp * unit_s, row.input_length, 0, row.hash_ids)
 
     return read
 
 
-FORMATS: dict[str, tuple[Callable[[Iterable[str]], Iterator[tuple[int, Row]]], int]] = {
+FORMATS: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
     "csv": (_plain, 0),
     "azure": (_azure, 0),
     "mooncake": (_blocks(1e-3), 512),
@@ -122,8 +123,8 @@ def read(path: Path, kind: str | None = None) -> Traffic:
             kind = kind or kind_of(f.readline())
             f.seek(0)
             reader, block = FORMATS[kind]
-            rows = [row for _, row in reader(f)]
-    except (ValueError, EOFError, csv.Error) as e:
+            rows = list(reader(f))
+    except (ValueError, EOFError, csv.Error, zlib.error) as e:
         raise ValueError(f"{path}: {e}") from None
     if len(rows) < 2:
         raise ValueError(f"{path}: {len(rows)} requests; at least 2 are needed")
@@ -136,8 +137,12 @@ def read(path: Path, kind: str | None = None) -> Traffic:
             known = min(cached(names), tokens - 1)
             tokens -= max(0, known)
         jobs.append(Job(at - first_s, max(1, tokens), max(0, known)))
-    timed = math.isfinite(first_s) and rows[-1][0] > first_s
-    return Traffic(jobs, f"{path.name} ({kind})", (INFINITE,) if block else (), timed)
+    what, notes = f"{path.name} ({kind})", (INFINITE,) if block else ()
+    if rows[-1][0] > first_s:
+        return Traffic(jobs, what, notes)
+    lengths = iter([(job.new, job.cached) for job in jobs])
+    drawn = poisson(lambda rng: next(lengths), len(jobs), what, timed=False)
+    return replace(drawn, notes=(*notes, *drawn.notes))
 
 
 def _opened(path: Path) -> IO[str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from laps_plan.traffic.job import Job
 
+POISSON = "Times are Poisson arrivals: real traffic comes in bursts, and more of it then waits."
+
 Lengths = Callable[[random.Random], tuple[int, int]]
 """Draws (new tokens, cached tokens) of one request."""
 
@@ -57,5 +59,4 @@ def poisson(lengths: Lengths, requests: int, what: str, *, rate: float = 1.0, se
         at += rng.expovariate(rate)
         new, cached = lengths(rng)
         jobs.append(Job(at, new, cached))
-    note = "Times are Poisson arrivals: real traffic comes in bursts, and more of it then waits."
-    return Traffic(jobs, what, (note,), **more)
+    return Traffic(jobs, what, (POISSON,), **more)
