@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,6 +128,13 @@ def test_a_server_without_laps_has_none(tmp_path: Path, capsys: pytest.CaptureFi
     with server(Status(enabled=False)) as url:
         assert main(["--from", url, "--out", str(tmp_path / "x"), *PROFILE]) == 2
     assert "tells no lengths" in capsys.readouterr().err
+
+
+def test_it_needs_nothing_of_servers_and_routers() -> None:
+    theirs = {"sglang", "sglang_router", "torch", "aiohttp", "starlette", "uvicorn", "uvloop", "tokenizers"}
+    code = f"import laps_plan.plan.command, sys; sys.exit(' '.join({theirs!r} & sys.modules.keys()) or 0)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert found.returncode == 0, found.stderr.decode()
 
 
 def test_how_good_it_was_is_read_from_measurements(tmp_path: Path) -> None:

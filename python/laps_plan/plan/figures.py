@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from laps_core.config import LapsConfig
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from laps_plan.plan.setup import Question
 from laps_plan.sim.metrics import QUANTILES, Outcome, lone_s
@@ -119,7 +119,7 @@ class Between:
         if len(known) < 2:
             return None
         middle = float(np.mean(known))
-        off = float(student.ppf(0.5 + SURE / 2, len(known) - 1) * np.std(known, ddof=1) / math.sqrt(len(known)))
+        off = float(stdtrit(len(known) - 1, 0.5 + SURE / 2) * np.std(known, ddof=1) / math.sqrt(len(known)))
         return cls(middle, middle - off, middle + off)
 
 
