@@ -15,7 +15,7 @@ from laps_plan.traffic.given import Traffic, poisson
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.mixed import by_hand
 
-PROFILE = Profile.load("h200-qwen2.5-7b")
+PROFILE = Profile.load("h200-qwen3-8b")
 SURE, UNSURE = 0.02, 0.3
 """Half the width of an interval."""
 

@@ -18,12 +18,11 @@ from laps_plan.plan import words
 from laps_plan.plan.command import main
 
 MIX = "85% uniform:16-128, 15% log:1024-4096"
-PROFILE = ("--profile", "h200-qwen2.5-7b")
 
 
 def test_a_mix_gives_a_table_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan"
-    args = ["--mix", MIX, "--requests", "600", "--load", "0.6", "--servers", "2", "--out", str(out), *PROFILE]
+    args = ["--mix", MIX, "--requests", "600", "--load", "0.6", "--servers", "2", "--out", str(out)]
     assert main(args) == 0
     told = capsys.readouterr()
     assert told.err == ""
@@ -58,7 +57,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     args: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan"
-    assert main([*args, "--out", str(out), *PROFILE]) == 2
+    assert main([*args, "--out", str(out)]) == 2
     told = capsys.readouterr()
     assert said in told.err
     assert len(told.err.splitlines()) == 1
@@ -69,14 +68,14 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 def test_a_broken_line_of_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_ms,new_tokens\n" + "1,5\n" * 99 + "x,5\n")
-    assert main([str(path), *PROFILE]) == 2
+    assert main([str(path)]) == 2
     assert "trace.csv: line 101" in capsys.readouterr().err
 
 
 def test_lengths_without_times_need_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("new_tokens\n" + "50\n" * 99)
-    assert main([str(path), *PROFILE]) == 2
+    assert main([str(path)]) == 2
     assert "--rate" in capsys.readouterr().err
 
 
@@ -116,7 +115,7 @@ def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytes
     for i in range(600):
         count.add(4000 if i % 20 == 0 else 60, 0)
     with server(Status(enabled=True, lengths=count.told(12.0))) as url:
-        assert main(["--from", url, "--requests", "300", "--out", str(tmp_path), *PROFILE]) == 0
+        assert main(["--from", url, "--requests", "300", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "has counted 600" in told
     assert "Poisson" in told
@@ -126,7 +125,7 @@ def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytes
 
 def test_a_server_without_laps_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with server(Status(enabled=False)) as url:
-        assert main(["--from", url, "--out", str(tmp_path / "x"), *PROFILE]) == 2
+        assert main(["--from", url, "--out", str(tmp_path / "x")]) == 2
     assert "tells no lengths" in capsys.readouterr().err
 
 

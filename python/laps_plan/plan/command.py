@@ -25,8 +25,7 @@ from laps_plan.profile import Profile
 from laps_plan.traffic import files, mixed
 from laps_plan.traffic.given import Traffic, poisson
 
-WANTED = "h200-qwen3-8b"
-ELSE = "h200-qwen2.5-7b"
+DEVICE = "h200-qwen3-8b"
 LOAD = 0.7
 """Of a mix, where neither --rate nor --load says more."""
 FEWEST = 60
@@ -76,7 +75,8 @@ def parser() -> argparse.ArgumentParser:
     scaled.add_argument("--rate", type=positive, metavar="R", help="scale the times to R requests per second")
     scaled.add_argument("--load", type=positive, metavar="X", help="scale them to X times what the servers can do")
     asked = made.add_argument_group("question")
-    asked.add_argument("--profile", help=f"of the servers: {', '.join(profile.names())}, or a .json")
+    known = ", ".join(profile.names())
+    asked.add_argument("--profile", default=DEVICE, help=f"of the servers: {known}, or a .json ({DEVICE})")
     asked.add_argument("--servers", type=count, default=1, metavar="N", help="prefill servers (1)")
     asked.add_argument(
         "--ttft-ms", type=objective, default=(0.4, 4.0), metavar="SHORT[,LONG]", help="objective (400,4000)"
@@ -94,9 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = parser()
     args = made.parse_args(argv)
     try:
-        name = args.profile or (WANTED if WANTED in profile.names() else ELSE)
         short_s, long_s = args.ttft_ms
-        question = Question(Profile.load(name), args.servers, short_s, long_s, args.chunk)
+        question = Question(Profile.load(args.profile), args.servers, short_s, long_s, args.chunk)
         trials = _trials(_read(args), question, args)
         out: Path = args.out
         out.mkdir(parents=True, exist_ok=True)
