@@ -131,11 +131,12 @@ def _read(args: argparse.Namespace) -> Traffic:
 
 
 def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> Trials:
+    trials = Trials(question, traffic)
     rate, load = args.rate, args.load
     if rate is None and load is None:
         if traffic.timed:
-            return Trials(question, traffic)
+            return trials
         if args.mix is None:
             raise ValueError(f"{args.file} has no times: give --rate or --load")
         load = LOAD
-    return Trials(question, traffic.at_rate(rate or load * Trials(question, traffic).capacity * question.servers))
+    return Trials(question, trials.traffic.at_rate(rate or load * trials.capacity * question.servers))
