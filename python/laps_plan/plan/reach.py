@@ -35,8 +35,8 @@ def highest(trials: Trials, setup: Setup, servers: int) -> Reach:
     curve: dict[float, float] = {0.0: 1.0}
     for load in LOADS:
         curve[load] = trials.in_time(setup, load, servers)
-    good = max(load for load, share in curve.items() if share >= IN_TIME)
-    bad = min((load for load in LOADS if load > good), default=None)
+    bad = min((load for load, share in curve.items() if share < IN_TIME), default=None)
+    good = max(load for load in curve if bad is None or load < bad)
     if bad is not None:
         for _ in range(HALVINGS):
             middle = (good + bad) / 2

@@ -139,7 +139,7 @@ def flags(a: Answer) -> Table:
     note = (
         f"Each alone against the defaults, as ratios, on {a.searched:,} requests in {STRETCHES} stretches of the "
         f"traffic. {PAYS}: something is {1 - GAIN:.0%} better beyond chance, nothing {HARM - 1:.0%} worse; {TRADE}: "
-        f"something is; {SAME}: no more than chance."
+        f"something is worse too; {SAME}: no more than chance."
     )
     return Table("Flags of LAPS", ["", *COMPARED, "in time (points)", ""], rows, note)
 
