@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from laps_core.config import LapsConfig
 
 from laps_plan.profile import Profile
 
@@ -55,18 +58,14 @@ class Setup:
 
     def flags(self) -> str:
         """How a prefill server is started so."""
-        from json import dumps
-
-        from laps_core.config import LapsConfig
-
         said = [f"--chunked-prefill-size {self.chunk}"]
         if self.policy != LAPS:
             return " ".join([f"--schedule-policy {self.policy}", *said])
         own = {k: v for k, v in self.knobs.items() if k not in LapsConfig.FLAGS}
         said = ["--enable-laps-scheduler", *said]
-        said += [f"{LapsConfig.FLAGS[k]} {v:g}" if isinstance(v, float) else f"{LapsConfig.FLAGS[k]} {v}"
-                 for k, v in self.knobs.items() if k in LapsConfig.FLAGS]  # fmt: skip
-        return " ".join([*said, *([f"{LapsConfig.JSON_FLAG} '{dumps(own)}'"] if own else [])])
+        named = {LapsConfig.FLAGS[k]: v for k, v in self.knobs.items() if k in LapsConfig.FLAGS}
+        said += [f"{flag} {v:g}" if isinstance(v, float) else f"{flag} {v}" for flag, v in named.items()]
+        return " ".join([*said, *([f"{LapsConfig.JSON_FLAG} '{json.dumps(own)}'"] if own else [])])
 
 
 def compared(question: Question) -> list[Setup]:
