@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from laps_plan.pictures import distributions
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import in_turn
 
@@ -23,7 +24,6 @@ from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
 from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import KINDS, QUANTILES, curve, quantiles
-from benchmark.results.pictures import distributions
 from benchmark.results.piece import Piece, Table, parser, positive
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from laps_core.config import LapsConfig
+from laps_plan import pictures
 from laps_plan.profile import Profile
 from laps_plan.sim import oracle
 from laps_plan.sim.metrics import Outcome, lone_s
@@ -29,7 +30,6 @@ from laps_plan.traffic import named
 from laps_plan.traffic.job import LONG, THRESHOLD, Job
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results import pictures
 from benchmark.results.bars import FROM_LIMIT
 from benchmark.results.frontier import Point, distance, envelope, shared
 from benchmark.results.piece import Figure, Piece, Table, parser

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from laps_plan.pictures import distributions
 from laps_plan.traffic import named
 
 from benchmark.load.connection import Target
@@ -125,7 +126,7 @@ def piece_of_open(
     curves = {kind: {n: curve(answers, kind) for n, answers in seen.items()} for kind in KINDS}
     title = f"{workload.name} at {settings.utilisation:.0%} of capacity"
     picture = f"{name}.svg"
-    pictures.distributions(curves, title, out / picture)
+    distributions(curves, title, out / picture)
     over, figures = tables.ratios(compared, base)
     figures = [*tables.judged(compared, workload.name), *figures]
     offered = len(next(iter(compared.answers.values()))[0]) / settings.span_s

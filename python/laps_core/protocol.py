@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -20,6 +20,9 @@ DEADLINE_HEADER = "x-sgl-ttft-slo-ms"
 """A client's deadline for the first token, to the router (milliseconds after arrival; see ``deadline``)."""
 DEADLINE_FIELD = "ttft_slo_ms"
 """The same to a prefill server: a key of SGLang's custom sampling parameters (milliseconds after arrival)."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +52,50 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 IDLE = Load(backlog_tokens=0.0, slo_deviation=0.0, busy_share=0.0)
 
 
+class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of about the same length: more new tokens than the bucket before holds, up to sqrt(2) times as many."""
+
+    up_to: Count
+    """Most new tokens of a request in it."""
+    requests: Count
+    new_tokens: Count
+    """Of all of them."""
+    cached_tokens: Count
+    """Of all of them, in the prefix cache when they came."""
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the requests were that came since the start."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0.0)]
+    """Since the start."""
+    buckets: list[Bucket]
+    """By length; those without a request are left out."""
+
+    @classmethod
+    def of_ranks(cls, ranks: Sequence[Lengths]) -> Lengths:
+        """Of the data-parallel ranks of one server (at least one)."""
+        sums: dict[int, Bucket] = {}
+        for b in (b for lengths in ranks for b in lengths.buckets):
+            a = sums.get(b.up_to, Bucket(up_to=b.up_to, requests=0, new_tokens=0, cached_tokens=0))
+            sums[b.up_to] = Bucket(
+                up_to=b.up_to,
+                requests=a.requests + b.requests,
+                new_tokens=a.new_tokens + b.new_tokens,
+                cached_tokens=a.cached_tokens + b.cached_tokens,
+            )
+        return cls(seconds=max(x.seconds for x in ranks), buckets=[sums[k] for k in sorted(sums)])
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router may rely on in a server's status; for people there is more in it."""
+    """What a router may rely on in a server's status, and a planner in that of either; for people there is more."""
 
     enabled: bool
     version: str = ""
     """Of sglang-laps."""
     load: Load | None = None
+    """None where LAPS is off, and of a router."""
+    lengths: Lengths | None = None
     """None where LAPS is off."""
 
     def as_dict(self) -> dict[str, Any]:

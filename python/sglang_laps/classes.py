@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
+from laps_core.histogram import LengthCount
 from laps_core.length import classify, new_tokens
 from laps_core.protocol import CLASSES, ClassName
 from laps_core.scheduling.queues import DualQueue, Views
@@ -57,6 +58,8 @@ class Classes:
         self._cached, self._clock = cached, clock
         self._dual: DualQueue[Req] = DualQueue()
         self.threshold = threshold
+        self.lengths = LengthCount()
+        """Of every request, as it was when it was first seen."""
         self.batches = 0
         """Built so far: what a look into the prefix cache was before or after."""
         self.new_shorts = 0
@@ -69,6 +72,7 @@ class Classes:
             now = self._clock()
             tag = req.laps_tag = Tag(now, deadlines.arrival(req, now), deadlines.slo_s(req, self._config))
             self._look(req, tag)
+            self.lengths.add(max(1, req.seqlen - tag.history), tag.history)
             self.new_shorts += tag.new_tokens <= self.threshold
         return classify(tag.new_tokens, self.threshold)
 

@@ -13,7 +13,7 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
-from laps_core.protocol import Load, Status, read_status
+from laps_core.protocol import Lengths, Load, Status, read_status
 
 from sglang_laps import __version__, graphs
 from sglang_laps.classes import Tag
@@ -45,8 +45,9 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, whole: st
         slo_deviation=pacer.slo.deviation(now),
         busy_share=pacer.busy.share(now),
     )
+    lengths = core.classes.lengths.told(now - core.started_s)
     return {
-        **Status(enabled=True, version=__version__, load=load).as_dict(),
+        **Status(enabled=True, version=__version__, load=load, lengths=lengths).as_dict(),
         "config": config.as_dict(),
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
@@ -84,8 +85,11 @@ def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     head = read_status(first)
     if len(ranks) == 1 or not head.enabled:
         return first
-    load = Load.of_ranks([x for r in ranks if (x := read_status(r).load) is not None])
-    first.update(Status(enabled=True, version=head.version, load=load).as_dict())
+    said = [read_status(r) for r in ranks]
+    load = Load.of_ranks([s.load for s in said if s.load is not None])
+    counted = [s.lengths for s in said if s.lengths is not None]
+    lengths = Lengths.of_ranks(counted) if counted else None
+    first.update(Status(enabled=True, version=head.version, load=load, lengths=lengths).as_dict())
     for part in ("queues", "totals"):
         first[part] = {cls: _add_or_max([r[part][cls] for r in ranks]) for cls in first[part]}
     first["ranks"] = list(ranks)

@@ -282,3 +282,6 @@ def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:
     views = classes.views(queue)
     assert [r.rid for r in views.short] == ["cached", "all of it"]
     assert [r.laps_tag.new_tokens for r in queue] == [10, 9000, 1]
+    classes.views(queue)
+    counted = [(b.requests, b.new_tokens, b.cached_tokens) for b in classes.lengths.told(1.0).buckets]
+    assert counted == [(1, 1, 8999), (1, 10, 8990), (1, 9000, 0)], "each once"

@@ -43,7 +43,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
     ("folder", "extras"),
     [
         ("python/laps_core", ()),
-        ("python/laps_plan", ("profile",)),
+        ("python/laps_plan", ("plan", "profile")),
         ("python/sglang_laps", ("server",)),
         (ROUTER, ("router",)),
         ("benchmark", ("server", "router", "dev")),

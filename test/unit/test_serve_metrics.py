@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
+from laps_plan.pictures import distributions
 from laps_plan.traffic.job import LONG, SHORT, Job
 
 from benchmark.headline import promise
 from benchmark.load.client import Answer
-from benchmark.results import pictures
 from benchmark.results.metrics import Slo, curve, figures
 from benchmark.suites.serve import compare, tables
 from benchmark.suites.serve.compare import Compared, Measured
@@ -139,6 +139,6 @@ def test_a_picture_is_the_same_bytes_for_the_same_figures(tmp_path: Path) -> Non
         LONG: {"fcfs": [], "laps": []},
     }
     for name in ("a.svg", "b.svg"):
-        pictures.distributions(curves, "t", tmp_path / name)
+        distributions(curves, "t", tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.svg").stat().st_size < 100_000

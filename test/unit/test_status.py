@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from laps_core.histogram import LengthCount
+from laps_core.protocol import read_status
 from sglang_laps.status import merge
 
 
@@ -25,6 +28,18 @@ def test_ranks_are_added_up_and_the_oldest_wait_is_the_oldest() -> None:
     assert both["totals"] == {"short": {"batches": 3}, "long": {"batches": 2}}
     assert both["load"] == {"backlog_tokens": 3, "slo_deviation": 0.5, "busy_share": 0.5}
     assert len(both["ranks"]) == 2
+
+
+def test_the_lengths_of_ranks_are_added_up() -> None:
+    one, other = LengthCount(), LengthCount()
+    one.add(100, 5)
+    other.add(100, 7)
+    other.add(3000, 0)
+    told = [{**rank(1, 0.0, 0.0), "lengths": msgspec.to_builtins(c.told(60.0))} for c in (one, other)]
+    lengths = read_status(merge(told)).lengths
+    assert lengths is not None
+    assert [(b.requests, b.new_tokens, b.cached_tokens) for b in lengths.buckets] == [(2, 200, 12), (1, 3000, 0)]
+    assert lengths.seconds == 60.0
 
 
 def test_a_server_without_laps_says_so() -> None:

@@ -11,6 +11,8 @@ from laps_core.scheduling.plan import Waiting
 
 TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
+REMEMBERED = 4096
+"""Predicted times that are kept."""
 
 
 class Sizes:
@@ -35,6 +37,9 @@ class Sizes:
         self.launch_s = 0.0
         """Host time to launch a whole pass in slices; 0 = not known, or nothing is launched."""
         self._slice_s = slice_s
+        self._alone: dict[tuple[int, int], float] = {}
+        self._alone_by: object = None
+        """The coefficients that those were predicted with."""
 
     # -- times
 
@@ -46,12 +51,22 @@ class Sizes:
 
     def work_s(self, w: Waiting) -> float:
         """Predicted time of what is left, in a batch of its own."""
-        return self.model.predict([(w.tokens, w.history)]) or w.tokens * TOKEN_S
+        return self._alone_s(w.tokens, w.history)
 
     def lone_s(self, w: Waiting) -> float:
         """Predicted time of all of it, alone on the server."""
         whole = w.new_tokens or w.tokens
-        return self.model.predict([(whole, max(0, w.history - whole + w.tokens))]) or whole * TOKEN_S
+        return self._alone_s(whole, max(0, w.history - whole + w.tokens))
+
+    def _alone_s(self, new: int, history: int) -> float:
+        # Asked of every long prompt at each slice, and seldom new.
+        if self._alone_by is not self.model.coefficients or len(self._alone) > REMEMBERED:
+            self._alone, self._alone_by = {}, self.model.coefficients
+        shape = new, history
+        took = self._alone.get(shape)
+        if took is None:
+            took = self._alone[shape] = self.model.predict([shape]) or new * TOKEN_S
+        return took
 
     def beside_s(self, w: Waiting) -> float:
         """Predicted time of what is left, beside others in a batch."""

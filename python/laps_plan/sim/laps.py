@@ -107,7 +107,7 @@ class Laps:
         plan = pacer.plan(
             now,
             [r.view for r in islice(self._short, LOOKAHEAD)],
-            [_long(r) for r in longs],
+            [r.line or _long(r) for r in longs],
             waiting=len(self._short) + len(self._long),
             paused=paused,
         )
@@ -222,6 +222,7 @@ class Laps:
                 free -= r.prompt
                 r.started = now
             new = min(r.left, room)
+            r.line = None
             parts.append((r, new, r.history))
             room -= new
             r.left -= new
@@ -243,4 +244,5 @@ class Laps:
 
 def _long(r: Request) -> Waiting:
     seen: Waiting = r.view
-    return Waiting(r.left, r.history, seen.since_s, seen.deadline_s, seen.tokens, r.started >= 0.0)
+    shown = r.line = Waiting(r.left, r.history, seen.since_s, seen.deadline_s, seen.tokens, r.started >= 0.0)
+    return shown

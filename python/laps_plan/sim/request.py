@@ -36,6 +36,8 @@ class Request:
     """Tokens that count for its length class."""
     view: Any = None
     """What the policy is shown of it."""
+    line: Any = None
+    """The same of a long one as it is now; None = it has changed since."""
     mark: int = 0
     """Tokens the server had processed when it came (response ratio)."""
     lease: Any = None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from laps_core.histogram import LengthCount
 from laps_core.pools.controller import Move
 from laps_core.pools.pressure import POOLS, Pool, quantile
 from prometheus_client import CollectorRegistry, Histogram
@@ -67,6 +68,8 @@ class Journal:
 
     def __init__(self, history_s: float, samples: int) -> None:
         self.counts = Counts()
+        self.lengths = LengthCount()
+        """As expected by the prefixes that servers are thought to hold."""
         self.moves: deque[dict[str, Any]] = deque(maxlen=MOVES_KEPT)
         """Newest first, JSON-ready; times here and in samples are seconds since 1970."""
         self.samples: deque[dict[str, Any]] = deque(maxlen=max(2, samples))
@@ -84,6 +87,7 @@ class Journal:
         c.requests[choice.length_class] += 1
         c.tokens[choice.length_class] += choice.new_tokens
         c.prefix_tokens += tokens - choice.new_tokens
+        self.lengths.add(choice.new_tokens, max(0, tokens - choice.new_tokens))
         c.spilled[choice.length_class] += choice.spilled
         c.copied += choice.copies
 

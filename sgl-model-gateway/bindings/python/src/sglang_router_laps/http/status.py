@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from laps_core.pools.pressure import POOLS, pressure
+from laps_core.protocol import Status
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from sglang_laps import __version__
@@ -25,11 +26,11 @@ BREAKER = ("closed", "half_open", "open")
 def status(router: Router, *, history: int = 0) -> dict[str, Any]:
     """The state now, JSON-ready, and the last ``history`` samples of what went before. Times are seconds since 1970."""
     controller = router.control.controller
+    uptime_s = round(time.monotonic() - router.started_at, 1)
     result: dict[str, Any] = {
-        "enabled": True,
-        "version": __version__,
+        **Status(enabled=True, version=__version__, lengths=router.journal.lengths.told(uptime_s)).as_dict(),
         "at": round(time.time(), 3),
-        "uptime_s": round(time.monotonic() - router.started_at, 1),
+        "uptime_s": uptime_s,
         "pools": {p: [i.url for i in router.pools.members(p)] for p in POOLS},
         "pressure": {p: round(controller.raw[p], 4) for p in POOLS},
         "balance": round(controller.balance, 4),

@@ -1,0 +1,169 @@
+"""What is recommended: flags that bring more than chance, and LAPS only where no stock policy is as good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from laps_plan.plan.figures import Change
+from laps_plan.plan.setup import LAPS, STOCK, Question, Setup
+from laps_plan.plan.trials import Trials
+
+GAIN = 0.95
+"""A ratio that is below this with its whole interval is a gain."""
+IN_TIME_GAIN = 0.01
+"""A rise of the share in time that is above this with its whole interval is one too."""
+HARM = 1.05
+"""What a flag may cost any figure, and LAPS the short P90 and the mean TTFT."""
+LONG_HARM = 1.5
+"""What LAPS may cost the P90 of long requests."""
+RULE = (
+    f"LAPS is recommended where, against each stock policy, the P90 of short requests or the mean TTFT is at least "
+    f"{1 - GAIN:.0%} lower beyond chance (95% interval over stretches of the traffic), neither of the two is more than "
+    f"{HARM - 1:.0%} higher, the P90 of long requests is at most {LONG_HARM:g} times as high, and the share in time "
+    f"not more than {IN_TIME_GAIN:.0%} lower."
+)
+PAYS, TRADE, SAME, WORSE = "pays", "a trade", "no difference", "worse"
+TUNED = "laps, tuned"
+CHUNKS = (2048, 4096, 8192)
+TRIED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "waiting window": (("none", {"wait_window_ms": 0.0}), ("20 ms", {"wait_window_ms": 20.0})),
+    "guard": (("0.1", {"guard": 0.1}), ("0.5", {"guard": 0.5})),
+    "preemption overhead": (("0.08", {"preempt_overhead": 0.08}), ("0.3", {"preempt_overhead": 0.3})),
+    "threshold": (
+        ("128", {"length_threshold": 128}),
+        ("512", {"length_threshold": 512}),
+        ("1024", {"length_threshold": 1024}),
+        ("auto", {"length_threshold": "auto"}),
+    ),
+}
+"""Values of LAPS's flags that are tried beside the defaults."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A flag with another value than the default, all else alike."""
+
+    flag: str
+    value: str
+    setup: Setup
+    change: Change
+    """Against the default."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is worth a flag."""
+        if not gains(self.change):
+            return WORSE if harms(self.change) else SAME
+        return TRADE if harms(self.change) else PAYS
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to run, and why."""
+
+    laps: Setup
+    """LAPS with the flags that pay."""
+    stock: Setup
+    """The best of the stock policies, with the chunk that suits it."""
+    recommended: bool
+    """LAPS is; else no flags of it are better than ``stock``."""
+    against: dict[str, Change]
+    """``laps`` against each stock policy."""
+    trials: list[Trial]
+
+    @property
+    def setup(self) -> Setup:
+        """What to run."""
+        return self.laps if self.recommended else self.stock
+
+
+def gains(change: Change) -> bool:
+    """Whether something is better by more than chance."""
+    faster = any(change.ratios[name].high <= GAIN for name in ("short P90", "mean TTFT") if name in change.ratios)
+    return faster or (change.in_time is not None and change.in_time.low >= IN_TIME_GAIN)
+
+
+def harms(change: Change) -> bool:
+    """Whether something is worse by more than a flag may cost, and by more than chance."""
+    slower = any(ratio.middle > HARM and ratio.low > 1.0 for ratio in change.ratios.values())
+    return slower or (change.in_time is not None and change.in_time.high < -IN_TIME_GAIN)
+
+
+def beats(change: Change) -> bool:
+    """Whether LAPS is to be preferred to a stock policy: RULE."""
+    limits = {"short P90": HARM, "mean TTFT": HARM, "long P90": LONG_HARM}
+    slower = any(ratio.middle > limits[name] for name, ratio in change.ratios.items())
+    later = change.in_time is not None and change.in_time.middle < -IN_TIME_GAIN
+    return gains(change) and not slower and not later
+
+
+def variations(question: Question) -> Iterator[tuple[str, str, Setup]]:
+    """(flag, value, setup) of LAPS, each with one change."""
+    base = Setup(LAPS, question.chunk)
+    for chunk in CHUNKS:
+        if chunk != question.chunk:
+            yield "chunk", str(chunk), base.but(chunk=chunk)
+    for flag, values in TRIED.items():
+        for value, knobs in values:
+            yield flag, value, base.but(**knobs)
+    if question.servers > 1:
+        yield "pools", "two", base.but(pools=True)
+
+
+def runs(question: Question) -> int:
+    """Simulations of all stretches that ``advise`` makes at most."""
+    return len(list(variations(question))) + 2 + len(STOCK) * (1 + len(CHUNKS))
+
+
+def advise(trials: Trials) -> Advice:
+    """Small searches: one flag at a time, then those that pay together."""
+    question = trials.question
+    stocks = [best_chunk(trials, Setup(name, question.chunk)) for name in STOCK]
+    base = Setup(LAPS, question.chunk)
+    figures = trials.stretches(base)
+    tried = [
+        Trial(flag, value, setup, Change.of(trials.stretches(setup), figures))
+        for flag, value, setup in variations(question)
+    ]
+    for candidate in (together(trials, base, tried), base):
+        against = {s.policy: Change.of(trials.stretches(candidate), trials.stretches(s)) for s in stocks}
+        as_good = [s for s in stocks if not beats(against[s.policy])]
+        if not as_good:
+            break
+    stock = min(as_good or stocks, key=lambda s: mean(trials, s))
+    return Advice(candidate, stock, not as_good, against, tried)
+
+
+def best_chunk(trials: Trials, setup: Setup) -> Setup:
+    """A stock policy with the chunk at which it pays to leave the default."""
+    default = trials.stretches(setup)
+    others = [setup.but(f"{setup.policy}, chunk {c}", chunk=c) for c in CHUNKS if c != setup.chunk]
+    paying = [s for s in others if gains(c := Change.of(trials.stretches(s), default)) and not harms(c)]
+    return min(paying, key=lambda s: mean(trials, s), default=setup)
+
+
+def together(trials: Trials, base: Setup, tried: list[Trial]) -> Setup:
+    """LAPS with the best paying value of each flag, if they pay together; else with the best of them alone."""
+    best: dict[str, Trial] = {}
+    for trial in sorted(tried, key=lambda trial: mean(trials, trial.setup)):
+        if trial.verdict == PAYS:
+            best.setdefault(trial.flag, trial)
+    if not best:
+        return base
+    setup = base
+    for trial in best.values():
+        own = {"chunk": trial.setup.chunk} if trial.flag == "chunk" else dict(trial.setup.knobs)
+        setup = setup.but(TUNED, **own, **({"pools": True} if trial.setup.pools else {}))
+    change = Change.of(trials.stretches(setup), trials.stretches(base))
+    alone = min((t.setup for t in best.values()), key=lambda s: mean(trials, s))
+    if gains(change) and not harms(change) and mean(trials, setup) <= mean(trials, alone):
+        return setup
+    return alone.but(TUNED)
+
+
+def mean(trials: Trials, setup: Setup) -> float:
+    """Mean TTFT over the stretches (seconds)."""
+    found = trials.stretches(setup)
+    return sum(f.mean_s for f in found) / len(found)

@@ -1,0 +1,118 @@
+"""One question answered: everything that the tables, the page and the JSON tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from laps_plan.plan.advice import Advice, advise, runs
+from laps_plan.plan.figures import Change, Figures, Sample
+from laps_plan.plan.reach import RUNS, STEPS, Reach, highest, servers_needed
+from laps_plan.plan.setup import LAPS, Question, Setup, compared
+from laps_plan.plan.trials import Trials
+from laps_plan.profile import Profile
+from laps_plan.traffic.given import Traffic
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
+
+PARTS = 8
+"""The whole traffic is cut into so many, to tell what is chance."""
+POINTS = 200
+"""Of a curve of the page."""
+HOSTS = (0.5, 2.0)
+"""Factors on the host's times that are tried."""
+
+
+@dataclass
+class Side:
+    """One of the setups that stand side by side, on the whole traffic."""
+
+    setup: Setup
+    figures: Figures
+    change: Change | None
+    """Of LAPS against it; None: it is LAPS."""
+    curves: dict[str, list[float]]
+    """TTFT (ms) by class, at even steps of the share of requests."""
+    reach: Reach
+    servers: int | None
+    """Needed for the objective; None = not found."""
+
+
+@dataclass
+class Answer:
+    """All of it."""
+
+    question: Question
+    traffic: Traffic
+    """As it was simulated, in order of time."""
+    capacity: float
+    """Requests per second that one server can do at most."""
+    load: float
+    """Offered work over what the servers can do."""
+    hopeless: float
+    """Share of the requests that are late even alone on an idle server (0..1)."""
+    sides: list[Side]
+    advice: Advice
+    hosts: dict[float, Change]
+    """LAPS against the best stock policy, by the factor on the host's times."""
+    searched: int
+    """Requests of each search for flags."""
+    seconds: float
+    """That it took."""
+
+
+def total(trials: Trials) -> int:
+    """Requests that ``answer`` simulates at most."""
+    question = trials.question
+    sides = len(compared(question)) + 2
+    tried, loaded = (sum(map(len, parts)) for parts in (trials.parts, trials.loaded(question.servers)))
+    searches = (runs(question) + 2 * len(HOSTS)) * tried + sides * (RUNS + 1 + STEPS) * loaded
+    return sides * len(trials.traffic.jobs) + searches
+
+
+def answer(trials: Trials) -> Answer:
+    """Simulate all that is asked."""
+    begin = time.monotonic()
+    question, setups = trials.question, compared(trials.question)
+    laps = next(s for s in setups if s.name == LAPS)
+    own = trials.whole(laps)
+    advice = advise(trials)
+    setups += [s for s in (advice.stock, advice.laps) if s not in setups]
+    sides = []
+    for setup in setups:
+        sample = own if setup is laps else trials.whole(setup)
+        reach = highest(trials, setup, question.servers)
+        change = None if setup is laps else _change(own, sample, question)
+        curves = {kind: _curve(sample, kind) for kind in (SHORT, LONG)}
+        needed = servers_needed(trials, setup, reach.load)
+        sides.append(Side(setup, Figures.of(sample, question), change, curves, reach, needed))
+    hosts = {k: _hosts(trials, advice, host(question.profile, k)) for k in HOSTS}
+    alone = replace(own, ttft=own.lone)
+    hopeless = 1.0 - Figures.of(alone, question).in_time
+    searched = sum(map(len, trials.parts))
+    took = time.monotonic() - begin
+    return Answer(
+        question, trials.traffic, trials.capacity, trials.load, hopeless, sides, advice, hosts, searched, took
+    )
+
+
+def _change(these: Sample, those: Sample, question: Question) -> Change:
+    both = ([Figures.of(part, question) for part in sample.parts(PARTS)] for sample in (these, those))
+    return Change.of(*both)
+
+
+def _curve(sample: Sample, kind: str) -> list[float]:
+    ttft = 1e3 * sample.ttft[(sample.new <= THRESHOLD) == (kind == SHORT)]
+    return np.quantile(ttft, np.linspace(0.0, 1.0, POINTS)).tolist() if len(ttft) else []
+
+
+def host(profile: Profile, factor: float) -> Profile:
+    """The same device beside a host that takes ``factor`` times as long for everything."""
+    names: Sequence[str] = ("front_s", "front_token_s", "poll_s", "step_host_s", "request_host_s", "reply_s")
+    return replace(profile, **{name: factor * getattr(profile, name) for name in names})
+
+
+def _hosts(trials: Trials, advice: Advice, profile: Profile) -> Change:
+    return Change.of(trials.stretches(advice.laps, profile), trials.stretches(advice.stock, profile))

@@ -1,0 +1,142 @@
+"""``laps-plan``: what LAPS would bring for some traffic on some device, before anything is installed.
+
+    laps-plan trace.jsonl --servers 4 --ttft-ms 400,4000
+    laps-plan --mix "95% lmsys:256, 5% log:1024-8192" --load 0.7
+
+Everything is simulated, on this machine, without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from laps_plan import profile
+from laps_plan.plan import page, words
+from laps_plan.plan.answer import answer, total
+from laps_plan.plan.setup import Question
+from laps_plan.plan.trials import Trials
+from laps_plan.profile import Profile
+from laps_plan.traffic import files, mixed
+from laps_plan.traffic.given import Traffic, poisson
+
+DEVICE = "h200-qwen3-8b"
+LOAD = 0.7
+"""Of a mix, where neither --rate nor --load says more."""
+FEWEST = 60
+"""Requests that can be judged."""
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number > 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number >= 1")
+    return value
+
+
+def objective(text: str) -> tuple[float, float]:
+    """(short, long) in seconds, of one number or two in milliseconds."""
+    values = [positive(part) / 1e3 for part in text.split(",")]
+    if len(values) > 2:
+        raise argparse.ArgumentTypeError(f"{text} is not MS or SHORT_MS,LONG_MS")
+    return values[0], values[-1]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    assert __doc__
+    what, _, examples = __doc__.partition("\n\n")
+    made = argparse.ArgumentParser(
+        "laps-plan", description=what, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    traffic = made.add_argument_group("traffic")
+    one = traffic.add_mutually_exclusive_group(required=True)
+    one.add_argument("file", nargs="?", type=Path, help=f"a recorded one, also .gz: {', '.join(files.FORMATS)}")
+    one.add_argument("--mix", metavar="TEXT", help=f'such as "95%% lmsys:256, 5%% log:1024-8192"; {mixed.KINDS}')
+    one.add_argument("--from", dest="url", metavar="URL", help="the lengths that this LAPS server or router counted")
+    traffic.add_argument("--format", choices=list(files.FORMATS), help="of the file; else its first line tells")
+    traffic.add_argument("--requests", type=count, default=100_000, metavar="N", help="at most so many (100000)")
+    traffic.add_argument("--newest", action="store_true", help="of the file the newest ones, not the first")
+    scaled = traffic.add_mutually_exclusive_group()
+    scaled.add_argument("--rate", type=positive, metavar="R", help="scale the times to R requests per second")
+    scaled.add_argument("--load", type=positive, metavar="X", help="scale them to X times what the servers can do")
+    asked = made.add_argument_group("question")
+    known = ", ".join(profile.names())
+    asked.add_argument("--profile", default=DEVICE, help=f"of the servers: {known}, or a .json ({DEVICE})")
+    asked.add_argument("--servers", type=count, default=1, metavar="N", help="prefill servers (1)")
+    asked.add_argument(
+        "--ttft-ms", type=objective, default=(0.4, 4.0), metavar="SHORT[,LONG]", help="objective (400,4000)"
+    )
+    asked.add_argument("--chunk", type=count, default=8192, metavar="TOKENS", help="--chunked-prefill-size (8192)")
+    made.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
+    made.add_argument(
+        "--out", type=Path, default=Path("laps-plan"), metavar="DIR", help="for page and JSON (laps-plan)"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 2, and one line, where the input cannot be used."""
+    made = parser()
+    args = made.parse_args(argv)
+    try:
+        short_s, long_s = args.ttft_ms
+        question = Question(Profile.load(args.profile), args.servers, short_s, long_s, args.chunk)
+        trials = _trials(_read(args), question, args)
+        out: Path = args.out
+        out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as e:
+        print(f"laps-plan: {e}", file=sys.stderr)
+        return 2
+    with tqdm(total=total(trials), unit=" requests", unit_scale=True, disable=None) as bar:
+
+        def tell(requests: int) -> None:
+            bar.update(requests)
+
+        trials.tell = tell
+        found = answer(trials)
+        tell(max(0, int(bar.total or 0) - bar.n))
+    (out / "index.html").write_text(page.page(found))
+    (out / "plan.json").write_text(page.as_json(found))
+    print(words.text(found), end="")
+    print(f"\nPage and JSON: {out / 'index.html'}, {out / 'plan.json'}")
+    return 0
+
+
+def _read(args: argparse.Namespace) -> Traffic:
+    if args.file is not None:
+        traffic = files.read(args.file, args.format).cut(args.requests, newest=args.newest)
+    elif args.mix is not None:
+        traffic = poisson(mixed.by_hand(args.mix), args.requests, args.mix, seed=args.seed, timed=False)
+    else:
+        lengths, rate, n = mixed.ask(args.url)
+        traffic = poisson(lengths, args.requests, f"as {args.url} has counted {n:,}", rate=rate, seed=args.seed)
+    if len(traffic.jobs) < FEWEST:
+        raise ValueError(f"{len(traffic.jobs)} requests are too few: at least {FEWEST}")
+    return traffic
+
+
+def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> Trials:
+    trials = Trials(question, traffic)
+    rate, load = args.rate, args.load
+    if rate is None and load is None:
+        if traffic.timed:
+            return trials
+        if args.mix is None:
+            raise ValueError(f"{args.file} has no times: give --rate or --load")
+        load = LOAD
+    return Trials(question, trials.traffic.at_rate(rate or load * trials.capacity * question.servers))

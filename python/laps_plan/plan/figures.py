@@ -1,0 +1,150 @@
+"""What one simulation showed, in the figures that are told; and how two of them differ, beyond chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from laps_core.config import LapsConfig
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from laps_plan.plan.setup import Question
+from laps_plan.sim.metrics import QUANTILES, Outcome, lone_s
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
+
+Floats = NDArray[np.float64]
+SURE = 0.95
+"""Confidence of the intervals."""
+assert LapsConfig().length_threshold == THRESHOLD
+
+
+@dataclass
+class Sample:
+    """The answered requests of a simulation by arrival, as columns. Times in seconds, lengths in tokens."""
+
+    at: Floats
+    ttft: Floats
+    new: Floats
+    lone: Floats
+    """TTFT alone on an idle server."""
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Sample:
+        """All that was answered."""
+        record = outcome.record
+        at, ttft, new, cached = (np.array(c, dtype=float) for c in (record.at, record.ttft, record.new, record.cached))
+        order = np.argsort(at, kind="stable")
+        alone = lone_s(outcome.profile, new, cached, outcome.chunk)
+        return cls(at[order], ttft[order], new[order], alone[order])
+
+    def since(self, begin_s: float, end_s: float = math.inf) -> Sample:
+        """Those that came from then on and before the end."""
+        mask = (self.at >= begin_s) & (self.at < end_s)
+        return Sample(self.at[mask], self.ttft[mask], self.new[mask], self.lone[mask])
+
+    def parts(self, n: int) -> list[Sample]:
+        """It cut into ``n`` parts at the same times whatever the policy was."""
+        edges = [*np.linspace(self.at[0], self.at[-1], n + 1)[:-1].tolist(), math.inf]
+        return [self.since(a, b) for a, b in pairwise(edges)]
+
+
+@dataclass
+class Figures:
+    """Of one sample; times in seconds. A class without requests has no quantiles."""
+
+    requests: int
+    in_time: float
+    """Share of all (0..1)."""
+    mean_s: float
+    slowdown: float
+    """Mean of TTFT over TTFT alone."""
+    short: dict[str, float]
+    """p50, p90, p99."""
+    long: dict[str, float]
+
+    @classmethod
+    def of(cls, sample: Sample, question: Question) -> Figures:
+        """With the objectives of ``question``."""
+        if not len(sample.ttft):
+            return cls(0, 0.0, math.nan, math.nan, {}, {})
+        short = sample.new <= THRESHOLD
+        in_time = sample.ttft <= np.where(short, question.short_s, question.long_s)
+        return cls(
+            len(sample.ttft),
+            float(in_time.mean()),
+            float(sample.ttft.mean()),
+            float((sample.ttft / sample.lone).mean()),
+            _quantiles(sample.ttft[short]),
+            _quantiles(sample.ttft[~short]),
+        )
+
+    def value(self, name: str) -> float:
+        """One of COMPARED; NaN where there is none."""
+        if name == "mean TTFT":
+            return self.mean_s
+        kind = self.short if name.startswith(SHORT) else self.long
+        return kind.get("p90", math.nan)
+
+
+COMPARED = (f"{SHORT} P90", f"{LONG} P90", "mean TTFT")
+"""Figures whose ratios are told."""
+
+
+def _quantiles(ttft: Floats) -> dict[str, float]:
+    if not len(ttft):
+        return {}
+    return {f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)}
+
+
+@dataclass(frozen=True)
+class Between:
+    """A figure with the interval that holds it with SURE confidence."""
+
+    middle: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Between | None:
+        """The mean of independent ``values``; None with fewer than two."""
+        known = [v for v in values if math.isfinite(v)]
+        if len(known) < 2:
+            return None
+        middle = float(np.mean(known))
+        off = float(stdtrit(len(known) - 1, 0.5 + SURE / 2) * np.std(known, ddof=1) / math.sqrt(len(known)))
+        return cls(middle, middle - off, middle + off)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one setup does to the figures of another, on the same stretches of traffic."""
+
+    ratios: dict[str, Between]
+    """By name in COMPARED, those that both have: below 1 is faster."""
+    in_time: Between | None
+    """Share in time, as a difference (1 = all)."""
+
+    @classmethod
+    def of(cls, these: Sequence[Figures], those: Sequence[Figures]) -> Change:
+        """``these`` against ``those``, stretch by stretch."""
+        pairs = list(zip(these, those, strict=True))
+        ratios: dict[str, Between] = {}
+        for name in COMPARED:
+            both = [(a.value(name), b.value(name)) for a, b in pairs]
+            logs = Between.of([math.log(a / b) for a, b in both if a > 0.0 and b > 0.0])
+            if logs is not None:
+                ratios[name] = Between(*(math.exp(x) for x in (logs.middle, logs.low, logs.high)))
+        return cls(ratios, Between.of([a.in_time - b.in_time for a, b in pairs]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready: [middle, low, high] of each."""
+        shown = {**self.ratios, **({} if self.in_time is None else {"in time": self.in_time})}
+        return {name: [b.middle, b.low, b.high] for name, b in shown.items()}

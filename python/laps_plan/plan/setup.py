@@ -1,0 +1,75 @@
+"""What is asked, and the ways to serve that are compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from laps_core.config import LapsConfig
+
+from laps_plan.profile import Profile
+
+STOCK = ("fcfs", "hrrn", "shortest-prefill-first")
+LAPS, POOLS = "laps", "laps, pools"
+IN_TIME = 0.9
+"""Share of the short and of the long requests that is to be in time."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """On what and how well the traffic is to be served. Times in seconds."""
+
+    profile: Profile
+    servers: int
+    short_s: float
+    """Objective for the first token of a short request."""
+    long_s: float
+    """The same of a long one."""
+    chunk: int
+    """``--chunked-prefill-size`` (tokens)."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to serve."""
+
+    policy: str
+    """One of STOCK, or LAPS."""
+    chunk: int
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    """Of LAPS, those that are not its defaults."""
+    pools: bool = False
+    """Short and long pools behind the LAPS router; else the least load."""
+
+    label: str = field(default="", compare=False)
+    """What it is told as, where its policy does not tell all."""
+
+    @property
+    def name(self) -> str:
+        """What it is told as."""
+        return self.label or self.policy
+
+    def but(self, label: str = "", **changes: Any) -> Setup:
+        """The same with another ``chunk`` or ``pools``, or with these knobs of LAPS."""
+        chunk, pools = changes.pop("chunk", self.chunk), changes.pop("pools", self.pools)
+        return replace(self, label=label, chunk=chunk, pools=pools, knobs={**self.knobs, **changes})
+
+    def flags(self) -> str:
+        """How a prefill server is started so."""
+        said = [f"--chunked-prefill-size {self.chunk}"]
+        if self.policy != LAPS:
+            return " ".join([f"--schedule-policy {self.policy}", *said])
+        own = {k: v for k, v in self.knobs.items() if k not in LapsConfig.FLAGS}
+        said = ["--enable-laps-scheduler", *said]
+        named = {LapsConfig.FLAGS[k]: v for k, v in self.knobs.items() if k in LapsConfig.FLAGS}
+        said += [f"{flag} {v:g}" if isinstance(v, float) else f"{flag} {v}" for flag, v in named.items()]
+        return " ".join([*said, *([f"{LapsConfig.JSON_FLAG} '{json.dumps(own)}'"] if own else [])])
+
+
+def compared(question: Question) -> list[Setup]:
+    """Those that stand side by side."""
+    names = [*STOCK, LAPS]
+    found = [Setup(name, question.chunk) for name in names]
+    return [*found, Setup(LAPS, question.chunk, pools=True, label=POOLS)] if question.servers > 1 else found

@@ -1,0 +1,160 @@
+"""Simulations of setups: on all of the traffic, on stretches of it, at other loads."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from laps_core.config import LapsConfig
+
+from laps_plan.plan.figures import Figures, Sample
+from laps_plan.plan.setup import Question, Setup
+from laps_plan.profile import Profile
+from laps_plan.sim.metrics import lone_s
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.given import Traffic, stretched
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
+from laps_plan.traffic.streams import Trace
+
+STRETCHES, STRETCH = 6, 1500
+"""Parts of the traffic that flags are tried on, and the requests of each."""
+LOADED, LOADED_STRETCH = 3, 2500
+"""The same where loads and numbers of servers are tried."""
+PER_SERVER, FEWEST = 500, 200
+"""Requests of a stretch that each server has at least; and those of one that is costly to simulate."""
+WHOLE_S, SEARCH_S = 12.0, 1.0
+"""What LAPS may take to simulate on all of the traffic, and on all stretches (seconds, about)."""
+REQUEST_S, ROUND_S = 25e-6, 9e-6
+"""Simulating a request takes about so long, and each slice of a long one (seconds)."""
+WARM = 0.1
+"""The first share of a stretch is not counted: it finds the servers idle."""
+TICK = 500
+"""Requests between two signs of progress."""
+
+SLICE_S = LapsConfig().slice_ms / 1e3
+
+Tell = Callable[[int], None]
+"""Told of so many requests that have been sent."""
+
+
+class _Watched(Trace):
+    """A trace that tells how far it is."""
+
+    def __init__(self, rows: Sequence[Job], tell: Tell) -> None:
+        super().__init__(rows)
+        self._tell = tell
+
+    def arrivals(self) -> Iterator[Job]:
+        """See Stream."""
+        for i, job in enumerate(super().arrivals()):
+            if i and not i % TICK:
+                self._tell(TICK)
+            yield job
+        self._tell(len(self.rows) % TICK or TICK)
+
+
+def spread(jobs: Sequence[Job], parts: int, each: int) -> list[list[Job]]:
+    """``parts`` stretches of at most ``each`` consecutive jobs, evenly over all; fewer where there are too few."""
+    each = min(each, len(jobs) // parts)
+    if each < 2:
+        return [list(jobs)]
+    step = (len(jobs) - each) / max(1, parts - 1)
+    return [list(jobs[round(i * step) :][:each]) for i in range(parts)]
+
+
+@dataclass
+class Trials:
+    """Simulates, once each, and remembers."""
+
+    question: Question
+    traffic: Traffic
+    tell: Tell = lambda n: None
+    capacity: float = 0.0
+    """Requests per second that one server can do at most."""
+    _known: dict[str, list[Figures]] = field(default_factory=dict)
+
+    _each_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        long = [job for job in self.traffic.jobs if job.kind == LONG]
+        new, cached = np.array([j.new for j in long]), np.array([j.cached for j in long])
+        slices = float(np.sum(lone_s(self.question.profile, new, cached, None))) / SLICE_S
+        self._each_s = REQUEST_S + ROUND_S * slices / len(self.traffic.jobs)
+        self.traffic = self.traffic.cut(self._affordable(WHOLE_S), newest=False)
+        # Offered all at once, stock fcfs runs nothing but full chunks: no order does more.
+        jobs = [replace(job, at_s=0.0) for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
+        outcome = run(VARIANTS["fcfs"], Trace(jobs), self.question.profile, chunk=self.question.chunk)
+        self.capacity = len(jobs) / outcome.seconds
+
+    @property
+    def load(self) -> float:
+        """Offered work over what the servers can do."""
+        return self.traffic.rate / (self.capacity * self.question.servers)
+
+    def _affordable(self, seconds: float) -> int:
+        return int(seconds / self._each_s)
+
+    @property
+    def parts(self) -> list[list[Job]]:
+        """The stretches that flags are tried on."""
+        return self._spread(STRETCHES, STRETCH, self.question.servers)
+
+    def loaded(self, servers: int) -> list[list[Job]]:
+        """The stretches that loads and numbers of servers are tried on."""
+        return self._spread(LOADED, LOADED_STRETCH, servers)
+
+    def _spread(self, parts: int, each: int, servers: int) -> list[list[Job]]:
+        each = max(FEWEST, min(max(each, PER_SERVER * servers), self._affordable(SEARCH_S) // parts))
+        return spread(self.traffic.jobs, parts, each)
+
+    def whole(self, setup: Setup) -> Sample:
+        """On all of the traffic."""
+        return self._run(setup, _Watched(self.traffic.jobs, self.tell), self.question)
+
+    def stretches(self, setup: Setup, profile: Profile | None = None) -> list[Figures]:
+        """The figures of each stretch. ``profile``: another than the question's."""
+        key = repr((replace(setup, label=""), profile))
+        if key not in self._known:
+            parts = self.parts
+            asked = replace(self.question, profile=profile or self.question.profile)
+            played = [self._run(setup, _Watched(part, self.tell), asked) for part in parts]
+            self._known[key] = [Figures.of(s.since(_warm(part)), asked) for s, part in zip(played, parts, strict=True)]
+        return self._known[key]
+
+    def in_time(self, setup: Setup, load: float, servers: int) -> float:
+        """Share of the requests in time (0..1) at another load and number of servers: of the class that fares worse."""
+        asked = replace(self.question, servers=servers)
+        stretch = self.traffic.rate / (load * self.capacity * servers)
+        due: Counter[str] = Counter()
+        met: Counter[str] = Counter()
+        for part in self.loaded(servers):
+            jobs = stretched(part, stretch)
+            # Who has not been served by then is late, whatever comes.
+            until_s = jobs[-1].at_s + max(asked.short_s, asked.long_s)
+            sample = self._run(setup, _Watched(jobs, self.tell), asked, until_s).since(_warm(jobs))
+            due.update(job.kind for job in jobs if job.at_s >= _warm(jobs))
+            short = sample.new <= THRESHOLD
+            met[SHORT] += int((sample.ttft[short] <= asked.short_s).sum())
+            met[LONG] += int((sample.ttft[~short] <= asked.long_s).sum())
+        return min(met[kind] / n for kind, n in due.items())
+
+    def _run(self, setup: Setup, stream: Trace, asked: Question, until_s: float = math.inf) -> Sample:
+        outcome = run(
+            VARIANTS[setup.policy],
+            stream,
+            asked.profile,
+            servers=asked.servers,
+            router="pools" if setup.pools else "least-load",
+            chunk=setup.chunk,
+            knobs=setup.knobs,
+            until_s=until_s,
+        )
+        return Sample.of(outcome)
+
+
+def _warm(jobs: Sequence[Job]) -> float:
+    """When the run-in ends."""
+    return jobs[0].at_s + WARM * (jobs[-1].at_s - jobs[0].at_s)

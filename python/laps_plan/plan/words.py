@@ -1,0 +1,185 @@
+"""The answer in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import msgspec
+from tabulate import tabulate
+
+from laps_plan.plan.advice import GAIN, HARM, PAYS, RULE, SAME, TRADE
+from laps_plan.plan.answer import PARTS, Answer, Side
+from laps_plan.plan.figures import COMPARED, Change
+from laps_plan.plan.setup import IN_TIME
+from laps_plan.plan.trials import STRETCHES
+
+ACCURACY = Path(__file__).with_name("accuracy.json")
+"""How good the planner was: written from measurements, read here."""
+
+
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """One figure as it was planned and as emulated servers showed it (milliseconds)."""
+
+    trace: str
+    policy: str
+    figure: str
+    planned_ms: float
+    measured_ms: float
+
+
+class Accuracy(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of ``accuracy.json``."""
+
+    what: str
+    """How it was measured, in a sentence."""
+    cases: list[Case]
+
+
+@dataclass(frozen=True)
+class Table:
+    """As it is printed and as it stands on the page; the first column to the left, the others to the right."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def grid(self, style: str) -> str:
+        """Heads and rows; ``style``: one of tabulate's."""
+        align = ["left", *["right"] * (len(self.heads) - 1)]
+        return str(tabulate(self.rows, self.heads, tablefmt=style, disable_numparse=True, colalign=align))
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (self.title, self.grid("simple"), self.note)))
+
+
+def verdict(a: Answer) -> list[str]:
+    """What to do, and why, a sentence each."""
+    best = a.advice.stock
+    if a.advice.recommended:
+        said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {told(a, best.policy)}."]
+    else:
+        said = [f"Stock {best.name} is as good: LAPS is not recommended for this. LAPS: {told(a, best.policy)}."]
+    said.append(f"Start each prefill server with: {a.advice.setup.flags()}")
+    if a.advice.setup.pools:
+        said.append("Start the router with: --enable-laps-alloc")
+    if a.load > 1.0:
+        said.append(
+            f"More comes than {_servers(a.question.servers)} can do ({a.load:.2f} times as much): waits grow for as "
+            "long as the traffic lasts, whatever the policy."
+        )
+    if a.hopeless > 0.01:
+        said.append(f"{a.hopeless:.0%} of the requests are late even alone on an idle server: the objective is tight.")
+    return said
+
+
+def told(a: Answer, stock: str) -> str:
+    """The ratios of the best LAPS to a stock policy."""
+    change = a.advice.against[stock]
+    return ", ".join(f"{name} x {ratio}" for name, ratio in change.ratios.items()) or "too few requests to compare"
+
+
+def _servers(n: int) -> str:
+    return "1 server" if n == 1 else f"{n} servers"
+
+
+def traffic(a: Answer) -> list[str]:
+    """What was asked, a sentence each."""
+    jobs, q = a.traffic.jobs, a.question
+    short = sum(job.kind == "short" for job in jobs) / len(jobs)
+    new, cached = sum(job.new for job in jobs), sum(job.cached for job in jobs)
+    return [
+        f"{len(jobs):,} requests, {a.traffic.what}, at {a.traffic.rate:.3g} per second: {short:.1%} short (up to 256 "
+        f"new tokens), {new / len(jobs):.0f} new and {cached / len(jobs):.0f} cached tokens on average.",
+        *a.traffic.notes,
+        f"{_servers(q.servers).capitalize()} of {q.profile.name} ({q.profile.source}); each can do "
+        f"{a.capacity:.3g} requests per second of this traffic at most, so the load is {a.load:.2f}.",
+        f"In time: first token within {1e3 * q.short_s:g} ms (short), {1e3 * q.long_s:g} ms (long).",
+    ]
+
+
+def side_by_side(a: Answer) -> Table:
+    """All policies on the whole traffic."""
+    heads = ["", "short P50", "P90", "P99", "long P50", "P90", "P99", "mean", "slowdown", "in time", "highest load",
+             "servers"]  # fmt: skip
+    note = (
+        f"Times to first token in ms. Slowdown: mean of TTFT over TTFT alone. Highest load: share of what the servers "
+        f"can do at which {IN_TIME:.0%} of each class are in time. Servers: needed for that at the given traffic."
+    )
+    return Table("Side by side", heads, [_side(side) for side in a.sides], note)
+
+
+def _side(side: Side) -> list[str]:
+    f, reach = side.figures, side.reach
+    times = [f"{1e3 * of[q]:.0f}" if of else "-" for of in (f.short, f.long) for q in ("p50", "p90", "p99")]
+    load = "none" if reach.load == 0.0 else f"{'>= ' if reach.most else ''}{reach.load:.2f}"
+    servers = "?" if side.servers is None else str(side.servers)
+    return [side.setup.name, *times, f"{1e3 * f.mean_s:.0f}", f"{f.slowdown:.2f}", f"{f.in_time:.1%}", load, servers]
+
+
+def against(a: Answer) -> Table:
+    """LAPS over each of the others, on the whole traffic."""
+    rows = [[side.setup.name, *_changes(side.change)] for side in a.sides if side.change is not None]
+    note = f"Ratios; below 1, LAPS is faster. In brackets the 95% interval over {PARTS} parts of the traffic."
+    return Table("LAPS with its defaults against", ["", *COMPARED, "in time (points)"], rows, note)
+
+
+def _changes(change: Change) -> list[str]:
+    ratios = [str(change.ratios[name]) if name in change.ratios else "-" for name in COMPARED]
+    late = change.in_time
+    points = "-" if late is None else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in astuple(late)))
+    return [*ratios, points]
+
+
+def flags(a: Answer) -> Table:
+    """What each flag brings alone."""
+    rows = [[f"{t.flag} {t.value}", *_changes(t.change), t.verdict] for t in a.advice.trials]
+    note = (
+        f"Each alone against the defaults, as ratios, on {a.searched:,} requests in {STRETCHES} stretches of the "
+        f"traffic. {PAYS}: something is {1 - GAIN:.0%} better beyond chance, nothing {HARM - 1:.0%} worse; {TRADE}: "
+        f"something is worse too; {SAME}: no more than chance."
+    )
+    return Table("Flags of LAPS", ["", *COMPARED, "in time (points)", ""], rows, note)
+
+
+def hosts(a: Answer) -> Table:
+    """What the profile assumes of the host, changed."""
+    rows = [[f"host x {factor:g}", *_changes(change)] for factor, change in a.hosts.items()]
+    note = (
+        f"{a.advice.laps.name} against {a.advice.stock.name}, where the host takes half or twice as long for "
+        "HTTP, scheduling and launches as the profile assumes."
+    )
+    return Table("If the host is another", ["", *COMPARED, "in time (points)"], rows, note)
+
+
+def limits(a: Answer) -> list[str]:
+    """What is not known, a sentence each."""
+    return [
+        "Decode servers and KV transfers are not simulated: a first token counts when its prefill ends.",
+        "Memory is not: a server that runs out of KV serves fewer at a time.",
+        f"Step times are those of the profile: {a.question.profile.source}.",
+        "Host times beside the steps are assumptions of the profile: see the table on the host.",
+        accuracy(),
+    ]
+
+
+def accuracy(path: Path = ACCURACY) -> str:
+    """How good the planner was against emulated servers, in a sentence."""
+    if not path.exists():
+        return "Not compared yet with emulated servers."
+    found = msgspec.json.decode(path.read_bytes(), type=Accuracy)
+    off = sorted((abs(c.planned_ms / c.measured_ms - 1.0), c) for c in found.cases)
+    worst = off[-1]
+    return (
+        f"Against emulated servers ({found.what}) {len(off)} figures were off by {off[len(off) // 2][0]:.0%} in the "
+        f"median, at most {worst[0]:.0%} ({worst[1].trace}, {worst[1].policy}, {worst[1].figure})."
+    )
+
+
+def text(a: Answer) -> str:
+    """All that is printed."""
+    tables = [side_by_side(a), against(a), flags(a), hosts(a)]
+    blocks = ["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(limits(a)), "\n".join(verdict(a))]
+    return "\n\n".join(blocks) + "\n"

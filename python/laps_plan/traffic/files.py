@@ -1,0 +1,172 @@
+"""Recorded traffic in the formats that it is published in, told apart by their first line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+
+from laps_plan.traffic.given import Traffic, poisson
+from laps_plan.traffic.job import Job
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
+Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
+
+
+class _Plain(msgspec.Struct):
+    new_tokens: Tokens
+    arrival_ms: Number = 0.0
+    cached_tokens: Tokens = 0
+
+
+class _Azure(msgspec.Struct):
+    when: str = msgspec.field(name="TIMESTAMP")
+    tokens: Tokens = msgspec.field(name="ContextTokens")
+
+
+class _Blocks(msgspec.Struct):
+    """A line of Mooncake's or of Qwen-Bailian's."""
+
+    timestamp: Number
+    input_length: Tokens
+    hash_ids: list[int | str] = []
+
+
+Row = tuple[float, int, int, list[int | str]]
+"""Arrival (seconds), tokens, cached tokens, and the names of its blocks, which say what of the tokens is cached."""
+
+
+def _plain(lines: Iterable[str]) -> Iterator[Row]:
+    for _, row in _csv(lines, _Plain):
+        yield (row.arrival_ms / 1e3, row.new_tokens, row.cached_tokens, [])
+
+
+def _azure(lines: Iterable[str]) -> Iterator[Row]:
+    for n, row in _csv(lines, _Azure):
+        try:
+            when = datetime.fromisoformat(row.when).timestamp()
+        except ValueError:
+            raise ValueError(f"line {n}: TIMESTAMP {row.when!r} is no time") from None
+        yield (when, row.tokens, 0, [])
+
+
+def _csv(lines: Iterable[str], kind: Any) -> Iterator[tuple[int, Any]]:
+    reader = csv.DictReader(lines)
+    for row in reader:
+        try:
+            # An empty cell is one that is not there.
+            yield reader.line_num, msgspec.convert({k: v for k, v in row.items() if k and v}, kind, strict=False)
+        except msgspec.ValidationError as e:
+            raise ValueError(f"line {reader.line_num}: {e}") from None
+
+
+def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[Row]]:
+    def read(lines: Iterable[str]) -> Iterator[Row]:
+        decode = msgspec.json.Decoder(_Blocks).decode
+        for n, line in enumerate(lines, 1):
+            if line.isspace():
+                continue
+            try:
+                row = decode(line)
+            except (msgspec.MsgspecError, UnicodeError) as e:
+                raise ValueError(f"line {n}: {e}") from None
+            yield (row.timestamp * unit_s, row.input_length, 0, row.hash_ids)
+
+    return read
+
+
+FORMATS: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
+    "csv": (_plain, 0),
+    "azure": (_azure, 0),
+    "mooncake": (_blocks(1e-3), 512),
+    "bailian": (_blocks(1.0), 16),
+}
+"""What reads each, and its tokens in a block; 0 = it says nothing of blocks."""
+INFINITE = (
+    "What is cached is the longest prefix that came before, in a cache that never forgets and all servers share: real "
+    "servers compute more."
+)
+
+
+def kind_of(first: str) -> str:
+    """The format of a file with this first line. Raises ValueError."""
+    if first.lstrip().startswith("{"):
+        try:
+            keys = set(msgspec.json.decode(first))
+        except msgspec.MsgspecError as e:
+            raise ValueError(f"line 1: {e}") from None
+        if {"timestamp", "input_length"} <= keys:
+            return "bailian" if "chat_id" in keys else "mooncake"
+    else:
+        heads = set(next(csv.reader([first]), []))
+        if "new_tokens" in heads:
+            return "csv"
+        if {"TIMESTAMP", "ContextTokens"} <= heads:
+            return "azure"
+    raise ValueError(f"line 1: none of the formats {', '.join(FORMATS)}")
+
+
+def read(path: Path, kind: str | None = None) -> Traffic:
+    """All of a file, also of one that is compressed (gzip); ``kind`` None: told by its first line.
+
+    Raises ValueError or OSError, in one line that names the file, and the line where it is a broken one.
+    """
+    try:
+        with _opened(path) as f:
+            kind = kind or kind_of(f.readline())
+            f.seek(0)
+            reader, block = FORMATS[kind]
+            rows = list(reader(f))
+    except (ValueError, EOFError, csv.Error, zlib.error) as e:
+        raise ValueError(f"{path}: {e}") from None
+    if len(rows) < 2:
+        raise ValueError(f"{path}: {len(rows)} requests; at least 2 are needed")
+    rows.sort(key=lambda row: row[0])
+    first_s = rows[0][0]
+    cached = _prefixes(block)
+    jobs = []
+    for at, tokens, known, names in rows:
+        if block:
+            known = min(cached(names), tokens - 1)
+            tokens -= max(0, known)
+        jobs.append(Job(at - first_s, max(1, tokens), max(0, known)))
+    what, notes = f"{path.name} ({kind})", (INFINITE,) if block else ()
+    if rows[-1][0] > first_s:
+        return Traffic(jobs, what, notes)
+    lengths = iter([(job.new, job.cached) for job in jobs])
+    drawn = poisson(lambda rng: next(lengths), len(jobs), what, timed=False)
+    return replace(drawn, notes=(*notes, *drawn.notes))
+
+
+def _opened(path: Path) -> IO[str]:
+    with path.open("rb") as f:
+        packed = f.read(2) == b"\x1f\x8b"
+    if packed:
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _prefixes(block: int) -> Callable[[list[int | str]], int]:
+    """Of each prompt in turn, the tokens of its blocks that one before it began with too."""
+    # A block counts only behind all of those before it: the same text elsewhere is another entry of the cache.
+    nodes: dict[tuple[int, Hashable], int] = {}
+
+    def cached(names: list[int | str]) -> int:
+        node = found = 0
+        for name in names:
+            following = nodes.get((node, name))
+            if following is None:
+                following = nodes[node, name] = len(nodes) + 1
+            else:
+                found += block
+            node = following
+        return found
+
+    return cached

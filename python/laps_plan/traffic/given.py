@@ -1,0 +1,62 @@
+"""Traffic as it was given: requests with their times, wherever they come from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from laps_plan.traffic.job import Job
+
+POISSON = "Times are Poisson arrivals: real traffic comes in bursts, and more of it then waits."
+
+Lengths = Callable[[random.Random], tuple[int, int]]
+"""Draws (new tokens, cached tokens) of one request."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests in order of their times."""
+
+    jobs: Sequence[Job]
+    what: str
+    """In words: where it is from."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of it, a sentence each."""
+    timed: bool = True
+    """Whether the times mean anything; else only a rate makes them."""
+
+    @property
+    def rate(self) -> float:
+        """Requests per second; 0 = all at once."""
+        span_s = self.jobs[-1].at_s - self.jobs[0].at_s
+        return (len(self.jobs) - 1) / span_s if span_s > 0.0 else 0.0
+
+    def at_rate(self, rate: float) -> Traffic:
+        """The same requests at ``rate`` per second: their times are stretched."""
+        return replace(self, jobs=stretched(self.jobs, self.rate / rate), timed=True)
+
+    def cut(self, requests: int, *, newest: bool) -> Traffic:
+        """The first or the newest ``requests`` of it."""
+        jobs = self.jobs[-requests:] if newest else self.jobs[:requests]
+        if len(jobs) == len(self.jobs):
+            return self
+        said = f"Only the {'newest' if newest else 'first'} {len(jobs):,} of {len(self.jobs):,} requests are used."
+        return replace(self, jobs=jobs, notes=(*self.notes, said))
+
+
+def stretched(jobs: Sequence[Job], factor: float) -> list[Job]:
+    """The same jobs, with ``factor`` times the time between them; the first comes at 0."""
+    first_s = jobs[0].at_s
+    return [Job((job.at_s - first_s) * factor, job.new, job.cached) for job in jobs]
+
+
+def poisson(lengths: Lengths, requests: int, what: str, *, rate: float = 1.0, seed: int = 0, **more: bool) -> Traffic:
+    """So many requests of these lengths at Poisson times, ``rate`` per second. ``more``: as of Traffic."""
+    rng = random.Random(seed)
+    jobs, at = [], 0.0
+    for _ in range(requests):
+        at += rng.expovariate(rate)
+        new, cached = lengths(rng)
+        jobs.append(Job(at, new, cached))
+    return Traffic(jobs, what, (POISSON,), **more)

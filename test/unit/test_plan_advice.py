@@ -1,0 +1,128 @@
+"""When something is a gain, when LAPS is recommended, and how far a setup goes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from laps_plan.plan.advice import Trial, advise, beats, gains, harms
+from laps_plan.plan.figures import Between, Change, Figures
+from laps_plan.plan.reach import highest, servers_needed
+from laps_plan.plan.setup import LAPS, STOCK, Question, Setup
+from laps_plan.plan.trials import Trials, spread
+from laps_plan.profile import Profile
+from laps_plan.traffic.given import Traffic, poisson
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.mixed import by_hand
+
+PROFILE = Profile.load("h200-qwen3-8b")
+SURE, UNSURE = 0.02, 0.3
+"""Half the width of an interval."""
+
+
+def change(short: float, long: float, mean: float, off: float = SURE, in_time: float = 0.0) -> Change:
+    values = {"short P90": short, "long P90": long, "mean TTFT": mean}
+    return Change(
+        {name: Between(v, v - off, v + off) for name, v in values.items()}, Between(in_time, in_time, in_time)
+    )
+
+
+def figures(factor: float) -> Figures:
+    quantiles = dict.fromkeys(("p50", "p90", "p99"), factor)
+    return Figures(100, 0.9, factor, 1.0, quantiles, quantiles)
+
+
+@pytest.mark.parametrize(
+    ("found", "gain", "harm", "better"),
+    [
+        (change(1.0, 1.0, 1.0), False, False, False),
+        (change(0.5, 1.2, 0.8), True, True, True),
+        (change(0.5, 1.02, 0.8), True, False, True),
+        (change(0.8, 1.0, 0.8, UNSURE), False, False, False),
+        (change(0.5, 1.6, 0.8), True, True, False),
+        (change(0.5, 1.0, 1.1), True, True, False),
+        (change(0.5, 1.0, 0.9, in_time=-0.02), True, True, False),
+        (change(0.97, 1.0, 0.97), False, False, False),
+        (Change({}, None), False, False, False),
+    ],
+)
+def test_what_is_a_gain_a_harm_and_enough(found: Change, gain: bool, harm: bool, better: bool) -> None:
+    assert (gains(found), harms(found), beats(found)) == (gain, harm, better)
+
+
+def test_a_flag_that_gains_here_and_costs_there_is_a_trade() -> None:
+    verdicts = [Trial("x", "1", Setup(LAPS, 8192), change(*values)).verdict for values in
+                ((0.7, 1.0, 0.9), (0.7, 1.3, 0.9), (1.0, 1.0, 1.0), (1.3, 1.0, 1.2))]  # fmt: skip
+    assert verdicts == ["pays", "a trade", "no difference", "worse"]
+
+
+def test_a_change_is_told_with_what_chance_does_to_it() -> None:
+    same = Change.of([figures(0.5)] * 4, [figures(1.0)] * 4).ratios["short P90"]
+    assert (same.middle, same.low, same.high) == pytest.approx((0.5, 0.5, 0.5))
+    apart = Change.of([figures(0.25), figures(1.0)], [figures(1.0)] * 2).ratios["mean TTFT"]
+    assert apart.middle == pytest.approx(0.5)
+    assert apart.low < 0.25 < 1.0 < apart.high
+
+
+def test_a_class_that_is_not_there_is_not_compared() -> None:
+    one = Figures(10, 1.0, 0.1, 1.0, {"p90": 0.1}, {})
+    assert set(Change.of([one] * 3, [one] * 3).ratios) == {"short P90", "mean TTFT"}
+
+
+def test_setups_are_told_as_flags() -> None:
+    assert Setup("hrrn", 2048).flags() == "--schedule-policy hrrn --chunked-prefill-size 2048"
+    laps = Setup(LAPS, 8192).but(wait_window_ms=0.0, length_threshold="auto", guard=0.5)
+    for flag in ("--laps-wait-window-ms 0", "--laps-length-threshold auto", "--laps-config '{\"guard\": 0.5}'"):
+        assert flag in laps.flags()
+
+
+def test_stretches_lie_evenly_over_the_traffic() -> None:
+    jobs = [Job(float(i), 1) for i in range(1000)]
+    parts = spread(jobs, 4, 100)
+    assert [part[0].at_s for part in parts] == [0.0, 300.0, 600.0, 900.0]
+    assert {len(part) for part in parts} == {100}
+    assert sum(map(len, spread(jobs, 4, 5000))) == 1000
+
+
+class Cliff:
+    """Enough are in time up to a load per server."""
+
+    capacity = 10.0
+
+    def __init__(self, edge: float, rate: float = 25.0) -> None:
+        self.edge = edge
+        self.traffic = Traffic([Job(0.0, 1), Job(1.0 / rate, 1)], "x")
+
+    def in_time(self, setup: Setup, load: float, servers: int) -> float:
+        return 1.0 if load <= self.edge else 0.5
+
+
+@pytest.mark.parametrize(("edge", "servers"), [(0.3, 9), (0.55, 5), (0.83, 4), (2.0, 3)])
+def test_the_highest_load_and_the_servers_are_found(edge: float, servers: int) -> None:
+    trials = cast(Any, Cliff(edge))
+    reach = highest(trials, Setup(LAPS, 8192), 1)
+    assert reach.load == pytest.approx(min(edge, 1.0), abs=0.03)
+    assert reach.most == (edge > 1.0)
+    assert servers_needed(trials, Setup(LAPS, 8192), reach.load) == servers
+
+
+def asked(text: str, requests: int, load: float) -> Trials:
+    question = Question(PROFILE, 1, 0.4, 4.0, 8192)
+    traffic = poisson(by_hand(text), requests, text)
+    return Trials(question, traffic.at_rate(load * Trials(question, traffic).capacity))
+
+
+def test_laps_is_recommended_for_short_prompts_among_long_ones() -> None:
+    trials = asked("90% uniform:16-128, 10% log:2048-8192", 3000, 0.7)
+    assert trials.load == pytest.approx(0.7, rel=0.1)
+    advice = advise(trials)
+    assert advice.recommended
+    assert advice.setup.policy == LAPS
+    assert set(advice.against) == set(STOCK)
+
+
+@pytest.mark.parametrize(("text", "load"), [("100% fixed:64", 0.3), ("95% uniform:16-128, 5% fixed:4096", 0.02)])
+def test_laps_is_not_recommended_where_stock_is_as_good(text: str, load: float) -> None:
+    advice = advise(asked(text, 1200, load))
+    assert not advice.recommended
+    assert advice.setup.policy in STOCK

@@ -1,0 +1,146 @@
+"""The command as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from laps_core.histogram import LengthCount
+from laps_core.protocol import STATUS_ROUTE, Status
+from laps_plan.plan import words
+from laps_plan.plan.command import main
+
+MIX = "85% uniform:16-128, 15% log:1024-4096"
+
+
+def test_a_mix_gives_a_table_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan"
+    args = ["--mix", MIX, "--requests", "600", "--load", "0.6", "--servers", "2", "--out", str(out)]
+    assert main(args) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    for said in ("Side by side", "Poisson", "shortest-prefill-first", "laps, pools", "Not compared yet", "--chunked"):
+        assert said in told.out
+    page = (out / "index.html").read_text()
+    assert page.count("<svg") == page.count("</svg>") == 3
+    assert "src=" not in page
+    assert "<?xml" not in page
+    plan = json.loads((out / "plan.json").read_text())
+    assert plan["traffic"]["load"] == pytest.approx(0.6, abs=0.1)
+    assert {"fcfs", "hrrn", "shortest-prefill-first", "laps", "laps, pools"} <= {
+        side["policy"] for side in plan["side_by_side"]
+    }
+    for side in plan["side_by_side"]:
+        assert side["requests"] == 600
+        assert 0.0 < side["short"]["p50"] <= side["short"]["p99"]
+    assert {"chunk", "guard", "threshold", "pools"} <= {flag["flag"] for flag in plan["flags"]}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere.csv"], "nowhere.csv"),
+        (["--mix", "90% lmsys"], "100%"),
+        (["--mix", MIX, "--requests", "5"], "too few"),
+        (["--from", "ftp://x"], "ftp://x"),
+        (["--from", "http://127.0.0.1:9"], "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(
+    args: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan"
+    assert main([*args, "--out", str(out)]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert len(told.err.splitlines()) == 1
+    assert not told.out
+    assert not out.exists()
+
+
+def test_a_broken_line_of_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_ms,new_tokens\n" + "1,5\n" * 99 + "x,5\n")
+    assert main([str(path)]) == 2
+    assert "trace.csv: line 101" in capsys.readouterr().err
+
+
+def test_lengths_without_times_need_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("new_tokens\n" + "50\n" * 99)
+    assert main([str(path)]) == 2
+    assert "--rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["a.csv", "--mix", MIX], ["--mix", MIX, "--rate", "0"], ["x", "--ttft-ms", "1,2,3"]]
+)
+def test_questions_that_make_no_sense_are_refused(args: list[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(args)
+    assert e.value.code == 2
+
+
+@contextmanager
+def server(status: Status) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == f"/{STATUS_ROUTE}" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({**status.as_dict(), "more": 1}).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    count = LengthCount()
+    for i in range(600):
+        count.add(4000 if i % 20 == 0 else 60, 0)
+    with server(Status(enabled=True, lengths=count.told(12.0))) as url:
+        assert main(["--from", url, "--requests", "300", "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "has counted 600" in told
+    assert "Poisson" in told
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["traffic"]["rate_per_s"] == pytest.approx(50.0, rel=0.2)
+
+
+def test_a_server_without_laps_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with server(Status(enabled=False)) as url:
+        assert main(["--from", url, "--out", str(tmp_path / "x")]) == 2
+    assert "tells no lengths" in capsys.readouterr().err
+
+
+def test_it_needs_nothing_of_servers_and_routers() -> None:
+    theirs = {"sglang", "sglang_router", "torch", "aiohttp", "starlette", "uvicorn", "uvloop", "tokenizers"}
+    code = f"import laps_plan.plan.command, sys; sys.exit(' '.join({theirs!r} & sys.modules.keys()) or 0)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert found.returncode == 0, found.stderr.decode()
+
+
+def test_how_good_it_was_is_read_from_measurements(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.json"
+    assert "Not compared" in words.accuracy(path)
+    case = {"trace": "azure", "policy": "laps", "figure": "short P90", "planned_ms": 110.0, "measured_ms": 100.0}
+    path.write_text(json.dumps({"what": "four servers", "cases": [case, {**case, "planned_ms": 95.0}]}))
+    said = words.accuracy(path)
+    assert "2 figures" in said
+    assert "at most 10% (azure, laps, short P90)" in said
