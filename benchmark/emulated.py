@@ -38,10 +38,13 @@ from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, STOCK
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK, Variant
 from benchmark.sim.calibration import Alone, Setup, alone, measure, quantiles, simulated
 
-POLICIES = (*STOCK, LAPS)
+SMALL = Variant(f"{SPF}, 2048", ("--schedule-policy", SPF, "--chunked-prefill-size", "2048"))
+"""The best that stock has without another model of its step: small chunks, and in each what is short."""
+OTHERS = (*STOCK, SMALL.name)
+POLICIES = (*OTHERS, LAPS)
 LOADS = (0.5, 0.7, 0.85)
 JUDGED = 0.7
 """The load at which policies are judged against each other."""
@@ -73,7 +76,16 @@ def gather(args: argparse.Namespace, device: Device) -> dict[str, Any]:
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
     profile = Profile.load(device.laps["profile"])
     bare = Profile(name="", source="", coefficients=profile.coefficients, poll_s=0.0)
-    with Fleet(device, args.chunk, [BUILT_IN[p] for p in POLICIES], False, args.out, prompts, say, True) as fleet:
+    with Fleet(
+        device,
+        args.chunk,
+        [SMALL if p == SMALL.name else BUILT_IN[p] for p in POLICIES],
+        False,
+        args.out,
+        prompts,
+        say,
+        True,
+    ) as fleet:
         say("lone requests")
         seen = alone(fleet, FCFS, LADDER, args.seed)
         seen.device = [float(lone_s(bare, n, 0, args.chunk)) for n in seen.tokens]
@@ -131,7 +143,9 @@ def loads(raw: dict[str, Any], profile: Profile, args: argparse.Namespace, knobs
         for i, one in enumerate(rounds):
             rows = [Job(*r) for r in one["rows"]]
             for name in POLICIES:
-                record = simulated(profile, name, rows, args.chunk, args.seed + i, knobs).record
+                small = name == SMALL.name
+                policy, chunk = (SPF, 2048) if small else (name, args.chunk)
+                record = simulated(profile, policy, rows, chunk, args.seed + i, knobs).record
                 for seen, tokens, ttft in (
                     (found.measured, [r.new for r in rows], one[name]),
                     (found.simulated, record.new, record.ttft),
@@ -156,7 +170,7 @@ def judged(load: Load) -> list[Figure]:
         ("mean slowdown", bars.NO_MORE, None), ("requests/s", bars.EMULATED_RATE, FCFS),
         ("long P90", bars.EMULATED_LONG_P90, FCFS),
     ):  # fmt: skip
-        of = base or min(STOCK, key=lambda p: statistics.median(seen[p, key]))
+        of = base or min(OTHERS, key=lambda p: statistics.median(seen[p, key]))
         words = of if base else f"{of}, the best of stock"
         figures.append(Figure.of(f"{key}, {LAPS} / {words}", ratio(seen[LAPS, key], seen[of, key]), bar))
     return figures

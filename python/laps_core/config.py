@@ -141,7 +141,7 @@ class LapsConfig(Knobs):
     """Order of long prompts, see scheduling/order.py; all but least-work order short requests too."""
     guard: Annotated[float, _number(0.0, 1.0)] = 0.25
     """Under least-work: share of long time for the prompt that has waited longest (0..1)."""
-    preempt_overhead: Annotated[float, _number(0.01, 1.0)] = 0.15
+    preempt_overhead: Annotated[float, _number(0.01, 1.0)] = 0.25
     """Share of the device that preempting long work may cost (0.01..1); sets the gap between preemptions."""
     slice_ms: Annotated[float, _number(0.0, 1000.0, of="milliseconds")] = 4.0
     """A long batch makes way about this often (ms); 0 = never before its end."""

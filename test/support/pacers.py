@@ -15,7 +15,7 @@ from laps_plan.profile import Profile
 F, TOKEN = 5e-3, 25e-6
 
 
-GAP = F / 0.15
+GAP = F / 0.25
 
 
 LAYERS, CHUNK = 28, 8192

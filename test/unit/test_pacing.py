@@ -88,7 +88,7 @@ def test_a_long_prompt_that_is_far_behind_widens_it() -> None:
     plan = me.plan(0.0, [short("a")], [long(1000, 9.0)])
     spend(me.gap, 9.0)
     run(me, plan, 9.0, 9.0, stock=False)
-    behind = [long(1000, 9.0 + 1.5 * GAP - 12.0 * lone_s)]  # three times its aim, half of a gap later
+    behind = [long(1000, 9.0 + 1.5 * GAP - 9.0 * lone_s)]  # three times its aim, half of a gap later
     assert me.plan(9.0 + 1.5 * GAP, [short("b")], [long(1000, 9.0)]).order[0] is SHORT
     assert me.plan(9.0 + 1.5 * GAP, [short("b")], behind).order[0] is LONG
     assert me.plan(9.0 + 8.1 * GAP, [short("b")], [long(1000, -1e6)]).order[0] is SHORT, "to eight times itself at most"

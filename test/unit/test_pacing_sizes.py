@@ -108,7 +108,7 @@ def test_without_slices_short_requests_share_the_step() -> None:
     assert paged.tokens == int(F / TOKEN) // 64 * 64 + 64 + 128, "each begins a page of its own"
     assert not me.plan(1.0, [], [long(20_000)]).mixed
     assert not pacer().plan(1.0, [short("a")], [long(20_000)]).mixed
-    assert pacer(layers=0, chunk=1024).plan(1.0, [short("a", 200)], [long(20_000)]).tokens == 1024
+    assert pacer(layers=0, chunk=1024).plan(1.0, [short("a", 250)], [long(20_000)]).tokens == 1024
 
 
 def test_a_shared_step_counts_for_both() -> None:

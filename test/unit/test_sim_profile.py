@@ -79,9 +79,9 @@ def test_what_gap_and_guard_promise() -> None:
     rows = [Job(0.0, 4000, 0), Job(0.0, 4000, 0), Job(1.0, 100, 0)]
     batch = 0.8292  # of 8,192 tokens
     # Half of the time between runs of short batches of one chunk each, a gap of 0.1 s apart; the second waits for the
-    # first.
+    # first. Then the gap of 0.1 s, itself as much longer, and three preemptions that were saved up.
     stretched = batch / 0.5 * (4.0 + batch / 0.1)
     config = LapsConfig(guard=0.5, preempt_overhead=0.1)
-    assert promised_wait_s(known, rows, config) == pytest.approx((2 + 2) * stretched + 0.4 + batch)
+    assert promised_wait_s(known, rows, config) == pytest.approx((2 + 2) * stretched + 0.4 + batch + 3 * batch)
     for worse in (LapsConfig(guard=0.25, preempt_overhead=0.1), LapsConfig(guard=0.5, preempt_overhead=0.2)):
         assert promised_wait_s(known, rows, worse) > promised_wait_s(known, rows, config)
