@@ -51,7 +51,7 @@ class Server:
         """Told of each first token as it reaches the client."""
         p = device.profile
         self._front = p.front_s, p.front_token_s
-        self._poll_s = p.poll_s
+        self._poll_s, self._ahead = p.poll_s, p.ahead
         self._has_front = p.front_s > 0.0 or p.front_token_s > 0.0
         self._step_host_s, self._request_host_s, self._reply_s = p.step_host_s, p.request_host_s, p.reply_s
         self._events = events
@@ -105,7 +105,9 @@ class Server:
         answered, reply = self.answered, now + self._reply_s
         for request in batch.ending:
             answered(reply, request)
-        self._events.at(now + self._poll_s, self._again, None)
+        # Where the host is a slice ahead it has looked while the slice ran.
+        ready = self._ahead and batch.seconds is not None and not batch.parts
+        self._events.at(now if ready else now + self._poll_s, self._again, None)
 
     def _again(self, now: float, _: None) -> None:
         self._running = False
