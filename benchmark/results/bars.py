@@ -67,6 +67,8 @@ STEP = Bar(least=0.97, most=1.03)
 """An emulated step over the profile's."""
 EMULATED = Bar(least=0.9, most=1.1)
 """Simulated over emulated TTFT."""
+PLANNED = Bar(least=0.85, most=1.15)
+"""What the planner says over what emulated servers do."""
 EMULATED_SHORT_P90, EMULATED_MEAN, EMULATED_RATE = Bar(most=0.55), Bar(most=0.75), Bar(least=1.0)
 """LAPS over the best stock policy on an emulated device."""
 EMULATED_LONG_P90 = Bar(most=1.4)
