@@ -20,8 +20,8 @@ SGLang name                                                    what LAPS does wi
 ``model_executor.model_runner_components.cuda_graph_setup``    ``capture_prefill_graph`` called once more with another
                                                                prefill ``PhaseConfig`` in ``get_exec().graph``; the
                                                                ``PrefillCudaGraphRunner`` it makes is used as it is
-``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``: see ``transfers.py`` (enabled
-                                                               only)
+``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``, ``__init__`` (its
+                                                               ``transfer_infos``): see ``transfers.py`` (enabled only)
 ``managers.scheduler.Scheduler``                               hooked, ``init_model_worker``, ``get_internal_state``:
                                                                see ``emulation/`` (emulated devices only)
 ``layers.attention.torch_native_backend``                      ``_run_sdpa_forward_extend`` of its instances replaced
@@ -95,6 +95,7 @@ def load() -> None:
     stock = sys.modules[SCHEDULER].Scheduler
     HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
     transfers.be_patient()
+    HookRegistry.register(transfers.MANAGER, transfers.forgive, HookType.AFTER)
     HookRegistry.register(transfers.CHECK_STATUS, transfers.check_status, HookType.AROUND)
     graphs.install(config)
 

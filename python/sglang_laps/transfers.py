@@ -19,6 +19,7 @@ PROBE = {"SGLANG_FAILED_SESSION_PROBE_INTERVAL_S": "5", "SGLANG_FAILED_SESSION_P
 """After one failed transfer SGLang fails every other to that decode server until it has probed it, by default 30 s
 later and then ever less often, up to every 300 s."""
 
+MANAGER = "sglang.srt.disaggregation.common.conn.CommonKVManager.__init__"
 CHECK_STATUS = "sglang.srt.disaggregation.common.conn.CommonKVManager.check_status"
 
 
@@ -47,3 +48,27 @@ def check_status(original: Callable[[Any, int], Any], manager: Any, bootstrap_ro
         from sglang.srt.disaggregation.base.conn import KVPoll
 
         return KVPoll.Failed
+
+
+class Rooms(dict[int, dict[str, Any]]):
+    """A prefill server's ``transfer_infos``: what decode servers have said of each room.
+
+    The thread that hears them looks whether a room is there and then writes to it; a request that is aborted in between
+    takes the room off the books. Stock SGLang raises KeyError then, the thread ends, and no request ever gets through
+    that server again. Here the room is there again, as it is where a decode server's word comes after the abort.
+    """
+
+    def __missing__(self, room: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self[room] = found
+        return found
+
+    def pop(self, room: int, default: Any = None) -> Any:
+        """None where it is gone: a transfer that ends meets an abort in the same way."""
+        return super().pop(room, default)
+
+
+def forgive(_: None, manager: Any, *args: Any, **kwargs: Any) -> None:
+    """After ``CommonKVManager.__init__``: nothing has been heard yet."""
+    if type(getattr(manager, "transfer_infos", None)) is dict:
+        manager.transfer_infos = Rooms(manager.transfer_infos)
