@@ -26,7 +26,7 @@ def test_a_mix_gives_a_table_a_page_and_json(tmp_path: Path, capsys: pytest.Capt
     assert main(args) == 0
     told = capsys.readouterr()
     assert told.err == ""
-    for said in ("Side by side", "Poisson", "shortest-prefill-first", "laps, pools", "Not compared yet", "--chunked"):
+    for said in ("Side by side", "Poisson", "shortest-prefill-first", "laps, pools", "emulated servers", "--chunked"):
         assert said in told.out
     page = (out / "index.html").read_text()
     assert page.count("<svg") == page.count("</svg>") == 3
