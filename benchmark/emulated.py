@@ -32,7 +32,7 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
 from benchmark.results.pictures import against
-from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.results.piece import Figure, Piece, Table, parser, positive
 from benchmark.results.rounds import interleaved, ratio
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
@@ -227,7 +227,7 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
         tables,
         figures,
         {"emulated.svg": "Simulated and emulated TTFT on the same arrivals."},
-        {"asked": args.device, "rate_per_s": raw["rate"], "emulator": raw["emulator"], "host": calibrated.details,
+        {"device": device.name, "rate_per_s": raw["rate"], "emulator": raw["emulator"], "host": calibrated.details,
          "seconds": shown},
     )  # fmt: skip
     against(shown, args.out / "emulated.svg")
@@ -238,17 +238,14 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.emulated", __doc__, "emulated", rounds="(1)", seed=1, whole=True)
     p.set_defaults(rounds=1)
-    p.add_argument("--device", default="h200-qwen3-8b,slow=4", help="as --laps-emulate: PROFILE[,slow=K]")
+    devices.add_emulated(p)
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
-    p.add_argument("--seconds", type=float, default=60.0, help="of arrivals in a round")
+    p.add_argument("--seconds", type=positive, default=60.0, help="of arrivals in a round")
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock fcfs can do")
     p.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
     args = p.parse_args(argv)
     with command_line("emulated"):
-        try:
-            device = devices.emulated(args.device)
-        except ValueError as e:
-            p.exit(2, f"{p.prog}: {e}\n")
+        device: Device = args.device
         args.out.mkdir(parents=True, exist_ok=True)
         raw: Path = args.out / "raw.json"
         if not args.again:

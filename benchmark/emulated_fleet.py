@@ -194,13 +194,13 @@ def report(real: dict[str, Any], sim: dict[str, Any], args: argparse.Namespace, 
         args.seed,
         tables,
         figures,
-        data={"asked": args.device, "emulated": real, "simulated": sim},
+        data={"device": device.name, "emulated": real, "simulated": sim},
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.emulated_fleet", __doc__, "emulated-fleet", seed=1, whole=True)
-    p.add_argument("--device", default="h200-qwen3-32b,slow=6", help="as --laps-emulate: PROFILE[,slow=K]")
+    devices.add_emulated(p, "h200-qwen3-32b,slow=6")
     p.add_argument("--servers", type=int, default=4)
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
     p.add_argument("--seconds", type=positive, default=45.0, help="of arrivals at each load")
@@ -208,17 +208,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--clients", type=int, nargs="+", default=[16, 64], help="of the closed loops")
     args = p.parse_args(argv)
     with command_line("emulated_fleet"):
-        try:
-            device = devices.emulated(args.device)
-        except ValueError as e:
-            p.exit(2, f"{p.prog}: {e}\n")
+        device: Device = args.device
         profile = Profile.load(device.laps["profile"])
-        slow = float(args.device.partition("slow=")[2] or 1.0)
         rate = args.servers * capacity(profile, args.chunk, args.seed)
-        real = gather(args, device, rate, slow * SLO_S)
+        real = gather(args, device, rate, device.slow * SLO_S)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "raw.json").write_text(json.dumps(real))
-        sim = simulated(args, device, profile, rate, slow * SLO_S)
+        sim = simulated(args, device, profile, rate, device.slow * SLO_S)
         report(real, sim, args, device, rate).leave(args.out, "benchmark.emulated_fleet", argv, every=True)
     return 0
 

@@ -75,16 +75,13 @@ def compared(args: argparse.Namespace, device: Device) -> list[dict[str, object]
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.planned", __doc__, "planned", seed=1, whole=True)
-    p.add_argument("--device", default="h200-qwen3-8b,slow=4", help="as --laps-emulate: PROFILE[,slow=K]")
+    devices.add_emulated(p)
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
     p.add_argument("--seconds", type=positive, default=45.0, help="of arrivals of each load")
     p.add_argument("--keep", action="store_true", help="have laps-plan tell these figures")
     args = p.parse_args(argv)
     with command_line("planned"):
-        try:
-            device = devices.emulated(args.device)
-        except ValueError as e:
-            p.exit(2, f"{p.prog}: {e}\n")
+        device: Device = args.device
         cases = compared(args, device)
     rows, figures = [], []
     for case in cases:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tabulate import tabulate
+from laps_plan import table
 
 from benchmark.results.bars import Bar
 from benchmark.results.machine import commit, machine, versions
@@ -25,23 +25,10 @@ from benchmark.rig.model import REPO
 NAME = "piece.json"
 
 
-@dataclass
-class Table:
+class Table(table.Table):
     """A table as it is printed and as it stands in the report."""
 
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-    """What a reader must know to read it, in a sentence or two."""
-
-    def grid(self, style: str) -> str:
-        """Heads and rows, the first column to the left, the others to the right; ``style``: one of tabulate's."""
-        align = ["left", *["right"] * (len(self.heads) - 1)]
-        return str(tabulate(self.rows, self.heads, tablefmt=style, disable_numparse=True, colalign=align))
-
-    def __str__(self) -> str:
-        return "\n".join(filter(None, (self.title, self.grid("plain"), self.note)))
+    STYLE = "plain"
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class Device:
     """Longest start of a server (seconds)."""
     at_once: bool = False
     """Whether servers start side by side: most of a start keeps one core busy."""
+    slow: float = 1.0
+    """How many times as slow an emulated device is as what it emulates."""
     laps: dict[str, Any] = field(default_factory=dict)
     """Knobs that LAPS needs on it."""
 
@@ -122,12 +125,25 @@ def emulated(asked: str) -> Device:
         checkpoint=lambda: model.make(MODELS, shape),
         what=f"an EMULATED device: {profile.name}, {slow:g} times as slow ({profile.source})",
         env={"OMP_NUM_THREADS": "1", **servers.KEEP_MEMORY},
+        slow=slow,
         laps={
             "profile": str(stretched),
             "slice_ms": slow * defaults.slice_ms,
             "wait_window_ms": slow * defaults.wait_window_ms,
         },
     )  # fmt: skip
+
+
+def add_emulated(p: argparse.ArgumentParser, default: str = "h200-qwen3-8b,slow=4") -> None:
+    """--device of a command that runs on an emulated device: a Device."""
+
+    def read(text: str) -> Device:
+        try:
+            return emulated(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    p.add_argument("--device", type=read, default=default, help="as --laps-emulate: PROFILE[,slow=K]")
 
 
 def free_gib(device: Device) -> float:

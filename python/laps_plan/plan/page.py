@@ -17,6 +17,7 @@ from laps_plan.plan import words
 from laps_plan.plan.advice import RULE
 from laps_plan.plan.answer import Answer
 from laps_plan.plan.setup import IN_TIME
+from laps_plan.table import Table
 from laps_plan.traffic.job import THRESHOLD
 
 STYLE = """
@@ -120,7 +121,7 @@ def _paragraphs(lines: Sequence[str]) -> str:
     return "".join(said)
 
 
-def _table(table: words.Table) -> str:
+def _table(table: Table) -> str:
     # tabulate escapes what stands in the cells.
     note = f'<p class="note">{html.escape(table.note)}</p>'
     return f"<h2>{html.escape(table.title)}</h2>{table.grid('html')}{note}"

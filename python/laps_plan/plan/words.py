@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 
 import msgspec
-from tabulate import tabulate
 
 from laps_plan.plan.advice import GAIN, HARM, PAYS, RULE, SAME, TRADE
 from laps_plan.plan.answer import PARTS, Answer, Side
 from laps_plan.plan.figures import COMPARED, Change
 from laps_plan.plan.setup import IN_TIME
 from laps_plan.plan.trials import STRETCHES
+from laps_plan.table import Table
 
 ACCURACY = Path(__file__).with_name("accuracy.json")
 """How good the planner was: written from measurements, read here."""
@@ -35,24 +34,6 @@ class Accuracy(msgspec.Struct, forbid_unknown_fields=True):
     what: str
     """How it was measured, in a sentence."""
     cases: list[Case]
-
-
-@dataclass(frozen=True)
-class Table:
-    """As it is printed and as it stands on the page; the first column to the left, the others to the right."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-    def grid(self, style: str) -> str:
-        """Heads and rows; ``style``: one of tabulate's."""
-        align = ["left", *["right"] * (len(self.heads) - 1)]
-        return str(tabulate(self.rows, self.heads, tablefmt=style, disable_numparse=True, colalign=align))
-
-    def __str__(self) -> str:
-        return "\n".join(filter(None, (self.title, self.grid("simple"), self.note)))
 
 
 def verdict(a: Answer) -> list[str]:
