@@ -205,6 +205,7 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
         )
     if f"{JUDGED:g}" in found:
         figures = judged(found[f"{JUDGED:g}"]) + figures
+        tables.insert(0, tables.pop(list(found).index(f"{JUDGED:g}")))
     steps = []
     for policy, of in raw["emulator"].items():
         lasted = of["lasted_over_profile"]

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -38,18 +39,33 @@ from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
 from benchmark.sim.calibration import quantiles
-from benchmark.suites.router import FLAGS, LAPS, MODULES, STOCK
+from benchmark.suites.claims import HEADS, Claims
+from benchmark.suites.router import LAPS, STOCK, routers
 
+GATEWAY = "gateway, power of two"
+BASE = "stock"
 WAYS = {
-    "stock": (FCFS, STOCK, "round-robin"),
+    BASE: (FCFS, STOCK, "round-robin"),
+    "stock, gateway": (FCFS, GATEWAY, "least-load"),
     "laps servers": (LAPS_PREFILL, STOCK, "round-robin"),
     "laps": (LAPS_PREFILL, LAPS, "pools"),
 }
-"""Name -> prefill servers, router, the simulator's router."""
+"""Name -> prefill servers, router, the simulator's router. MiniLB picks at random: plain data parallelism."""
+ALONE = (BASE, "laps servers")
+"""Of these, what differs with one server."""
 LOADS = (0.5, 0.7, 0.85)
+CLIENTS = (8, 32)
+"""Of the closed loops, for each server."""
+BODIES = 3000
+"""Of a closed loop, before one comes again."""
 SLO_S = 0.4
 """Of the paper; stretched as the device is."""
 PATIENCE_S = 120.0
+
+
+def ways(args: argparse.Namespace) -> Sequence[str]:
+    """What is compared."""
+    return tuple(WAYS) if args.servers > 1 else ALONE
 
 
 @dataclass
@@ -83,18 +99,18 @@ def up(device: Device, chunk: int, variant: str, args: argparse.Namespace) -> It
     ]
     pool = ("--max-total-tokens", "524288", "--max-running-requests", "256")
     decode = servers.decode(folder, logs / f"decode-{variant}.log", *pool, env=device.env)
-    kinds = [kind for of, kind, _ in WAYS.values() if of == variant]
-    routers = {
-        kind: servers.minilb(
-            prefills, [decode], logs / f"router-{variant}-{kind}.log", *FLAGS[kind], module=MODULES[kind], name=kind
-        )
-        for kind in kinds
-    }
-    with servers.running(*prefills, decode), servers.running(*routers.values()):
+    kinds = [WAYS[name][1] for name in ways(args) if WAYS[name][0] == variant]
+    up = routers(prefills, [decode], args.out / variant, kinds)
+    with servers.running(*prefills, decode), servers.running(*up.values()):
         yield {
-            "routers": {kind: Target(servers.HOST, r.port) for kind, r in routers.items()},
+            "routers": {kind: Target(servers.HOST, r.port) for kind, r in up.items()},
             "prefills": [Target(servers.HOST, p.port) for p in prefills],
         }
+
+
+def closed(ttft: Sequence[float], rate: float, slo_s: float) -> dict[str, float]:
+    """Of a closed loop: requests/s, mean TTFT (seconds), share of TTFTs above the SLO."""
+    return {"rate": rate, "mean": statistics.fmean(ttft), "over": sum(t > slo_s for t in ttft) / len(ttft)}
 
 
 def gather(args: argparse.Namespace, device: Device, rate: float, slo_s: float) -> dict[str, Any]:
@@ -105,7 +121,8 @@ def gather(args: argparse.Namespace, device: Device, rate: float, slo_s: float) 
     for variant in (FCFS, LAPS_PREFILL):
         say(f"starting {args.servers} servers with {variant}")
         with up(device, args.chunk, variant, args) as there:
-            for name, (of, kind, _) in WAYS.items():
+            for name in ways(args):
+                of, kind, _ = WAYS[name]
                 if of != variant:
                     continue
                 target = there["routers"][kind]
@@ -128,11 +145,13 @@ def gather(args: argparse.Namespace, device: Device, rate: float, slo_s: float) 
                 rng, draw = random.Random(args.seed), sizes()
                 for clients in args.clients:
                     say(f"{name}, {clients} clients")
-                    bodies = prompts.bodies([Job(0.0, draw(rng)) for _ in range(600)], clients)
-                    loop = asyncio.run(client.closed(target, bodies, clients, args.seconds / 2, run_in_s=3.0))
+                    bodies = prompts.bodies([Job(0.0, draw(rng)) for _ in range(BODIES)], clients)
+                    loop = asyncio.run(client.closed(target, bodies, clients, args.seconds, run_in_s=args.seconds / 4))
                     found[name]["closed"][str(clients)] = {
-                        "rate": loop.rate, "mean": statistics.fmean(loop.ttft_s), "failed": loop.failed,
+                        **closed(loop.ttft_s, loop.rate, slo_s), "failed": loop.failed,
                     }  # fmt: skip
+                    for prefill in there["prefills"]:
+                        flush(prefill)
             emulators = [told(prefill) for prefill in there["prefills"]]
             found.setdefault("emulator", {})[variant] = emulators
     return found
@@ -142,7 +161,8 @@ def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: 
     """The same in the simulator."""
     knobs = {k: v for k, v in device.laps.items() if k != "profile"}
     found: dict[str, Any] = {}
-    for name, (variant, _, router) in WAYS.items():
+    for name in ways(args):
+        variant, _, router = WAYS[name]
         how: dict[str, Any] = {"servers": args.servers, "router": router, "chunk": args.chunk, "knobs": knobs}
         found[name] = {"open": {}, "closed": {}}
         for load in args.loads:
@@ -152,7 +172,10 @@ def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: 
         for clients in args.clients:
             n = round(args.seconds * rate)
             o = simulate(VARIANTS[variant], Closed(sizes(), clients, n, args.seed), profile, **how)
-            found[name]["closed"][str(clients)] = {"rate": o.rate, "mean": statistics.fmean(o.record.ttft)}
+            fixed_s = o.batches * o.profile.coefficients.step_s
+            found[name]["closed"][str(clients)] = {
+                **closed(o.record.ttft, o.rate, slo_s), "fixed": fixed_s / sum(o.busy_s),
+            }  # fmt: skip
     return found
 
 
@@ -161,32 +184,36 @@ def report(real: dict[str, Any], sim: dict[str, Any], args: argparse.Namespace, 
     tables, figures = [], []
     for load in args.loads:
         rows = []
-        for name in WAYS:
+        for name in ways(args):
             r, s = (x[name]["open"][f"{load:g}"] for x in (real, sim))
             ms = (f"{1e3 * r[k]:.0f} / {1e3 * s[k]:.0f}" for k in ("short_p90", "long_p90", "mean"))
             rows.append((name, *ms, f"{r['over']:.1%} / {s['over']:.1%}", f"{r['rate']:.1f} / {s['rate']:.1f}",
                          str(r["failed"])))  # fmt: skip
         heads = ("", "short P90", "long P90", "mean", "over the SLO", "requests/s", "failed")
         tables.append(Table(f"At {load:.0%}: TTFT in ms, emulated / simulated", heads, rows))
-        base, mine = (real[name]["open"][f"{load:g}"] for name in ("stock", "laps"))
+        base, mine = (real[name]["open"][f"{load:g}"] for name in (BASE, ways(args)[-1]))
         names = {"short_p90": "short P90", "long_p90": "long P90", "mean": "mean", "rate": "requests/s"}
         for key, words in names.items():
             figures.append(Figure(f"at {load:.0%}, {words}, laps / stock", mine[key] / base[key]))
-        figures.append(Figure(f"at {load:.0%}, points fewer over the SLO", 100 * (base["over"] - mine["over"])))
     rows = []
     for clients in args.clients:
-        rates = ((x[n]["closed"][str(clients)]["rate"] for x in (real, sim)) for n in WAYS)
-        rows.append((str(clients), *(f"{r:.1f} / {s:.1f}" for r, s in rates)))
-        base, mine = (real[name]["closed"][str(clients)]["rate"] for name in ("stock", "laps"))
-        figures.append(Figure(f"{clients} clients, requests/s, laps / stock", mine / base))
-    tables.append(Table("Closed loops: requests/s, emulated / simulated", ("clients", *WAYS), rows))
+        pairs = [[x[name]["closed"][str(clients)] for x in (real, sim)] for name in ways(args)]
+        rates = (f"{r['rate']:.1f} / {s['rate']:.1f}" for r, s in pairs)
+        rows.append((str(clients), *rates, *(f"{r['over']:.1%} / {s['over']:.1%}" for r, s in pairs)))
+        figures.append(
+            Figure(f"{clients} clients, requests/s, laps / stock", pairs[-1][0]["rate"] / pairs[0][0]["rate"])
+        )
+    columns = ("clients", *(f"{name}, {what}" for what in ("requests/s", "over the SLO") for name in ways(args)))
+    tables.append(Table("Closed loops: emulated / simulated", columns, rows))
+    model = "32b" if "32b" in device.name else "8b"
+    tables.insert(0, Table("Claims of the paper", HEADS, Claims(real, sim, model, args.servers).rows))
     lasted = [e["lasted_over_profile"]["median"] for of in real["emulator"].values() for e in of]
     figures.append(
         Figure("step as it lasted over the profile, furthest median", max(lasted, key=lambda x: abs(x - 1.0)))
     )
     return Piece(
         args.out.name,
-        f"Emulated: {args.servers} servers behind a router",
+        f"Emulated: {args.servers} server(s), {device.name.removeprefix('emulated ')}",
         f"{args.servers} real prefill servers of this machine, each with {device.what}; a decode server; routers. The "
         f"mix of benchmark.emulated, {args.seconds:g} s a load; {args.servers} stock servers can do {rate:.1f} "
         f"requests/s (simulated). SLO: a TTFT of {SLO_S:g} s, stretched as the device is. This machine's host is in "
@@ -205,15 +232,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
     p.add_argument("--seconds", type=positive, default=45.0, help="of arrivals at each load")
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock servers can do")
-    p.add_argument("--clients", type=int, nargs="+", default=[16, 64], help="of the closed loops")
+    p.add_argument("--clients", type=int, nargs="+", help="of the closed loops (8 and 32 for each server)")
+    p.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
     args = p.parse_args(argv)
+    args.clients = args.clients or [n * args.servers for n in CLIENTS]
     with command_line("emulated_fleet"):
         device: Device = args.device
         profile = Profile.load(device.laps["profile"])
         rate = args.servers * capacity(profile, args.chunk, args.seed)
-        real = gather(args, device, rate, device.slow * SLO_S)
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "raw.json").write_text(json.dumps(real))
+        raw: Path = args.out / "raw.json"
+        if not args.again:
+            raw.write_text(json.dumps(gather(args, device, rate, device.slow * SLO_S)))
+        real = json.loads(raw.read_text())
         sim = simulated(args, device, profile, rate, device.slow * SLO_S)
         report(real, sim, args, device, rate).leave(args.out, "benchmark.emulated_fleet", argv, every=True)
     return 0

@@ -4,7 +4,7 @@
     python -m benchmark.report --only headline,window     # run these, take what is there for the others
     python -m benchmark.report --from out/report          # run nothing
 
-What fails or is missing is named in the page. The README's headline table and picture are taken from it.
+What fails or is missing is named in the page. The README's tables and its picture are taken from it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         page.write(collected, args.out)
     except ValueError as e:
         parser.exit(2, f"{parser.prog}: {e}\n")
-    if page.HEADLINE in collected.pieces:
-        piece = collected.pieces[page.HEADLINE][0]
-        where = args.out.resolve()
-        inside = where.is_relative_to(args.readme.resolve().parent)
-        folder = str(where.relative_to(args.readme.resolve().parent)) if inside else str(where)
-        args.readme.write_text(page.put(args.readme.read_text(), page.headline(piece, folder)))
+    where = args.out.resolve()
+    inside = where.is_relative_to(args.readme.resolve().parent)
+    folder = str(where.relative_to(args.readme.resolve().parent)) if inside else str(where)
+    for name in page.IN_README:
+        if name in collected.pieces:
+            content = page.headline(collected.pieces[name][0], folder)
+            args.readme.write_text(page.put(args.readme.read_text(), name, content))
     for name, why in collected.missing.items():
         say(f"missing: {name}: {why}")
     say(f"{len(collected.pieces)} pieces: {args.out / 'README.md'}")

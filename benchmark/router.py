@@ -1,10 +1,11 @@
-"""The router against stock MiniLB, both in one run.
+"""The router against stock MiniLB and SGLang's Rust gateway, all in one run.
 
-    python -m benchmark.router --echo     what the router itself costs: instant back ends, requests/s and latency
+    python -m benchmark.router --echo     what a router itself costs: instant back ends, requests/s and latency
     python -m benchmark.router --mix      short share 90% -> 10% -> 90%: how fast and with how many moves pools follow
-    python -m benchmark.router --real     three real prefill servers and a decode server: TTFT of short chats among long
+    python -m benchmark.router --fleet    three routers before eight servers: nothing lost, all agree on the pools
+    python -m benchmark.router --real     three real prefill servers and a decode server: TTFT of chats among documents
 
-Rounds of both routers alternate, and figures are medians over rounds (ratios: medians of the rounds' ratios).
+Rounds of the routers alternate, and figures are medians over rounds (ratios: medians of the rounds' ratios).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import uvloop
 from benchmark.results.piece import parser
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
-from benchmark.suites.router import echo, mix, real
+from benchmark.suites.router import echo, fleet, mix, real
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,28 +27,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     mode = p.add_mutually_exclusive_group(required=True)
     mode.add_argument("--echo", action="store_true")
     mode.add_argument("--mix", action="store_true")
+    mode.add_argument("--fleet", action="store_true")
     mode.add_argument("--real", action="store_true")
     mode.add_argument("--serve-echo", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
     p.add_argument(
-        "--seconds", type=float, help="length of a round of --echo (3) or --real (20), of a phase of --mix (12 periods)"
+        "--seconds",
+        type=float,
+        help="length of a round of --echo (3) or --real (20), of a phase of --mix (12 periods) or --fleet (60)",
     )
-    p.add_argument("--prefill", type=int, nargs="+", default=[4, 8], help="prefill servers of --mix")
+    p.add_argument("--prefill", type=int, nargs="+", help="prefill servers of --mix, or of --real (3)")
     p.add_argument("--laps-prefill", action="store_true", help="--real with LAPS prefill servers, not stock ones")
-    p.add_argument("--period", type=float, default=2.0, help="control period of --mix (seconds)")
+    p.add_argument("--period", type=float, default=2.0, help="control period of --mix, --fleet (seconds)")
+    p.add_argument("--phases", type=int, default=10, help="of --fleet")
     args = p.parse_args(argv)
     if args.serve_echo:
         uvloop.run(echo.serve(args.serve_echo))
         return 0
     say = Progress()
-    name = "echo" if args.echo else "mix" if args.mix else "real"
+    name = next(mode for mode in ("echo", "mix", "fleet", "real") if getattr(args, mode))
     out = args.out.with_name(args.out.name.replace("MODE", name))
     with command_line("bench router"):
         if args.echo:
             piece = echo.run(out, args.rounds, args.seconds or 3.0, say)
         elif args.mix:
-            piece = mix.run(out, args.prefill, args.period, args.seconds or 12 * args.period, say)
+            piece = mix.run(out, args.prefill or [4, 8, 64], args.period, args.seconds or 12 * args.period, say)
+        elif args.fleet:
+            piece = fleet.run(out, args.phases, args.seconds or 60.0, args.period, say)
         else:
-            piece = real.run(out, args.rounds, args.seconds or 20.0, args.laps_prefill, say)
+            piece = real.run(out, args.rounds, args.seconds or 20.0, (args.prefill or [3])[0], args.laps_prefill, say)
     piece.leave(out, "benchmark.router", argv)
     return 0
 

@@ -1,17 +1,18 @@
-"""Faults of every kind while mixed load runs through a real router to real servers; every request must end once.
+"""Faults of every kind while mixed load runs through real routers to real servers; every request must end once.
 
     ./run bench faults                                   # 10,000 requests
     ./run bench faults --requests 1000 --seconds 120     # a short one
     ./run bench faults --only kill                       # one class of faults or of clients
 
-Two prefill servers, two decode servers (one where memory is short) and the router, on loopback. Exit code 1 where a bar
-is missed; everything raw is in out/faults.
+Two prefill servers, two decode servers (one where memory is short) and two routers, on loopback. Exit code 1 where a
+bar is missed; everything raw is in out/faults.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -68,7 +69,7 @@ def _interrupt(*_: object) -> None:
 
 
 async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Piece:
-    say("starting the router")
+    say("starting the routers")
     try:
         await fleet.open()
         asked = prompts.make(args.seed, SHORT_PROMPTS, LONG_PROMPTS)
@@ -76,16 +77,21 @@ async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Pi
         answers = await clients.right_answers(fleet.port, asked)
         oracle = Oracle(fleet.evidence, {role: [m.name for m in fleet.of(role)] for role in (PREFILL, DECODE)})
         inflictor = Inflictor(fleet)
-        crowd = Crowd(fleet.port, asked, answers, oracle)
-        seconds = await _load(fleet, crowd, inflictor, args, say)
+        numbers = itertools.count(1)
+        ports = [router.port for router in fleet.routers]
+        crowds = [Crowd(ports[i:] + ports[:i], asked, answers, oracle, numbers) for i in range(len(ports))]
+        seconds = await _load(fleet, crowds, inflictor, args, say)
         return await _afterwards(fleet, inflictor, oracle, seconds, args, say)
     finally:
         await fleet.close()
 
 
-async def _load(fleet: Fleet, crowd: Crowd, inflictor: Inflictor, args: argparse.Namespace, say: Progress) -> float:
+async def _load(
+    fleet: Fleet, crowds: Sequence[Crowd], inflictor: Inflictor, args: argparse.Namespace, say: Progress
+) -> float:
     """Faults while requests run, until enough have ended and every fault has happened; how long it took (seconds)."""
-    begin, ends = time.monotonic(), crowd.oracle.ends
+    oracle = crowds[0].oracle
+    begin, ends = time.monotonic(), oracle.ends
     crashed = False
 
     def over() -> bool:
@@ -96,7 +102,7 @@ async def _load(fleet: Fleet, crowd: Crowd, inflictor: Inflictor, args: argparse
     async def watch() -> None:
         nonlocal crashed
         while True:
-            bad = sum(crowd.oracle.total(end) for end in BAD)
+            bad = sum(oracle.total(end) for end in BAD)
             now = ", ".join(inflictor.now.values()) or "no fault"
             say(f"{len(ends)} of {args.requests} requests, {bad} failed; {now}")
             crashed = crashed or bool(fleet.dead())
@@ -105,7 +111,8 @@ async def _load(fleet: Fleet, crowd: Crowd, inflictor: Inflictor, args: argparse
     lanes = [asyncio.ensure_future(inflictor.lane(schedule.faults(args.seed, lane, args.only))) for lane in LANES]
     watcher = asyncio.ensure_future(watch())
     try:
-        await crowd.run(schedule.deeds(args.seed, args.only), over)
+        work = schedule.deeds(args.seed, args.only)
+        await asyncio.gather(*(crowd.run(work, over) for crowd in crowds))
         took_s = time.monotonic() - begin
         inflictor.end()
         if fleet.dead():
@@ -154,7 +161,7 @@ async def _afterwards(
             "processes that ended and were not killed": dead,
             "tracebacks and alarms in logs": found.wrong,
             "faults that were not recovered from": [
-                *inflictor.wrong, *(f"the router calls {name} unhealthy" for name in unhealthy)
+                *inflictor.wrong, *(f"a router calls {name} unhealthy" for name in unhealthy)
             ],
             "hostile requests answered 5xx of its own making": comparison.own_errors(ours, fleet.evidence),
         },

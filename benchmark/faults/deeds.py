@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from benchmark.faults.prompts import GENERATE, Prompt
 from benchmark.faults.schedule import Deed
 
 CLIENTS = 24
+"""Of all routers together."""
 THINK_S = 1.0
 """Longest pause of a client between two deeds: servers that start again need some of the cores too."""
 REFUSABLE = frozenset((400,))
@@ -28,11 +28,17 @@ TOGETHER_S = 0.15
 class Crowd:
     """All clients of one router. Every request it makes is reported to the oracle once."""
 
-    def __init__(self, port: int, prompts: Sequence[Prompt], answers: Sequence[Any], oracle: Oracle) -> None:
-        self._port = port
+    def __init__(
+        self, ports: Sequence[int], prompts: Sequence[Prompt], answers: Sequence[Any], oracle: Oracle,
+        numbers: Iterator[int],
+    ) -> None:  # fmt: skip
+        """``ports`` of the routers: what clients ask is sent to the first, what they abort to the last. ``numbers``: of
+        the requests of all crowds."""
+        port = self._port = ports[0]
+        self._abort_port, self._share = ports[-1], CLIENTS // len(ports)
         self._prompts, self._answers, self.oracle = prompts, answers, oracle
         self._bare, self._openai = Bare(port), OpenAi(port)
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
         self._generating = [i for i, p in enumerate(prompts) if p.route == GENERATE and "input_ids" in p.body]
         self._rubbish = [c for c in corpus.CASES if c.quick]
 
@@ -46,7 +52,7 @@ class Crowd:
                 await asyncio.sleep(random.Random(deed.seed).random() * THINK_S)
 
         try:
-            await asyncio.gather(*(client() for _ in range(CLIENTS)))
+            await asyncio.gather(*(client() for _ in range(self._share)))
         finally:
             await self._openai.close()
 
@@ -67,10 +73,12 @@ class Crowd:
         client = self._openai if deed.openai and prompt.route != GENERATE else self._bare
         return await bounded(client(prompt, seen, extra or {}), seen, leave_s)
 
-    async def _send(self, seen: Seen, path: str, body: Mapping[str, Any], share: float = 1.0, **more: Any) -> Seen:
+    async def _send(
+        self, seen: Seen, path: str, body: Mapping[str, Any], share: float = 1.0, port: int = 0, **more: Any
+    ) -> Seen:
         """The ``share`` of a request that needs no answer of its own."""
         raw = wire.request(path, json.dumps(body).encode(), {MARKER: str(seen.number)})
-        return await bounded(exchange(self._port, raw[: max(1, int(share * len(raw)))], seen), seen, **more)
+        return await bounded(exchange(port or self._port, raw[: max(1, int(share * len(raw)))], seen), seen, **more)
 
     async def _plain(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
         """One in five under an id of its own."""
@@ -90,7 +98,7 @@ class Crowd:
 
         async def end_it() -> Seen:
             await asyncio.sleep(_soon(rng))
-            return await self._send(self._new("abort route"), "/abort_request", {"rid": rid})
+            return await self._send(self._new("abort route"), "/abort_request", {"rid": rid}, port=self._abort_port)
 
         return list(await asyncio.gather(self._ask(deed, i, {"rid": rid}, aborted=True), end_it()))
 

@@ -1,4 +1,4 @@
-"""The servers of a campaign: prefill and decode, each behind a proxy of ours, and the router in front."""
+"""The servers of a campaign: prefill and decode, each behind a proxy of ours, and the routers in front."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmark.rig.devices import CPU, DEVICES, free_gib
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
 """Fast, for what is tried are faults; its long batches can be paused."""
-PREFILLS, DECODES = 2, 2
+PREFILLS, DECODES, ROUTERS = 2, 2, 2
 TOKENS = ("--max-total-tokens", "16384", "--context-length", "8192", "--disable-overlap-schedule")
 PREFILL_ARGS = ("--enable-laps-scheduler", "--chunked-prefill-size", "256", *TOKENS)
 SHORT_WAITS = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30"}
@@ -58,7 +58,7 @@ class Member:
 
 
 class Fleet:
-    """A context manager: on its end every process has been stopped. ``open`` puts proxies and router in front."""
+    """A context manager: on its end every process has been stopped. ``open`` puts proxies and routers in front."""
 
     def __init__(self, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
         self.evidence, self._say, self.logs = evidence, say, out / "logs"
@@ -77,8 +77,8 @@ class Fleet:
                 proxy = Proxy(name, servers.free_port(), server.port, evidence, seed * 100 + len(self.members))
                 self.members.append(Member(role, server, proxy))
         self._tokenizer = folder
-        self.router: servers.Server | None = None
-        self.router_kin: list[psutil.Process] = []
+        self.routers: list[servers.Server] = []
+        self._router_kin: list[list[psutil.Process]] = []
 
     def of(self, role: str) -> list[Member]:
         """The servers of a role."""
@@ -86,9 +86,13 @@ class Fleet:
 
     @property
     def port(self) -> int:
-        """The router's."""
-        assert self.router
+        """The first router's."""
         return self.router.port
+
+    @property
+    def router(self) -> servers.Server:
+        """The first one: what is inflicted on a router is inflicted on it."""
+        return self.routers[0]
 
     def __enter__(self) -> Fleet:
         try:
@@ -105,19 +109,19 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         # At once: nobody waits for their answers any more, and one that a fault has stopped hears nothing else.
-        for server in (self.router, *(m.server for m in self.members)):
-            if server:
-                server.kill()
+        for server in (*self.routers, *(m.server for m in self.members)):
+            server.kill()
 
     async def open(self) -> None:
-        """Start the proxies, then the router, and wait until it finds every server healthy."""
+        """Start the proxies, then the routers, and wait until they find every server healthy."""
         for m in self.members:
             await m.proxy.listen()
-        self.router = self._front(
-            "router.log", "sglang_router_laps.launch_router", *ROUTER_ARGS, "--laps-tokenizer", str(self._tokenizer)
-        )
-        await asyncio.to_thread(lambda: self.router and self.router.start().ready(START_S))
-        self.router_kin = self.router.family()
+        module, more = "sglang_router_laps.launch_router", ("--laps-tokenizer", str(self._tokenizer))
+        for i in range(ROUTERS):
+            router = self._front(f"router-{i}.log", module, *ROUTER_ARGS, *more)
+            self.routers.append(router)
+            await asyncio.to_thread(lambda router=router: router.start().ready(START_S))  # type: ignore[misc]
+            self._router_kin.append(router.family())
         await self.sick(HEAL_S)
 
     async def stock(self) -> servers.Server:
@@ -134,7 +138,7 @@ class Fleet:
         return servers.minilb(prefills, decodes, self.logs / log, *args, module=module)
 
     async def sick(self, limit_s: float = 0.0, *names: str) -> set[str]:
-        """Servers, of these names or of all, that the router still calls unhealthy after ``limit_s``.
+        """Servers, of these names or of all, that a router still calls unhealthy after ``limit_s``.
 
         Nobody hears it while its descriptors are used up: asks again for a minute. Raises OSError, ValueError.
         """
@@ -142,25 +146,25 @@ class Fleet:
         while True:
             waited = time.monotonic() - begin
             try:
-                status = await asyncio.to_thread(self.status)
+                said = await asyncio.to_thread(self.statuses)
             except (OSError, ValueError):
                 if waited > HEAL_S:
                     raise
             else:
-                urls = {i["url"] for i in (*status["prefill"], *status["decode"]) if not i["healthy"]}
+                told = (i for status in said for i in (*status["prefill"], *status["decode"]))
+                urls = {i["url"] for i in told if not i["healthy"]}
                 sick = {m.name for m in self.members if m.proxy.url in urls and (not names or m.name in names)}
                 if not sick or waited >= limit_s:
                     return sick
             await asyncio.sleep(0.5)
 
-    def status(self) -> dict[str, Any]:
-        """The router's /laps_status. Raises OSError, ValueError."""
-        assert self.router
-        return self.router.laps_status()
+    def statuses(self) -> list[dict[str, Any]]:
+        """Each router's /laps_status. Raises OSError, ValueError."""
+        return [router.laps_status() for router in self.routers]
 
     def dead(self) -> list[str]:
         """Processes that ended though nobody killed them."""
-        up = [(m.server, m.kin) for m in self.members] + ([(self.router, self.router_kin)] if self.router else [])
+        up = [(m.server, m.kin) for m in self.members] + list(zip(self.routers, self._router_kin, strict=False))
         return [
             f"{server.name}: process {p.pid}: {server.last_line()}" for server, kin in up for p in kin if not _runs(p)
         ]
@@ -175,14 +179,14 @@ class Fleet:
     def _not_at_rest(self) -> list[str]:
         found = [x for m in self.members for x in _held(m)]
         try:
-            status = self.status()
-            if status["in_flight"]:
-                found.append(f"router: {status['in_flight']} requests in flight")
-            found += [
-                f"router: {i['outstanding_requests']} requests and {i['outstanding_tokens']} tokens at {i['url']}"
-                for i in (*status["prefill"], *status["decode"])
-                if i["outstanding_requests"] or i["outstanding_tokens"]
-            ]
+            for status in self.statuses():
+                if status["in_flight"]:
+                    found.append(f"router: {status['in_flight']} requests in flight")
+                found += [
+                    f"router: {i['outstanding_requests']} requests and {i['outstanding_tokens']} tokens at {i['url']}"
+                    for i in (*status["prefill"], *status["decode"])
+                    if i["outstanding_requests"] or i["outstanding_tokens"]
+                ]
         except (OSError, ValueError) as e:
             found.append(f"router: {e}")
         return found

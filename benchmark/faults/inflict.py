@@ -127,7 +127,6 @@ class Inflictor:
     @contextlib.asynccontextmanager
     async def _descriptors(self, router: None, kind: str) -> AsyncIterator[None]:
         """Its limit is lowered to a few more than it has open, and idle connections take those."""
-        assert self._fleet.router
         assert self._fleet.router.process
         pid = self._fleet.router.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)

@@ -52,7 +52,7 @@ def piece(
     return Piece(
         name="faults",
         title="Faults while requests run",
-        text="Real prefill, decode and router processes on one machine; faults of servers and router by a seeded "
+        text="Real prefill and decode servers and two routers on one machine; faults of servers and router by a seeded "
         "schedule, while clients ask, leave, abort and send rubbish. Every request must end once: answered right "
         "(the tokens of a run without faults), refused with a reason, or cut by the fault that hit it.",
         seed=seed,

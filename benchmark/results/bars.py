@@ -50,10 +50,18 @@ SLICED_LOGITS = Bar(most=0.01)
 
 ROUTER_RATE, ROUTER_P99 = Bar(least=2.0), Bar(most=1.0)
 """Requests/s and P99 latency of the router over stock MiniLB's."""
-FIRST_MOVE = Bar(most=3.0)
-"""Control periods from a change of the mix to the first move."""
-BEHIND_ROUTER = Bar(most=0.5)
-"""Short P90 TTFT behind the router over that behind stock MiniLB."""
+NO_LOSS = Bar(most=1.05)
+"""P90 TTFT of either class behind the router, with two servers, over that behind stock MiniLB."""
+LAST_MOVE = Bar(most=3.0)
+"""Control periods from a change of the mix to the last move."""
+EXTRA_MOVES = Bar(most=1.0)
+"""Moves after a change of the mix beyond those that are needed."""
+AGREED = Bar(most=2.0)
+"""Signal periods until all routers agree on the pools again."""
+NONE = Bar(most=0.0)
+"""What must not happen."""
+BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
+"""Short and long P90 TTFT behind the router over those behind the best of the others."""
 
 FROM_LIMIT = Bar(most=0.15)
 """Distance of LAPS to the best known frontier over that of stock fcfs."""
@@ -73,8 +81,3 @@ EMULATED_SHORT_P90, EMULATED_MEAN, EMULATED_RATE = Bar(most=0.55), Bar(most=0.75
 """LAPS over the best stock policy on an emulated device."""
 EMULATED_LONG_P90 = Bar(most=1.4)
 """Over fcfs."""
-
-
-def moves(instances: int) -> Bar:
-    """Moves after a change of the mix."""
-    return Bar(most=instances // 2 + 1)

@@ -13,7 +13,11 @@ from typing import Any
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.steps import Collected
 
-HEADLINE, BENCH = "headline", "bench.json"
+HEADLINE, EMULATED, BENCH = "headline", "emulated", "bench.json"
+IN_README = (HEADLINE, EMULATED)
+"""Pieces that stand in the README, each between markers of its name."""
+HEADLINE_FIGURES = 5
+"""So many of what was judged."""
 TOLD = {True: "met", False: "**MISSED**", None: ""}
 
 
@@ -50,15 +54,15 @@ def bars(pieces: Mapping[str, Piece]) -> str:
     return grid(Table("", ("piece", "figure", "value", "rounds", "bar", ""), rows)) if rows else "No piece has a bar."
 
 
-def judged(piece: Piece) -> str:
-    """Its figures with a bar, as a list."""
-    return "\n".join(f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in piece.figures if f.bar)
+def judged(figures: Sequence[Figure]) -> str:
+    """Those with a bar, as a list."""
+    return "\n".join(f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in figures if f.bar)
 
 
 def section(name: str, piece: Piece) -> str:
     """One piece."""
     parts = [f'<a id="{name}"></a>\n\n## {piece.title}', piece.text, f"`{piece.command}`, seed {piece.seed}."]
-    parts += filter(None, [judged(piece)])
+    parts += filter(None, [judged(piece.figures)])
     parts += [markdown(t) for t in piece.tables]
     parts += [f"![{caption}]({picture_name(name, file)})\n\n{caption}" for file, caption in piece.pictures.items()]
     other = [f for f in piece.figures if not f.bar]
@@ -153,22 +157,27 @@ def write(collected: Collected, out: Path) -> None:
     (out / BENCH).write_text(json.dumps(bench(collected), indent=1) + "\n")
 
 
-BEGIN, END = "<!-- headline -->", "<!-- /headline -->"
+def markers(name: str) -> tuple[str, str]:
+    """Where a piece begins and ends in the README."""
+    return f"<!-- {name} -->", f"<!-- /{name} -->"
 
 
 def headline(piece: Piece, folder: str) -> str:
-    """What stands between the README's markers; ``folder``: where the page lies, seen from there."""
-    lines = [markdown(piece.tables[0]), judged(piece)]
-    lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
-    lines.append(
-        f"{piece.text} `./run bench` measures it again; the whole report is in [{folder}]({folder}/README.md)."
-    )
+    """What stands between the README's markers: the first table, what was judged by it, the picture of the headline;
+    ``folder``: where the page lies, seen from there."""
+    judged_first = [f for f in piece.figures if f.bar][:HEADLINE_FIGURES]
+    lines = [markdown(piece.tables[0]), judged(judged_first)]
+    if piece.name == HEADLINE:
+        lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
+    command = "`./run bench` measures it again" if piece.name == HEADLINE else f"`{piece.command}`"
+    lines.append(f"{piece.text} {command}; the whole report is in [{folder}]({folder}/README.md).")
     return "\n\n".join(lines)
 
 
-def put(text: str, content: str) -> str:
-    """``text`` with ``content`` between its markers. Raises ValueError where they are not there once each."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the markers {BEGIN} and {END} are not there once each, in this order")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
+def put(text: str, name: str, content: str) -> str:
+    """``text`` with ``content`` between the markers of ``name``. Raises ValueError unless each is there once."""
+    begin, end = markers(name)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"the markers {begin} and {end} are not there once each, in this order")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"

@@ -42,6 +42,15 @@ def _serve(workload: str, *more: str) -> Step:
     return Step("benchmark.serve", args, leaves=tuple(workload.split(",")))
 
 
+FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
+"""Servers, model, and how many times slower an emulated device is, so that this machine's host stays in proportion."""
+
+
+def _fleet(servers: int, model: str, slow: int) -> Step:
+    device = f"h200-qwen3-{model},slow={slow}"
+    return Step("benchmark.emulated_fleet", ("--device", device, "--servers", str(servers), "--seconds", "30"))
+
+
 GPU = ("loads", "lone", "slices", "mixed", "code", "azure")
 
 STEPS: dict[str, Step] = {
@@ -58,13 +67,15 @@ STEPS: dict[str, Step] = {
     "window": Step("benchmark.window"),
     "router-echo": Step("benchmark.router", ("--echo",)),
     "router-mix": Step("benchmark.router", ("--mix",)),
-    "router-real": Step("benchmark.router", ("--real",)),
+    "router-fleet": Step("benchmark.router", ("--fleet",)),
+    "router-real": Step("benchmark.router", ("--real", "--laps-prefill")),
+    "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2")),
     "sim-validate": Step("benchmark.sim.validate"),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),
     "limit": Step("benchmark.limit"),
     "emulated": Step("benchmark.emulated"),
-    "emulated-fleet": Step("benchmark.emulated_fleet"),
+    **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
     "planned": Step("benchmark.planned"),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),

@@ -204,8 +204,26 @@ def minilb(
     name: str = "router",
 ) -> Server:
     """MiniLB in front of running servers (not started)."""
+    return _router(prefills, decodes, log, module, name, port, ["--mini-lb", *args])
+
+
+def gateway(prefills: Sequence[Server], decodes: Sequence[Server], log: Path, *args: str, name: str) -> Server:
+    """SGLang's Rust gateway in front of running servers (not started)."""
+    metrics = ["--prometheus-host", HOST, "--prometheus-port", str(free_port())]
+    return _router(prefills, decodes, log, "sglang_router.launch_router", name, None, [*metrics, *args])
+
+
+def _router(
+    prefills: Sequence[Server],
+    decodes: Sequence[Server],
+    log: Path,
+    module: str,
+    name: str,
+    port: int | None,
+    args: Sequence[str],
+) -> Server:
     port = port or free_port()
-    command = [sys.executable, "-m", module, "--pd-disaggregation", "--mini-lb", "--host", HOST, "--port", str(port)]
+    command = [sys.executable, "-m", module, "--pd-disaggregation", "--host", HOST, "--port", str(port)]
     for p in prefills:
         command += ["--prefill", p.url, str(p.bootstrap_port)]
     for d in decodes:

@@ -21,6 +21,7 @@ from laps_plan.traffic.streams import Closed, Jobs, Open, Stream, populations
 
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.sim.study import SLO_S, Point, Study
+from benchmark.suites.claims import percent
 
 MODELS = ("8b", "32b")
 PATHS: dict[str, dict[str, Any]] = {
@@ -68,11 +69,6 @@ CELLS: dict[str, Callable[[Point], str]] = {
 def raw(seen: Seen) -> dict[str, Any]:
     """JSON-ready."""
     return {name: [vars(p) for p in points] for name, points in seen.items()}
-
-
-def percent(x: float) -> str:
-    """A ratio as a change."""
-    return f"{100 * (x - 1):+.0f}%"
 
 
 @dataclass

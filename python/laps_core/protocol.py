@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
+
+from laps_core.latency.step import Coefficients
 
 ClassName = Literal["short", "long"]
 """Of a request by its length, and of the pool that serves such requests."""
@@ -16,6 +18,11 @@ CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
 STATUS_ROUTE = "laps_status"
 """``GET`` it of a prefill server for a ``Status``. The router answers under the same name with a status of its own."""
 
+POOL_ROUTE = "laps_pool"
+"""``POST`` a ``PoolChange`` to a prefill server: 200 with the record it made, or 409 with the one that it did not."""
+Assignment = Literal["short", "long", "both"]
+"""The pool that a prefill server is in, or both."""
+
 DEADLINE_HEADER = "x-sgl-ttft-slo-ms"
 """A client's deadline for the first token, to the router (milliseconds after arrival; see ``deadline``)."""
 DEADLINE_FIELD = "ttft_slo_ms"
@@ -25,7 +32,22 @@ DEADLINE_FIELD = "ttft_slo_ms"
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class ByClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of each class."""
+
+    short: float
+    long: float
+
+    @classmethod
+    def mean(cls, ranks: Sequence[ByClass | None]) -> ByClass | None:
+        """Of the data-parallel ranks of one server; None where one of them says nothing."""
+        said = [r for r in ranks if r is not None]
+        if not said or len(said) < len(ranks):
+            return None
+        return cls(short=sum(r.short for r in said) / len(said), long=sum(r.long for r in said) / len(said))
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How loaded one prefill server is: the signals of Algorithm 2 (LAPS, s3.2)."""
 
     backlog_tokens: float
@@ -34,10 +56,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """e_k: mean relative overshoot of TTFT over its deadline (>= 0)."""
     busy_share: float
     """u_k: share of recent time the device was busy (0..1)."""
+    backlog_s: ByClass | None = None
+    """Work of each class that waits or is in progress, by the server's latency model (seconds of its device)."""
+    busy_s: ByClass | None = None
+    """Device time on each class since the start (seconds)."""
 
     def rounded(self) -> dict[str, float]:
-        """For people, JSON-ready."""
-        return {name: round(v, 4) for name, v in msgspec.structs.asdict(self).items()}
+        """The three signals for people, JSON-ready."""
+        return {name: round(getattr(self, name), 4) for name in ("backlog_tokens", "slo_deviation", "busy_share")}
 
     @classmethod
     def of_ranks(cls, loads: Sequence[Load]) -> Load:
@@ -46,6 +72,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             backlog_tokens=sum(x.backlog_tokens for x in loads),
             slo_deviation=max(x.slo_deviation for x in loads),
             busy_share=sum(x.busy_share for x in loads) / len(loads),
+            backlog_s=ByClass.mean([x.backlog_s for x in loads]),
+            busy_s=ByClass.mean([x.busy_s for x in loads]),
         )
 
 
@@ -87,6 +115,28 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
         return cls(seconds=max(x.seconds for x in ranks), buckets=[sums[k] for k in sorted(sums)])
 
 
+class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Which pool a prefill server is in, as the server itself keeps it for all routers."""
+
+    assignment: Assignment | None = None
+    """None: nobody has set it since the server started."""
+    version: Count = 0
+    """How often it was set."""
+
+
+class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Compare and set: it counts only if nobody has set the record since it was seen at this version."""
+
+    assignment: Assignment
+    if_version: Count
+
+    def of(self, record: PoolRecord) -> PoolRecord | None:
+        """What becomes of ``record``; None where it has another version."""
+        if record.version != self.if_version:
+            return None
+        return PoolRecord(assignment=self.assignment, version=record.version + 1)
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a router may rely on in a server's status, and a planner in that of either; for people there is more."""
 
@@ -97,6 +147,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """None where LAPS is off, and of a router."""
     lengths: Lengths | None = None
     """None where LAPS is off."""
+    model: Coefficients | None = None
+    """What a step takes there; None = not known yet, and of a router."""
+    longest: Count | None = None
+    """Most tokens of a prompt that its memory holds; None = not told."""
+    pool: PoolRecord | msgspec.UnsetType = msgspec.UNSET
+    """Of a prefill server alone."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -105,13 +161,21 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_status(said: bytes | Mapping[str, Any]) -> Status:
-    """A server's status as it came over the wire, or as this process has made it.
+    """A server's status as it came over the wire, or as this process has made it. Raises as ``read``."""
+    return read(said, Status)
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read(said: bytes | Mapping[str, Any], kind: type[T]) -> T:
+    """What came over the wire, or what this process has made.
 
     Raises ValueError where it is something else. No number that came over the wire is infinite or NaN.
     """
     try:
         if isinstance(said, bytes):
-            return msgspec.json.decode(said, type=Status)
-        return msgspec.convert(said, Status)
+            return msgspec.json.decode(said, type=kind)
+        return msgspec.convert(said, kind)
     except msgspec.MsgspecError as e:
         raise ValueError(str(e)) from None

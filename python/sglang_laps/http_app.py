@@ -1,5 +1,5 @@
-"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, and checks of deadlines and
-prompts at the door.
+"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, ``POST /laps_pool``, and checks
+of deadlines and prompts at the door.
 
 The launcher imports it, and with --tokenizer-worker-num > 1 so does every worker, by name.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from laps_core.protocol import STATUS_ROUTE
+from fastapi import Request, Response
+from laps_core.protocol import POOL_ROUTE, STATUS_ROUTE
+from msgspec import to_builtins
 from sglang.srt.entrypoints.http_server import app, get_global_state
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
 from sglang_laps import deadlines, prompts
+from sglang_laps.pool import PoolCell
 from sglang_laps.status import merge
 
 __all__ = ["app"]
@@ -23,8 +27,20 @@ HookRegistry.register(prompts.VALIDATE, prompts.validate, HookType.AROUND)
 HookRegistry.apply_hooks()
 
 
+_pool = PoolCell.of_this_server()
+
+
 @app.get(f"/{STATUS_ROUTE}")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def laps_status() -> dict[str, Any]:
     """What the LAPS scheduler is doing; one entry a data-parallel rank under "ranks" where there are several."""
     states = await get_global_state().tokenizer_manager.get_internal_state()
-    return merge([s["laps"] for s in states if "laps" in s])
+    return {**merge([s["laps"] for s in states if "laps" in s]), "pool": to_builtins(_pool.read())}
+
+
+@app.post(f"/{POOL_ROUTE}")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def laps_pool(request: Request) -> Response:
+    """Compare and set the pool that this server is in: a PoolChange, answered by a PoolRecord."""
+    status, text = _pool.asked(await request.body())
+    return Response(text, status, media_type="application/json")

@@ -11,7 +11,8 @@ SGLang name                                                    what LAPS does wi
   ``process_batch_result``, ``ingest_requests``,
   ``on_idle``, ``get_internal_state``                          overridden there, see ``scheduler.py``
 ``managers.schedule_policy.PrefillAdder``                      subclassed, see ``scheduler.py`` (enabled only)
-``entrypoints.http_server.app``                                a route added, ``GET /laps_status`` (enabled only)
+``entrypoints.http_server.app``                                routes added, ``GET /laps_status`` and
+                                                               ``POST /laps_pool`` (enabled only)
 ``sampling.sampling_params.SamplingParams.verify``             hooked: a bad deadline is answered 400 (enabled only)
 ``managers.tokenizer_manager.TokenizerManager``                hooked, ``_validate_one_request``: an empty prompt and
                                                                n > 1 are answered 400 (enabled only)
@@ -49,6 +50,7 @@ from laps_core.config import ConfigError, LapsConfig
 from sglang_laps import graphs, options, saved_model, transfers
 from sglang_laps.emulation import asked
 from sglang_laps.emulation.install import install
+from sglang_laps.pool import PoolCell
 from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
 
 logger = logging.getLogger(__name__)
@@ -162,7 +164,8 @@ def enable(args: argparse.Namespace) -> None:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))
     logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
-    import sglang_laps.http_app  # noqa: F401  (adds the route)
+    PoolCell.make()
+    import sglang_laps.http_app  # noqa: F401  (adds the routes)
 
 
 def _refuse_conflict(_: None, server_args: Any) -> None:

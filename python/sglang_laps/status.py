@@ -13,7 +13,9 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
-from laps_core.protocol import Lengths, Load, Status, read_status
+from laps_core.latency.step import Coefficients
+from laps_core.protocol import ByClass, Lengths, Load, Status, read_status
+from msgspec import structs
 
 from sglang_laps import __version__, graphs
 from sglang_laps.classes import Tag
@@ -37,17 +39,28 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, whole: st
     """Of a scheduler with LAPS. Times in seconds, lengths in tokens. `whole`: why long batches do not run in slices."""
     now = time.perf_counter()
     pacer = core.pacer
-    queues = {cls: _queue(tags, now) for cls, tags in core.classes.seen(scheduler.waiting_queue, now).items()}
+    seen = core.classes.seen(scheduler.waiting_queue, now)
+    queues = {cls: _queue(tags, now) for cls, tags in seen.items()}
     every = [*([] if scheduler.chunked_req is None else [scheduler.chunked_req]), *core.parked]
     remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
+    model = pacer.model.coefficients
     load = Load(
         backlog_tokens=sum(q["waiting_tokens"] for q in queues.values()) + remaining,
         slo_deviation=pacer.slo.deviation(now),
         busy_share=pacer.busy.share(now),
+        backlog_s=None if model is None else _backlog_s(model, seen, every),
+        busy_s=ByClass(short=core.totals["short"].busy_s, long=core.totals["long"].busy_s),
     )
     lengths = core.classes.lengths.told(now - core.started_s)
     return {
-        **Status(enabled=True, version=__version__, load=load, lengths=lengths).as_dict(),
+        **Status(
+            enabled=True,
+            version=__version__,
+            load=load,
+            lengths=lengths,
+            model=model,
+            longest=int(scheduler.max_total_num_tokens),
+        ).as_dict(),
         "config": config.as_dict(),
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
@@ -67,6 +80,12 @@ def _progress(req: Req, now: float) -> dict[str, Any]:
         "total_tokens": req.seqlen,
         "parked_s": now - req.laps_tag.chunk_s,
     }
+
+
+def _backlog_s(model: Coefficients, waiting: Mapping[str, list[Tag]], in_progress: Sequence[Req]) -> ByClass:
+    work = {cls: sum(model.work_s(t.new_tokens, t.history) for t in tags) for cls, tags in waiting.items()}
+    begun = sum(model.work_s(max(0, r.seqlen - r.prefix_len), r.prefix_len) for r in in_progress)
+    return ByClass(short=work["short"], long=work["long"] + begun)
 
 
 def _queue(tags: list[Tag], now: float) -> dict[str, Any]:
@@ -89,7 +108,8 @@ def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     load = Load.of_ranks([s.load for s in said if s.load is not None])
     counted = [s.lengths for s in said if s.lengths is not None]
     lengths = Lengths.of_ranks(counted) if counted else None
-    first.update(Status(enabled=True, version=head.version, load=load, lengths=lengths).as_dict())
+    merged = structs.replace(head, load=load, lengths=lengths)
+    first.update(merged.as_dict())
     for part in ("queues", "totals"):
         first[part] = {cls: _add_or_max([r[part][cls] for r in ranks]) for cls in first[part]}
     first["ranks"] = list(ranks)

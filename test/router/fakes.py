@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import msgspec
 import uvicorn
 from aiohttp import web
 from laps_core.pools.pressure import Pool
+from laps_core.protocol import PoolChange, PoolRecord, read
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsBalancer
@@ -68,7 +71,7 @@ class FakeServer:
         self.cancelled = 0
         self.flushed, self.flush_status = 0, 200
         self.running = 0
-        self.port = 0
+        self.host, self.port = "127.0.0.1", 0
         self.healthy = True
         self.connections: set[Any] = set()
         self.peers: set[Any] = set()
@@ -78,7 +81,7 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=1 << 30)
@@ -90,7 +93,7 @@ class FakeServer:
         self.add_routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        await web.TCPSite(self._runner, self.host, port).start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
@@ -151,10 +154,16 @@ class FakePrefill(FakeServer):
         self.status = 200
         self.load: Body | None = None
         self.backlog = 0
+        self.pool = PoolRecord()
         self._device = asyncio.Lock()
+
+    async def start(self, port: int = 0) -> None:
+        self.pool = PoolRecord()
+        await super().start(port)
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/laps_status", self._laps_status)
+        app.router.add_post("/laps_pool", self._laps_pool)
 
     async def _laps_status(self, _: web.Request) -> web.Response:
         if not self.laps:
@@ -164,7 +173,15 @@ class FakePrefill(FakeServer):
             "slo_deviation": 0.0,
             "busy_share": float(self.backlog > 0),
         }
-        return web.json_response({"enabled": True, "version": "0", "load": load})
+        pool = msgspec.to_builtins(self.pool)
+        return web.json_response({"enabled": True, "version": "0", "load": load, "pool": pool})
+
+    async def _laps_pool(self, request: web.Request) -> web.Response:
+        if not self.laps:
+            raise web.HTTPNotFound
+        made = read(await request.read(), PoolChange).of(self.pool)
+        self.pool = made or self.pool
+        return web.json_response(msgspec.to_builtins(self.pool), status=200 if made else 409)
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         tokens = prompt_tokens(body)
@@ -269,9 +286,23 @@ class Stack:
             while not true():
                 await asyncio.sleep(0.005)
 
+    async def load(self, ended: asyncio.Event, clients: int = 4) -> Counter[int]:
+        """How requests end, short and long, that so many clients make one after the other until ``ended``."""
+        found: Counter[int] = Counter()
+
+        async def ask() -> None:
+            while not ended.is_set():
+                # No long one is short for having been seen before.
+                for text in (SHORT, f"{found.total()} {LONG}"):
+                    status, _ = await self.post(text=text)
+                    found[status] += 1
+
+        await asyncio.gather(*(ask() for _ in range(clients)))
+        return found
+
     async def at_rest(self) -> None:
         """Wait until nothing is in flight, and insist that every counter says so."""
-        await self.until(lambda: self.lb.in_flight == 0)
+        await self.until(lambda: self.lb.queue.in_flight == 0)
         for i in self.lb.instances:
             assert (i.outstanding, i.outstanding_tokens) == (0, 0), i.url
 
@@ -306,14 +337,32 @@ async def stack(
     d = [make_decode(world) for _ in range(decodes)]
     for server in (*p, *d):
         await server.start()
-    router_args = RouterArgs(
-        mini_lb=True,
-        pd_disaggregation=True,
-        prefill_urls=[(s.url, 8998) for s in p],
-        decode_urls=[*(s.url for s in d), *more_decodes],
-        **(args or {}),
-    )
-    balancer = LapsBalancer(router_args, AllocConfig.parse({}, json.dumps(config or {})))
+    try:
+        async with router_before(p, d, config, args, more_decodes) as made:
+            yield made
+    finally:
+        for server in (*p, *d):
+            await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def router_before(
+    p: list[FakePrefill],
+    d: list[FakeDecode],
+    config: Body | None = None,
+    args: Body | None = None,
+    more_decodes: Sequence[str] = (),
+) -> AsyncIterator[Stack]:
+    """One more router in front of servers that run."""
+    servers = {
+        "prefill_urls": [(s.url, 8998) for s in p],
+        "decode_urls": [*(s.url for s in d), *more_decodes],
+    }
+    router_args = RouterArgs(mini_lb=True, pd_disaggregation=True, **{**servers, **(args or {})})
+    # Two pools from the start, so that a test knows where a request goes.
+    named = len(router_args.prefill_urls)
+    split = {"initial_short": named // 2} if named > 1 else {}
+    balancer = LapsBalancer(router_args, AllocConfig.parse({}, json.dumps({**split, **(config or {})})))
     mini_lb.lb = balancer
     served = uvicorn.Config(
         LapsApp(balancer.router, mini_lb.app),
@@ -323,12 +372,8 @@ async def stack(
         access_log=False,
         timeout_graceful_shutdown=1,
     )
-    try:
-        async with (
-            serving(served) as port,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
-        ):
-            yield Stack(p, d, balancer.router, balancer, f"http://127.0.0.1:{port}", client)
-    finally:
-        for server in (*p, *d):
-            await server.stop()
+    async with (
+        serving(served) as port,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+    ):
+        yield Stack(p, d, balancer.router, balancer, f"http://127.0.0.1:{port}", client)

@@ -15,7 +15,7 @@ from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, Worl
 
 
 class Strict(FakeServer):
-    """As SGLang: an id in use is refused, an abort ends the request that has the id, a key may be asked for."""
+    """As SGLang: an id in use is refused, an abort ends all whose ids begin with its own, a key may be asked for."""
 
     def __init__(self, world: World, *args: Any, **kwargs: Any) -> None:
         super().__init__(world, *args, **kwargs)
@@ -33,7 +33,7 @@ class Strict(FakeServer):
         try:
             return await super().serve(request, body)
         except asyncio.CancelledError:
-            if rid not in self.aborted and "*" not in self.aborted:
+            if not any(rid.startswith(a) or a == "*" for a in self.aborted):
                 raise
             reason = {"type": "abort", "message": "Aborted", "status_code": None}
             return web.json_response({"text": "", "meta_info": {"id": rid, "finish_reason": reason}})
@@ -47,7 +47,7 @@ class Strict(FakeServer):
         body = await request.json()
         self.aborted.append("*" if body.get("abort_all") else body["rid"])
         for rid, task in self.running_ids.items():
-            if body.get("abort_all") or rid == body["rid"]:
+            if body.get("abort_all") or rid.startswith(body["rid"]):
                 task.cancel()
         return web.Response()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsBalancer
 from sglang_router_laps.cli import LapsRouterArgs, make_balancer
 from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.servers.discovery.names import Name
 
 PD = ["--pd-disaggregation", "--mini-lb", "--decode", "http://127.0.0.1:9"]
 TWO = [*PD, "--prefill", "http://127.0.0.1:1", "8998", "--prefill", "http://127.0.0.1:2", "8998"]
@@ -90,12 +92,15 @@ def test_one_prefill_instance_turns_it_off_with_one_warning(caplog: pytest.LogCa
         ),
         (["--laps-tokenizer", "no/such/file"], "--laps-tokenizer: no/such/file: no tokenizer could be read"),
         (["--prefill", "http://127.0.0.1:1"], "http://127.0.0.1:1 is given twice"),
+        (["--prefill", "dns://p:1", "--decode", "dns://p:1"], "dns://p:1 is given twice"),
         (["--prefill", "127.0.0.1:3"], "--prefill: '127.0.0.1:3' is not the URL of a server, like http://"),
         (["--prefill", "http://127.0.0.1:port"], "--prefill: 'http://127.0.0.1:port' is not the URL of a server"),
         (["--prefill", "http://127.0.0.1:99999"], "--prefill: 'http://127.0.0.1:99999' is not the URL of a server"),
         (["--decode", "http:///x"], "--decode: 'http:///x' is not the URL of a server"),
         (["--decode", "grpc://127.0.0.1:5"], "--decode: 'grpc://127.0.0.1:5' is not the URL of a server"),
         (["--decode", "http://[::1:5"], "--decode: 'http://[::1:5' is not the URL of a server"),
+        (["--decode", "dns://decode"], "--decode: 'dns://decode' is not the name of several servers, like dns://"),
+        (["--prefill", "dns://p:1/x"], "--prefill: 'dns://p:1/x' is not the name of several servers, like dns://"),
         (["--decode", ""], "--decode: '' is not the URL of a server"),
     ],
 )
@@ -106,6 +111,41 @@ def test_a_bad_value_is_one_line_and_exit_2(flags: list[str], says: str, capsys:
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert err.startswith(f"error: {says}")
+
+
+DISCOVERY = ["--pd-disaggregation", "--mini-lb", "--enable-laps-alloc", "--service-discovery"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "--enable-laps-alloc: needs at least one --prefill or --prefill-selector"),
+        (["--prefill-selector", "a=b"], "--enable-laps-alloc: needs at least one --decode or --decode-selector"),
+        (
+            ["--prefill-selector", "a=b", "--decode-selector", "a=c"],
+            "--service-discovery: needs pip install 'sglang-laps[kubernetes]': ",
+        ),
+    ],
+)
+def test_discovery_needs_selectors_and_a_package(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    monkeypatch.delitem(sys.modules, "sglang_router_laps.servers.discovery.pods", raising=False)
+    with pytest.raises(SystemExit) as e:
+        make_balancer(parse(*DISCOVERY, *flags))
+    assert e.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"error: {says}")
+
+
+def test_a_name_stands_for_as_many_servers_as_there_are() -> None:
+    args = parse(*PD, "--prefill", "dns://prefill.test:30000", "8998", "--enable-laps-alloc")
+    lb = make_balancer(args)
+    assert isinstance(lb, LapsBalancer)
+    assert lb.router.pools.instances == []
+    assert lb.router.members.sources == [Name("prefill", "dns://prefill.test:30000", 8998)]
 
 
 def test_it_needs_mini_lb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def test_half_sent_bodies_hold_no_place() -> None:
                 await half.send(s)
             for _ in range(3):
                 assert (await s.post(text="a"))[0] == 200
-            assert s.lb.in_flight == 0
+            assert s.lb.queue.in_flight == 0
             for half in halves:
                 assert half.writer
                 half.writer.close()

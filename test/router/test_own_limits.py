@@ -18,19 +18,21 @@ from .fakes import LONG, NO_PROBES, SHORT, FakeDecode, Stack, World, entry, stac
 
 
 @contextlib.asynccontextmanager
-async def separate_router(s: Stack, limit: tuple[int, int] | None, tmp: Path) -> AsyncIterator[tuple[int, str]]:
+async def separate_router(
+    s: Stack, limit: tuple[int, int] | None, tmp: Path, *more: str
+) -> AsyncIterator[tuple[int, str]]:
     """(pid, URL) of a router of its own process in front of the fakes of ``s``."""
     flags = [f for p in s.prefills for f in ("--prefill", p.url, "8998")]
     flags += [f for d in s.decodes for f in ("--decode", d.url)]
     with (tmp / "router.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "sglang_router_laps.launch_router", "--mini-lb", "--pd-disaggregation",
-            "--enable-laps-alloc", "--host", "127.0.0.1", "--port", "0", *flags, stdout=log, stderr=log,
+            "--enable-laps-alloc", "--host", "127.0.0.1", "--port", "0", *flags, *more, stdout=log, stderr=log,
             preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)) if limit else None,
         )  # fmt: skip
         try:
             async with asyncio.timeout(180):
-                while b"running on http://" not in (text := (tmp / "router.log").read_bytes()):
+                while b"running on http" not in (text := (tmp / "router.log").read_bytes()):
                     assert process.returncode is None, text.decode()
                     await asyncio.sleep(0.05)
             url = text.split(b"running on ", 1)[1].split()[0].decode()
@@ -104,7 +106,7 @@ def test_sixty_descriptors_serve_as_many_as_they_can(tmp_path: Path) -> None:
                     return r.status
 
             statuses = await asyncio.gather(*(one() for _ in range(20)))
-            assert set(statuses) <= {200, 503}
+            assert set(statuses) <= {200, 429, 503}
             assert 200 in statuses
             async with client.get(f"{url}/laps_status") as r:
                 found = await r.json()

@@ -202,7 +202,7 @@ def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, mean
 
 
 def test_descriptors_are_shared_out() -> None:
-    few, many = (requests_at_most(n, 4) for n in (200, 100_000))
+    few, many = (requests_at_most(n, 4, 0) for n in (200, 100_000))
     assert 1 <= few < 60
     assert many > 30_000
-    assert requests_at_most(10, 100) == 1
+    assert requests_at_most(10, 100, 100) == 1

@@ -19,7 +19,7 @@ from benchmark.rig import servers
 
 pytestmark = [pytest.mark.timeout(600), *on(NORMAL)]
 
-CONFIG = {"spill": "off"}
+CONFIG = {"spill": "off", "initial_short": 1}
 SHORT = "What is the weather like?"
 LONG = "Tell me a story of the sea and of the wind, and begin again. " * 60
 
@@ -151,8 +151,8 @@ def test_a_shared_system_prompt_is_served_by_the_short_pool_too(rig: Rig) -> Non
     for i in range(1, 24):
         post(rig.router.url, asking(i))
     after = served()
-    # All but the few that showed that it is shared.
-    assert after["short"] - before["short"] >= 20
+    # Most: after the few that showed that it is shared, each goes to where it is answered first.
+    assert after["short"] - before["short"] > 12
     bootstrap = {"bootstrap_host": servers.FAKE_BOOTSTRAP_HOST, "bootstrap_port": 8998, "bootstrap_room": 1}
     usage = post(rig.member("short").url, {**asking(99), **bootstrap})["usage"]
     assert prompt - usage["prompt_tokens_details"]["cached_tokens"] <= 256
@@ -239,6 +239,8 @@ def test_a_killed_prefill_server_loses_nothing_that_had_not_begun_and_heals(rig:
 
     again = asyncio.run(run())
     assert [(s.error, s.text) for s in again] == [(None, s.text) for s in seen]
-    # Those went where their prefix lies by now; a new long prompt goes to the server that is back.
+    # Those went where their prefix lies by now, or to the idle one; a new long prompt goes to the server that is back.
+    served = next(p for p in rig.at_rest()["prefill"] if p["url"] == url)["served"]
+    assert before <= served <= before + 12
     assert [s.error for s in asyncio.run(run(mark="new ", n=1))] == [None]
-    assert next(p for p in rig.at_rest()["prefill"] if p["url"] == url)["served"] == before + 1
+    assert next(p for p in rig.at_rest()["prefill"] if p["url"] == url)["served"] == served + 1

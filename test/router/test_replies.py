@@ -179,7 +179,7 @@ def test_a_body_is_let_go_of_when_the_stream_has_begun() -> None:
                     await asyncio.sleep(0.1)
             finally:
                 tracemalloc.stop()
-            assert s.lb.in_flight == n
+            assert s.lb.queue.in_flight == n
             assert held < n * size / 4
             s.decodes[0].world.event(0).set()
 

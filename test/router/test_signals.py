@@ -50,7 +50,7 @@ def test_a_laps_server_says_its_load() -> None:
                 "source": "laps_status",
             }
             assert found["pressure"] == pytest.approx(2.0 + 0.5 - 0.05)
-            assert reader.instance.parks
+            assert reader.instance.outlook.parks
 
     asyncio.run(run())
 
@@ -66,7 +66,7 @@ def test_a_stock_server_is_read_by_its_loads() -> None:
             await s.until(lambda: s.lb.readers[0].source == "v1/loads")
             assert s.lb.readers[0].load.backlog_tokens == 123
             assert s.lb.readers[1].source == "router"
-            assert not any(r.instance.parks for r in s.lb.readers)
+            assert not any(r.instance.outlook.parks for r in s.lb.readers)
 
     asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_pressure_moves_an_instance_and_in_flight_requests_finish_where_they_are
             assert [status for status, _ in await asyncio.gather(*held)] == [200, 200]
             await s.at_rest()
             found = await s.status()
-            assert found["counts"]["moves"] == {"short": 1, "long": 0}
+            assert found["counts"]["moves"] == {"short": 1, "long": 0, "both": 0}
             (move,) = found["migrations"]
             assert (move["from"], move["to"]) == ("long", "short")
             assert "pressure" in move["reason"]

@@ -30,15 +30,14 @@ IGNORED = frozenset(
         "worker_urls", "policy", "prefill_policy", "decode_policy", "worker_startup_timeout_secs",
         "worker_startup_check_interval", "cache_threshold", "balance_abs_threshold", "balance_rel_threshold",
         "eviction_interval_secs", "max_tree_size", "max_idle_secs", "assignment_mode", "bucket_adjust_interval_secs",
-        "dp_aware", "log_dir", "selector", "service_discovery_port", "service_discovery_namespace", "prefill_selector",
-        "decode_selector", "bootstrap_port_annotation", "prometheus_port", "prometheus_host",
-        "prometheus_duration_buckets", "request_id_headers", "queue_size", "queue_timeout_secs",
-        "rate_limit_tokens_per_second", "model_path", "tokenizer_path", "chat_template", "tokenizer_cache_enable_l0",
+        "dp_aware", "log_dir", "selector", "prometheus_port", "prometheus_host",
+        "prometheus_duration_buckets", "rate_limit_tokens_per_second",
+        "model_path", "tokenizer_path", "chat_template", "tokenizer_cache_enable_l0",
         "tokenizer_cache_l0_max_entries", "tokenizer_cache_enable_l1", "tokenizer_cache_l1_max_memory",
         "reasoning_parser", "tool_call_parser", "mcp_config_path", "backend", "history_backend", "oracle_wallet_path",
         "oracle_tns_alias", "oracle_connect_descriptor", "oracle_username", "oracle_password", "oracle_pool_min",
         "oracle_pool_max", "oracle_pool_timeout_secs", "postgres_db_url", "postgres_pool_max", "redis_url",
-        "redis_pool_max", "redis_retention_days", "enable_trace", "otlp_traces_endpoint",
+        "redis_pool_max", "redis_retention_days",
     )
 )  # fmt: skip
 
@@ -65,12 +64,10 @@ def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--service-discovery"],
         ["--enable-igw"],
         ["--client-cert-path", "c.pem"],
         ["--client-key-path", "k.pem"],
         ["--ca-cert-paths", "ca.pem"],
-        ["--control-plane-api-keys", "a:b:admin:c"],
         ["--control-plane-audit-enabled"],
         ["--jwt-issuer", "https://issuer"],
         ["--jwt-audience", "me"],
@@ -93,10 +90,16 @@ def test_what_must_not_be_silent_ends_the_launch_in_one_line(
 
 
 def test_what_has_no_effect_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    make_balancer(parse(*LAPS, "--policy", "round_robin", "--queue-size", "7", "--queue-timeout-secs", "9"))
+    make_balancer(parse(*LAPS, "--policy", "round_robin", "--log-dir", "logs", "--dp-aware"))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().endswith(": --policy --queue-size --queue-timeout-secs")
+    assert record.getMessage().endswith(": --dp-aware --log-dir --policy")
+
+
+def test_flags_of_discovery_have_no_effect_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    make_balancer(parse(*LAPS, "--prefill-selector", "a=b", "--service-discovery-port", "7"))
+    (record,) = caplog.records
+    assert record.getMessage().endswith(": --prefill-selector --service-discovery-port")
 
 
 def test_allocation_off_leaves_the_stock_router_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
-from html.parser import HTMLParser
+from collections import Counter
 from pathlib import Path
 
-import pytest
+from laps_core.protocol import PoolRecord
 from prometheus_client.parser import text_string_to_metric_families
 
-from .fakes import Stack, stack
+from .browser import needs_browser, opened
+from .fakes import NO_PROBES, Stack, stack
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 REPO = Path(__file__).resolve().parents[2]
 
 
@@ -85,42 +80,57 @@ def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_el
     asyncio.run(run())
 
 
-class Stats(HTMLParser):
-    """Every ``data-stat`` with its value, and the pool of every instance."""
+READ = """({
+  stats: Object.fromEntries([...document.querySelectorAll("[data-stat]")].map(n => [n.dataset.stat, +n.dataset.value])),
+  pools: Object.fromEntries([...document.querySelectorAll("[data-pool]:not([data-pool=''])")]
+    .map(n => [n.dataset.instance, n.dataset.pool])),
+  lines: document.querySelectorAll('svg path[d^=M]').length,
+})"""
+"""What the page shows."""
+CONTRAST = """(() => {
+  const probe = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+  const over = colours => {
+    probe.clearRect(0, 0, 1, 1);
+    for (const c of colours) { probe.fillStyle = c; probe.fillRect(0, 0, 1, 1); }
+    return [...probe.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = c => c.map(v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || ["SCRIPT", "STYLE"].includes(node.tagName)) continue;
+    const behind = [];
+    for (let n = node; n; n = n.parentElement) behind.unshift(getComputedStyle(n).backgroundColor);
+    const style = getComputedStyle(node), ink = node instanceof SVGElement ? style.fill : style.color;
+    const [a, b] = [light(over([...behind, ink])), light(over(behind))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) bad.push([walker.currentNode.data.slice(0, 40), ink, ratio]);
+  }
+  return bad;
+})()"""
+"""Texts with less contrast than WCAG asks for (AA)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stats: dict[str, str] = {}
-        self.pool: dict[str, str] = {}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {k: v or "" for k, v in attrs}
-        if "data-stat" in found:
-            self.stats[found["data-stat"]] = found["data-value"]
-        if "data-instance" in found:
-            self.pool[found["data-instance"]] = found["data-pool"]
+MOVED = """new Promise(resolve => new MutationObserver(() => {
+  if (document.querySelector(".moved")) resolve(document.getAnimations().length > 0);
+}).observe(document.body, {subtree: true, childList: true, attributes: true}))"""
+"""Whether anything is in motion once a server is shown to have moved."""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (Debian package: chromium)")
-def test_the_page_in_a_browser_shows_the_numbers_of_the_status(tmp_path: Path) -> None:
+@needs_browser
+def test_the_page_shows_the_numbers_of_the_status(tmp_path: Path) -> None:
     async def run() -> None:
         async with stack(3, 2, config={"interval_s": 0.5}) as s:
             await some_traffic(s)
             await s.until(lambda: len(s.lb.journal.samples) >= 3)
-            assert CHROMIUM
-            browser = await asyncio.create_subprocess_exec(
-                CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path}", "--window-size=390,844",
-                "--virtual-time-budget=4000", "--dump-dom", f"{s.url}/laps",
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
-            async with asyncio.timeout(60):
-                out, _ = await browser.communicate()
-            page = Stats()
-            page.feed(out.decode())
-            found = await s.status()
-            shown = {k: float(v) for k, v in page.stats.items()}
-            assert shown == {
+            async with opened(f"{s.url}/laps", tmp_path) as page:
+                await page.until("document.querySelectorAll('svg path[d^=M]').length === 6")
+                shown, found = await page.evaluate(READ), await s.status()
+            assert shown["stats"] == {
                 "in-flight": 0,
+                "queued": 0,
                 "requests-short": found["counts"]["requests"]["short"],
                 "requests-long": found["counts"]["requests"]["long"],
                 "ttft-p90-short": found["ttft_ms"]["short"]["p90"],
@@ -131,8 +141,85 @@ def test_the_page_in_a_browser_shows_the_numbers_of_the_status(tmp_path: Path) -
                 "failed": 0,
                 "rejected": 0,
             }
-            assert page.pool == {i["url"]: i["pool"] for i in found["prefill"]}
-            assert out.decode().count('stroke="currentColor" d="M') == 6
+            assert shown["pools"] == {i["url"]: i["pool"] for i in found["prefill"]}
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_64_servers_are_readable_by_eye_by_keyboard_and_by_ear(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with stack(64, 8, config={"interval_s": 0.5}, args=NO_PROBES) as s:
+            await s.until(lambda: len(s.lb.journal.samples) >= 2)
+            async with opened(f"{s.url}/laps", tmp_path) as page:
+                await page.until("document.querySelectorAll('.servers tbody tr').length === 72")
+                for width, height in ((1280, 1000), (390, 844)):
+                    await page.resize(width, height)
+                    wide = "[...document.querySelectorAll('body, .scroll')].every(n => n.scrollWidth <= n.clientWidth)"
+                    assert await page.evaluate(wide), f"nothing is cut off at {width}"
+                    tall = "Math.max(...[...document.querySelectorAll('.servers tr')].map(r => r.offsetHeight))"
+                    assert await page.evaluate(tall) <= 40, "rows are compact"
+                for scheme in ("light", "dark"):
+                    await page.prefer(prefers_color_scheme=scheme)
+                    assert not await page.evaluate(CONTRAST), scheme
+                assert await page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+                # By ear: tables with names and headers, and news that are few.
+                await page.send("Accessibility.enable")
+                tree = (await page.send("Accessibility.getFullAXTree"))["nodes"]
+                roles = Counter(n["role"]["value"] for n in tree if not n["ignored"])
+                assert roles["rowheader"] == 72
+                assert roles["columnheader"] >= 9
+                named = {n["name"]["value"] for n in tree if not n["ignored"] and n["role"]["value"] == "table"}
+                assert {
+                    "Long pool 32 servers, pressure 0",
+                    "Short pool 32 servers, pressure 0",
+                    "Decode servers",
+                } <= named
+                pictures = [n["name"]["value"] for n in tree if not n["ignored"] and n["role"]["value"] == "image"]
+                assert len(pictures) == 3
+                assert all("now: short" in name for name in pictures)
+                rows = "document.querySelectorAll('.servers tbody tr')"
+                await page.evaluate(f"window.kept = [...{rows}]; window.heard = []; new MutationObserver(() =>"
+                                    "heard.push(document.getElementById('said').textContent))"
+                                    ".observe(document.getElementById('said'), {childList: true}); 0")  # fmt: skip
+                shown = "document.getElementById('head').textContent"
+                before = await page.evaluate(shown)
+                await page.until(f"{shown} !== {json.dumps(before)}")
+                assert await page.evaluate("heard.length") == 0, "numbers are not spoken"
+                gone = s.lb.pools.instances[5]
+                gone.healthy = False
+                await page.until("heard.length > 0")
+                assert await page.evaluate("heard[0]") == f"{gone.url.removeprefix('http://')} is unhealthy."
+                assert await page.evaluate(f"kept.every((r, i) => r === {rows}[i])"), "rows keep their place"
+                # By keyboard: updates can be stopped, and one sees where one is.
+                await page.press("Tab")
+                assert await page.evaluate("document.activeElement.id") == "pause"
+                assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+                await page.press("Enter", "\r")
+                assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+                still = await page.evaluate(shown)
+                await asyncio.sleep(1.5)
+                assert await page.evaluate(shown) == still
+                await page.press("Enter", "\r")
+                await page.until(f"{shown} !== {json.dumps(still)}")
+                # What moves is shown by motion, but not where one has asked for none.
+                for i, (motion, moving) in enumerate((("no-preference", True), ("reduce", False))):
+                    await page.prefer(prefers_reduced_motion=motion)
+                    seen = asyncio.create_task(page.evaluate(MOVED))
+                    kept = s.prefills[6 + i]
+                    kept.pool = PoolRecord(assignment="long", version=kept.pool.version + 1)
+                    assert await seen == moving
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_the_page_has_the_key_that_its_reader_gave_the_browser(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with stack(2, args={"api_key": "geheim"}) as s:
+            await s.until(lambda: len(s.lb.journal.samples) >= 1)
+            async with opened(s.url.replace("http://", "http://me:geheim@") + "/laps", tmp_path) as page:
+                await page.until("document.querySelectorAll('.servers tbody tr').length === 3")
 
     asyncio.run(run())
 

@@ -176,6 +176,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
     fields: dict[str, Any] = {
         "laps_config": config,
         "tp_worker": SimpleNamespace(model_runner=SimpleNamespace()),
+        "max_total_num_tokens": 4096,
         "waiting_queue": [
             req("cached", 9000, Tag(1e-9, 1e-9, None, new_tokens=40)),
             req("long", 900, Tag(1e-9, 1e-9, None, new_tokens=900)),

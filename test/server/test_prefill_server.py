@@ -130,7 +130,11 @@ def test_status_is_told_three_ways(prefill: Prefill) -> None:
     assert status["slices"] == {"on": True, "why_not": None, "launch_ms": 0.0}
     assert set(status["preemption"]) == {"gap_ms", "by_short_batches", "by_smaller_prompts"}
     assert set(status["fairness"]) == {"guard", "credit_s"}
-    assert set(status["load"]) == {"backlog_tokens", "slo_deviation", "busy_share"}
+    # What waits is told in seconds once the latency model is fitted.
+    assert set(status["load"]) - {"backlog_s"} == {"backlog_tokens", "slo_deviation", "busy_share", "busy_s"}
+    assert set(status["load"]["busy_s"]) == {"short", "long"}
+    assert status["longest"] > 0
+    assert set(status["pool"]) == {"assignment", "version"}
     assert prefill.get("/server_info")["internal_states"][0]["laps"]["totals"] == status["totals"]
     series = prefill.get("/metrics")
     for name in ("queue_depth", "queue_tokens", "parked", "batches_total", "busy_s_total", "length_threshold_tokens"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.pools.controller import Move, PoolController
-from laps_core.pools.pressure import InstanceSignals, PressureConfig
+from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
 from laps_core.protocol import Load
 
 PERIOD_S, SAMPLE_S = 5.0, 1.0
@@ -19,9 +19,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When a decision was asked for."""
     times: list[float] = []
 
-    def decide(_: PoolController, now: float) -> Move | None:
+    def decide(_: PoolController, now: float) -> list[Move]:
         times.append(now)
-        return None
+        return []
 
     monkeypatch.setattr(PoolController, "decide", decide)
     return times
@@ -49,7 +49,12 @@ def test_beats_that_were_left_out_do_not_bring_decisions_one_after_another(asked
 def test_decisions_are_at_least_half_a_period_less_half_a_beat_apart(gaps: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         times: list[float] = []
-        patch.setattr(PoolController, "decide", lambda _, now: times.append(now))
+
+        def decide(_: PoolController, now: float) -> list[Move]:
+            times.append(now)
+            return []
+
+        patch.setattr(PoolController, "decide", decide)
         made, now = loop(), 0.0
         for gap in gaps:
             now += gap
@@ -58,9 +63,9 @@ def test_decisions_are_at_least_half_a_period_less_half_a_beat_apart(gaps: list[
 
 
 def test_a_move_is_handed_out() -> None:
-    made = loop()
+    made = PoolController(PressureConfig(period_s=PERIOD_S, divided=True))
     busy = Load(backlog_tokens=50_000, slo_deviation=0.0, busy_share=0.0)
-    signals = [InstanceSignals(name="a", pool="short", load=busy)]
+    signals = [InstanceSignals(name="a", pool="short", load=busy, busy=Work(1.0, 0.0))]
     signals += [InstanceSignals(name=name, pool="long") for name in "bc"]
     moves = [made.step(float(now), signals) for now in range(9)]
-    assert [m.target for m in moves if m is not None] == ["short"]
+    assert [m.target for beat in moves for m in beat] == ["short"]

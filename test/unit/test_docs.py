@@ -44,6 +44,16 @@ def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
     assert not [name for name in config.AllocConfig.RETIRED if f"`{name}`" in knobs]
 
 
+def test_every_stock_flag_that_counts_is_in_the_routers_manual() -> None:
+    pytest.importorskip("sglang_router")
+    from sglang_router_laps import stock_flags
+
+    told = {name for name in stock_flags.HONOURED if f"`{stock_flags.flag(name)}" in ROUTER}
+    # Some are told of together, some are made of others; and where it listens needs no word.
+    shown = {name for name in stock_flags.HONOURED if name.startswith(("health_", "retry_")) or name.endswith("_urls")}
+    assert stock_flags.HONOURED - told - shown <= {"host", "port", "bootstrap_port_annotation", "disable_health_check"}
+
+
 def keys(value: object) -> set[str]:
     """All keys in a JSON value."""
     if isinstance(value, dict):
@@ -56,12 +66,14 @@ def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
     from sglang_router.router_args import RouterArgs
     from sglang_router_laps.config import AllocConfig
     from sglang_router_laps.http.status import status
-    from sglang_router_laps.router import Router, Watched
+    from sglang_router_laps.router import Router
+    from sglang_router_laps.tasks import Watched
 
     args = RouterArgs(prefill_urls=[("http://p:1", 1), ("http://p:2", 1)], decode_urls=["http://d:1"])
     router = Router(args, AllocConfig())
-    router.journal.note_beat(router.pools.instances, {"short": 0.0, "long": 0.0}, Move("p", "short", "long", 0.0, "x"))
-    router.watched.append(Watched("x"))
+    move = Move("p", "short", "long", 0.0, "x")
+    router.journal.note_beat(router.pools.instances, {"short": 0.0, "long": 0.0}, [move], [])
+    router.tasks.watched.append(Watched("x"))
     found = status(router, history=1)
     # What a counter of tokens says of itself is its own, and classes are named all over.
     del found["tokens"]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import kubernetes_validate
 import pytest
 import yaml
 from laps_core.config import LapsConfig
@@ -69,7 +70,10 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
     for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml")):
         for document in documents(path):
             for container in containers(document):
-                target = container["image"].removeprefix("sglang-laps-").partition(":")[0]
+                name, _, target = container["image"].partition(":")[0].partition("sglang-laps-")
+                if name:
+                    # Not one of ours.
+                    continue
                 yield f"{path.name} {container['name']}", module_of(target), container["args"]
     for page in (REPO / "README.md", REPO / "docs" / "ROUTER.md"):
         text = page.read_text().replace("\\\n", " ")
@@ -130,6 +134,9 @@ def router_args(words: list[str]) -> Any:
 def test_routers_are_started_with_flags_that_exist(words: list[str]) -> None:
     args = router_args(words)
     assert args.laps is not None
+    if args.service_discovery:
+        assert [*args.prefill_urls, *args.decode_urls] == []
+        return
     assert len(args.prefill_urls) >= 2
     assert all(port == 8998 for _, port in args.prefill_urls)
     assert args.decode_urls
@@ -158,33 +165,63 @@ def test_yaml_parses_to_objects(path: Path) -> None:
     assert all(isinstance(document, dict) for document in documents(path))
 
 
-def test_the_router_of_the_cluster_finds_each_server() -> None:
-    found = [d for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml")) for d in documents(path)]
-    services = {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "Service"}
-    pods = set()
-    for d in found:
-        if d["kind"] == "StatefulSet":
-            pods |= {f"{d['metadata']['name']}-{i}" for i in range(d["spec"]["replicas"])}
+def manifests() -> list[Any]:
+    """All that is given to a cluster."""
+    (kustomization,) = documents(EXAMPLES / "kubernetes" / "kustomization.yaml")
+    return [d for name in kustomization["resources"] for d in documents(EXAMPLES / "kubernetes" / name)]
+
+
+@pytest.mark.parametrize("document", manifests(), ids=lambda d: f"{d['kind']}-{d['metadata']['name']}")
+def test_manifests_are_what_kubernetes_takes(document: Any) -> None:
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_every_manifest_is_given_to_the_cluster() -> None:
+    (kustomization,) = documents(EXAMPLES / "kubernetes" / "kustomization.yaml")
+    there = {path.name for path in (EXAMPLES / "kubernetes").glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(kustomization["resources"]) == there
+
+
+def deployments() -> dict[str, Any]:
+    return {d["metadata"]["name"]: d["spec"] for d in manifests() if d["kind"] == "Deployment"}
+
+
+def test_the_router_of_the_cluster_finds_the_servers() -> None:
     ((_, _, words),) = [c for c in COMMANDS if c[0] == "router.yaml router"]
     args = router_args(words)
-    asked = [url for url, _ in args.prefill_urls] + args.decode_urls
-    assert {url.removeprefix("http://").split(":")[0] for url in asked} == pods
-    for pod in pods:
-        assert services[pod]["selector"] == {"statefulset.kubernetes.io/pod-name": pod}
+    (kustomization,) = documents(EXAMPLES / "kubernetes" / "kustomization.yaml")
+    assert args.service_discovery_namespace == kustomization["namespace"]
+    for role, selector in (("prefill", args.prefill_selector), ("decode", args.decode_selector)):
+        pod = deployments()[role]["template"]
+        assert selector
+        assert selector.items() <= pod["metadata"]["labels"].items()
+        ports = {p["name"]: p["containerPort"] for p in pod["spec"]["containers"][0]["ports"]}
+        assert ports["http"] == args.service_discovery_port
+        bootstrap = pod["metadata"]["annotations"].get(args.bootstrap_port_annotation)
+        assert bootstrap == (str(ports["bootstrap"]) if role == "prefill" else None)
+    rules = {d["metadata"]["name"]: d["rules"] for d in manifests() if d["kind"] == "Role"}
+    account = deployments()["router"]["template"]["spec"]["serviceAccountName"]
+    assert rules[account] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+
+
+PROBES = {"router": ("/liveness", "/readiness", "/liveness")}
+"""Deployment -> paths of the start, readiness and liveness probes, where that is not /health."""
 
 
 def test_servers_of_the_cluster_are_probed_and_scraped_at_their_ports() -> None:
-    for path in sorted((EXAMPLES / "kubernetes").glob("*.yaml")):
-        for document in documents(path):
-            for container in containers(document):
-                ports = {p["name"]: p["containerPort"] for p in container["ports"]}
-                arguments = [a for a in container["args"] if a.startswith("--port=")]
-                assert arguments == [f"--port={ports['http']}"]
-                for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                    assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
-                notes = document["spec"]["template"]["metadata"]["annotations"]
-                assert notes["prometheus.io/port"] == str(ports["http"])
-                assert notes["prometheus.io/path"] == "/metrics"
+    for name, spec in deployments().items():
+        for container in spec["template"]["spec"]["containers"]:
+            if not container["image"].startswith("sglang-laps-"):
+                continue
+            ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+            arguments = [a for a in container["args"] if a.startswith("--port=")]
+            assert arguments == [f"--port={ports['http']}"]
+            probes = ("startupProbe", "readinessProbe", "livenessProbe")
+            for probe, path in zip(probes, PROBES.get(name, ("/health",) * 3), strict=True):
+                assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+            notes = spec["template"]["metadata"]["annotations"]
+            assert notes["prometheus.io/port"] == str(ports["http"])
+            assert notes["prometheus.io/path"] == "/metrics"
 
 
 # -- dashboards
@@ -223,7 +260,11 @@ def test_dashboards_ask_for_metrics_that_exist(name: str, prefix: str) -> None:
     told = set()
     for family in text_string_to_metric_families(text):
         # A counter without a sample yet is named by its family alone.
-        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+        suffixes = {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_sum", "_count"),
+            "summary": ("_sum", "_count"),
+        }.get(family.type, ("",))
         told |= {family.name + suffix for suffix in suffixes}
     (path,) = [path for path in dashboards() if path.stem == name]
     panels = json.loads(path.read_text())["panels"]

@@ -13,7 +13,12 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 ROUTER = "sgl-model-gateway/bindings/python/src"
-NAMES = {"yaml": "pyyaml", "xdist": "pytest_xdist", "aiconfigurator_core": "aiconfigurator"}
+NAMES = {
+    "yaml": "pyyaml",
+    "opentelemetry": "opentelemetry_sdk",
+    "xdist": "pytest_xdist",
+    "aiconfigurator_core": "aiconfigurator",
+}
 """Packages that are imported under another name."""
 OURS = {"laps_core", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmark"}
 OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
@@ -45,9 +50,9 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
         ("python/laps_core", ()),
         ("python/laps_plan", ("plan", "profile")),
         ("python/sglang_laps", ("server",)),
-        (ROUTER, ("router",)),
+        (ROUTER, ("router", "kubernetes", "trace")),
         ("benchmark", ("server", "router", "dev")),
-        ("test", ("server", "router", "dev")),
+        ("test", ("server", "router", "dev", "trace")),
     ],
 )
 def test_what_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 from laps_core.pools.controller import PoolController
-from laps_core.pools.pressure import IDLE_PRESSURE, InstanceSignals, PressureConfig, pool_pressure, pressure
+from laps_core.pools.pressure import IDLE_PRESSURE, InstanceSignals, PressureConfig, Work, pool_pressure, pressure
 from laps_core.protocol import Load
 
-CONFIG = PressureConfig()
+CONFIG = PressureConfig(divided=True)
 UNIT = CONFIG.load_unit
 
 
@@ -21,6 +21,7 @@ def signals(short: float, long: float, pools: str = "slll", sick: str = "") -> l
             pool="short" if pool == "s" else "long",
             healthy=str(i) not in sick,
             load=Load(backlog_tokens=UNIT * (short if pool == "s" else long), slo_deviation=0.0, busy_share=0.0),
+            busy=Work(short / 100, 0.0) if pool == "s" else Work(0.0, long / 100),
         )
         for i, pool in enumerate(pools)
     ]
@@ -37,7 +38,7 @@ def observed(
 
 
 def test_nothing_is_decided_before_anything_was_seen() -> None:
-    assert PoolController(CONFIG).decide(100.0) is None
+    assert PoolController(CONFIG).decide(100.0) == []
 
 
 def test_two_moves_are_a_cooldown_apart_however_often_it_is_asked() -> None:
@@ -53,7 +54,7 @@ def test_two_moves_are_a_cooldown_apart_however_often_it_is_asked() -> None:
 def test_what_cannot_be_done_is_not_remembered() -> None:
     for short, long, balance in ((50.0, 1.0, 2 / 3), (1.0, 50.0, 1 / 3)):
         controller = observed(short, long, "sl")
-        assert controller.decide(20.0) is None
+        assert controller.decide(20.0) == []
         assert controller.balance == pytest.approx(balance)
 
 
@@ -65,16 +66,17 @@ def test_a_pool_whose_pressure_has_just_begun_to_fall_still_gets_help() -> None:
     controller = observed(20.0, 1.0)
     for i in range(9):
         controller.observe(20.0 + i / 4, signals(10.0, 1.0))
-    assert controller.decide(22.0) is None, "it is working its backlog off"
+    assert controller.decide(22.0) == [], "it is working its backlog off"
 
 
 @pytest.mark.parametrize("pools", ["sll", "slll", "slllllll", "ssll", "sslllll", "ssslll", "sssslllll"])
 def test_one_more_is_moved_where_that_brings_the_pools_closer(pools: str) -> None:
-    controller = observed(1.5, 1.0, pools, 200.0, PressureConfig(ratio=1.3))
+    controller = observed(1.5, 1.0, pools, 200.0, PressureConfig(ratio=1.3, divided=True))
     n, m = pools.count("s"), pools.count("l")
-    before, after = 1.5, 1.5 * n / (n + 1) / (m / (m - 1))
-    move = controller.decide(200.0)
-    assert (move.target if move else None) == ("short" if before > 1 / after else None)
+    # The short pool is the busier one; one instance more is right where the long pool does not become busier than that.
+    right = max(n / (n + 1) * 1.5, m / (m - 1)) < 1.5
+    moves = controller.decide(200.0)
+    assert [m.target for m in moves] == (["short"] if right else [])
 
 
 def test_the_share_is_smoothed_from_one_half() -> None:
@@ -84,10 +86,10 @@ def test_the_share_is_smoothed_from_one_half() -> None:
 
 def test_pools_under_the_same_pressure_are_left_alone() -> None:
     assert not observed(10.0, 1.0).in_dead_band()
-    assert not observed(1.0, 10.0).in_dead_band()
+    assert not observed(1.0, 10.0, "ssl").in_dead_band()
     controller = observed(1.0, 1.0)
     assert controller.in_dead_band()
-    assert controller.decide(20.0) is None
+    assert controller.decide(20.0) == []
 
 
 def test_idle_pools_are_even() -> None:
@@ -96,21 +98,19 @@ def test_idle_pools_are_even() -> None:
 
 
 def test_each_pool_keeps_its_healthy_ones() -> None:
-    controller = PoolController(PressureConfig(n_min=2))
+    controller = PoolController(PressureConfig(n_min=2, divided=True))
     for now in (0.0, 5.0):
         controller.observe(now, signals(0.0, 0.0, "ssllll", sick="1"))
-    move = controller.decide(5.0)
-    assert move is not None
+    (move,) = controller.decide(5.0)
     assert (move.name, move.reason) == ("l2", "short pool has 1 healthy instances, fewer than 2")
 
 
 def test_a_reason_says_how_much_of_the_pressure() -> None:
     for short, long, pools, reason in (
-        (30.0, 10.0, "slll", "short pool has 75% of the pressure, more than 67% (now 30 against 10)"),
-        (10.0, 30.0, "sssl", "long pool has 75% of the pressure, more than 67% (now 30 against 10)"),
+        (30.0, 10.0, "slll", "short work needs 0.3 servers and has 1; 75% of the pressure is there, more than 67%"),
+        (10.0, 30.0, "sssl", "long work needs 0.3 servers and has 1; 75% of the pressure is there, more than 67%"),
     ):
-        move = observed(short, long, pools, until=80.0).decide(80.0)
-        assert move is not None
+        move = observed(short, long, pools, until=80.0).decide(80.0)[0]
         assert move.reason == reason
 
 

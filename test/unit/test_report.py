@@ -16,7 +16,8 @@ from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.results.rounds import ratio
 from benchmark.rig.model import REPO
 
-README = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
+BEGIN, END = page.markers(page.HEADLINE)
+README = f"before\n{BEGIN}\nold\n{END}\nafter\n"
 
 
 def piece(name: str, value: float = 0.4) -> Piece:
@@ -105,10 +106,10 @@ def test_without_a_headline_the_readme_stays(tmp_path: Path) -> None:
     assert render(tmp_path)[1] == README
 
 
-@pytest.mark.parametrize("text", ["", page.BEGIN, page.END + page.BEGIN, README + README])
+@pytest.mark.parametrize("text", ["", BEGIN, END + BEGIN, README + README])
 def test_markers_must_be_there_once_each(text: str) -> None:
     with pytest.raises(ValueError, match="once each"):
-        page.put(text, "x")
+        page.put(text, page.HEADLINE, "x")
 
 
 def test_broken_results_and_lost_pictures_are_named(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def test_the_index_keeps_the_blocks_used_last() -> None:
 
 
 def pools(n: int = 4, **config: object) -> Pools:
-    return Pools([(f"http://h{i}:1", 8998) for i in range(n)], AllocConfig.parse({}, json.dumps(config)), lambda: 0.0)
+    divided = {"initial_short": n // 2, **config}
+    return Pools([(f"http://h{i}:1", 8998) for i in range(n)], AllocConfig.parse({}, json.dumps(divided)), lambda: 0.0)
 
 
 def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
@@ -68,18 +69,18 @@ def test_what_is_at_the_threshold_where_its_history_lies_is_short(before: int, p
 
 
 @pytest.mark.parametrize(
-    ("tokens", "busy", "stays"),
+    ("tokens", "busy_s", "stays"),
     [
-        (1000, 600, True),  # 1.5 times the mean of 300, and the threshold
-        (1000, 1100, False),
-        (4096, 2048, True),  # as soon there as elsewhere, where 2,048 more are computed
-        (4096, 2049, False),
+        (1000, 0.049, True),  # as soon there as elsewhere, where 500 tokens more are computed, 0.1 ms each
+        (1000, 0.051, False),
+        (4096, 0.204, True),
+        (4096, 0.206, False),
     ],
 )
-def test_who_holds_the_prefix_is_taken_up_to_a_load(tokens: int, busy: int, stays: bool) -> None:
+def test_who_holds_the_prefix_is_taken_while_that_is_sooner(tokens: int, busy_s: float, stays: bool) -> None:
     p = pools(3, initial_short=1)
     home, *_ = route(p, 5000, TEXT[:2048])
-    with home.lease(busy):
+    with home.lease(1, "long", busy_s):
         assert (route(p, tokens, TEXT)[0] is home) == stays
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("sglang_router")
 
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.choice import Pools, Tried
-from sglang_router_laps.prompts.prefixes import Ask
+from sglang_router_laps.prompts.prefixes import Ask, fingerprint
 from sglang_router_laps.servers.instances import Instance, PrefillInstance
 
 Way = tuple[PrefillInstance, Instance]
@@ -16,7 +16,11 @@ Way = tuple[PrefillInstance, Instance]
 
 def pairs(prefills: int = 2, decodes: int = 2) -> Pools:
     servers = [(f"http://p{i}:1", 8998) for i in range(prefills)]
-    return Pools(servers, AllocConfig(spill="off"), decoders=[f"http://d{i}:1" for i in range(decodes)])
+    return Pools(
+        servers,
+        AllocConfig(spill="off", initial_short=max(1, prefills // 2)),
+        decoders=[f"http://d{i}:1" for i in range(decodes)],
+    )
 
 
 def choose(p: Pools, tried: Tried) -> Way:
@@ -62,3 +66,51 @@ def test_a_role_without_anybody_healthy_is_named(role: str) -> None:
         i.healthy = False
     assert p.choose_pair(Ask(10), Tried()) is None
     assert p.missing() == role
+
+
+def test_the_decode_server_with_the_fewest_tokens_is_chosen_not_that_with_the_fewest_requests() -> None:
+    p = pairs(2, 2)
+    full, many = p.decoders
+    with full.lease(30_000), many.lease(100), many.lease(100):
+        assert choose(p, Tried())[1] is many
+
+
+def test_a_prompt_goes_where_it_fits_while_there_is_such_a_server() -> None:
+    p = pairs(2, 1)
+    for i in p.instances:
+        i.pool = "both"
+    small, large = p.instances
+    small.longest = 1000
+    for _ in range(3):
+        found = p.choose(Ask(5000))
+        assert found is not None
+        assert found.instance is large
+    large.healthy = False
+    found = p.choose(Ask(5000))
+    assert found is not None
+    assert found.instance is small, "whether it is refused is the server's to say"
+
+
+def test_an_undivided_fleet_keeps_short_requests_from_long_ones() -> None:
+    p = Pools([(f"http://p{i}:1", 1) for i in range(3)], AllocConfig())
+    found = p.choose(Ask(20_000))
+    assert found is not None
+    with found.lease():
+        assert {p.choose(Ask(50)).instance for _ in range(5)}.isdisjoint({found.instance})  # type: ignore[union-attr]
+        other = p.choose(Ask(20_000))
+        assert other is not None
+        assert other.instance is not found.instance
+
+
+def test_with_a_deadline_that_is_kept_with_ease_a_request_goes_where_it_is_least_work() -> None:
+    p = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig())
+    text = b"".join(b"%07d" % i for i in range(4000))
+    first = p.choose(Ask(7000, [fingerprint(text)]))
+    assert first is not None
+    with first.instance.lease(9000, "long", 0.9):
+        for slo_s, same in ((None, False), (1.0, False), (10.0, True)):
+            other = next(i for i in p.instances if i is not first.instance)
+            other.prefixes.clear()
+            found = p.choose(Ask(7050, [fingerprint(text)], slo_s=slo_s))
+            assert found is not None
+            assert (found.instance is first.instance) == same, slo_s

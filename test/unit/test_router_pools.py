@@ -36,7 +36,8 @@ class Clock:
 
 
 def pools(n: int = 4, **config: object) -> Pools:
-    return Pools([(f"http://h{i}:1", 8998) for i in range(n)], AllocConfig.parse({}, json.dumps(config)), Clock())
+    divided = {"initial_short": n // 2, **config}
+    return Pools([(f"http://h{i}:1", 8998) for i in range(n)], AllocConfig.parse({}, json.dumps(divided)), Clock())
 
 
 def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
@@ -53,7 +54,7 @@ def test_the_threshold_is_inclusive() -> None:
 
 def test_the_least_loaded_of_the_pool_is_chosen() -> None:
     p = pools()
-    with p.members("short")[0].lease(10):
+    with p.members("short")[0].lease(10, "short", 0.001):
         assert route(p, 20)[0] is p.members("short")[1]
 
 
@@ -82,7 +83,7 @@ def test_an_overloaded_holder_is_passed_over() -> None:
     p = pools(6, initial_short=1)
     history = b"".join(b"%05d" % i for i in range(4000))
     home, *_ = route(p, 5000, history)
-    with home.lease(50_000):
+    with home.lease(50_000, "long", 5.0):
         assert route(p, 9000, history + b"y" * 20_000)[0] is not home
 
 
@@ -111,7 +112,7 @@ def test_a_short_request_spills_to_an_idle_long_instance_only() -> None:
 def test_long_requests_spill_where_they_may(spill: str, parks: bool, pool: str) -> None:
     p = pools(spill=spill)
     for i in p.instances:
-        i.parks = parks
+        i.outlook.parks = parks
     with contextlib.ExitStack() as stack:
         for i in p.members("long"):
             stack.enter_context(i.lease(9000))
@@ -286,7 +287,7 @@ def test_a_long_prefix_is_not_computed_again_to_be_rid_of_a_short_wait() -> None
     p = pools(2 + 4, initial_short=2)
     document = b"".join(b"%07d" % i for i in range(20_000))
     home, *_ = route(p, 35_000, document)
-    with home.lease(3000):
+    with home.lease(3000, "long", 0.3):
         assert route(p, 35_050, document + b"and one more question?")[0] is home
 
 

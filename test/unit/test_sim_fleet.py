@@ -33,8 +33,9 @@ def test_round_robin_ignores_load_and_least_load_does_not() -> None:
 
 
 def test_pools_keep_short_requests_away_from_long_ones() -> None:
+    load, divided = Open(MIX, 70.0, 6000, seed=2), AllocConfig(initial_short=1)
     least, pools = (
-        run(VARIANTS["fcfs"], Open(MIX, 70.0, 6000, seed=2), PROFILE, servers=4, router=r).groups()
+        run(VARIANTS["fcfs"], load, PROFILE, servers=4, router=r, alloc=divided).groups()
         for r in ("least-load", "pools")
     )
     assert pools["short"].ttft["p90"] < least["short"].ttft["p90"]
@@ -69,3 +70,15 @@ def test_history_in_a_shared_cache_is_never_computed() -> None:
         outcome = run(VARIANTS["laps"], Trace(rows), PROFILE, servers=3, router=router)
         assert set(outcome.record.new) == {50}
         assert outcome.groups()["long"].requests == 0
+
+
+def test_two_servers_are_no_slower_than_behind_a_balancer_that_takes_turns() -> None:
+    for share in (0.02, 0.1, 0.5):
+        sizes = mix(uniform(8, 256), log_uniform(1000, 8000), share)
+        rate = 1.2 / (0.02 + share * 0.2)
+        plain, pools = (
+            run(VARIANTS["laps"], Open(sizes, rate, 3000, seed=3), PROFILE, servers=2, router=r).groups(warm=0.1)
+            for r in ("round-robin", "pools")
+        )
+        for cls in ("short", "long"):
+            assert pools[cls].ttft["p90"] <= 1.05 * plain[cls].ttft["p90"], (share, cls)

@@ -21,7 +21,7 @@ from benchmark.results import bars
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.rounds import interleaved, ratio
 from benchmark.rig import servers
-from benchmark.suites.router import BOTH, LAPS, STOCK, routers
+from benchmark.suites.router import ALL, LAPS, STOCK, routers
 
 PREFILLS, DECODES = 4, 1
 STREAM_EVENTS = 16
@@ -112,13 +112,13 @@ Rounds = dict[str, list[dict[str, float]]]
 
 
 def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
-    """Both routers in front of the same instant back ends."""
+    """All routers in front of the same instant back ends."""
     cores = sorted(os.sched_getaffinity(0))
     routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
     loads: dict[str, Rounds] = {}
     with ExitStack() as stack:
         behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
-        up = routers(behind[:PREFILLS], behind[PREFILLS:], out)
+        up = routers(behind[:PREFILLS], behind[PREFILLS:], out, ALL)
         stack.enter_context(servers.running(*up.values()))
         pin(0, rest)
         for s, core in ((behind[0], rest), *((r, routers_core) for r in up.values())):
@@ -131,8 +131,8 @@ def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> P
                 body = request(
                     {"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream}
                 )
-                seen = loads[load] = {name: [] for name in (*BOTH, DIRECT)}
-                for i, name in interleaved(BOTH, rounds):
+                seen = loads[load] = {name: [] for name in (*ALL, DIRECT)}
+                for i, name in interleaved(ALL, rounds):
                     seen[name].append(measured(up[name], body, clients, seconds))
                     if len(seen[DIRECT]) == i:
                         seen[DIRECT].append(measured(behind[-1], body, clients, seconds / 4))
@@ -148,20 +148,21 @@ def piece(loads: dict[str, Rounds], rounds: int, seconds: float) -> Piece:
             return {name: [r[key] for r in turns] for name, turns in seen.items()}
 
         rate, p99, cpu = of("per_s"), of("p99_ms"), of("cpu_ms")
-        cells = [f"{statistics.median(at[n]):.{k}f}" for at, k in ((rate, 0), (p99, 1), (cpu, 2)) for n in BOTH]
-        rows.append((load, *cells))
+        for name in ALL:
+            cells = (f"{statistics.median(at[name]):.{k}f}" for at, k in ((rate, 0), (p99, 1), (cpu, 2)))
+            rows.append((load, name, *cells))
         figures += [
             Figure.of(f"router: {what}, {load}, laps / stock", ratio(at[LAPS], at[STOCK]), bar)
             for what, at, bar in (("requests/s", rate, bars.ROUTER_RATE), ("P99 latency", p99, bars.ROUTER_P99))
         ]
-    heads = ("reply, clients", "stock /s", "laps /s", "stock P99 ms", "laps P99 ms", "stock CPU ms", "laps CPU ms")
+    heads = ("reply, clients", "router", "requests/s", "P99 ms", "CPU ms a request")
     return Piece(
         name="router-echo",
         title="What the router costs",
-        text="Stock MiniLB and the LAPS router in front of the same instant back ends, in turns; "
-        f"medians over {rounds} rounds.",
+        text="Stock MiniLB, the LAPS router and SGLang's Rust gateway with the policies named, in front of the same "
+        f"instant back ends, in turns; medians over {rounds} rounds.",
         seed=0,
-        tables=[Table("Both routers in front of instant back ends", heads, rows, "CPU: of the router, a request.")],
+        tables=[Table("Routers in front of instant back ends", heads, rows, "CPU: of the router.")],
         figures=figures,
         data={"loads": loads, "seconds": seconds, "prefill": PREFILLS, "decode": DECODES},
     )

@@ -6,15 +6,19 @@ Each does one request at a time at a fixed speed, and gives the status that a LA
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 from aiohttp import web
+from laps_core.protocol import POOL_ROUTE, STATUS_ROUTE, Load, PoolChange, PoolRecord, Status, read
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import fixed, mix
 from laps_plan.traffic.streams import poisson
@@ -43,12 +47,16 @@ Rooms = defaultdict[int, asyncio.Event]
 class EmulatedPrefill:
     """A server whose device does one prompt at a time."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, speed: float) -> None:
         self.rooms = rooms
+        self.speed = speed
         self.backlog = 0
         self.busy_s = 0.0
         self.seen = (time.perf_counter(), 0.0)
         self.device = asyncio.Lock()
+        self.record = PoolRecord()
+        self.moves: list[tuple[float, str]] = []
+        """When the record was set to another pool than it had (seconds since 1970), and to which."""
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -56,8 +64,8 @@ class EmulatedPrefill:
         self.backlog += tokens
         try:
             async with self.device:
-                await asyncio.sleep(tokens / SPEED)
-                self.busy_s += tokens / SPEED
+                await asyncio.sleep(tokens / self.speed)
+                self.busy_s += tokens / self.speed
         finally:
             self.backlog -= tokens
         self.rooms[body["bootstrap_room"]].set()
@@ -67,38 +75,92 @@ class EmulatedPrefill:
         now, (then, before) = time.perf_counter(), self.seen
         self.seen = (now, self.busy_s)
         share = min(1.0, (self.busy_s - before) / max(now - then, 1e-6))
-        return web.json_response(
-            {"enabled": True, "load": {"backlog_tokens": self.backlog, "slo_deviation": 0.0, "busy_share": share}}
-        )
+        load = Load(backlog_tokens=self.backlog, slo_deviation=0.0, busy_share=share)
+        return web.json_response(Status(enabled=True, load=load, pool=self.record).as_dict())
+
+    async def pool(self, request: web.Request) -> web.Response:
+        before, made = self.record, read(await request.read(), PoolChange).of(self.record)
+        if made is None:
+            return web.json_response(msgspec.to_builtins(before), status=409)
+        if before.assignment and before.assignment != made.assignment:
+            self.moves.append((time.time(), str(made.assignment)))
+        self.record = made
+        return web.json_response(msgspec.to_builtins(made))
 
 
-async def start(n: int, log: Path) -> tuple[list[web.AppRunner], list[servers.Server]]:
-    """``n`` prefill servers and a decode server, which answers once the prompt is prefilled."""
-    runners, started, rooms = [], [], Rooms(asyncio.Event)
+class Emulated:
+    """Prefill servers, and a decode server, which answers once a prompt is prefilled."""
 
-    async def decode(request: web.Request) -> web.Response:
-        room = (await request.json())["bootstrap_room"]
-        await rooms[room].wait()
-        del rooms[room]
-        return web.json_response({"text": "x", "meta_info": {}})
+    def __init__(self, log: Path, speed: float = SPEED) -> None:
+        self.prefills: dict[str, EmulatedPrefill] = {}
+        """By URL."""
+        self._rooms, self._log, self._speed = Rooms(asyncio.Event), log, speed
+        self._runners: dict[str, web.AppRunner] = {}
 
-    for i in range(n + 1):
-        app, one, port = web.Application(), EmulatedPrefill(rooms), servers.free_port()
-        app.router.add_post("/generate", one.generate if i < n else decode)
-        if i < n:
-            app.router.add_get("/laps_status", one.status)
-        runners.append(web.AppRunner(app))
-        await runners[-1].setup()
-        await web.TCPSite(runners[-1], servers.HOST, port).start()
-        started.append(servers.Server("emulated", (), port, log, bootstrap_port=8998))
-    return runners, started
+    async def prefill(self) -> servers.Server:
+        """One more."""
+        one = EmulatedPrefill(self._rooms, self._speed)
+        posts = {"/generate": one.generate, f"/{POOL_ROUTE}": one.pool, "/abort_request": well, "/flush_cache": well}
+        server = await self._start(posts, {f"/{STATUS_ROUTE}": one.status})
+        self.prefills[server.url] = one
+        return server
+
+    async def decode(self) -> servers.Server:
+        """The one there is."""
+
+        async def generate(request: web.Request) -> web.Response:
+            room = (await request.json())["bootstrap_room"]
+            await self._rooms[room].wait()
+            del self._rooms[room]
+            return web.json_response({"text": "x", "meta_info": {}})
+
+        return await self._start({"/generate": generate, "/abort_request": well}, {})
+
+    async def _start(self, posts: dict[str, Any], gets: dict[str, Any]) -> servers.Server:
+        app, port = web.Application(), servers.free_port()
+        app.add_routes([web.post(path, handler) for path, handler in posts.items()])
+        app.add_routes([web.get(path, handler) for path, handler in ({"/health": well} | gets).items()])
+        runner = web.AppRunner(app, shutdown_timeout=0.5)
+        await runner.setup()
+        await web.TCPSite(runner, servers.HOST, port).start()
+        server = servers.Server("emulated", (), port, self._log, bootstrap_port=8998)
+        self._runners[server.url] = runner
+        return server
+
+    async def stop(self, url: str) -> None:
+        """End it, with whatever it has in flight."""
+        await self._runners.pop(url).cleanup()
+
+    async def close(self) -> None:
+        """End all."""
+        for url in list(self._runners):
+            await self.stop(url)
 
 
-def phase(n: int, share: float, seconds: float, rng: random.Random) -> list[Job]:
+async def well(_: web.Request) -> web.Response:
+    """Nothing to say."""
+    return web.json_response({})
+
+
+def phase(n: int, share: float, seconds: float, rng: random.Random, speed: float = SPEED) -> list[Job]:
     """Poisson arrivals of a phase."""
-    rate = LOAD * n * SPEED / (share * SHORT_TOKENS + (1 - share) * LONG_TOKENS)
+    rate = LOAD * n * speed / (share * SHORT_TOKENS + (1 - share) * LONG_TOKENS)
     draw = mix(fixed(SHORT_TOKENS), fixed(LONG_TOKENS), 1.0 - share)
     return [Job(at_s, draw(rng)) for at_s in poisson(rate, seconds, rng)]
+
+
+def speed_of(n: int) -> float:
+    """Prefill speed of one of ``n`` (tokens/s): a large fleet gets no more requests than this machine can make."""
+    return SPEED * min(1.0, 8 / n)
+
+
+def flags(n: int, period_s: float) -> tuple[str, ...]:
+    """Of a router whose fleet is always divided: what is measured is how the pools follow."""
+    config = {"initial_short": n // 2}
+    return (
+        *FLAGS[LAPS], "--laps-rebalance-interval-s", str(period_s), "--laps-alloc-config", json.dumps(config),
+        "--health-check-interval-secs", "5",
+    )  # fmt: skip
 
 
 async def follow(n: int, period_s: float, phase_s: float, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -106,15 +168,15 @@ async def follow(n: int, period_s: float, phase_s: float, out: Path, say: Callab
     rng = random.Random(n)
     prompts = Prompts(model.VOCABULARY, n, LONG_TOKENS, reuse=False, prefill_only=False)
     log = out / "logs" / f"router-mix-{n}.log"
-    runners, behind = await start(n, log)
-    flags = (*FLAGS[LAPS], "--laps-rebalance-interval-s", str(period_s))
-    router = servers.minilb(behind[:n], behind[n:], log, *flags, module=MODULES[LAPS])
+    emulated = Emulated(log, speed_of(n))
+    prefills, decode = [await emulated.prefill() for _ in range(n)], await emulated.decode()
+    router = servers.minilb(prefills, [decode], log, *flags(n, period_s), module=MODULES[LAPS])
     target, loads, changes = Target(servers.HOST, router.port), [], []
     try:
         await asyncio.to_thread(lambda: router.start().ready())
         for i, share in enumerate(SHARES):
             say(f"{n} instances, {share:.0%} short")
-            jobs, begin = phase(n, share, phase_s, rng), time.time()
+            jobs, begin = phase(n, share, phase_s, rng, speed_of(n)), time.time()
             loads.append(asyncio.create_task(client.replay(target, jobs, prompts.bodies(jobs, i), PATIENCE_S)))
             await asyncio.sleep(phase_s)
             status = await asyncio.to_thread(get_json, target, "/laps_status")
@@ -133,8 +195,7 @@ async def follow(n: int, period_s: float, phase_s: float, out: Path, say: Callab
         await asyncio.gather(*loads)
     finally:
         await asyncio.to_thread(router.stop)
-        for runner in runners:
-            await runner.cleanup()
+        await emulated.close()
     return {"prefill": n, "period_s": period_s, "phase_s": phase_s, "changes": changes}
 
 
@@ -158,12 +219,14 @@ def piece(result: Sequence[dict[str, Any]]) -> Piece:
     for run in result:
         # What comes before the first change is the controller finding its start. Moves are told in control periods.
         changes, never = run["changes"][1:], run["phase_s"] / run["period_s"]
-        first = max(c["moves"][0][0] if c["moves"] else never for c in changes)
-        moves = max(len(c["moves"]) for c in changes)
+        last = max(c["moves"][-1][0] if c["moves"] else never for c in changes)
+        # Needed: from the split before the change to the one after it.
+        splits = [c["split"][0] for c in run["changes"]]
+        extra = max(len(c["moves"]) - abs(now - was) for c, (was, now) in zip(changes, pairwise(splits), strict=True))
         of = f"after a change, {run['prefill']} instances"
         figures += [
-            Figure.of(f"control periods to the first move {of}", first, bars.FIRST_MOVE),
-            Figure.of(f"moves {of}", moves, bars.moves(run["prefill"])),
+            Figure.of(f"control periods to the last move {of}", last, bars.LAST_MOVE),
+            Figure.of(f"moves more than needed {of}", extra, bars.EXTRA_MOVES),
         ]
     heads = ("instances", "short share", "short + long", "moves", "short P90 ms", "long P90 ms", "failed")
     return Piece(

@@ -82,6 +82,10 @@ class Coefficients:
         tokens_s = self.alpha * attention + self.linear * tokens + self.gamma_r * history
         return tokens_s + self.per_request * requests + self.fixed
 
+    def work_s(self, new: int, history: int) -> float:
+        """What a request of so many tokens adds to a step."""
+        return self.alpha * new * (new + 2 * history) + self.linear * new + self.gamma_r * history + self.per_request
+
     @property
     def step_s(self) -> float:
         """What a step takes however little is in it: memory time [L s2.1], launches and the like."""

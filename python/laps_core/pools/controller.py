@@ -1,31 +1,41 @@
-"""The controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2).
+"""The controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2), and divides or merges them.
 
 Why it does not oscillate: what is compared is the short pool's share of the two pool pressures, smoothed with the
 time constant ``cooldown / ln(ratio)`` from one half, at the start and again after each move. A load that swings
 evenly between the pools with a full period of at most one cool-down never leaves the dead band, whatever its
 amplitude: the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. Slower swings are followed,
-at one move per cool-down.
+at one decision per cool-down. How many instances then move is told by the work that was measured, not by the queues,
+which say that too few are there and not how many are missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from laps_core.pools.demand import Demand
+from laps_core.pools.layout import layout, short_servers
 from laps_core.pools.pressure import (
+    BOTH,
     IDLE_PRESSURE,
     POOLS,
     InstanceSignals,
     Pool,
     PressureConfig,
+    Work,
     pool_pressure,
     pressure,
 )
-from laps_core.protocol import LONG, SHORT
+from laps_core.protocol import LONG, SHORT, Assignment
 
 RECOVERING = 0.9
 """A pool whose recent pressure is below this share of its longer mean is working its backlog off: no move to it."""
+NEARLY = 1.1
+"""Pools are evenly busy within this ratio: what is measured over one period is no better known."""
+LAYOUT_PERIODS = 4
+"""Over so many control periods the work is averaged by which a fleet is divided or merged, and as many pass from one
+to the other."""
 
 
 def other(pool: Pool) -> Pool:
@@ -38,8 +48,8 @@ class Move:
     """One instance changes pools."""
 
     name: str
-    source: Pool
-    target: Pool
+    source: Assignment
+    target: Assignment
     at: float
     """Controller time (seconds)."""
     reason: str
@@ -63,20 +73,26 @@ class PoolController:
         """Last observed pool pressures."""
         self.balance = 0.5
         """The short pool's smoothed share of both pressures (0..1): what decisions are made on."""
+        self.need = Work()
+        """Servers that each class needs, over the last control period."""
+        self._demand = Demand(config)
+        self._usual = Work()
+        """``need``, averaged for longer."""
         self._recent, self._longer = dict(self.raw), dict(self.raw)
         """Two means of the pool pressures."""
-        self._healthy: dict[Pool, list[InstanceSignals]] = {"short": [], "long": []}
+        self._healthy: list[InstanceSignals] = []
+        self._members: dict[Pool, list[InstanceSignals]] = {"short": [], "long": []}
         self._seen_at: float | None = None
-        self._moved_at: float | None = None
+        self._moved_at = self._laid_out_at = start_s
         self._decide_at = start_s + config.period_s
 
-    def step(self, now: float, signals: Iterable[InstanceSignals]) -> Move | None:
-        """One beat: take the signals in, and decide once each control period. The caller carries the move out."""
+    def step(self, now: float, signals: Iterable[InstanceSignals]) -> list[Move]:
+        """One beat: take the signals in, and decide once each control period. The caller carries the moves out."""
         self.observe(now, signals)
         period_s = self.config.period_s
         # Half a sample of tolerance: a decision belongs to the beat nearest to it.
         if now + self.config.sample_s / 2 < self._decide_at:
-            return None
+            return []
         # Beats that were left out move the grid; those that were late do not.
         self._decide_at = max(self._decide_at, now - period_s / 2) + period_s
         return self.decide(now)
@@ -84,7 +100,7 @@ class PoolController:
     def observe(self, now: float, signals: Iterable[InstanceSignals]) -> None:
         """Take in the signals of all prefill instances at ``now``. Time never runs backwards here."""
         if self._seen_at is None:
-            self._seen_at = self._moved_at = now
+            self._seen_at = self._moved_at = self._laid_out_at = now
         # The last share held until now: weigh that one, not the one that has just begun.
         span = max(0.0, now - self._seen_at)
         constant_s = self.config.smoothing_s
@@ -94,34 +110,91 @@ class PoolController:
             self._longer[p] = _faded(self._longer[p], self.raw[p], span, constant_s)
         self._seen_at = max(now, self._seen_at)
 
-        healthy = [s for s in signals if s.healthy]
-        self._healthy = {p: [s for s in healthy if s.pool == p] for p in POOLS}
-        self.raw = {p: pool_pressure([pressure(s, self.config) for s in self._healthy[p]], self.config) for p in POOLS}
+        self._healthy = [s for s in signals if s.healthy]
+        self._members = {p: [s for s in self._healthy if s.pool in (p, BOTH)] for p in POOLS}
+        self.raw = {p: pool_pressure([pressure(s, self.config) for s in self._members[p]], self.config) for p in POOLS}
+        self._demand.observe(now, self._healthy)
+        self.need = self._demand.servers()
+        over_s = LAYOUT_PERIODS * self.config.period_s
+        means = (_faded(mean, value, span, over_s) for mean, value in zip(self._usual, self.need, strict=True))
+        self._usual = Work(*means)
 
-    def decide(self, now: float) -> Move | None:
-        """At most one move, or None. The cool-down starts whether it is carried out or not."""
-        if self._moved_at is None or now - self._moved_at < self.config.cooldown_s:
-            return None
-        starving = (p for p in POOLS if len(self._healthy[p]) < self.config.n_min)
-        target = next(starving, None) or self._wanting()
-        if target is None:
-            return None
-        source = other(target)
-        donors = self._healthy[source]
-        if len(donors) <= self.config.n_min:
+    def decide(self, now: float) -> list[Move]:
+        """The moves that are due; none of them is bound to be carried out. Two decisions that move anything are a
+        cool-down apart."""
+        if self._seen_at is None or now - self._moved_at < self.config.cooldown_s:
+            return []
+        moves = self._lay_out(now) or self._even_out(now)
+        if moves:
+            self.moved(now)
+        else:
             # A long wait for what cannot be done must not delay the answer to the next change.
             self.balance = min(max(self.balance, 1 - self._edge()), self._edge())
-            return None
-        chosen = min(donors, key=lambda s: (s.outstanding, s.name))
-        move = Move(chosen.name, source, target, now, self._reason(target))
+        return moves
+
+    def moved(self, now: float, *, laid_out: bool = False) -> None:
+        """Somebody has moved instances, and perhaps divided or merged the fleet: the cool-down starts."""
         self._moved_at = now
+        self._laid_out_at = now if laid_out else self._laid_out_at
         # What was smoothed over the old pools must not call for the next move as well.
         self.balance = 0.5
-        return move
 
     def in_dead_band(self) -> bool:
         """Whether the smoothed pressures call for no move."""
         return self._wanting() is None
+
+    # -- two pools, or none
+
+    def _lay_out(self, now: float) -> list[Move]:
+        """Moves that divide the fleet or merge it; and those of instances that are not as the others are."""
+        n, n_min, everyone = len(self._healthy), self.config.n_min, self._healthy
+        undivided = [s for s in everyone if s.pool == BOTH]
+        divided = len(undivided) * 2 < n
+        stray = undivided if divided else [s for s in everyone if s.pool != BOTH]
+        if n < 2 * n_min:
+            return []
+        if self.config.divided:
+            return self._divide(undivided, now, "it belongs to no pool yet")
+        if now - self._laid_out_at < LAYOUT_PERIODS * self.config.period_s:
+            return []
+        parks = all(s.parks for s in everyone)
+        best = layout(self._usual, n, n_min, parks=parks, divided=divided)
+        if (best.short is not None) == divided and not stray:
+            return []
+        self._laid_out_at = now
+        if best.short is not None:
+            return self._divide(undivided, now, f"divided: {best.reason}")
+        return [Move(s.name, s.pool, BOTH, now, f"merged: {best.reason}") for s in everyone if s.pool != BOTH]
+
+    def _divide(self, undivided: Sequence[InstanceSignals], now: float, reason: str) -> list[Move]:
+        """A pool for each of these: the short one first takes those with the least long work."""
+        if not undivided:
+            return []
+        wanted = short_servers(self._usual, len(self._healthy), self.config.n_min)
+        short = max(0, wanted - sum(s.pool == SHORT for s in self._healthy))
+        free = sorted(undivided, key=lambda s: (s.waiting.long, s.outstanding, s.name))
+        return [Move(s.name, BOTH, SHORT if i < short else LONG, now, reason) for i, s in enumerate(free)]
+
+    # -- from pool to pool
+
+    def _even_out(self, now: float) -> list[Move]:
+        """Moves into the pool that has too few, as many as are missing."""
+        if any(s.pool == BOTH for s in self._healthy):
+            return []
+        n_min = self.config.n_min
+        starving = next((p for p in POOLS if len(self._members[p]) < n_min), None)
+        target = starving or self._wanting()
+        if target is None:
+            return []
+        source = other(target)
+        donors = sorted(self._members[source], key=lambda s: (s.outstanding, s.name))
+        if len(donors) <= n_min:
+            return []
+        missing = n_min - len(self._members[target]) if starving else self._missing(target)
+        # One that is long busy with what it has would be of no help to its new pool.
+        able = [s for s in donors if sum(s.waiting) <= self.config.period_s] or donors[:1]
+        chosen = able[: min(missing, len(donors) - n_min)]
+        return [Move(s.name, source, target, now, self._reason(target)) for s in chosen]
 
     def _edge(self) -> float:
         """Share at which one pool's pressure is ``ratio`` times the other's."""
@@ -137,21 +210,35 @@ class PoolController:
         for target, share in shares:
             if share > self._edge():
                 recovers = self._recent[target] < RECOVERING * self._longer[target]
-                return target if self._would_help(target, share) and not recovers else None
+                return target if self._missing(target) > 0 and not recovers else None
         return None
 
-    def _would_help(self, target: Pool, share: float) -> bool:
-        """Whether one more instance leaves the pools closer than they are: with few instances the grain is coarse."""
-        n_target, n_source = len(self._healthy[target]), len(self._healthy[other(target)])
-        odds = share**2 * n_target * max(1, n_source - 1)
-        return odds > (1 - share) ** 2 * (n_target + 1) * n_source
+    def _missing(self, target: Pool) -> int:
+        """How many instances ``target`` is short of, by the work measured: with them it is about as busy as the other.
+
+        None where the busier of the two would be no less busy afterwards: with few instances the grain is coarse.
+        """
+        source = other(target)
+        have, rest = len(self._members[target]), len(self._members[source])
+        wants, spares = (self.need[POOLS.index(p)] for p in (target, source))
+        if not have or rest < 2:
+            return int(wants > 0.0 and not have)
+        even = (wants * rest - NEARLY * spares * have) / (wants + NEARLY * spares) if wants else 0.0
+
+        def busier(moved: int) -> float:
+            return max(wants / (have + moved), spares / (rest - moved))
+
+        missing = max(0, min(math.ceil(even), rest - 1))
+        while missing > 0 and busier(missing - 1) <= busier(missing):
+            missing -= 1
+        return missing
 
     def _reason(self, target: Pool) -> str:
-        healthy = len(self._healthy[target])
-        if healthy < self.config.n_min:
-            return f"{target} pool has {healthy} healthy instances, fewer than {self.config.n_min}"
+        have = len(self._members[target])
+        if have < self.config.n_min:
+            return f"{target} pool has {have} healthy instances, fewer than {self.config.n_min}"
         share = self.balance if target == "short" else 1 - self.balance
         return (
-            f"{target} pool has {share:.0%} of the pressure, more than {self._edge():.0%} "
-            f"(now {self.raw[target]:.3g} against {self.raw[other(target)]:.3g})"
+            f"{target} work needs {self.need[POOLS.index(target)]:.1f} servers and has {have}; "
+            f"{share:.0%} of the pressure is there, more than {self._edge():.0%}"
         )

@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from laps_core.protocol import CLASSES, IDLE, ClassName, Load
+from laps_core.protocol import CLASSES, IDLE, Assignment, ClassName, Load
 from laps_core.slo import OVERSHOOT_MAX
 
 Pool = ClassName
 POOLS: tuple[Pool, Pool] = CLASSES
+BOTH: Final[Literal["both"]] = "both"
 
+
+class Work(NamedTuple):
+    """Of each class."""
+
+    short: float = 0.0
+    long: float = 0.0
+
+
+NO_WORK = Work()
 
 ALPHA = 1.0
 """Weight of the backlog: what waits counts once."""
@@ -44,6 +55,8 @@ class PressureConfig:
     """Backlog that counts as pressure 1 (tokens)."""
     n_min: int = 1
     """Healthy instances each pool keeps."""
+    divided: bool = False
+    """There are two pools whatever is measured; else the controller decides whether there are."""
 
     @property
     def sample_s(self) -> float:
@@ -66,11 +79,17 @@ class InstanceSignals:
     """What is known of one prefill instance at one moment."""
 
     name: str
-    pool: Pool
+    pool: Assignment
     healthy: bool = True
     load: Load = IDLE
     outstanding: float = 0.0
     """Work in flight (tokens): the least of it makes the cheapest instance to move."""
+    busy: Work = NO_WORK
+    """Share of the time since the last sample that the device spent on each class (0..1)."""
+    waiting: Work = NO_WORK
+    """Work that waits there (seconds)."""
+    parks: bool = False
+    """It is known to run LAPS, which parks long prefills while short ones run."""
 
 
 def pressure(signals: InstanceSignals, config: PressureConfig) -> float:
@@ -92,10 +111,15 @@ def pool_pressure(values: Sequence[float], config: PressureConfig) -> float:
     other pool's instances over one by one. So bounded it cannot call for a move while the others of its pool are under
     no more pressure than the other pool.
     """
-    if len(values) > 1:
-        total, others = sum(values), len(values) - 1
-        values = [min(v, max(IDLE_PRESSURE, config.ratio * (total - v) / others)) for v in values]
-    return quantile(values, QUANTILE)
+    return quantile(bounded(values, config.ratio, IDLE_PRESSURE), QUANTILE)
+
+
+def bounded(values: Sequence[float], ratio: float, least: float) -> Sequence[float]:
+    """Each at most ``ratio`` times the mean of the others, or ``least`` if that is more."""
+    if len(values) < 2:
+        return values
+    total, others = sum(values), len(values) - 1
+    return [min(v, max(least, ratio * (total - v) / others)) for v in values]
 
 
 def quantile(values: Sequence[float], q: float) -> float:

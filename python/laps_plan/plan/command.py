@@ -67,7 +67,12 @@ def parser() -> argparse.ArgumentParser:
     one = traffic.add_mutually_exclusive_group(required=True)
     one.add_argument("file", nargs="?", type=Path, help=f"a recorded one, also .gz: {', '.join(files.FORMATS)}")
     one.add_argument("--mix", metavar="TEXT", help=f'such as "95%% lmsys:256, 5%% log:1024-8192"; {mixed.KINDS}')
-    one.add_argument("--from", dest="url", metavar="URL", help="the lengths that this LAPS server or router counted")
+    one.add_argument(
+        "--from",
+        dest="url",
+        metavar="URL",
+        help=f"the lengths that this LAPS server or router counted (key: {mixed.KEY})",
+    )
     traffic.add_argument("--format", choices=list(files.FORMATS), help="of the file; else its first line tells")
     traffic.add_argument("--requests", type=count, default=100_000, metavar="N", help="at most so many (100000)")
     traffic.add_argument("--newest", action="store_true", help="of the file the newest ones, not the first")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from laps_core.busy import BusyMeter
+from laps_core.protocol import ClassName
 
 from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import Outcome, Record
@@ -47,6 +48,8 @@ class Server:
         self.batches = self.replayed = 0
         self.meter = BusyMeter() if meter else None
         """The busy share a router is told."""
+        self.spent: dict[ClassName, float] = {"short": 0.0, "long": 0.0}
+        """Device time on each class, where the scheduler tells them apart (seconds)."""
         self.answered: Callable[[float, Request], None] = lambda now, request: None
         """Told of each first token as it reaches the client."""
         p = device.profile
@@ -101,6 +104,8 @@ class Server:
     def _done(self, now: float, batch: Batch) -> None:
         if self.meter is not None:
             self.meter.add(batch.begin, batch.end)
+            if batch.running is not None:
+                self.spent[batch.running.cls] += batch.end - batch.begin
         self.scheduler.finished(batch, now)
         answered, reply = self.answered, now + self._reply_s
         for request in batch.ending:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from laps_core.pools.controller import PoolController
+from laps_core.pools.demand import Spent
 from laps_core.pools.pressure import InstanceSignals
-from laps_core.protocol import Load
+from laps_core.protocol import ByClass, Load
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.prompts.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fingerprint
@@ -109,8 +110,11 @@ class Pooled(Plain):
         self.now = 0.0
         self.pools = Pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
         for server, instance in zip(servers, self.pools.instances, strict=True):
-            instance.parks = hasattr(server.scheduler, "pacer")
+            pacer = getattr(server.scheduler, "pacer", None)
+            instance.outlook.parks = pacer is not None
+            instance.outlook.own_model = pacer and pacer.model.coefficients
         self._controller = PoolController(config.pressure, self.now)
+        self._spent = [Spent() for _ in servers]
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
         self._sample_s = config.pressure.sample_s
         self._events = events
@@ -126,7 +130,7 @@ class Pooled(Plain):
         choice = self.pools.choose(Ask(tokens, prompt))
         if choice is None:
             raise RuntimeError("no healthy server")
-        request.lease = choice.instance.lease(choice.new_tokens)
+        request.lease = choice.lease()
         request.lease.__enter__()
         return self._index[choice.instance.url]
 
@@ -138,24 +142,28 @@ class Pooled(Plain):
     def _beat(self, now: float, _: None) -> None:
         """One step of the control loop."""
         self.now = now
-        move = self._controller.step(now, [self._signals(now, i) for i in range(len(self.servers))])
-        if move is not None:
+        for move in self._controller.step(now, [self._signals(now, i) for i in range(len(self.servers))]):
             self.pools.apply(move)
             self.moves.append((now, move.name, move.target))
         self._events.at(now + self._sample_s, self._beat, None)
 
     def _signals(self, now: float, i: int) -> InstanceSignals:
         server, instance = self.servers[i], self.pools.instances[i]
-        pacer = getattr(server.scheduler, "pacer", None)
+        pacer, outlook = getattr(server.scheduler, "pacer", None), instance.outlook
+        busy_share = server.meter.share(now) if server.meter is not None else 0.0
+        busy = self._spent[i].since(now, busy_share, ByClass(**server.spent) if pacer is not None else None, outlook)
         return InstanceSignals(
             name=instance.url,
             pool=instance.pool,
             load=Load(
                 backlog_tokens=float(server.scheduler.waiting_tokens),
                 slo_deviation=pacer.slo.deviation(now) if pacer is not None else 0.0,
-                busy_share=server.meter.share(now) if server.meter is not None else 0.0,
+                busy_share=busy_share,
             ),
             outstanding=instance.outstanding_tokens,
+            busy=busy,
+            waiting=outlook.waiting(now),
+            parks=outlook.parks,
         )
 
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import sys
 from collections.abc import Collection
+from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from laps_core.pools.pressure import POOLS
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from . import stock_flags
 from .config import AllocConfig
 from .http.app import LapsApp
+from .processes import Processes, listen, listen_alone
+from .request.trail import ID_HEADER, AccessLog
 from .router import Router
 from .servers.instances import Instance
+from .tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +33,8 @@ PER_REQUEST = 3
 """Descriptors: one connection of the client, one to a prefill and one to a decode server."""
 PER_SERVER = 2
 """Descriptors: probes and questions about its load."""
+SERVERS = 64
+"""Servers that there is room for at least: they may come later."""
 SPARE = 16
 """Descriptors: log files, aborts, status pages, clients that only hold a connection open."""
 
@@ -38,42 +47,70 @@ class LapsBalancer:
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
         stock_flags.check(args)
-        self.router = Router(args, config)
+        n = config.router_workers
+        # -1 is not set, and so is 0; no worker is left without a place.
+        each = {flag: -(-getattr(args, flag) // n) for flag in ("max_concurrent_requests", "queue_size")}
+        self.router = Router(replace(args, **each), config)
 
     # The stock routes that ask the servers something (model_info, ...) go through these two lists.
     @property
     def prefill_urls(self) -> list[str]:
-        """Healthy prefill servers; all of them when none is healthy."""
+        """Healthy prefill servers; all of them when none is healthy. Raises HTTPException when there are none."""
         return _healthy(self.router.pools.instances)
 
     @property
     def decode_urls(self) -> list[str]:
-        """Healthy decode servers; all of them when none is healthy."""
+        """Healthy decode servers; all of them when none is healthy. Raises HTTPException when there are none."""
         return _healthy(self.router.decoders)
 
     def start(self) -> None:
-        """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish."""
+        """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish.
+
+        Ends the program (one line on stderr, exit status 1) where several workers cannot have the port.
+        """
         level = (self.router.args.log_level or "info").upper()
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         mini_lb.lb = self
         router = self.router
         limit = raise_limit()
-        enough = requests_at_most(limit, len(router.instances))
-        if enough < router.max_in_flight:
-            logger.warning(
-                "%d requests at a time instead of %d: %d file descriptors", enough, router.max_in_flight, limit
-            )
-            router.max_in_flight = enough
+        queue = router.queue
+        enough = requests_at_most(limit, max(SERVERS, len(router.instances)), queue.size)
+        if enough < queue.most:
+            logger.warning("%d requests at a time instead of %d: %d file descriptors", enough, queue.most, limit)
+            queue.most, queue.size = enough, min(queue.size, enough)
         for pool in POOLS:
             logger.info("%s pool: %s", pool, " ".join(i.url for i in router.pools.members(pool)))
-        uvicorn.Server(self.server_config()).run()
+        AccessLog.to_stderr()
+        if router.config.router_workers == 1:
+            Server(self.server_config(), router).run()
+        else:
+            self._start_workers(router.config.router_workers)
+
+    def _start_workers(self, n: int) -> None:
+        args, scheme = self.router.args, "https" if self.router.args.server_cert_path else "http"
+        try:
+            sockets = [list(both) for both in zip(listen(args.host, args.port, n), listen_alone(n), strict=True)]
+        except OSError as e:
+            print(f"error: --port: {args.host}:{args.port}: {e.strerror or e}", file=sys.stderr)
+            raise SystemExit(1) from None
+        port = sockets[0][0].getsockname()[1]
+        logger.info("%d workers running on %s://%s:%d", n, scheme, args.host, port)
+        urls = [f"{scheme}://127.0.0.1:{alone.getsockname()[1]}" for _, alone in sockets]
+
+        def serve(index: int) -> None:
+            self.router.worker = index, urls
+            Server(self.server_config(), self.router).run(sockets[index])
+
+        Processes(sockets, serve).run()
 
     def server_config(self) -> uvicorn.Config:
         """How the application is served."""
         args = self.router.args
-        app: Any = LapsApp(self.router, mini_lb.app)
+        tracer = Tracer.to(args.otlp_traces_endpoint) if args.enable_trace else None
+        app: Any = LapsApp(self.router, mini_lb.app, tracer)
         if args.cors_allowed_origins:
-            app = CORSMiddleware(app, args.cors_allowed_origins, allow_methods=["*"], allow_headers=["*"])
+            every, shown = ["*"], [ID_HEADER.decode()]
+            app = CORSMiddleware(app, args.cors_allowed_origins, every, every, expose_headers=shown)
         return uvicorn.Config(
             app,
             host=args.host,
@@ -88,7 +125,22 @@ class LapsBalancer:
         )
 
 
+class Server(uvicorn.Server):
+    """Says at once that it is no longer ready when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+        super().__init__(config)
+        self._router = router
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """What uvicorn calls on a signal."""
+        self._router.draining = True
+        super().handle_exit(sig, frame)
+
+
 def _healthy(instances: Collection[Instance]) -> list[str]:
+    if not instances:
+        raise HTTPException(503, "There is no server registered")
     return [i.url for i in instances if i.healthy] or [i.url for i in instances]
 
 
@@ -103,12 +155,15 @@ def raise_limit() -> int:
     return hard
 
 
-def requests_at_most(limit: int, servers: int) -> int:
-    """How many requests ``limit`` descriptors are enough for, with what is open already and ``servers`` servers."""
+def requests_at_most(limit: int, servers: int, queued: int) -> int:
+    """How many requests at a time ``limit`` descriptors are enough for, with what is open already, ``servers`` servers,
+    and so many ``queued`` beside them, but at most as many as are served."""
     if limit == resource.RLIM_INFINITY:
         return 1 << 30
     try:
         taken = len(os.listdir("/proc/self/fd"))
     except OSError:
         taken = SPARE
-    return max(1, (limit - taken - SPARE - PER_SERVER * servers) // PER_REQUEST)
+    free = limit - taken - SPARE - PER_SERVER * servers
+    # One of the queue holds the client's connection alone.
+    return max(1, (free - queued) // PER_REQUEST, min(queued, free // (PER_REQUEST + 1)))

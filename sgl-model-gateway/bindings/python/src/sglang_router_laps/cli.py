@@ -63,12 +63,14 @@ def make_balancer(router_args: RouterArgs) -> Any:
     config = getattr(router_args, "laps", None)
     if config is None:
         return MiniLoadBalancer(router_args)
-    if len(router_args.prefill_urls) < 2:
-        logger.warning("--enable-laps-alloc needs at least 2 --prefill; allocation is off, this is the stock MiniLB")
-        return MiniLoadBalancer(router_args)
     # Only now: the stock router must not pay for importing what it does not use.
     from .balancer import LapsBalancer
+    from .servers.discovery.sources import is_name
 
+    several = router_args.service_discovery or any(is_name(url) for url, _ in router_args.prefill_urls)
+    if len(router_args.prefill_urls) < 2 and not several:
+        logger.warning("--enable-laps-alloc needs at least 2 --prefill; allocation is off, this is the stock MiniLB")
+        return MiniLoadBalancer(router_args)
     try:
         return LapsBalancer(router_args, config)
     except ConfigError as e:
@@ -86,6 +88,7 @@ FLAG_KNOBS = (
     ("interval_s", "SECONDS", "How often the pools are reconsidered (5.0 if not given)"),
     ("ratio", "RATIO", "How many times the other pool's pressure moves an instance (2.0 if not given)"),
     ("tokenizer", "PATH", "A tokenizer.json or its folder, for exact token counts; else estimated from bytes"),
+    ("router_workers", "N", "Processes behind the port, each a router of its own (1 if not given)"),
 )
 """Knob, what its flag takes, and its help."""
 

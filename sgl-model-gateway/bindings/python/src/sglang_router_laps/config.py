@@ -1,6 +1,6 @@
 """Every knob of the router extension: its default, its unit and what it must be.
 
-Four come as flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
+Five come as flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class AllocConfig(Knobs):
     """How many times the other pool's pressure calls for a move."""
     tokenizer: Path | None = None
     """A tokenizer.json, or the folder that holds one; None = estimate tokens from bytes."""
+    router_workers: Whole = 1
+    """Processes behind the port, each a router of its own."""
 
     load_unit: Whole = 2048
     """What makes a server one time full (new tokens): so much backlog is pressure 1, and a pool is overloaded when each
@@ -41,7 +43,7 @@ class AllocConfig(Knobs):
     n_min: Whole = 1
     """Healthy instances each pool keeps."""
     initial_short: Whole | None = None
-    """Short instances at the start; None = half, rounded down."""
+    """Short instances at the start, in a fleet that stays divided; None = the controller decides whether it is."""
     keep_alive_s: Seconds = 75.0
     """How long an idle connection of a client stays open (seconds). Longer than the 60 s after which load balancers
     close theirs: who closes first may close on a request that is under way."""
@@ -52,6 +54,7 @@ class AllocConfig(Knobs):
         "interval_s": "--laps-rebalance-interval-s",
         "ratio": "--laps-rebalance-ratio",
         "tokenizer": "--laps-tokenizer",
+        "router_workers": "--router-workers",
     }
     RETIRED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -68,7 +71,13 @@ class AllocConfig(Knobs):
     @property
     def pressure(self) -> PressureConfig:
         """What the pool controller goes by."""
-        return PressureConfig(ratio=self.ratio, period_s=self.interval_s, load_unit=self.load_unit, n_min=self.n_min)
+        return PressureConfig(
+            ratio=self.ratio,
+            period_s=self.interval_s,
+            load_unit=self.load_unit,
+            n_min=self.n_min,
+            divided=self.initial_short is not None,
+        )
 
     def check_instances(self, prefill: int) -> None:
         """Raise ConfigError when ``prefill`` instances cannot fill two pools."""

@@ -10,6 +10,10 @@ from urllib.parse import urlsplit
 from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
 
+from . import tracing
+from .servers.discovery.names import SCHEME
+from .servers.discovery.sources import is_name
+
 logger = logging.getLogger(__name__)
 
 HONOURED = frozenset(
@@ -17,27 +21,31 @@ HONOURED = frozenset(
         "mini_lb", "pd_disaggregation", "prefill_urls", "decode_urls", "host", "port", "api_key", "log_level",
         "max_payload_size", "max_concurrent_requests", "request_timeout_secs", "shutdown_grace_period_secs",
         "cors_allowed_origins", "server_cert_path", "server_key_path",
+        "client_cert_path", "client_key_path", "ca_cert_paths",
+        "queue_size", "queue_timeout_secs", "request_id_headers", "enable_trace", "otlp_traces_endpoint",
         "health_failure_threshold", "health_success_threshold", "health_check_timeout_secs",
         "health_check_interval_secs", "health_check_endpoint", "disable_health_check",
         "retry_max_retries", "retry_initial_backoff_ms", "retry_max_backoff_ms", "retry_backoff_multiplier",
         "retry_jitter_factor", "disable_retries",
         "cb_failure_threshold", "cb_success_threshold", "cb_timeout_duration_secs", "cb_window_duration_secs",
-        "disable_circuit_breaker",
+        "disable_circuit_breaker", "control_plane_api_keys",
+        "service_discovery", "service_discovery_port", "service_discovery_namespace", "prefill_selector",
+        "decode_selector", "bootstrap_port_annotation",
     )
 )  # fmt: skip
 
 REFUSED: dict[str, str] = {
-    "service_discovery": "servers are given by --prefill and --decode; none would be discovered",
     "enable_igw": "one model only is served",
-    **dict.fromkeys(("client_cert_path", "client_key_path"), "the router shows no certificate to the servers"),
-    "ca_cert_paths": "servers are checked against the system's certificates; SSL_CERT_FILE changes those",
     "control_plane_audit_enabled": "nothing would be audited",
     **dict.fromkeys(
-        ("control_plane_api_keys", "jwt_issuer", "jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"),
+        ("jwt_issuer", "jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"),
         "no route would be protected",
     ),
 }
 """Where silence would be dangerous: who gives one of these relies on it. Field -> why."""
+
+OF_DISCOVERY = frozenset(n for n in HONOURED if n.startswith("service_discovery_") or n.endswith("_selector"))
+"""Without effect unless --service-discovery is given."""
 
 FLAGS = {"server_cert_path": "--tls-cert-path", "server_key_path": "--tls-key-path"}
 """Fields whose flag has another name."""
@@ -48,8 +56,10 @@ def check(args: RouterArgs) -> None:
     _check_urls(args)
     if not args.pd_disaggregation:
         raise ConfigError("--enable-laps-alloc: needs --pd-disaggregation")
-    if not args.decode_urls:
-        raise ConfigError("--enable-laps-alloc: needs at least one --decode")
+    for role in ("prefill", "decode"):
+        if not (getattr(args, f"{role}_urls") or (args.service_discovery and getattr(args, f"{role}_selector"))):
+            or_selector = f" or --{role}-selector" if args.service_discovery else ""
+            raise ConfigError(f"--enable-laps-alloc: needs at least one --{role}{or_selector}")
     parser = argparse.ArgumentParser()
     RouterArgs.add_cli_args(parser)
     # What a caller and a command line have that give nothing: they differ in some.
@@ -59,12 +69,15 @@ def check(args: RouterArgs) -> None:
     for name, why in REFUSED.items():
         if name in given:
             raise ConfigError(f"{flag(name)}: not with --enable-laps-alloc: {why}")
-    for name, other in (("server_cert_path", "server_key_path"), ("server_key_path", "server_cert_path")):
-        if name in given and other not in given:
-            raise ConfigError(f"{flag(name)}: needs {flag(other)}")
+    for pair in (("server_cert_path", "server_key_path"), ("client_cert_path", "client_key_path")):
+        for name, other in (pair, pair[::-1]):
+            if name in given and other not in given:
+                raise ConfigError(f"{flag(name)}: needs {flag(other)}")
     if args.max_payload_size < 1:
         raise ConfigError(f"{flag('max_payload_size')}: {args.max_payload_size} is not a number of bytes >= 1")
-    ignored = sorted(flag(name) for name in given - HONOURED)
+    if args.enable_trace:
+        tracing.check()
+    ignored = sorted(flag(n) for n in given if n not in HONOURED or (n in OF_DISCOVERY and not args.service_discovery))
     if ignored:
         logger.warning("without effect with --enable-laps-alloc: %s", " ".join(ignored))
 
@@ -74,15 +87,23 @@ def flag(name: str) -> str:
     return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
+def is_url(url: str) -> bool:
+    """Whether ``url`` is that of a server."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
+        # Reading it is what checks it.
+        return good and parts.port != 0 and not any(c.isspace() for c in url)
+    except ValueError:
+        return False
+
+
 def _check_urls(args: RouterArgs) -> None:
     given = [("--prefill", url) for url, _ in args.prefill_urls] + [("--decode", url) for url in args.decode_urls]
     for flag, url in given:
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
-            # Reading it is what checks it.
-            good = good and parts.port != 0 and not any(c.isspace() for c in url)
-        except ValueError:
-            good = False
-        if not good:
+        if is_name(url):
+            rest = url.replace(SCHEME, "http", 1)
+            if not is_url(rest) or urlsplit(rest).path or urlsplit(rest).port is None:
+                raise ConfigError(f"{flag}: {url!r} is not the name of several servers, like dns://prefill.llm:30000")
+        elif not is_url(url):
             raise ConfigError(f"{flag}: {url!r} is not the URL of a server, like http://10.0.0.1:30000")

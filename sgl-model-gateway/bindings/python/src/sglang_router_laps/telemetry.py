@@ -10,7 +10,7 @@ from typing import Any
 
 from laps_core.histogram import LengthCount
 from laps_core.pools.controller import Move
-from laps_core.pools.pressure import POOLS, Pool, quantile
+from laps_core.pools.pressure import BOTH, POOLS, Assignment, Pool, quantile
 from prometheus_client import CollectorRegistry, Histogram
 
 from .pools.choice import Choice
@@ -37,10 +37,11 @@ class Counts:
     requests: dict[Pool, int] = field(default_factory=_zeros)
     spilled: dict[Pool, int] = field(default_factory=_zeros)
     tokens: dict[Pool, int] = field(default_factory=_zeros)
-    moves: dict[Pool, int] = field(default_factory=_zeros)
+    moves: dict[Assignment, int] = field(default_factory=lambda: dict.fromkeys((*POOLS, BOTH), 0))
     prefix_tokens: int = 0
     copied: int = 0
     retried: int = 0
+    waited: int = 0
     failed: int = 0
     rejected: int = 0
     refused: int = 0
@@ -55,8 +56,9 @@ COUNTERS = {
     "prefix_tokens": ("prefix_tokens", "", "Tokens expected to be found in a prefix cache"),
     "copied": ("copied", "", "Requests sent to the short pool to leave a copy of a shared prefix there"),
     "retried": ("retried", "", "Requests sent to a second instance"),
+    "waited": ("waited", "", "Requests that waited in the queue"),
     "failed": ("failed", "", "Requests answered 502 or 504, or cut off"),
-    "rejected": ("rejected", "", "Requests answered 503"),
+    "rejected": ("rejected", "", "Requests answered 503, or 429 or 408 by the queue"),
     "refused": ("refused", "", "Requests answered 4xx by the router"),
     "disconnected": ("disconnected", "", "Requests whose client went away"),
 }
@@ -96,18 +98,25 @@ class Journal:
         self._ttft[length_class].append((time.monotonic(), seconds))
         self._histograms[length_class].observe(seconds)
 
-    def note_beat(self, instances: Sequence[PrefillInstance], pressure: dict[Pool, float], move: Move | None) -> None:
-        """One sample: pool and health of each server, pool pressures, any move."""
+    def note_beat(
+        self,
+        instances: Sequence[PrefillInstance],
+        pressure: dict[Pool, float],
+        moves: Sequence[Move],
+        others: Sequence[Move],
+    ) -> None:
+        """One sample: pool and health of each server, pool pressures, moves. Those of ``others`` they count."""
         at = round(time.time(), 3)
-        if move is not None:
+        for move in moves:
             self.counts.moves[move.target] += 1
+        for move in (*moves, *others):
             told = {"instance": move.name, "from": move.source, "to": move.target, "reason": move.reason}
             self.moves.appendleft({"at": at, **told})
         recent = self.ttft_ms(TTFT_SPAN_S)
         self.samples.append(
             {
                 "at": at,
-                "pools": ["s" if i.pool == "short" else "l" for i in instances],
+                "pools": [i.pool[0] for i in instances],
                 "healthy": [int(i.healthy) for i in instances],
                 "pressure": {p: round(pressure[p], 4) for p in POOLS},
                 "ttft_p90_ms": {p: recent[p]["p90"] for p in POOLS},

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..prompts.reading import READERS
+from ..queue import TurnedAway
 from ..request.body import parse, read_body, refuse
 from ..request.call import Call
 from ..request.passage import Passage, Retries
 from ..request.replies import BadRequest, Client, Rejection, refusal
+from ..request.trail import GONE, ID_HEADERS, AccessLog, Trail, request_id
 from ..router import Router
+from ..tracing import Tracer
 from .routes import Rest
+from .siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -22,55 +27,63 @@ logger = logging.getLogger(__name__)
 class LapsApp:
     """One callable: what it does not serve itself goes to ``stock`` untouched."""
 
-    def __init__(self, router: Router, stock: ASGIApp) -> None:
+    def __init__(self, router: Router, stock: ASGIApp, tracer: Tracer | None = None) -> None:
         self._router = router
+        self._tracer = tracer
         self._retries = Retries(router.args)
         self._generating = {f"/{endpoint}": endpoint for endpoint in READERS}
-        self._rest = Rest(router, stock).app
+        names = ID_HEADERS if router.args.request_id_headers is None else router.args.request_id_headers
+        self._id_headers = {name.lower().encode("latin-1", "replace"): turn for turn, name in enumerate(names)}
+        self._log = AccessLog()
+        self._rest = Siblings(Rest(router, stock, self._closed).app, router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Not starlette's: its patterns, request and response objects take 8 microseconds more for each request.
-        posted = scope["type"] == "http" and scope["method"] == "POST"
-        endpoint = self._generating.get(scope["path"]) if posted else None
+        http = scope["type"] == "http"
+        if not http:
+            await self._rest(scope, receive, send)
+            return
+        endpoint = self._generating.get(scope["path"]) if scope["method"] == "POST" else None
+        trail = Trail(request_id(scope["headers"], self._id_headers), endpoint or "")
         try:
             if endpoint is None:
-                await self._rest(scope, receive, send)
+                await self._rest(scope, receive, _marked(send, trail))
             else:
-                await self._generate(endpoint, scope, receive, send)
+                await self._generate(trail, scope, receive, send)
         except ClientDisconnect:
+            trail.status = GONE
             self._router.counts.disconnected += 1
         except Rejection as e:
-            if e.reply.status == 503:
+            trail.status = e.reply.status
+            if trail.status in (429, 503):
                 self._router.counts.rejected += 1
             else:
                 self._router.counts.refused += 1
-            await e.reply(scope, receive, send)
-
-    async def _generate(self, endpoint: str, scope: Scope, receive: Receive, send: Send) -> None:
-        router = self._router
-        self._make_sure_of_room()
-        raw = await read_body(scope, receive, router.args)
-        # Only now: a client that does not send its body holds no place.
-        self._make_sure_of_room()
-        router.in_flight += 1
-        try:
-            call = self._call(endpoint, scope, raw)
-            # The call lets go of the body when it is of no more use.
-            del raw
-            await self._carry(call, receive, send)
+            await e.reply(scope, receive, _marked(send, trail))
         finally:
-            router.in_flight -= 1
+            if endpoint is not None:
+                self._ended(trail)
 
-    def _make_sure_of_room(self) -> None:
-        most = self._router.max_in_flight
-        if self._router.in_flight >= most:
-            raise Rejection(refusal(503, "overloaded", f"{most} requests are in flight already"))
+    async def _generate(self, trail: Trail, scope: Scope, receive: Receive, send: Send) -> None:
+        router = self._router
+        try:
+            router.queue.make_sure_of_room()
+        except TurnedAway as e:
+            raise Rejection(refusal(e.status, e.kind, str(e), e.after_s)) from None
+        # A client that does not send its body holds no place.
+        raw = await read_body(scope, receive, router.args)
+        call = self._call(trail, scope, raw)
+        # The call lets go of the body when it is of no more use.
+        del raw
+        if self._tracer is not None:
+            self._tracer.start(trail, call.headers)
+        await self._carry(call, receive, send)
 
-    def _call(self, endpoint: str, scope: Scope, raw: bytes) -> Call:
+    def _call(self, trail: Trail, scope: Scope, raw: bytes) -> Call:
         """What is asked. Raises Rejection."""
         raw, body = parse(raw)
-        refuse(endpoint, body)
-        call = Call(endpoint, scope, raw, body)
+        refuse(trail.endpoint, body)
+        call = Call(trail, scope, raw, body)
         if any(map(self._router.aborter.named, call.ids.chosen())):
             # The servers would refuse it too, and one that has refused it ends the first one's stream.
             raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
@@ -78,7 +91,7 @@ class LapsApp:
 
     async def _carry(self, call: Call, receive: Receive, send: Send) -> None:
         """Have it served; a client that goes away cancels it, and both its legs with it."""
-        client = Client(send, call.stream, call.ids)
+        client = Client(send, call.stream, call.ids, call.trail)
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -98,7 +111,30 @@ class LapsApp:
             if not gone:
                 raise
             task.uncancel()
+            call.trail.status = GONE
             self._router.counts.disconnected += 1
             logger.info("%s client disconnected", call.ids.name)
         finally:
+            call.trail.rid = call.ids.name
             watcher.cancel()
+
+    def _ended(self, trail: Trail) -> None:
+        self._log.note(trail)
+        if self._tracer is not None:
+            self._tracer.end(trail)
+
+    def _closed(self) -> None:
+        self._log.write()
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+def _marked(send: Send, trail: Trail) -> Send:
+    """``send``, with the request's id in the head of the answer."""
+
+    def marked(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), trail.header]
+        return send(message)
+
+    return marked

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 from laps_core.protocol import STATUS_ROUTE
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.routing import Router as Routes
 from starlette.types import ASGIApp
@@ -23,10 +24,14 @@ from ..request.replies import JSON, BadRequest, refusal
 from ..router import Router
 from ..servers.aborts import ABORT
 from ..servers.upstream import Answer
+from .keys import keyed
 from .status import Metrics, status
+from .workers import Workers
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 """Shows the status as it changes."""
+ASKED = ("v1/models", "model_info", "get_model_info")
+"""Asked of a prefill server: the stock MiniLB would ask without the certificates and the key."""
 FLUSH = "flush_cache"
 FLUSH_S = 30.0
 """How long a server's answer is waited for (seconds)."""
@@ -36,15 +41,21 @@ UNREACHED = refusal(503, "no_instance", "no server could be reached")
 class Rest:
     """The endpoints. What is none of ours goes to the stock application."""
 
-    def __init__(self, router: Router, stock: ASGIApp) -> None:
+    def __init__(self, router: Router, stock: ASGIApp, closed: Callable[[], None]) -> None:
+        """``closed`` is called when the router has been."""
         self._router = router
+        self._closed = closed
         self._metrics = Metrics(router)
         routes = [
-            Route(f"/{STATUS_ROUTE}", self.status),
+            Route(f"/{STATUS_ROUTE}", keyed(self.status, router.args)),
+            Route("/laps", keyed(self.page, router.args)),
             Route("/metrics", self.metrics),
-            Route("/laps", self.page),
+            Route("/liveness", self.liveness),
+            Route("/readiness", self.readiness),
+            *(Route(f"/{path}", self.ask) for path in ASKED),
             Route(f"/{ABORT}", self.abort, methods=["POST"]),
             Route(f"/{FLUSH}", self.flush, methods=["POST"]),
+            *Workers(router).routes,
         ]
         self.app = Routes(routes, redirect_slashes=False, default=stock, lifespan=self._lifespan)
 
@@ -53,6 +64,7 @@ class Rest:
         await self._router.open()
         yield
         await self._router.close()
+        self._closed()
 
     async def status(self, request: Request) -> Response:
         """``?history=1`` adds all samples, ``&last=N`` the last N of them."""
@@ -68,6 +80,25 @@ class Rest:
     async def page(self, _: Request) -> Response:
         """For people."""
         return HTMLResponse(PAGE.read_bytes())
+
+    async def liveness(self, _: Request) -> Response:
+        """Whether this process answers."""
+        return PlainTextResponse("alive")
+
+    async def readiness(self, _: Request) -> Response:
+        """Whether requests are to be sent here."""
+        return PlainTextResponse("ready") if self._router.ready() else PlainTextResponse("not ready", 503)
+
+    async def ask(self, request: Request) -> ASGIApp:
+        """What a prefill server says of the model, with the client's key."""
+        router, path, key = self._router, request.url.path[1:], request.headers.get("authorization")
+        for i in sorted(router.pools.instances, key=lambda i: not i.healthy):
+            try:
+                status, body = await router.sessions.ask(i, path, FLUSH_S, key)
+            except (aiohttp.ClientError, OSError):
+                continue
+            return Response(body, status, media_type=JSON.decode())
+        return UNREACHED
 
     async def flush(self, request: Request) -> ASGIApp:
         """To every healthy server. One that is not reached counts for nothing: its cache is gone."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from laps_core.pools.pressure import POOLS, pressure
+from laps_core.pools.pressure import BOTH, POOLS, pressure
 from laps_core.protocol import Status
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from sglang_laps import __version__
 
 from ..router import Router
@@ -20,6 +21,7 @@ from ..telemetry import COUNTERS, PREFIX
 
 Rows = list[Any]
 """The values of the labels and the value of each sample."""
+ANSWERS = "Time to a server's answers: a prefill server since the request was sent, a decode server since its prefill"
 BREAKER = ("closed", "half_open", "open")
 
 
@@ -31,15 +33,22 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         **Status(enabled=True, version=__version__, lengths=router.journal.lengths.told(uptime_s)).as_dict(),
         "at": round(time.time(), 3),
         "uptime_s": uptime_s,
+        "router_worker": {"index": router.worker[0], "of": len(router.worker[1]), "pid": os.getpid()},
         "pools": {p: [i.url for i in router.pools.members(p)] for p in POOLS},
         "pressure": {p: round(controller.raw[p], 4) for p in POOLS},
         "balance": round(controller.balance, 4),
         "in_dead_band": controller.in_dead_band(),
+        "need": {p: round(n, 2) for p, n in zip(POOLS, controller.need, strict=True)},
         "prefill": [_prefill(r, router) for r in router.readers],
         "decode": [_instance(i) for i in router.decoders],
-        "in_flight": router.in_flight,
-        "max_inflight": router.max_in_flight,
-        "tasks": [asdict(w) for w in router.watched],
+        "draining": [{"role": i.role, **_instance(i)} for i in router.members.draining],
+        "in_flight": router.queue.in_flight,
+        "max_inflight": router.queue.most,
+        "queued": router.queue.waiting,
+        "max_queued": router.queue.size,
+        "oldest_queued_s": round(router.queue.oldest_s(), 3),
+        "ready": router.ready(),
+        "tasks": [asdict(w) for w in router.tasks.watched],
         "counts": asdict(router.counts),
         "ttft_ms": router.journal.ttft_ms(),
         "migrations": list(router.journal.moves),
@@ -60,6 +69,10 @@ def _instance(i: Instance) -> dict[str, Any]:
         "outstanding_tokens": i.outstanding_tokens,
         "served": i.served,
         "lost": i.lost,
+        "errors": i.errors,
+        "answers": i.answers,
+        "answers_s": round(i.answers_s, 4),
+        "latency_ms": None if i.latency_s is None else round(1e3 * i.latency_s, 3),
     }
 
 
@@ -97,17 +110,26 @@ class Metrics:
         yield _family(CounterMetricFamily, "task_restarts", again, "task", _column(tasks, "restarts"))
         both = [((s["url"], role), s) for role in ("prefill", "decode") for s in now[role]]
         prefills = [((s["url"], s["pool"]), s) for s in now["prefill"]]
-        sizes = {p: sum(s["healthy"] for (_, pool), s in prefills if pool == p) for p in POOLS}
+        sizes = {p: sum(s["healthy"] for (_, pool), s in prefills if pool in (p, BOTH)) for p in POOLS}
+        for key, text in (("lost", "Requests whose connection to a server ended"), ("errors", "5xx and time-outs")):
+            yield _family(CounterMetricFamily, f"server_{key}", text, "server role", _column(both, key))
+        took = SummaryMetricFamily(f"{PREFIX}server_answer_seconds", ANSWERS, labels=("server", "role"))
+        for k, s in both:
+            took.add_metric(k, s["answers"], s["answers_s"])
+        yield took
         states = [(k, BREAKER.index(s["breaker"])) for k, s in both]
         backlogs = [(k, s["signals"]["backlog_tokens"]) for k, s in prefills]
         gauges: tuple[tuple[str, str, str, Rows], ...] = (
             ("in_flight", "Requests in flight", "", [((), now["in_flight"])]),
+            ("queued", "Requests that wait in the queue", "", [((), now["queued"])]),
+            ("ready", "1 while /readiness says so", "", [((), now["ready"])]),
             ("instance_up", "1 if healthy", "server role", _column(both, "healthy")),
             ("outstanding_requests", "Requests in flight", "server role", _column(both, "outstanding_requests")),
             ("outstanding_tokens", "New tokens in flight", "server role", _column(both, "outstanding_tokens")),
             ("breaker_state", "Circuit breaker of a server: 0 closed, 1 half open, 2 open", "server role", states),
             ("instance_pressure", "Pressure of an instance", "server pool", _column(prefills, "pressure")),
             ("backlog_tokens", "New tokens waiting", "server pool", backlogs),
+            ("draining", "Servers that finish what they have and leave", "", [((), len(now["draining"]))]),
             ("pool_instances", "Healthy instances of a pool", "pool", [((p,), n) for p, n in sizes.items()]),
             ("pool_pressure", "P90 pressure of a pool", "pool", [((p,), x) for p, x in now["pressure"].items()]),
             ("task_up", "1 while a watcher or the controller runs", "task", _column(tasks, "alive")),

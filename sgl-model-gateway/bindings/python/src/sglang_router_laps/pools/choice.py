@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from laps_core.pools.controller import Move
-from laps_core.pools.pressure import POOLS, Pool
+from laps_core.pools.outlook import Learnt
+from laps_core.pools.pressure import BOTH, Assignment, Pool
+from laps_core.protocol import LONG, SHORT
 
 from ..config import AllocConfig
 from ..prompts.prefixes import Ask, SharedPrefixes
-from ..servers.instances import Clock, Instance, PrefillInstance, open_to
+from ..servers.instances import Clock, Instance, Lease, PrefillInstance, open_to
 
-PREFIX_LOAD_FACTOR = 1.5
-"""The instance that holds the prefix is passed over when its load exceeds this many times its pool's mean: as much as
-computing a prefix again costs a pool that is evenly loaded."""
+MOST_WORK_S = 3600.0
+"""No request is taken for more work, whatever a server says of its speed (seconds): sums stay finite."""
+EASE = 0.5
+"""A deadline is kept with ease by who is expected to need this share of it: expectations err."""
+Offer = tuple[float, int, PrefillInstance]
+"""What a request costs at an instance (seconds), how many tokens are new to it, and the instance."""
+_cost = itemgetter(0)
 FLOOD = 8
 """A pool with this many times ``load_unit`` in flight everywhere need not find an idle instance to spill long
 requests to: one with as many times less in flight does."""
@@ -29,10 +37,18 @@ class Choice:
     length_class: Pool
     new_tokens: int
     """Tokens expected to be computed there (>= 1)."""
+    cached: int = 0
+    """Tokens expected in its prefix cache."""
+    work_s: float = 0.0
+    """What the request adds to its work (seconds)."""
     spilled: bool = False
     """It went to the other pool because its own is overloaded or has nobody healthy."""
     copies: bool = False
     """It went to the short pool so that the prefix it shares with others is held there from now on."""
+
+    def lease(self) -> Lease:
+        """Account for it at the instance."""
+        return self.instance.lease(self.new_tokens, self.length_class, self.work_s)
 
 
 @dataclass(slots=True)
@@ -55,26 +71,55 @@ class Pools:
         config: AllocConfig,
         clock: Clock = time.monotonic,
         decoders: Sequence[str] = (),
+        fixed: bool = True,
     ) -> None:
         """``servers``: (url, bootstrap port) of each prefill server; ``decoders``: URLs. Raises ConfigError when they
-        do not fit ``config``."""
-        config.check_instances(len(servers))
+        are all there will be (``fixed``) and do not fit ``config``."""
+        if fixed:
+            config.check_instances(len(servers))
         self.config = config
-        n_short = config.initial_short or max(config.n_min, len(servers) // 2)
+        self._clock = clock
+        self.learnt = Learnt()
+        n_short = config.initial_short
+
+        def assigned(i: int) -> Assignment:
+            return BOTH if n_short is None else SHORT if i < n_short else LONG
+
         self.instances = [
-            PrefillInstance(url, port, "short" if i < n_short else "long", clock=clock)
-            for i, (url, port) in enumerate(servers)
+            PrefillInstance(url, port, assigned(i), clock, self.learnt) for i, (url, port) in enumerate(servers)
         ]
         self.decoders = [Instance(url, "decode", clock) for url in decoders]
         self._shared = SharedPrefixes()
 
     def members(self, pool: Pool) -> list[PrefillInstance]:
-        """All instances of ``pool``, healthy or not."""
-        return [i for i in self.instances if i.pool == pool]
+        """All instances that serve ``pool``, healthy or not."""
+        return [i for i in self.instances if i.pool in (pool, BOTH)]
 
     def by_url(self, url: str) -> PrefillInstance:
         """The instance at ``url``."""
         return next(i for i in self.instances if i.url == url)
+
+    def place(self) -> Assignment:
+        """The pool for one more prefill server: that with fewer which are well, or have had no time to be; both in an
+        undivided fleet."""
+        sizes = Counter(i.pool for i in self.instances if i.healthy or not i.served)
+        if sizes[BOTH] or (not sizes and self.config.initial_short is None):
+            return BOTH
+        return "short" if not sizes["short"] or sizes["short"] < sizes["long"] else "long"
+
+    def join(self, instance: Instance) -> None:
+        """From now on it gets requests."""
+        if isinstance(instance, PrefillInstance):
+            self.instances.append(instance)
+        else:
+            self.decoders.append(instance)
+
+    def leave(self, instance: Instance) -> None:
+        """It gets no more requests."""
+        if isinstance(instance, PrefillInstance):
+            self.instances.remove(instance)
+        else:
+            self.decoders.remove(instance)
 
     def apply(self, move: Move) -> None:
         """Carry out a move of the controller."""
@@ -101,7 +146,7 @@ class Pools:
         if choice is None:
             return None
         usable = open_to(self._new(choice.instance, tried) or self.decoders, shunned)
-        return choice, min(usable, key=lambda i: (i.outstanding, i.served))
+        return choice, min(usable, key=lambda i: (i.outstanding_tokens, i.outstanding, i.served))
 
     def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[Instance]:
         """Healthy decode servers that make a new pair with ``prefiller``."""
@@ -121,97 +166,91 @@ class Pools:
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
         """The instance for a request; None when nobody is healthy.
 
-        Short is what leaves at most the threshold to compute. It goes to the short pool if that holds there; a
-        request that is short only where its history lies goes to where its history lies, unless others share that
-        history: then one of them takes it to the short pool. Instances in ``avoid`` are taken only when there is no
-        other.
+        It is the one where the request is answered first, of those that take its class. The class is a matter of the
+        instance: short is what leaves at most the threshold to compute there. A request that is short only where its
+        history lies may stay there, unless others share that history: then one of them takes it to the short pool.
+        Instances in ``avoid`` are taken only when there is no other.
         """
         usable = open_to(self.instances, avoid)
+        usable = [i for i in usable if i.longest is None or ask.total <= i.longest] or usable
         if not usable:
             return None
-        total = ask.total
+        now, threshold, total = self._clock(), self.config.threshold, max(1, ask.total)
         known = [p for p in ask.prompts if p.hashes]
-        new = {i: ask.new(i.prefixes) for i in usable} if known else {}
-        length_class, home = self._classify(total, new)
-        candidates = [i for i in usable if i.pool == home]
+        prefixed = total > threshold
+        own: list[Offer] = []
+        others: list[Offer] = []
+        """Of those in the other pool."""
+        for i in usable:
+            new = ask.new(i.prefixes) if known else total
+            short, pool = new <= threshold, i.pool
+            offer = i.outlook.cost_s(now, new, total - new, short), new, i
+            # What is short only because its history lies there is at home with it.
+            at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
+            (own if at_home else others).append(offer)
         spilled = copies = False
-        if not candidates:
-            candidates, spilled = usable, True
-        elif home == length_class:
-            # What is short only where its history lies would be long elsewhere.
-            relief = self._relief(home, candidates, usable)
+        _, new, chosen = self._first(own or others, ask)
+        length_class = SHORT if new <= threshold else LONG
+        if not own:
+            spilled = True
+        elif others and chosen.pool == length_class:
+            relief = self._relief(length_class, own, others)
             if relief:
-                candidates, spilled = relief, True
-        else:
-            host = self._host_of_copy(ask, usable, new)
+                spilled = True
+                _, new, chosen = self._first(relief, ask)
+        elif chosen.pool == LONG and length_class == SHORT:
+            host = self._host_of_copy(ask, chosen, others)
             if host is not None:
                 # It is computed as a whole there, as a long request is.
-                candidates, length_class, copies = [host], "long", True
-        chosen = self._prefer(candidates, new)
+                length_class, copies = LONG, True
+                _, new, chosen = host
         for p in known:
             chosen.prefixes.add(p)
             p.prompt = None
-        return Choice(chosen, length_class, new.get(chosen, max(1, total)), spilled, copies)
+        work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
+        return Choice(chosen, length_class, new, total - new, work_s, spilled, copies)
 
-    def _classify(self, total: int, new: dict[PrefillInstance, int]) -> tuple[Pool, Pool]:
-        """(class, pool) of a request."""
-        threshold = self.config.threshold
-        if total <= threshold:
-            return "short", "short"
-        fewest: dict[Pool, int] = dict.fromkeys(POOLS, total)
-        for i, tokens in new.items():
-            fewest[i.pool] = min(fewest[i.pool], tokens)
-        if fewest["short"] <= threshold:
-            return "short", "short"
-        return ("short" if fewest["long"] <= threshold else "long"), "long"
+    @staticmethod
+    def _first(offers: list[Offer], ask: Ask) -> Offer:
+        """Where it is answered first; with a deadline that several keep with ease, where that is the least work."""
+        if ask.slo_s is not None:
+            easy = [o for o in offers if o[0] <= EASE * ask.slo_s]
+            if easy:
+                return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
+        least = min(offers, key=_cost)[0]
+        return min((o for o in offers if o[0] == least), key=lambda o: _load(o[2]))
 
-    def _host_of_copy(
-        self, ask: Ask, usable: list[PrefillInstance], new: dict[PrefillInstance, int]
-    ) -> PrefillInstance | None:
+    def _host_of_copy(self, ask: Ask, holder: PrefillInstance, others: list[Offer]) -> Offer | None:
         """The short-pool instance that takes a request which is short only in the long pool, to hold what it shares
         with others from then on; None where it shares nothing yet, or none of them has the time."""
         if len(ask.prompts) != 1:
             return None
         (prompt,) = ask.prompts
-        holder = min((i for i in usable if i.pool == "long"), key=lambda i: new[i])
         blocks = holder.prefixes.depth(prompt)
         if not self._shared.due(prompt, blocks):
             return None
-        host = min((i for i in usable if i.pool == "short"), key=lambda i: (new[i], _load(i)), default=None)
-        if host is None or host.outstanding_tokens > self.config.load_unit:
+        host = min((o for o in others if o[2].pool == SHORT), key=_cost, default=None)
+        if host is None or host[2].outstanding_tokens > self.config.load_unit:
             return None
         self._shared.copied(prompt, blocks)
         return host
 
-    def _relief(self, home: Pool, own: list[PrefillInstance], usable: list[PrefillInstance]) -> list[PrefillInstance]:
+    def _relief(self, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
         """Instances of the other pool that may take a request whose ``own`` pool is overloaded."""
-        least = min(i.outstanding_tokens for i in own)
-        if least <= self.config.load_unit:
+        unit = self.config.load_unit
+        least = min(o[2].outstanding_tokens for o in own)
+        if least <= unit:
             return []
-        others = [i for i in usable if i.pool != home and self._may_spill(home, i)]
-        idle = [i for i in others if not i.outstanding]
-        if idle or home == "short" or least <= FLOOD * self.config.load_unit:
+        able = [o for o in others if self._may_spill(home, o[2])]
+        idle = [o for o in able if not o[2].outstanding]
+        if idle or home == SHORT or least <= FLOOD * unit:
             return idle
-        return [i for i in others if i.outstanding_tokens * FLOOD <= least]
+        return [o for o in able if o[2].outstanding_tokens * FLOOD <= least]
 
     def _may_spill(self, home: Pool, to: PrefillInstance) -> bool:
         if self.config.spill == "auto":
-            return home == "short" or to.parks
+            return home == SHORT or to.outlook.parks
         return self.config.spill in ("both", home)
-
-    def _prefer(self, candidates: list[PrefillInstance], new: dict[PrefillInstance, int]) -> PrefillInstance:
-        least = min(candidates, key=_load)
-        if not new:
-            return least
-        holder = min(candidates, key=lambda i: (new[i], i.outstanding_tokens))
-        if new[holder] >= new[least]:
-            return least
-        mean = sum(i.outstanding_tokens for i in candidates) / len(candidates)
-        # The threshold's worth of slack keeps a nearly idle pool from scattering conversations.
-        limit = PREFIX_LOAD_FACTOR * mean + self.config.threshold
-        # Nor is a long prefix computed again to be rid of a short wait.
-        sooner = holder.outstanding_tokens + new[holder] <= least.outstanding_tokens + new[least]
-        return holder if sooner or holder.outstanding_tokens <= limit else least
 
 
 def _load(i: PrefillInstance) -> tuple[int, int, int]:

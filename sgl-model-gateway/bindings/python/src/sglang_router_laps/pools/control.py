@@ -8,36 +8,47 @@ import time
 from collections.abc import Callable, Sequence
 
 from laps_core.pools.controller import Move, PoolController
-from laps_core.pools.pressure import Pool, PressureConfig
+from laps_core.pools.pressure import BOTH, Pool, PressureConfig
 
-from ..servers.instances import PrefillInstance
+from ..servers.instances import Clock, PrefillInstance
 from ..servers.signals import SignalReader
 from .choice import Pools
+from .record import Records
 
 logger = logging.getLogger(__name__)
 
-Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Move | None], None]
-"""Told of each beat: the servers, the pressure of each pool, and the move, if there is one."""
+Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Sequence[Move], Sequence[Move]], None]
+"""Told of each beat: the servers, the pressure of each pool, moves that were made, and those of other routers."""
 
 
 class Control:
     """Algorithm 2 over live instances. ``run`` ends when cancelled."""
 
-    def __init__(self, pools: Pools, readers: Sequence[SignalReader], config: PressureConfig, note: Note) -> None:
-        self.controller = PoolController(config, time.monotonic())
+    def __init__(
+        self,
+        pools: Pools,
+        readers: Sequence[SignalReader],
+        records: Records,
+        config: PressureConfig,
+        note: Note,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.controller = PoolController(config, clock())
         """What decides."""
         self._readers = readers
+        self._records = records
         self._pools = pools
+        self._clock = clock
         self._sample_s = config.sample_s
         self._note = note
 
     async def run(self) -> None:
         """Sample on a fixed grid, decide every control period."""
-        at = time.monotonic()
+        at = self._clock()
         while True:
             await self.step()
             at += self._sample_s
-            now = time.monotonic()
+            now = self._clock()
             if at <= now:
                 # Too late for a beat: leave it out rather than run after it.
                 at = now + self._sample_s
@@ -46,8 +57,14 @@ class Control:
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
         await asyncio.gather(*(r.read() for r in self._readers))
-        move = self.controller.step(time.monotonic(), [r.signals() for r in self._readers])
-        if move is not None:
-            self._pools.apply(move)
-            logger.info("%s moves from %s to %s: %s", move.name, move.source, move.target, move.reason)
-        self._note(self._pools.instances, self.controller.raw, move)
+        others = self._records.news()
+        if others is not None:
+            # As after a move of its own: what called for it is being seen to.
+            laid_out = any(BOTH in (m.source, m.target) for m in others)
+            self.controller.moved(self._clock(), laid_out=laid_out)
+        await self._records.fill()
+        wanted = self.controller.step(self._clock(), [r.signals() for r in self._readers])
+        moves = await self._records.carry_out(wanted)
+        for m in (*moves, *(others or ())):
+            logger.info("%s moves from %s to %s: %s", m.name, m.source, m.target, m.reason)
+        self._note(self._pools.instances, self.controller.raw, moves, others or ())

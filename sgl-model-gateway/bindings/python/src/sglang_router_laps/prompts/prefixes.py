@@ -22,6 +22,8 @@ MEDIA_TOKENS = 512
 """What one image, video or audio part counts. Models and resolutions differ widely: with one, a request is long."""
 PROMPTS_MAX = 64
 """Of a batch, so many prompts are looked up in the prefix indexes: they stand for the rest."""
+HALF = 0.5
+"""A server that holds less than this share of what it is thought to hold has forgotten it (0..1)."""
 WATCHED = 1024
 """Prefixes watched at a time; the one longest unused is forgotten."""
 
@@ -50,15 +52,15 @@ def block_size(prompt: Tokens) -> int:
     return BLOCK_BYTES if isinstance(prompt, bytes) else BLOCK_IDS
 
 
-def fingerprint(prompt: Tokens, media_at: Sequence[int] = ()) -> Fingerprint:
-    """Of UTF-8 text, with media that end at these bytes of it, or of token ids.
+def fingerprint(prompt: Tokens, media_at: Sequence[int] = (), seed: int = 0) -> Fingerprint:
+    """Of UTF-8 text, with media that end at these bytes of it, or of token ids. Another ``seed``, another prompt.
 
     A prompt of less than one block has no hashes.
     """
     size = block_size(prompt)
     if len(prompt) < size:
         return EMPTY
-    chain, hashes = 0, []
+    chain, hashes = seed, []
     for at in range(0, len(prompt) - size + 1, size):
         block = prompt[at : at + size]
         chain = hash((chain, block if isinstance(block, bytes) else tuple(block)))
@@ -81,7 +83,10 @@ class PrefixIndex:
 
     def depth(self, prompt: Fingerprint) -> int:
         """How many blocks of ``prompt`` are held."""
-        return bisect_left(prompt.hashes, True, key=lambda h: h not in self._blocks)
+        hashes = prompt.hashes
+        if not hashes or hashes[0] not in self._blocks:
+            return 0
+        return bisect_left(hashes, True, key=lambda h: h not in self._blocks)
 
     def add(self, prompt: Fingerprint) -> None:
         """Note that the instance is about to hold ``prompt``."""
@@ -91,6 +96,13 @@ class PrefixIndex:
             blocks.move_to_end(h)
         while len(blocks) > self._limit:
             blocks.popitem(last=False)
+
+    def correct(self, expected: int, found: int) -> None:
+        """Of a prompt of which so many tokens were ``expected`` to be held the server ``found`` fewer: it forgets
+        sooner than this index, and so what is oldest here is taken to be gone there."""
+        if found < HALF * expected and expected > TOKENS_PER_BLOCK:
+            for _ in range(len(self._blocks) // 4):
+                self._blocks.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything: the instance was restarted or its cache flushed."""
@@ -106,6 +118,8 @@ class Ask:
     prompts: Sequence[Fingerprint] = ()
     media: int = 0
     """Such parts whose place in the prompt is not known: no server is taken to hold them."""
+    slo_s: float | None = None
+    """Its deadline, after its arrival (seconds)."""
 
     @property
     def total(self) -> int:
@@ -137,8 +151,9 @@ def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
     tokens = counter.count(prompt)
     if prompt.unread:
         tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
-    prints = [fingerprint(t.encode("utf-8", "surrogatepass"), prompt.media_at) for t in prompt.texts[:PROMPTS_MAX]]
-    prints += [fingerprint(i) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
+    texts, seed = (t.encode("utf-8", "surrogatepass") for t in prompt.texts[:PROMPTS_MAX]), prompt.seed
+    prints = [fingerprint(t, prompt.media_at, seed) for t in texts]
+    prints += [fingerprint(i, seed=seed) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
     return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))
 
 

@@ -13,6 +13,10 @@ import orjson
 GENERATE = "generate"
 COMPLETIONS = "v1/completions"
 CHAT = "v1/chat/completions"
+ANSWER_TOKENS = 512
+"""What an answer is expected to have at most: most have fewer than they were allowed."""
+APART = ("lora_path", "extra_key", "cache_salt")
+"""What of a body is part of a prefix's identity, beside its tokens."""
 
 
 @dataclass(slots=True)
@@ -27,6 +31,8 @@ class Prompt:
     """Image, video and audio parts."""
     media_at: list[int] = field(default_factory=list)
     """Where in the one text each of them ends (bytes of UTF-8); none where that is not known."""
+    seed: int = 0
+    """Of what keeps the prefix caches of prompts apart whose tokens are the same; 0 = nothing."""
     unread: bool = False
     """Not all of it could be read: its length is unknown."""
     measured: int | None = None
@@ -35,9 +41,26 @@ class Prompt:
 
 def read_prompt(endpoint: str, body: Mapping[str, Any]) -> Prompt:
     """Read what counts. What cannot be read is marked as such: whether it is an error the server will say."""
-    prompt = Prompt()
+    prompt = Prompt(seed=_seed(body))
     READERS[endpoint](prompt, body)
     return prompt
+
+
+def _seed(body: Mapping[str, Any]) -> int:
+    """An adapter computes other KV, and a salt is there to keep caches apart."""
+    model = body.get("model")
+    apart = [body.get(name) for name in APART]
+    # SGLang takes an adapter behind the model's name as well.
+    apart.append(model if isinstance(model, str) and ":" in model else None)
+    return hash(repr(apart)) if any(apart) else 0
+
+
+def answer_tokens(body: Mapping[str, Any]) -> int:
+    """How long an answer to expect: what is asked for at most, where that is less than usual."""
+    sampling = body.get("sampling_params")
+    asked: Any = sampling.get("max_new_tokens") if isinstance(sampling, dict) else None
+    asked = asked or body.get("max_completion_tokens") or body.get("max_tokens")
+    return min(asked, ANSWER_TOKENS) if type(asked) is int and asked > 0 else ANSWER_TOKENS
 
 
 def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:

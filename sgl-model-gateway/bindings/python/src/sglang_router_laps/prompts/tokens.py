@@ -22,11 +22,18 @@ CALL_BYTES = 64
 """What one text costs of the budget at least: many short ones are as much work as a long one (bytes)."""
 
 _REPORTED = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})\b')
+_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})\b')
 
 
 def reported_tokens(reply: bytes) -> int | None:
     """``prompt_tokens`` of a reply or of a stream's first event, found without parsing it all."""
     found = _REPORTED.search(reply)
+    return int(found.group(1)) if found else None
+
+
+def cached_tokens(reply: bytes) -> int | None:
+    """The same for ``cached_tokens``, in ``meta_info`` or, with --enable-cache-report, in ``usage``."""
+    found = _CACHED.search(reply)
     return int(found.group(1)) if found else None
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from ..pools.choice import Choice
-from ..prompts.tokens import reported_tokens
+from ..prompts.tokens import cached_tokens, reported_tokens
 from ..router import Router
 from ..servers.aborts import Held
 from ..servers.instances import Instance, Lease
@@ -57,8 +57,9 @@ class Attempt:
         health, aborter = self.router.health, self.router.aborter
         prefiller, decoder = self.choice.instance, self.decoder
         began = time.monotonic()
+        self.call.trail.try_at(prefiller, decoder, began)
         for_prefill, for_decode = self.call.wires(prefiller)
-        share, load = (i.lease(self.choice.new_tokens) for i in (prefiller, decoder))
+        share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
         prefill = self._prefill = share.leg = loop.create_task(self._run_prefill(for_prefill, share))
         decode = self._decode = load.leg = loop.create_task(self._run_decode(for_decode))
@@ -76,6 +77,8 @@ class Attempt:
                     raise Refused(decoder, Reply.of(response, first))
                 await self._make_sure_it_came(first)
                 self._note_ttft()
+                now = time.monotonic()
+                decoder.note_answer(now - (self.call.trail.prefilled or now))
                 await self._answer(response, first)
                 served = True
             health.answered(decoder, response.status)
@@ -116,7 +119,7 @@ class Attempt:
         try:
             async with await self._post(instance, wire) as response:
                 reply = Reply.of(response, await response.read())
-                share.end()
+                share.end(reply.status < 400)
         except (aiohttp.ClientError, ConnectionError) as e:
             raise failure(instance, e) from e
         if reply.status < 400:
@@ -127,11 +130,16 @@ class Attempt:
             # An error may name the request.
             reply.body = reply.body.replace(AT_PREFILL.encode(), b"")
             return reply
+        now = call.trail.prefilled = time.monotonic()
+        instance.note_answer(now - (call.trail.sent or now))
         if not call.stream:
             self._note_ttft()
         tokens = reported_tokens(reply.body)
         if tokens is not None and not call.rooms and call.prompt is not None:
             self.router.counter.learn(call.prompt, tokens)
+            cached = cached_tokens(reply.body)
+            if cached is not None:
+                instance.prefixes.correct(self.choice.cached, cached)
         call.prompt = None
         return reply
 
@@ -197,6 +205,7 @@ class Attempt:
         if call.first_token_seen:
             return
         call.first_token_seen = True
+        call.trail.first = time.monotonic()
         seconds = call.age_s
         self.router.journal.note_ttft(call.length_class, seconds)
         if call.slo_ms is not None:

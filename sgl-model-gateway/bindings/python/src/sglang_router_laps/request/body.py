@@ -27,6 +27,8 @@ DEEP = 900
 """The standard library, and so MiniLB, gives up near a thousand levels: with so many brackets it is asked."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 """Members that the router sets."""
+LATE_HEADER = "x-sgl-ttft-slo-late"
+"""Beside a deadline: whether a request that can no longer meet it is to be served all the same, or refused."""
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 
 
@@ -55,7 +57,9 @@ async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 patience.reschedule(min(loop.time() + PAUSE_S, end))
     except TimeoutError:
-        raise Rejection(refusal(408, "request_timeout", "the body did not arrive in time")) from None
+        late = refusal(408, "request_timeout", "the body did not arrive in time")
+        late.headers = ((b"connection", b"close"),)
+        raise Rejection(late) from None
     raise Rejection(refusal(413, "payload_too_large", f"the body is larger than {limit} bytes"))
 
 
@@ -147,6 +151,15 @@ def read_deadline(texts: list[str]) -> float:
     if not deadline.valid(value):
         raise BadRequest(f"header {DEADLINE_HEADER}: {texts[0]!r} is not {deadline.RANGE}")
     return value
+
+
+def read_late(texts: list[str]) -> bool:
+    """Whether the headers of that name ask to be refused. Raises BadRequest."""
+    if not texts or texts == ["serve"]:
+        return False
+    if texts != ["refuse"]:
+        raise BadRequest(f"header {LATE_HEADER}: {', '.join(texts)!r} is neither refuse nor serve")
+    return True
 
 
 def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: float) -> tuple[bytes, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from typing import Any
@@ -9,23 +10,26 @@ from typing import Any
 import orjson
 from laps_core.pools.pressure import Pool
 from laps_core.protocol import DEADLINE_HEADER
+from laps_core.scheduling.plan import Waiting
 from starlette.types import Scope
 
 from ..prompts.prefixes import NOTHING, measure
-from ..prompts.reading import GENERATE, Prompt, batch_size, read_prompt
+from ..prompts.reading import GENERATE, Prompt, answer_tokens, batch_size, read_prompt
 from ..prompts.tokens import TokenCounter
 from ..servers.instances import PrefillInstance
 from ..servers.upstream import forwarded
 from . import body as bodies
 from .ids import Ids
+from .trail import Trail
 
 
 class Call:
     """A request whose body has been read."""
 
-    def __init__(self, endpoint: str, scope: Scope, raw: bytes, body: dict[str, Any]) -> None:
+    def __init__(self, trail: Trail, scope: Scope, raw: bytes, body: dict[str, Any]) -> None:
         """``raw`` and ``body`` are what ``body.parse`` gave. Raises BadRequest where a deadline in a header is none."""
-        self.endpoint = endpoint
+        self.trail = trail
+        self.endpoint = endpoint = trail.endpoint
         self.arrived = time.monotonic()
         self.headers = forwarded(scope["headers"])
         self.stream = bool(body.get("stream", False))
@@ -35,15 +39,21 @@ class Call:
         batch = batch_size(endpoint, body)
         self.rooms = batch if endpoint == GENERATE else None
         """How many rooms a batch meets in, one for each prompt; None: all of the request meets in one."""
-        self.ids = Ids(body.get("rid"), batch)
+        self.ids = Ids(body.get("rid"), batch, trail.id if trail.made else None)
         self.length_class: Pool = "short"
         self.first_token_seen = False
         self.prompt: Prompt | None = None
         self.ask = NOTHING
+        self.kv_tokens = 0
+        """What its decode server is to hold (tokens)."""
         texts = self.headers.popall(DEADLINE_HEADER, [])
         self.slo_ms = bodies.read_deadline(texts) if texts else None
         """Deadline for the first token (milliseconds after arrival)."""
+        self.until = math.inf
+        """When it is of no more use without a first token (monotonic seconds)."""
         if self.slo_ms is not None:
+            if bodies.read_late(self.headers.popall(bodies.LATE_HEADER, [])):
+                self.until = self.arrived + self.slo_ms / 1e3
             raw, body = bodies.add_deadline(endpoint, raw, body, self.slo_ms)
         self._raw, self._body = raw, body
 
@@ -56,8 +66,15 @@ class Call:
         """Read and measure the prompt; of the body stays what an attempt needs: its bytes and its members' names."""
         self.prompt = read_prompt(self.endpoint, self._body)
         self.ask = measure(self.prompt, counter, len(self._raw))
+        self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.rooms or 1)
+        self.ask.slo_s = None if self.slo_ms is None else self.slo_ms / 1e3
         self._raw = bodies.without_routed(self._raw, self._body)
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
+
+    def waiting(self, new: int, threshold: int) -> Waiting:
+        """As the rules of ``laps_core`` see it: ``new`` of its tokens are expected to be computed."""
+        due = None if self.slo_ms is None else self.arrived + self.slo_ms / 1e3
+        return Waiting(new, self.ask.total - new, self.arrived, due, rank=int(new > threshold))
 
     def wires(self, prefiller: PrefillInstance) -> tuple[bytes, bytes]:
         """The bodies of an attempt for the prefill and for the decode server, which meet in fresh rooms."""

@@ -33,9 +33,10 @@ def fresh() -> str:
 class Ids:
     """The ids of one request. ``renew`` gives those of the next attempt."""
 
-    def __init__(self, rid: Any, batch: int | None) -> None:
-        """``rid``: the client's, of any kind; None where it chose none."""
+    def __init__(self, rid: Any, batch: int | None, first: str | None = None) -> None:
+        """``rid``: the client's, of any kind; None where it chose none, then ``first`` is that of the first attempt."""
         self.rid = rid
+        self._first = first
         """The client's; of this attempt where it chose none."""
         self._asked = self._at_prefill = self._at_decode = rid
         self._batch = batch
@@ -52,7 +53,7 @@ class Ids:
         """A server that has seen an id in another attempt refuses it until that is gone, and then aborts whatever has
         it once more, seconds later: each attempt but the first has ids of its own."""
         if self._asked is None:
-            self.rid = self._at_decode = fresh()
+            self.rid = self._at_decode = (None if self._tried else self._first) or fresh()
         elif self._tried:
             self._client = []
             self._at_decode = self._renamed(self._asked)

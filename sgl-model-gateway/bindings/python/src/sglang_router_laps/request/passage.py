@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from dataclasses import dataclass, field
 
 from sglang_router.router_args import RouterArgs
 
-from ..pools.choice import Tried
+from ..pools.choice import Choice, Tried
+from ..queue import TurnedAway
 from ..router import Router
+from ..servers.aborts import Held
+from ..servers.instances import Instance
 from ..servers.upstream import Lost
 from .attempt import Attempt
 from .call import Call
@@ -69,20 +73,66 @@ class Passage:
     """Servers that were lost with this request on them."""
 
     async def run(self) -> None:
-        """Try on a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
+        """Wait for a place if there is none, then try."""
+        queue = self.router.queue
+        self.call.read(self.router.counter)
+        placed = queue.enter()
+        try:
+            if not placed:
+                await self._wait()
+                placed = True
+            await self._try()
+        except TurnedAway as e:
+            self.router.counts.rejected += 1
+            await self.client.refuse(e.status, e.kind, str(e), e.after_s)
+        finally:
+            if placed:
+                queue.leave()
+
+    async def _wait(self) -> None:
+        """Raises TurnedAway."""
+        router, call = self.router, self.call
+        new, threshold = call.ask.total, router.config.threshold
+        if new > threshold:
+            new = min((call.ask.new(i.prefixes) for i in router.pools.instances), default=new)
+        router.queue.make_sure_of_room()
+        router.counts.waited += 1
+        began = time.monotonic()
+        # At no server yet, but no other is to come with its id, and who aborts it finds it.
+        held = Held(call.ids.rid, {})
+        router.aborter.add(held)
+        try:
+            await router.queue.wait(call.waiting(new, threshold), call.until, lambda: held.asked)
+        finally:
+            router.aborter.remove(held)
+            call.trail.placed = began, time.monotonic()
+
+    async def _pair(self) -> tuple[Choice, Instance] | None:
+        """Where to try next, once there is somewhere; None: one role has nobody healthy for longer than one waits."""
+        pools, queue, call = self.router.pools, self.router.queue, self.call
+        while (pair := pools.choose_pair(call.ask, self.tried)) is None and await queue.recovered(call.until):
+            pass
+        return pair
+
+    async def _try(self) -> None:
+        """On a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
         router, call, client = self.router, self.call, self.client
-        call.read(router.counter)
         self.retries.earn()
         ended: Ended | None = None
         for n in range(self.retries.attempts):
-            pair = router.pools.choose_pair(call.ask, self.tried)
+            pair = router.pools.choose_pair(call.ask, self.tried) or await self._pair()
+            if call.until < time.monotonic():
+                raise router.queue.too_late(call.until)
             if pair is None:
                 break
             if not n:
                 router.journal.note_choice(pair[0], call.ask.total)
-                call.length_class = pair[0].length_class
+                call.length_class = call.trail.length_class = pair[0].length_class
+                call.trail.tokens = pair[0].new_tokens
             try:
-                attempt = Attempt(router, call, client, *pair, router.sessions.timeout(call.age_s if n else 0.0))
+                attempt = Attempt(
+                    router, call, client, *pair, router.sessions.timeout(call.age_s if n or call.trail.placed else 0.0)
+                )
                 await attempt.run()
                 return
             except (Refused, Lost) as e:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..servers.instances import Instance
 from .ids import Ids
+from .trail import Trail
 
 UNKNOWN = 500
 ABORTED = "aborted by the prefill server"
@@ -84,9 +85,11 @@ class BadRequest(Rejection):
         super().__init__(refusal(400, "invalid_request_error", message))
 
 
-def refusal(status: int, kind: str, message: str) -> Reply:
-    """An error of the router's own: a 503 asks to try again in a second, a 408 ends the connection."""
-    headers = {503: [(b"retry-after", b"1")], 408: [(b"connection", b"close")]}.get(status, ())
+def refusal(status: int, kind: str, message: str, after_s: int | None = None) -> Reply:
+    """An error of the router's own: a 503 asks to try again in a second, others after ``after_s`` if that is given."""
+    if status == 503 and after_s is None:
+        after_s = 1
+    headers = [] if after_s is None else [(b"retry-after", b"%d" % after_s)]
     return Reply(status, JSON, error_body(status, kind, message), headers)
 
 
@@ -154,6 +157,7 @@ class Client:
     stream: bool
     """Whether it expects one."""
     ids: Ids
+    trail: Trail
     started: bool = False
     """Something has been sent."""
     finished: bool = False
@@ -167,13 +171,16 @@ class Client:
             await self.go_on(event, more=False)
             return
         self.started = self.finished = True
+        self.trail.status = reply.status
         reply.body = self.ids.as_asked(reply.body)
+        reply.headers = (*reply.headers, self.trail.header)
         await reply(None, None, self.send)
 
     async def begin(self, status: int, content_type: bytes) -> None:
         """The head of a stream."""
         self.started = True
-        headers = [(b"content-type", content_type)]
+        self.trail.status = status
+        headers = [(b"content-type", content_type), self.trail.header]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def go_on(self, part: bytes, *, more: bool = True) -> None:
@@ -181,6 +188,6 @@ class Client:
         self.finished = not more
         await self.send({"type": "http.response.body", "body": self.ids.as_asked(part), "more_body": more})
 
-    async def refuse(self, status: int, kind: str, message: str) -> None:
+    async def refuse(self, status: int, kind: str, message: str, after_s: int | None = None) -> None:
         """An error of the router's own, whatever has been sent."""
-        await self.whole(refusal(status, kind, message))
+        await self.whole(refusal(status, kind, message, after_s))

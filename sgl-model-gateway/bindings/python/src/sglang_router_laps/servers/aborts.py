@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from .instances import Instance
 from .upstream import Answer, Sessions
@@ -47,7 +48,7 @@ class Aborter:
         self._sessions = sessions
         self._instances = instances
         self._key = f"Bearer {api_key}" if api_key else None
-        self._refused: set[Instance] = set()
+        self._refused: WeakSet[Instance] = WeakSet()
         """Servers whose refusal has been logged."""
 
     def add(self, held: Held) -> None:

@@ -19,8 +19,9 @@ from .upstream import Kind, Lost, Sessions, failure
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S, PAUSE_MAX_S = 0.5, 15.0
-"""Between probes of an unhealthy instance, first and last (seconds): a restart takes a quarter of a minute at least."""
+PAUSE_S, PAUSE_MAX_S = 0.5, 2.0
+"""Between probes of an unhealthy instance, first and last (seconds): one that is back is to have requests within five
+seconds."""
 GROWTH = 1.5
 JITTER = 0.3
 """A pause is stretched by up to this share, so that many routers do not probe in step."""
@@ -47,8 +48,10 @@ class Health:
         instance.failures = 0
         instance.heard()
         if status < 400:
+            instance.proven = True
             instance.breaker.succeeded()
         elif status >= 500:
+            instance.errors += 1
             instance.breaker.failed()
 
     def lost(self, instance: Instance, kind: Kind) -> None:
@@ -63,6 +66,7 @@ class Health:
     def timed_out(self, instance: Instance, began: float) -> None:
         """A request that was sent at ``began`` has run into its time limit; one that others were answered beside
         says nothing of the instance."""
+        instance.errors += 1
         if instance.heard_at < began:
             instance.breaker.failed()
             self._failed(instance, "requests time out")
@@ -97,9 +101,20 @@ class Health:
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
         instance.cut()
 
+    def anew(self, instance: Instance) -> None:
+        """Another process is there now, or nobody knows: it gets requests once it has answered probes, from now on."""
+        instance.healthy, instance.unknown = False, True
+        if isinstance(instance, PrefillInstance):
+            instance.prefixes.clear()
+        instance.suspected.set()
+
     async def watch(self, instance: Instance) -> None:
-        """Probe at each interval, and at once when the traffic gives reason to. Ends when cancelled."""
+        """Probe at once, at each interval, and when the traffic gives reason to. Ends when cancelled."""
         due = self._next()
+        if self._probes_healthy:
+            await self._check(instance)
+        else:
+            instance.proven = True
         while True:
             if not instance.healthy:
                 await self._heal(instance)
@@ -127,6 +142,7 @@ class Health:
                 return
             # A server that answers others meanwhile is busy and not gone.
             if why is None or instance.heard_at > began:
+                instance.proven = True
                 return
             bad += 1
             if bad >= self._failures:
@@ -139,7 +155,12 @@ class Health:
         first, last = min(PAUSE_S, self._interval_s), min(PAUSE_MAX_S, self._interval_s)
         pause, good = first, 0
         while good < self._successes:
-            await asyncio.sleep(_jittered(pause))
+            if not instance.unknown:
+                instance.suspected.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(instance.suspected.wait(), _jittered(pause))
+            if instance.unknown:
+                instance.unknown, good, pause = False, 0, first
             try:
                 why = await self._probe(instance)
             except Lost as e:
@@ -147,7 +168,7 @@ class Health:
             good, pause = (good + 1, first) if why is None else (0, min(pause * GROWTH, last))
         instance.failures = 0
         instance.breaker.healed()
-        instance.healthy = True
+        instance.healthy = instance.proven = True
         logger.info("%s %s is healthy again", instance.role, instance.url)
 
     async def _probe(self, instance: Instance) -> str | None:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from laps_core.pools.pressure import Pool
+from laps_core.pools.outlook import Learnt, Outlook
+from laps_core.pools.pressure import BOTH, Assignment
+from laps_core.protocol import SHORT, ClassName, PoolRecord
 from laps_core.slo import overshoot
 from yarl import URL
 
@@ -23,6 +25,8 @@ SPAN_S = 5.0
 """Over about how long the router's own view of an instance is averaged (seconds)."""
 REST_S = 1.0
 """How long an instance that could not be reached for a reason of this machine's is passed over (seconds)."""
+RECENT = 0.1
+"""Weight of the newest answer in an instance's latency."""
 PREFIX_TOKENS = 1 << 20
 """Bound of the prefix index of one server: about what the KV cache of a large one holds (tokens)."""
 TOGETHER_S = 5.0
@@ -36,6 +40,8 @@ class Instance:
         self.url = url.rstrip("/")
         self.role = role
         self.healthy = True
+        self.unknown = False
+        """Nobody has asked yet whether what is there now is well."""
         self.failures = 0
         """Requests that failed in a row: connections lost, time-outs."""
         self.outstanding_tokens = 0
@@ -45,6 +51,14 @@ class Instance:
         self.served_tokens = 0
         self.lost = 0
         """Requests that ended because the connection did."""
+        self.errors = 0
+        """Requests that it answered with 5xx, or not in time."""
+        self.answers, self.answers_s = 0, 0.0
+        """How many requests it answered well, and how long that took in all (seconds)."""
+        self.latency_s: float | None = None
+        """What its recent answers took (seconds)."""
+        self.proven = False
+        """It has been seen to be well."""
         self.breaker = Breaker(clock=clock)
         self.heard_at = clock()
         """When it last sent anything at all."""
@@ -73,6 +87,13 @@ class Instance:
         """It has sent something."""
         self.heard_at = self.clock()
 
+    def note_answer(self, seconds: float) -> None:
+        """It has answered well: a prefill server since the request was sent, a decode server since its prefill."""
+        self.answers += 1
+        self.answers_s += seconds
+        before = seconds if self.latency_s is None else self.latency_s
+        self.latency_s = before + RECENT * (seconds - before)
+
     def rest(self) -> None:
         """Pass it over for a moment, without any blame."""
         self._rests_until = self.clock() + REST_S
@@ -100,24 +121,56 @@ class Instance:
         """Time it has had anything in flight since the start (seconds)."""
         return self.busy_s + (self.clock() - self.busy_since if self.leases else 0.0)
 
-    def lease(self, tokens: int) -> Lease:
-        """Account for a request of ``tokens`` new tokens until the lease ends."""
-        return Lease(self, tokens)
+    def lease(self, tokens: int, length_class: ClassName = SHORT, work_s: float = 0.0) -> Lease:
+        """Account for a request of ``tokens`` new tokens and so much work (seconds) until the lease ends."""
+        return Lease(self, tokens, length_class, work_s)
+
+    def entered(self, lease: Lease) -> None:
+        """A request is being sent to it."""
+
+    def left(self, lease: Lease, answered: bool) -> None:
+        """That request has what it came for, or has failed."""
 
 
 class PrefillInstance(Instance):
-    """A prefill server: a member of one pool, with an index of the prefixes it has seen."""
+    """A prefill server: a member of one pool or of both, with an index of the prefixes it has seen."""
 
-    def __init__(self, url: str, bootstrap_port: int | None, pool: Pool, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str,
+        bootstrap_port: int | None,
+        pool: Assignment = BOTH,
+        clock: Clock = time.monotonic,
+        learnt: Learnt | None = None,
+    ) -> None:
+        """``learnt``: what is known of servers that say nothing; shared by those of one router."""
         super().__init__(url, "prefill", clock)
         self.bootstrap_host = URL(self.url).host_subcomponent or ""
         self.bootstrap_port = bootstrap_port
-        self.pool: Pool = pool
+        self.pool: Assignment = pool
+        self.record: PoolRecord | None = None
+        """The pool that the server itself says it is in; None: it keeps no such record."""
         self.prefixes = PrefixIndex(PREFIX_TOKENS)
-        self.parks = False
-        """It is known to run LAPS: a long prefill there is parked while short ones run."""
+        self.outlook = Outlook(learnt or Learnt())
+        """When it would answer a request."""
+        self.longest: int | None = None
+        """Most tokens of a prompt that its memory holds; None: it has not said."""
         self._deviation = 0.0
         self._deviation_at = clock()
+
+    def take(self, record: PoolRecord | None) -> None:
+        """What the server itself says counts for all routers."""
+        self.record = record
+        if record and record.assignment:
+            self.pool = record.assignment
+
+    def entered(self, lease: Lease) -> None:
+        """See Instance."""
+        self.outlook.enter(self.clock(), lease.length_class, lease.work_s)
+
+    def left(self, lease: Lease, answered: bool) -> None:
+        """See Instance."""
+        self.outlook.leave(self.clock(), lease.length_class, lease.work_s, lease.tokens if answered else 0)
 
     def note_ttft(self, seconds: float, slo_s: float) -> None:
         """Take in one first token and its deadline (seconds)."""
@@ -141,6 +194,9 @@ class Lease:
 
     instance: Instance
     tokens: int
+    length_class: ClassName = SHORT
+    work_s: float = 0.0
+    """What it adds to the server's work (seconds)."""
     leg: asyncio.Task[Any] | None = None
     """What runs until the first token has come."""
     _trial: bool = False
@@ -151,17 +207,19 @@ class Lease:
         if not i.leases:
             i.busy_since = i.clock()
         i.leases.add(self)
+        i.entered(self)
         i.outstanding_tokens += self.tokens
         i.served += 1
         i.served_tokens += self.tokens
         return self
 
-    def end(self) -> None:
+    def end(self, answered: bool = True) -> None:
         """Take the work off the instance's account; later calls do nothing."""
         i = self.instance
         if self not in i.leases:
             return
         i.leases.discard(self)
+        i.left(self, answered)
         i.outstanding_tokens -= self.tokens
         if not i.leases:
             i.busy_s += i.clock() - i.busy_since
@@ -169,7 +227,8 @@ class Lease:
             i.breaker.leave()
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        # What has not ended by itself has failed, and tells nothing of the time that it takes.
+        self.end(answered=False)
 
 
 T = TypeVar("T", bound=Instance)

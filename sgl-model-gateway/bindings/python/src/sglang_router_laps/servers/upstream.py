@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import ssl
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -89,9 +90,10 @@ class RawHeaders(aiohttp.ClientRequest):
 class Sessions:
     """One client session per upstream, opened on first use."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, tls: ssl.SSLContext | bool = True) -> None:
+        self._tls = tls
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
-        self._open: dict[str, aiohttp.ClientSession] = {}
+        self._open: dict[Instance, aiohttp.ClientSession] = {}
 
     def timeout(self, elapsed_s: float) -> aiohttp.ClientTimeout:
         """What a request that is ``elapsed_s`` seconds old has left. Raises TimeoutError when that is nothing."""
@@ -104,10 +106,10 @@ class Sessions:
 
     def of(self, instance: Instance) -> aiohttp.ClientSession:
         """The session of ``instance``. Needs a running event loop."""
-        session = self._open.get(instance.url)
+        session = self._open.get(instance)
         if session is None:
-            session = self._open[instance.url] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+            session = self._open[instance] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
                 request_class=RawHeaders,
@@ -136,11 +138,16 @@ class Sessions:
             logger.debug("%s at %s: %s", path, instance.url, e)
             return None
 
+    async def drop(self, instance: Instance) -> None:
+        """Close the connections to ``instance``."""
+        session = self._open.pop(instance, None)
+        if session is not None:
+            await session.close()
+
     async def close(self) -> None:
         """Close all connections."""
-        for session in self._open.values():
-            await session.close()
-        self._open.clear()
+        for instance in list(self._open):
+            await self.drop(instance)
 
 
 def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:

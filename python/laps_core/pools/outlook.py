@@ -1,0 +1,129 @@
+"""When a prefill server would answer a request: the work that is there before it, and its own."""
+
+from __future__ import annotations
+
+from laps_core.latency.step import Coefficients
+from laps_core.pools.pressure import Work
+from laps_core.protocol import SHORT, Assignment, ClassName
+
+START = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.0)
+"""What a server is taken to need until it has been seen at work."""
+MEMORY = 0.999
+"""How much of what was learnt of a server's speed counts beside one more request (ratio)."""
+
+
+class Learnt:
+    """What a step takes on servers that do not say so: a line over the new tokens of requests that were alone there.
+
+    One for all of them. With a line for each, the one that happens to look fastest would get the requests, and none
+    alone any more that could put it right.
+    """
+
+    def __init__(self) -> None:
+        self.model = START
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take in a request of so many new tokens."""
+        one = (1.0, tokens, tokens * tokens, seconds, tokens * seconds)
+        n, t, tt, y, ty = (MEMORY * a + b for a, b in zip(self._sums, one, strict=True))
+        self._sums = n, t, tt, y, ty
+        spread = n * tt - t * t
+        slope = (n * ty - t * y) / spread if spread > 0.01 * n * tt else 0.0
+        if not 0.0 < slope * t < y:
+            slope = y / t
+        self.model = Coefficients(0.0, slope, 0.0, 0.0, max(0.0, (y - slope * t) / n))
+
+
+class Outlook:
+    """Of one server, as one router sees it. Times are the caller's, one clock's (seconds).
+
+    Requests are batched, so that a step's own time counts once for all of them. Where long prefills are parked for
+    short ones, those wait for short ones only.
+    """
+
+    __slots__ = (
+        "_alone", "_at", "_learnt", "_long", "_others", "_short", "_since", "done", "own_model", "parks",
+    )  # fmt: skip
+
+    def __init__(self, learnt: Learnt) -> None:
+        self.own_model: Coefficients | None = None
+        """What a step takes there, as the server says; None: it does not."""
+        self.parks = False
+        """It is known to run LAPS: a long prefill there is parked while short ones run."""
+        self.done = Work()
+        """This router's work there that is done, since the start (seconds)."""
+        self._learnt = learnt
+        self._alone = False
+        self._short = self._long = 0.0
+        self._others: Work | None = None
+        """What others had there when it was last told of, at ``_at``."""
+        self._at = self._since = 0.0
+
+    @property
+    def model(self) -> Coefficients:
+        """The server's own, or what this router has seen of others like it."""
+        return self.own_model or self._learnt.model
+
+    def enter(self, now: float, cls: ClassName, work_s: float) -> None:
+        """This router sends it a request."""
+        self._alone = not (self._short or self._long)
+        if self._alone:
+            self._since = now
+        if cls == SHORT:
+            self._short += work_s
+        else:
+            self._long += work_s
+
+    def leave(self, now: float, cls: ClassName, work_s: float, tokens: int) -> None:
+        """That request has its first token after so many new ``tokens``; 0: it needs none any more."""
+        if tokens and self._alone and self.own_model is None and now > self._since:
+            self._learnt.observe(tokens, now - self._since)
+        self._since = now
+        # Sums of floats do not come back to 0.0 by themselves.
+        if cls == SHORT:
+            self.done = Work(self.done.short + work_s, self.done.long)
+            self._short = self._short - work_s if self._short - work_s > 1e-9 else 0.0
+        else:
+            self.done = Work(self.done.short, self.done.long + work_s)
+            self._long = self._long - work_s if self._long - work_s > 1e-9 else 0.0
+
+    def told(self, now: float, short_s: float, long_s: float) -> None:
+        """The server has said what work waits there: what is not this router's is others' (seconds)."""
+        self._note(now, short_s - self._short, long_s - self._long)
+
+    def told_others(self, now: float, pool: Assignment, seconds: float) -> None:
+        """So much of others' work waits there; of which class is a guess by its ``pool``."""
+        self._note(now, seconds, 0.0) if pool == SHORT else self._note(now, 0.0, seconds)
+
+    def _note(self, now: float, short_s: float, long_s: float) -> None:
+        self._others = Work(max(0.0, short_s), max(0.0, long_s)) if short_s > 0.0 or long_s > 0.0 else None
+        self._at = now
+
+    def waiting(self, now: float) -> Work:
+        """Work there (seconds)."""
+        others = self._others
+        if others is None:
+            return Work(self._short, self._long)
+        passed = now - self._at
+        short = max(0.0, others.short - passed)
+        return Work(self._short + short, self._long + max(0.0, others.long - max(0.0, passed - others.short)))
+
+    def cost_s(self, now: float, new: int, cached: int, short: bool) -> float:
+        """Until a request of so many tokens would be answered, sent now, and how much later it makes a long one that
+        it goes before (seconds)."""
+        model = self.own_model or self._learnt.model
+        step_s, work_s = model.step_s, model.work_s(new, cached)
+        if self._others is None:
+            ahead, long = self._short, self._long
+        else:
+            ahead, long = self.waiting(now)
+        if short and self.parks:
+            if long:
+                # The slice that runs ends first; and the long one waits for all of this step.
+                return ahead + 3.0 * step_s + 2.0 * work_s
+            return ahead + work_s + (2.0 * step_s if ahead else step_s)
+        ahead += long
+        if ahead:
+            ahead += step_s - (now - self._since)
+        return (ahead if ahead > 0.0 else 0.0) + work_s + step_s

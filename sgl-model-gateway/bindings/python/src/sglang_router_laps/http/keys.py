@@ -1,0 +1,53 @@
+"""Who may see or change something: the keys of --control-plane-api-keys and the one of --api-key."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Iterable
+from hmac import compare_digest
+
+from sglang_router.router_args import RouterArgs
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+ASK = {"www-authenticate": 'Basic realm="LAPS router"'}
+"""Has a browser ask its reader for a password, and give that with what the page fetches."""
+
+
+def allowed(request: Request, args: RouterArgs) -> bool:
+    """Whether ``request`` brings a key that may change something. Without any of those flags everybody may."""
+    # As the stock flag is parsed: id, name, key, role.
+    keys = [key for _, _, key, role in args.control_plane_api_keys if role == "admin"]
+    if not args.control_plane_api_keys and args.api_key:
+        keys = [args.api_key]
+    return _brings(request, keys) or not (args.control_plane_api_keys or args.api_key)
+
+
+def keyed(endpoint: Endpoint, args: RouterArgs) -> Endpoint:
+    """``endpoint`` for those alone who bring any of the keys. Without any of those flags for everybody."""
+    keys = [key for _, _, key, _ in args.control_plane_api_keys] + ([args.api_key] if args.api_key else [])
+    if not keys:
+        return endpoint
+
+    async def asked(request: Request) -> Response:
+        if _brings(request, keys):
+            return await endpoint(request)
+        return PlainTextResponse("needs the key of --api-key", 401, ASK)
+
+    return asked
+
+
+def _brings(request: Request, keys: Iterable[str]) -> bool:
+    """As bearer token, or as a browser's password."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            given = b64decode(given).decode().partition(":")[2]
+        except ValueError:
+            return False
+    elif scheme.lower() != "bearer":
+        return False
+    known = [compare_digest(given.encode(), key.encode()) for key in keys]
+    return any(known)

@@ -1,0 +1,187 @@
+"""The servers behind the router while they come and go, with what there is one of for each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
+
+from laps_core.config import ConfigError
+from sglang_router.router_args import RouterArgs
+
+from .config import AllocConfig
+from .pools.choice import Pools
+from .servers import tls
+from .servers.breaker import Breaker
+from .servers.discovery import Found
+from .servers.discovery.sources import is_name, sources
+from .servers.health import Health
+from .servers.instances import Instance, PrefillInstance, Role
+from .servers.signals import SignalReader
+from .servers.upstream import Sessions
+from .tasks import Task, Tasks
+
+logger = logging.getLogger(__name__)
+
+FLAGS = "flags"
+"""The source of what the command line names."""
+LOOK_S = 0.2
+"""How often it is seen whether a server has finished (seconds)."""
+LINGER_S = 5.0
+"""How long its connections stay open from then on, for what follows a request: the end of the prefill server's reply,
+aborts (seconds)."""
+
+
+class Membership:
+    """Its lists are the same objects all the time, so who holds one sees servers come and go.
+
+    Raises ConfigError when the servers and the configuration do not fit each other.
+    """
+
+    def __init__(self, args: RouterArgs, config: AllocConfig, tasks: Tasks) -> None:
+        self.sources = sources(args)
+        self.sessions = Sessions(args.request_timeout_secs, tls.to_servers(args))
+        self.health = Health(self.sessions, args)
+        prefills = [(url, port) for url, port in args.prefill_urls if not is_name(url)]
+        decodes = [url for url in args.decode_urls if not is_name(url)]
+        self.pools = Pools(prefills, config, decoders=decodes, fixed=not self.sources)
+        self.instances: list[Instance] = []
+        """All of them, those that drain as well."""
+        self.readers: list[SignalReader] = []
+        """One for each prefill server that gets requests."""
+        self.source: dict[Instance, str] = {}
+        """Who has named it."""
+        self.draining: dict[Instance, Task | None] = {}
+        """They get no requests and finish those that they have."""
+        self._args = args
+        self._tasks = tasks
+        self._signal_s = max(config.pressure.sample_s, 1.0)
+        self._found: dict[str, dict[str, Found]] = {}
+        """What each source has said last, by URL."""
+        self._watchers: dict[Instance, Task | None] = {}
+        self._open = False
+        for i in (*self.pools.instances, *self.pools.decoders):
+            self._equip(i, FLAGS)
+            self._read(i)
+        given = Counter([*(i.url for i in self.instances), *(source.name for source in self.sources)])
+        twice = [url for url, n in given.items() if n > 1]
+        if twice:
+            raise ConfigError(f"{twice[0]} is given twice")
+
+    def open(self) -> None:
+        """Start watching servers and sources."""
+        self._open = True
+        for i in self.instances:
+            self._watch(i)
+        for source in self.sources:
+            self._tasks.keep(f"discovery of {source.name}", partial(source.run, partial(self.follow, source.name)))
+
+    def at(self, url: str) -> Instance | None:
+        """The server at ``url`` that gets requests, else one that drains there."""
+        url = url.rstrip("/")
+        return next(iter(sorted((i for i in self.instances if i.url == url), key=self.draining.__contains__)), None)
+
+    def add(self, role: Role, url: str, bootstrap_port: int | None, source: str) -> Instance:
+        """A server that gets requests as soon as it has answered its health checks. One that drains is taken back, and
+        one that is there stays as it is. Raises ValueError where there is another kind of server at ``url``."""
+        there = self.at(url)
+        if there is not None:
+            same = there.role == role and getattr(there, "bootstrap_port", None) == bootstrap_port
+            if there not in self.draining:
+                if not same:
+                    raise ValueError(f"{there.url} is there already, as {there.role} server of {self.source[there]}")
+                return there
+            if same:
+                self._stop(self.draining.pop(there))
+                self._join(there, source)
+                return there
+        prefill = role == "prefill"
+        there = (
+            PrefillInstance(url, bootstrap_port, self.pools.place(), learnt=self.pools.learnt)
+            if prefill
+            else Instance(url, role)
+        )
+        self._equip(there, source)
+        self._join(there, source)
+        if self._open:
+            self._watch(there)
+        return there
+
+    def remove(self, url: str) -> Instance | None:
+        """Let the server at ``url`` finish what it has; then it is forgotten. None where none is there."""
+        there = self.at(url)
+        if there is not None and there not in self.draining:
+            logger.info("%s %s leaves: %d requests in flight", there.role, there.url, there.outstanding)
+            self.pools.leave(there)
+            self.readers[:] = [r for r in self.readers if r.instance is not there]
+            self.draining[there] = self._tasks.spawn(self._drain(there))
+        return there
+
+    def follow(self, source: str, found: Collection[Found]) -> None:
+        """Carry out what has changed since ``source`` named all its servers last. What others have done with a server
+        that it goes on to name stands."""
+        now = {f.url: f for f in sorted(found, key=lambda f: f.url)}
+        before, self._found[source] = self._found.get(source, {}), now
+        for url, old in before.items():
+            there = self.at(url)
+            new = now.get(url)
+            moved = new is None or (new.role, new.bootstrap_port) != (old.role, old.bootstrap_port)
+            if moved and there is not None and self.source[there] == source:
+                self.remove(url)
+        for url, new in now.items():
+            if new == before.get(url):
+                continue
+            try:
+                there = self.add(new.role, url, new.bootstrap_port, source)
+            except ValueError as e:
+                logger.warning("%s: %s", source, e)
+                continue
+            if url in before:
+                # The process that this router knew is gone.
+                self.health.anew(there)
+
+    def _equip(self, i: Instance, source: str) -> None:
+        args = self._args
+        i.breaker = Breaker(
+            0 if args.disable_circuit_breaker else max(0, args.cb_failure_threshold),
+            args.cb_success_threshold,
+            args.cb_timeout_duration_secs,
+            args.cb_window_duration_secs,
+        )
+        self.instances.append(i)
+        self.source[i] = source
+
+    def _join(self, i: Instance, source: str) -> None:
+        logger.info("%s %s joins, said by %s", i.role, i.url, source)
+        self.source[i] = source
+        self.health.anew(i)
+        self.pools.join(i)
+        self._read(i)
+
+    def _read(self, i: Instance) -> None:
+        if isinstance(i, PrefillInstance):
+            self.readers.append(SignalReader(i, self.sessions, self._args.api_key, self._signal_s))
+
+    def _watch(self, i: Instance) -> None:
+        self._watchers[i] = self._tasks.keep(f"health of {i.url}", partial(self.health.watch, i))
+
+    async def _drain(self, i: Instance) -> None:
+        """Wait for its requests, none of which may take longer than --request-timeout-secs, and let go of it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._args.request_timeout_secs):
+                while i.outstanding:
+                    await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(LINGER_S)
+        self._stop(self._watchers.pop(i, None))
+        del self.draining[i], self.source[i]
+        self.instances.remove(i)
+        await self.sessions.drop(i)
+        logger.info("%s %s has left", i.role, i.url)
+
+    @staticmethod
+    def _stop(task: Task | None) -> None:
+        if task is not None:
+            task.cancel()

@@ -1,0 +1,153 @@
+"""Requests that wait: for a place among those in flight, or for a server of a role that has none healthy."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from laps_core.latency.model import LatencyModel
+from laps_core.scheduling.order import Patience, edf
+from laps_core.scheduling.plan import LOOKAHEAD, Waiting
+from laps_core.scheduling.sizes import Sizes
+from sglang_router.router_args import RouterArgs
+
+MOST = 8192
+"""Unless --max-concurrent-requests says otherwise: beyond, requests would only wait at the servers (requests)."""
+HEALED_S = 10.0
+"""A server that was away for a moment is back by then; of what takes longer clients hear (seconds)."""
+LOOK_S = 0.05
+"""How often a request that waits for a server looks whether there is one (seconds)."""
+
+
+class TurnedAway(Exception):
+    """A request that has waited in vain, or may not wait."""
+
+    def __init__(self, status: int, kind: str, why: str, after_s: int | None = None) -> None:
+        super().__init__(why)
+        self.status = status
+        self.kind = kind
+        self.after_s = after_s
+        """When to come back (seconds); None: that is of no use."""
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    waiting: Waiting
+    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Queue:
+    """Places for ``most`` requests, and a line of --queue-size for those beyond.
+
+    Whoever is next has the lower rank (short before long), then the earliest deadline that can still be kept
+    (``order.edf``); ``Patience`` bounds how often the oldest is passed over.
+    """
+
+    def __init__(self, args: RouterArgs, served: Callable[[], bool]) -> None:
+        """``served``: whether each role has a healthy server."""
+        self.most: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
+        self.size = max(0, args.queue_size)
+        self.in_flight = 0
+        self._timeout_s = float(min(args.queue_timeout_secs, args.request_timeout_secs))
+        self._served = served
+        self._line: dict[_Ticket, None] = {}
+        """By arrival."""
+        self._stranded = 0
+        """Requests that have a place and wait for a server."""
+        self._patience = Patience()
+        # Work is known in tokens: which server's model counts is not decided yet.
+        self._sizes = Sizes(LatencyModel(), chunk_tokens=None, unit=1, layers=0, slice_s=0.0)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, for a place or for a server."""
+        return len(self._line) + self._stranded
+
+    def oldest_s(self) -> float:
+        """How long the first in the line has waited (seconds)."""
+        first = next(iter(self._line), None)
+        return 0.0 if first is None else time.monotonic() - first.waiting.since_s
+
+    def after_s(self) -> int:
+        """When it is worth coming back: as long as the first in the line has waited (seconds)."""
+        return max(1, math.ceil(min(self.oldest_s(), self._timeout_s)))
+
+    def make_sure_of_room(self) -> None:
+        """Raise TurnedAway where a request could not even wait."""
+        if self.in_flight >= self.most and len(self._line) >= self.size:
+            why = f"{self.in_flight} requests are in flight and {len(self._line)} wait already"
+            raise TurnedAway(429, "overloaded", why, self.after_s())
+
+    def enter(self) -> bool:
+        """Take a place, if there is one: whoever has taken one gives it back with ``leave``."""
+        if self.in_flight >= self.most:
+            return False
+        self.in_flight += 1
+        return True
+
+    async def wait(self, waiting: Waiting, until: float, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait in the line for a place. Raises TurnedAway: after the time-out, at ``until`` (monotonic seconds), and
+        where it is ``given_up`` when its turn comes."""
+        ticket = _Ticket(waiting)
+        self._line[ticket] = None
+        try:
+            async with asyncio.timeout(min(until, waiting.since_s + self._timeout_s) - time.monotonic()):
+                await ticket.turn
+        except BaseException as e:
+            if ticket.turn.done() and not ticket.turn.cancelled():
+                # Its turn had come while it went away.
+                self.leave()
+            if not isinstance(e, TimeoutError):
+                raise
+            raise self.too_late(until) from None
+        finally:
+            self._line.pop(ticket, None)
+        if given_up():
+            self.leave()
+            raise TurnedAway(400, "abort", "aborted before it was sent to a server")
+
+    def too_late(self, until: float) -> TurnedAway:
+        """What a request is told that has waited for nothing, until its deadline or the time-out."""
+        if time.monotonic() >= until:
+            return TurnedAway(429, "deadline_missed", "the deadline can no longer be met", self.after_s())
+        return TurnedAway(408, "queue_timeout", f"no place for {self._timeout_s:.0f} s", self.after_s())
+
+    def leave(self) -> None:
+        """Give a place back, to whoever is next."""
+        self.in_flight -= 1
+        while self._line and self.in_flight < self.most:
+            ticket = self._next()
+            del self._line[ticket]
+            if not ticket.turn.done():
+                self.in_flight += 1
+                ticket.turn.set_result(None)
+
+    def _next(self) -> _Ticket:
+        now = time.monotonic()
+        oldest = next(iter(self._line))
+        if self._patience.due:
+            first = oldest
+        else:
+            line = islice(self._line, LOOKAHEAD)
+            first = min(line, key=lambda t: (t.waiting.rank, *edf(t.waiting, self._sizes, now)))
+        self._patience.served(first is not oldest)
+        return first
+
+    async def recovered(self, until: float) -> bool:
+        """Wait, with a place, until each role has a healthy server; whether that was in time."""
+        if self.waiting >= self.size:
+            return False
+        until = min(until, time.monotonic() + min(self._timeout_s, HEALED_S))
+        self._stranded += 1
+        try:
+            while not self._served():
+                if time.monotonic() >= until:
+                    return False
+                await asyncio.sleep(LOOK_S)
+            return True
+        finally:
+            self._stranded -= 1

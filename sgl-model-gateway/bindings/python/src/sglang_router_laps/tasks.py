@@ -1,0 +1,92 @@
+"""Work beside the requests: it is started, kept alive, watched, and ended with the application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
+"""Before work that failed starts again, at first and at most (seconds)."""
+
+Work = Coroutine[Any, Any, None]
+Task = asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class Watched:
+    """Work that never ends by itself."""
+
+    name: str
+    alive: bool = False
+    restarts: int = 0
+    error: str | None = None
+    """What it failed with last."""
+
+
+class Tasks:
+    """Needs a running event loop. Once closed it starts nothing."""
+
+    def __init__(self) -> None:
+        self.watched: list[Watched] = []
+        self._tasks: set[Task] = set()
+        self._closing = False
+
+    def spawn(self, work: Work) -> Task | None:
+        """Run ``work`` beside everything else, unless all is being closed; what it fails with is logged."""
+        if self._closing:
+            work.close()
+            return None
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def keep(self, name: str, work: Callable[[], Work]) -> Task | None:
+        """Run ``work``, which ends when cancelled; where it fails, that is logged and it starts again after a pause."""
+        return self.spawn(self._keep(name, work))
+
+    async def close(self) -> None:
+        """End all of it."""
+        self._closing = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: Task) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception():
+            logger.error("a background task failed", exc_info=task.exception())
+
+    async def _keep(self, name: str, work: Callable[[], Work]) -> None:
+        watched = Watched(name)
+        self.watched.append(watched)
+        try:
+            await self._again_and_again(watched, work)
+        finally:
+            self.watched.remove(watched)
+
+    async def _again_and_again(self, watched: Watched, work: Callable[[], Work]) -> None:
+        pause_s = PAUSE_S
+        while True:
+            began = time.monotonic()
+            watched.alive = True
+            try:
+                await work()
+            except Exception as e:
+                watched.error = f"{type(e).__name__}: {e}"
+                logger.exception("%s failed; it starts again", watched.name)
+            finally:
+                watched.alive = False
+            if time.monotonic() - began > PAUSE_MAX_S:
+                pause_s = PAUSE_S
+            await asyncio.sleep(pause_s * (1 + 0.3 * random.random()))
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+            watched.restarts += 1

@@ -1,0 +1,98 @@
+"""A real browser without a window, told what to do through its DevTools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-port=0",
+)  # fmt: skip
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (Debian package: chromium)")
+
+
+class Page:
+    """One page of it."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._sent = 0
+
+    async def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """A command of the DevTools protocol, and its result. Raises RuntimeError."""
+        self._sent += 1
+        await self._socket.send_json({"id": self._sent, "method": method, "params": params})
+        async with asyncio.timeout(180):
+            while (answer := await self._socket.receive_json()).get("id") != self._sent:
+                pass
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        found: dict[str, Any] = answer["result"]
+        return found
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of an expression, awaited if it is a promise. Raises RuntimeError where it throws."""
+        found = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in found:
+            raise RuntimeError(str(found["exceptionDetails"]))
+        return found["result"].get("value")
+
+    async def until(self, script: str, timeout_s: float = 180.0) -> None:
+        """Wait until the expression is true."""
+        async with asyncio.timeout(timeout_s):
+            while not await self.evaluate(script):
+                await asyncio.sleep(0.05)
+
+    async def resize(self, width: int, height: int) -> None:
+        """In CSS pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        await self.send("Emulation.setDeviceMetricsOverride", **size)
+
+    async def prefer(self, **media: str) -> None:
+        """Media features, such as ``prefers_color_scheme="dark"``."""
+        features = [{"name": name.replace("_", "-"), "value": value} for name, value in media.items()]
+        await self.send("Emulation.setEmulatedMedia", features=features)
+
+    async def press(self, key: str, text: str = "") -> None:
+        """One key, down and up."""
+        down = {"key": key, "code": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13, " ": 32}[key], "text": text}
+        await self.send("Input.dispatchKeyEvent", type="keyDown", **down)
+        await self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, folder: Path) -> AsyncIterator[Page]:
+    """``url`` in a browser of its own, which keeps its files in ``folder``."""
+    assert CHROMIUM
+    process = await asyncio.create_subprocess_exec(
+        CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank",
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        port = folder / "DevToolsActivePort"
+        async with asyncio.timeout(180):
+            while not port.exists() or "\n" not in port.read_text():
+                assert process.returncode is None
+                await asyncio.sleep(0.05)
+        at = f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"{at}/json/list") as r:
+                (target,) = [t for t in await r.json() if t["type"] == "page"]
+            async with client.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                page = Page(socket)
+                await page.send("Page.navigate", url=url)
+                yield page
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()

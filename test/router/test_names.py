@@ -1,0 +1,114 @@
+"""Servers behind one name: addresses that come and go, and a resolver that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from sglang_router_laps import membership
+from sglang_router_laps.servers.discovery import Found, names
+from sglang_router_laps.servers.discovery.names import Name
+
+from .fakes import FakeDecode, FakePrefill, Stack, World, stack
+
+PREFILL, DECODE = "prefill.test", "decode.test"
+
+
+class Resolver:
+    """What the system's resolver answers for the names of this test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: dict[str, list[str]] = {}
+        """Without any it fails."""
+        self.asked = 0
+        monkeypatch.setattr(names, "PERIOD_S", 0.05)
+        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", self._answer)
+
+    async def _answer(self, host: str, port: int, **_: Any) -> list[Any]:
+        self.asked += 1
+        if host not in self.addresses:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        families = [socket.AF_INET6 if ":" in a else socket.AF_INET for a in self.addresses[host]]
+        return [(f, 1, 6, "", (a, port)) for f, a in zip(families, self.addresses[host], strict=True)]
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    monkeypatch.setattr(membership, "LINGER_S", 0.1)
+    return Resolver(monkeypatch)
+
+
+async def told(resolver: Resolver, source: Name) -> list[Found]:
+    """What it says once the name has been looked up for the first time."""
+    found: list[Found] = []
+    task = asyncio.create_task(source.run(found.extend))
+    while not resolver.asked:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("addresses", "urls"),
+    [
+        (["10.0.0.2", "10.0.0.1", "10.0.0.2"], ["http://10.0.0.1:30000", "http://10.0.0.2:30000"]),
+        (["10.0.0.1", "fd00::1"], ["http://10.0.0.1:30000"]),
+        (["fd00::1"], ["http://[fd00::1]:30000"]),
+    ],
+    ids=["several", "both kinds", "IPv6"],
+)
+def test_each_address_is_a_server(resolver: Resolver, addresses: list[str], urls: list[str]) -> None:
+    resolver.addresses[PREFILL] = addresses
+    source = Name("prefill", f"dns://{PREFILL}:30000", 8998)
+    assert asyncio.run(told(resolver, source)) == [Found("prefill", url, 8998) for url in urls]
+
+
+def test_servers_follow_their_names(resolver: Resolver, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        world = World()
+        prefills, decode = [FakePrefill(world) for _ in range(3)], FakeDecode(world)
+        for n, p in enumerate(prefills):
+            p.host = f"127.0.0.{n + 1}"
+            await p.start(prefills[0].port)
+        await decode.start()
+        args = {
+            "prefill_urls": [(f"dns://{PREFILL}:{prefills[0].port}", 8998)],
+            "decode_urls": [f"dns://{DECODE}:{decode.port}"],
+        }
+        async with stack(0, 0, args=args) as s:
+            # Nothing is known yet, and nobody can say.
+            await s.until(lambda: resolver.asked > 4)
+            assert (await s.post(text="a"))[0] == 503
+            assert caplog.text.count(f"dns://{DECODE}:{decode.port}: ") == 1
+
+            resolver.addresses[DECODE] = [decode.host]
+            resolver.addresses[PREFILL] = [p.host for p in prefills[:2]]
+            await s.until(lambda: [i.healthy for i in s.lb.instances] == [True] * 3)
+            ended = asyncio.Event()
+            load = asyncio.create_task(s.load(ended))
+            await s.until(lambda: all(p.bodies for p in prefills[:2]))
+
+            resolver.addresses[PREFILL] = [p.host for p in prefills[1:]]
+            await s.until(lambda: s.lb.members.at(prefills[0].url) is None)
+            assert urls(s) == {p.url for p in prefills[1:]}
+            await s.until(lambda: bool(prefills[2].bodies))
+            await prefills[0].stop()
+
+            del resolver.addresses[PREFILL]
+            asked = resolver.asked
+            await s.until(lambda: resolver.asked > asked + 6)
+            assert urls(s) == {p.url for p in prefills[1:]}
+            ended.set()
+            assert (await load).keys() == {200}
+            await s.at_rest()
+        for server in (*prefills, decode):
+            await server.stop()
+
+    asyncio.run(run())
+
+
+def urls(s: Stack) -> set[str]:
+    return {i.url for i in s.lb.pools.instances}

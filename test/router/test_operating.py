@@ -1,0 +1,237 @@
+"""What an operator needs of the router: probes, ids, the access log, keys, TLS to the servers, figures of each one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import ssl
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from sglang_router_laps.balancer import Server
+
+from .fakes import LONG, NO_PROBES, PROBES, SHORT, Body, Stack, entry, serving, stack
+from .test_stock_flags import certificate
+
+ACCESS = "sglang_router_laps.request.trail"
+
+
+async def probe(s: Stack, path: str) -> int:
+    async with s.client.get(f"{s.url}/{path}") as r:
+        return r.status
+
+
+def test_ready_once_a_server_of_each_kind_is_known_to_be_well() -> None:
+    async def run() -> None:
+        async with stack(2, 1, args=PROBES) as s:
+            await s.until(s.lb.ready)
+            assert (await probe(s, "readiness"), await probe(s, "liveness")) == (200, 200)
+            (decoder,) = s.decodes
+            decoder.healthy = False
+            await s.until(lambda: not s.lb.decoders[0].healthy)
+            assert (await probe(s, "readiness"), await probe(s, "liveness")) == (503, 200)
+            decoder.healthy = True
+            await s.until(s.lb.ready)
+            assert (await probe(s, "readiness"), (await s.status())["ready"]) == (200, True)
+            Server(s.balancer.server_config(), s.lb).handle_exit(signal.SIGTERM, None)
+            assert (await probe(s, "readiness"), await probe(s, "liveness")) == (503, 200)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_nobody_has_reached_yet_makes_no_router_ready() -> None:
+    async def run() -> None:
+        async with stack(2, 0, more_decodes=["http://127.0.0.1:9"]) as s:
+            assert await probe(s, "readiness") == 503
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("args", "sent", "back"),
+    [
+        ({}, {"x-request-id": "r-1"}, "r-1"),
+        ({}, {"request-id": "r-3", "x-trace-id": "r-2"}, "r-2"),
+        ({"request_id_headers": ["X-Mine"]}, {"x-mine": "r-4", "x-request-id": "r-5"}, "r-4"),
+        ({}, {"x-request-id": "two words"}, None),
+        ({}, {}, None),
+    ],
+)
+def test_every_answer_has_the_requests_id(args: Body, sent: dict[str, str], back: str | None) -> None:
+    async def run() -> None:
+        async with stack(2, args=args) as s:
+            ask: list[tuple[str, str, Any]] = [
+                ("POST", "generate", {"text": SHORT}),
+                ("POST", "generate", {"text": SHORT, "stream": True}),
+                ("POST", "generate", {"text": ""}),
+                ("POST", "abort_request", {}),
+                ("GET", "health", None),
+                ("GET", "laps_status", None),
+                ("GET", "nowhere", None),
+            ]
+            for method, path, body in ask:
+                async with s.client.request(method, f"{s.url}/{path}", json=body, headers=sent) as r:
+                    (said,) = r.headers.getall("x-request-id")
+                    assert said == back if back else re.fullmatch("[0-9a-f]{32}", said)
+
+    asyncio.run(run())
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
+    """The access log, each line as its fields."""
+    said = [line for r in caplog.records if r.name == ACCESS for line in r.getMessage().splitlines()]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z id=", line) for line in said)
+    return [dict(field.split("=", 1) for field in line.split()[1:]) for line in said]
+
+
+def test_the_access_log_tells_each_request_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=ACCESS)
+
+    async def run() -> None:
+        async with stack(2, args={"max_concurrent_requests": 1, "queue_size": 1}) as s:
+            for p in s.prefills:
+                p.gate.clear()
+            first = asyncio.create_task(s.post(text=SHORT, rid="a b\n"))
+            await s.until(lambda: s.lb.queue.in_flight == 1)
+            second = asyncio.create_task(s.post("v1/completions", prompt=LONG, stream=False))
+            await s.until(lambda: s.lb.queue.waiting == 1)
+            assert (await s.post(text=SHORT))[0] == 429
+            for p in s.prefills:
+                p.gate.set()
+            await asyncio.gather(first, second)
+            await s.at_rest()
+            await s.until(lambda: len(lines(caplog)) == 3)
+            full, one, two = lines(caplog)
+            urls = {f.url for f in (*s.prefills, *s.decodes)}
+            assert (full["status"], full["prefill"], full["first_ms"]) == ("429", "-", "-")
+            assert (one["rid"], one["class"], one["status"], one["queue_ms"]) == (r'"a\u0020b\n"', "short", "200", "0")
+            assert (two["route"], two["class"], two["retries"]) == ("/v1/completions", "long", "0")
+            assert two["rid"] == two["id"]
+            for line in (one, two):
+                assert {line["prefill"], line["decode"]} <= urls
+                assert 0 < float(line["prefill_ms"]) <= float(line["total_ms"])
+                assert 0 < float(line["first_ms"]) <= float(line["total_ms"])
+            assert float(two["queue_ms"]) > 0
+
+    asyncio.run(run())
+
+
+def test_the_access_log_tells_of_retries_and_of_clients_that_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=ACCESS)
+
+    async def run() -> None:
+        async with stack(2, 2, args=NO_PROBES) as s:
+            await s.decodes[0].stop()
+            for _ in range(2):
+                assert (await s.post(text=SHORT))[0] == 200
+            for p in s.prefills:
+                p.gate.clear()
+            async with aiohttp.ClientSession() as client:
+                gone = asyncio.create_task(client.post(f"{s.url}/generate", json={"text": SHORT}))
+                await s.until(lambda: s.lb.queue.in_flight == 1)
+                gone.cancel()
+            await s.until(lambda: len(lines(caplog)) == 3)
+            assert sum(int(line["retries"]) for line in lines(caplog)) == 1
+            assert lines(caplog)[-1]["status"] == "499"
+            for p in s.prefills:
+                p.gate.set()
+
+    asyncio.run(run())
+
+
+def test_level_warn_is_without_an_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger=ACCESS)
+
+    async def run() -> None:
+        async with stack(2) as s:
+            assert (await s.post(text=SHORT))[0] == 200
+        assert not lines(caplog)
+
+    asyncio.run(run())
+
+
+def test_the_status_and_its_page_need_the_key_and_the_probes_do_not() -> None:
+    async def run() -> None:
+        async with stack(2, args={"api_key": "geheim"}) as s:
+            for path in ("laps", "laps_status"):
+                for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Basic !"}):
+                    async with s.client.get(f"{s.url}/{path}", headers=headers) as r:
+                        assert (r.status, r.headers["www-authenticate"][:5]) == (401, "Basic")
+                for header in ("Bearer geheim", aiohttp.encode_basic_auth("me", "geheim")):
+                    async with s.client.get(f"{s.url}/{path}", headers={"authorization": header}) as r:
+                        assert r.status == 200
+            for path in ("metrics", "health", "liveness"):
+                assert await probe(s, path) == 200
+
+    asyncio.run(run())
+
+
+def test_each_servers_answers_and_failures_are_told() -> None:
+    async def run() -> None:
+        async with stack(2, 2, args={**NO_PROBES, "disable_retries": True}) as s:
+            for _ in range(4):
+                assert (await s.post(text=SHORT))[0] == 200
+            sick = s.decodes[0]
+            sick.status = 500
+            while not entry(await s.status(), sick)["errors"]:
+                await s.post(text=SHORT)
+            found = await s.status()
+            assert entry(found, s.decodes[1])["errors"] == 0
+            for server in (s.pool("short")[0], *s.decodes):
+                told = entry(found, server)
+                assert told["answers"] >= 2
+                assert told["answers_s"] >= 0
+                assert 0 <= told["latency_ms"] < 60e3
+            assert entry(found, s.pool("long")[0])["latency_ms"] is None
+            async with s.client.get(f"{s.url}/metrics") as r:
+                text = await r.text()
+            at = f'{{role="decode",server="{sick.url}"}}'
+            assert re.search(re.escape(f"laps_router_server_errors_total{at} 1.0"), text.replace("'", '"')) or (
+                f'laps_router_server_errors_total{{server="{sick.url}",role="decode"}} 1.0' in text
+            )
+            assert "laps_router_server_answer_seconds_count" in text
+
+    asyncio.run(run())
+
+
+def test_what_a_server_says_of_the_model_is_asked_of_one_that_is_well() -> None:
+    async def run() -> None:
+        async with stack(2, args={**NO_PROBES, "queue_size": 0}) as s:
+            # The fakes have no such route.
+            assert await probe(s, "v1/models") == 404
+            for p in s.prefills:
+                await p.stop()
+            assert await probe(s, "model_info") == 503
+
+    asyncio.run(run())
+
+
+def test_servers_that_ask_for_a_certificate_are_shown_one(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+
+    async def run() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(cert))
+        context.load_cert_chain(cert, key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        async with stack(2, 1, args=NO_PROBES) as behind:
+            config = behind.balancer.server_config()
+            config.host, config.port, config.lifespan = "127.0.0.1", 0, "off"
+            config.load()
+            config.ssl = context
+            # A router before a router: the one behind speaks HTTPS as a server would.
+            async with serving(config) as port:
+                known = {"ca_cert_paths": [str(cert)], "client_cert_path": str(cert), "client_key_path": str(key)}
+                for args, taken in ((known, True), ({"ca_cert_paths": [str(cert)]}, False), ({}, False)):
+                    router = {**NO_PROBES, **args}
+                    async with stack(2, 0, more_decodes=[f"https://127.0.0.1:{port}"], args=router) as s:
+                        try:
+                            status, _ = await s.lb.sessions.ask(s.lb.decoders[0], "health", 5.0)
+                        except (aiohttp.ClientError, OSError):
+                            status = 0
+                        assert (status == 200) == taken
+
+    asyncio.run(run())

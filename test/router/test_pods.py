@@ -1,0 +1,207 @@
+"""Pods of a Kubernetes cluster: a server of its API that lists them and lets them be watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from sglang_router_laps import membership
+
+from .fakes import FakeDecode, FakePrefill, World, stack
+
+kubernetes = pytest.importorskip("kubernetes_asyncio")
+
+Pod = dict[str, Any]
+NAMESPACE = "llm"
+
+
+class Api:
+    """Pods of one namespace. ``oldest``: what happened before this version is forgotten."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.version = 10
+        self.oldest = 0
+        self.refuse = False
+        self.lists = self.watches = 0
+        self._past: list[tuple[int, str, Pod]] = []
+        self._news = asyncio.Event()
+        self._cut = asyncio.Event()
+
+    def set(self, name: str, role: str, ip: str, *, ready: bool = True, restarts: int = 0, **metadata: Any) -> None:
+        """Make or change a pod."""
+        kind = "MODIFIED" if name in self.pods else "ADDED"
+        self.pods[name] = {
+            "metadata": {
+                "name": name, "uid": f"uid of {name}", "labels": {"app": role},
+                "annotations": {"sglang.ai/bootstrap-port": "8997"}, **metadata,
+            },
+            "status": {
+                "podIP": ip, "phase": "Running",
+                "conditions": [{"type": "Ready", "status": str(ready)}],
+                "containerStatuses": [
+                    {"name": "c", "restartCount": restarts, "image": "", "imageID": "", "ready": ready},
+                ],
+            },
+        }  # fmt: skip
+        self._happened(kind, name)
+
+    def delete(self, name: str) -> None:
+        self._happened("DELETED", name)
+        del self.pods[name]
+
+    def forget(self) -> None:
+        """Versions seen so far are too old to go on from."""
+        self.oldest = self.version + 1
+        self.version += 2
+
+    def close_watches(self) -> None:
+        self._cut.set()
+        self._cut = asyncio.Event()
+
+    def _happened(self, kind: str, name: str) -> None:
+        self.version += 1
+        self.pods[name]["metadata"]["resourceVersion"] = str(self.version)
+        self._past.append((self.version, kind, json.loads(json.dumps(self.pods[name]))))
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.refuse:
+            return web.json_response({"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403)
+        label = request.query["labelSelector"].removeprefix("app=")
+        if request.query.get("watch") in ("True", "true", "1"):
+            return await self._watch(request, label)
+        self.lists += 1
+        items = [p for p in self.pods.values() if p["metadata"]["labels"]["app"] == label]
+        metadata = {"resourceVersion": str(self.version)}
+        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items})
+
+    async def _watch(self, request: web.Request, label: str) -> web.StreamResponse:
+        self.watches += 1
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        await response.prepare(request)
+        seen, cut = int(request.query["resourceVersion"]), self._cut
+        while not cut.is_set():
+            news = self._news
+            if seen < self.oldest:
+                gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+                await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+                break
+            for version, kind, pod in self._past:
+                if version > seen and pod["metadata"]["labels"]["app"] == label:
+                    await response.write(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
+            seen = self.version
+            waits = [asyncio.create_task(e.wait()) for e in (news, cut)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for w in waits:
+                w.cancel()
+        return response
+
+
+@contextlib.asynccontextmanager
+async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
+    """An API server on loopback, and the configuration that leads there."""
+    from sglang_router_laps.servers.discovery import pods
+
+    monkeypatch.setattr(membership, "LINGER_S", 0.1)
+    monkeypatch.setattr(pods, "PAUSE_S", 0.05)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    api = Api()
+    app = web.Application()
+    app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/pods", api.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    (folder / "config").write_text(json.dumps(config))
+    monkeypatch.setattr(kubernetes.config.kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(folder / "config"))
+    try:
+        yield api
+    finally:
+        api.close_watches()
+        await runner.cleanup()
+
+
+def test_servers_follow_their_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        world = World()
+        prefills, decode = [FakePrefill(world) for _ in range(5)], FakeDecode(world)
+        for n, server in enumerate((*prefills, decode)):
+            server.host = f"127.0.0.{n + 1}"
+            await server.start(prefills[0].port)
+        args = {
+            "service_discovery": True, "service_discovery_namespace": NAMESPACE,
+            "service_discovery_port": prefills[0].port,
+            "prefill_selector": {"app": "prefill"}, "decode_selector": {"app": "decode"},
+        }  # fmt: skip
+        async with cluster(tmp_path, monkeypatch) as api, stack(0, 0, args=args) as s:
+
+            def there(*servers: FakePrefill) -> bool:
+                return {i.url for i in s.lb.pools.instances if i.healthy} == {x.url for x in (always, *servers)}
+
+            a, b, c, d, always = prefills
+            assert (await s.post(text="a"))[0] == 503
+            api.set("decode", "decode", decode.host)
+            api.set("always", "prefill", always.host)
+            api.set("a", "prefill", a.host)
+            api.set("b", "prefill", b.host, ready=False)
+            await s.until(lambda: there(a) and len(s.lb.decoders) == 1 and s.lb.decoders[0].healthy)
+            assert s.lb.pools.instances[0].bootstrap_port == 8997
+            ended = asyncio.Event()
+            load = asyncio.create_task(s.load(ended))
+
+            # One becomes ready; one is asked to end, and is gone later.
+            api.set("b", "prefill", b.host)
+            await s.until(lambda: there(a, b))
+            api.set("a", "prefill", a.host, deletionTimestamp="2026-01-01T00:00:00Z")
+            await s.until(lambda: there(b) and s.lb.members.at(a.url) is None)
+            api.delete("a")
+            await a.stop()
+
+            # It gets another address.
+            api.set("b", "prefill", c.host)
+            await s.until(lambda: there(c))
+
+            # A watch that ends, one that goes on from too old a version, a server that refuses: nothing is missed,
+            # and nothing changes meanwhile.
+            watches = api.watches
+            api.close_watches()
+            await s.until(lambda: api.watches >= watches + 2)
+            api.set("d", "prefill", d.host)
+            await s.until(lambda: there(c, d))
+            lists = api.lists
+            api.refuse = True
+            api.close_watches()
+            await asyncio.sleep(0.3)
+            assert there(c, d)
+            api.delete("d")
+            api.forget()
+            api.refuse = False
+            await s.until(lambda: api.lists >= lists + 2 and there(c))
+            api.forget()
+            api.set("d", "prefill", d.host)
+            await s.until(lambda: there(c, d))
+
+            # The container has been started again where it was.
+            probed = d.probed
+            api.set("d", "prefill", d.host, restarts=1)
+            await s.until(lambda: d.probed >= probed + 2 and there(c, d))
+            ended.set()
+            assert (await load).keys() == {200}
+            await s.at_rest()
+        for server in (*prefills, decode):
+            await server.stop()
+
+    asyncio.run(run())

@@ -1,0 +1,138 @@
+"""``/workers``: fields and statuses of SGLang's Rust gateway, and who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+
+from .fakes import LONG, FakePrefill, Stack, stack
+
+Body = dict[str, Any]
+ADMIN, USER = ("1", "name", "admins", "admin"), ("2", "name", "users", "user")
+FIELDS = {
+    "id", "url", "model_id", "priority", "cost", "worker_type", "is_healthy", "load", "connection_mode",
+    "disable_health_check", "metadata",
+}  # fmt: skip
+
+
+async def ask(
+    s: Stack, method: str, path: str = "", body: object = None, key: str | None = None
+) -> tuple[int, Body, str]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with s.client.request(method, f"{s.url}/workers{path}", json=body, headers=headers) as r:
+        return r.status, await r.json(), r.headers.get("location", "")
+
+
+def test_workers_are_listed_added_and_deleted() -> None:
+    async def run() -> None:
+        async with stack(2, 1) as s:
+            status, listed, _ = await ask(s, "GET")
+            assert (status, listed["total"]) == (200, 3)
+            assert listed["stats"] == {"prefill_count": 2, "decode_count": 1, "regular_count": 0}
+            prefill, decode = listed["workers"][0], listed["workers"][2]
+            assert prefill.keys() == FIELDS | {"bootstrap_port"}
+            assert decode.keys() == FIELDS
+            assert (prefill["worker_type"], prefill["bootstrap_port"], prefill["url"]) == (
+                "prefill", 8998, s.prefills[0].url,
+            )  # fmt: skip
+            assert prefill["metadata"] == {"source": "flags", "pool": "short"}
+
+            new = FakePrefill(s.decodes[0].world)
+            await new.start()
+            wanted = {"url": new.url, "worker_type": "prefill", "bootstrap_port": 8997, "priority": 60, "labels": {}}
+            status, accepted, at = await ask(s, "POST", body=wanted)
+            assert (status, accepted["status"], accepted["url"]) == (202, "accepted", new.url)
+            assert at == accepted["location"] == f"/workers/{accepted['worker_id']}"
+            # Asking for it again changes nothing.
+            assert (await ask(s, "POST", body=wanted))[:2] == (202, accepted)
+            await s.until(lambda: s.lb.pools.by_url(new.url).healthy)
+            found = (await ask(s, "GET", f"/{accepted['worker_id']}"))[1]
+            assert (found["url"], found["bootstrap_port"], found["load"]) == (new.url, 8997, 0)
+            assert found["metadata"]["source"] == "workers API"
+
+            new.gate.clear()
+            held = [asyncio.create_task(s.post(text=f"{n}{LONG}")) for n in range(12)]
+            await s.until(lambda: new.running > 0)
+            status, accepted, _ = await ask(s, "DELETE", f"/{found['id']}")
+            assert (status, accepted["worker_id"]) == (202, found["id"])
+            assert (await ask(s, "GET", f"/{found['id']}"))[1]["metadata"]["draining"] == "true"
+            assert (await ask(s, "DELETE", f"/{found['id']}"))[0] == 202
+            new.gate.set()
+            assert {status for status, _ in await asyncio.gather(*held)} == {200}
+            await s.until(lambda: s.lb.members.at(new.url) is None)
+            assert (await ask(s, "GET", f"/{found['id']}"))[0] == 404
+            await new.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"worker_type": "prefill"}, 422, "missing required field `url`"),
+        ({"url": "http://a:1"}, 422, "missing required field `worker_type`"),
+        ({"url": "http://a:1", "worker_type": "regular"}, 422, "Invalid enum value 'regular'"),
+        ({"url": "a:1", "worker_type": "decode"}, 422, "'a:1' is not the URL of a server"),
+        ({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}, 422, "$.bootstrap_port"),
+        ({"url": "http://a:1", "worker_type": "decode", "api_key": "k"}, 422, "--api-key"),
+        ([], 422, "Expected `object`"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(body: object, status: int, says: str) -> None:
+    async def run() -> None:
+        async with stack(2, 1) as s:
+            found, reply, _ = await ask(s, "POST", body=body)
+            assert found == status
+            assert says in reply["error"]
+            assert len(s.lb.instances) == 3
+
+    asyncio.run(run())
+
+
+def test_another_kind_of_server_at_the_same_place_is_a_conflict() -> None:
+    async def run() -> None:
+        async with stack(2, 1) as s:
+            status, reply, _ = await ask(s, "POST", body={"url": s.prefills[0].url, "worker_type": "decode"})
+            assert (status, reply["code"]) == (409, "CONFLICT")
+            assert (await ask(s, "GET", "/abc"))[0] == 400
+            for method in ("GET", "DELETE"):
+                status, reply, _ = await ask(s, method, f"/{uuid.UUID(int=0)}")
+                assert (status, reply["code"]) == (404, "WORKER_NOT_FOUND")
+
+    asyncio.run(run())
+
+
+def test_what_the_other_processes_of_a_router_would_not_know_is_refused() -> None:
+    async def run() -> None:
+        async with stack(2, 1, config={"router_workers": 2}) as s:
+            status, listed, _ = await ask(s, "GET")
+            assert status == 200
+            status, reply, _ = await ask(s, "DELETE", f"/{listed['workers'][0]['id']}")
+            assert (status, reply["code"]) == (501, "NOT_IMPLEMENTED")
+            assert not s.lb.members.draining
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("args", "good", "bad"),
+    [
+        ({"api_key": "sesame"}, ["sesame"], ["other", None]),
+        ({"api_key": "sesame", "control_plane_api_keys": [ADMIN, USER]}, ["admins"], ["sesame", "users", None]),
+        ({"control_plane_api_keys": [USER]}, [], ["users", None]),
+        ({}, ["any", None], []),
+    ],
+)  # fmt: skip
+def test_a_key_is_asked_for(args: Body, good: list[str | None], bad: list[str | None]) -> None:
+    async def run() -> None:
+        async with stack(2, 1, args=args) as s:
+            for key in good:
+                assert (await ask(s, "GET", key=key))[0] == 200
+            for key in bad:
+                for method, path in (("GET", ""), ("POST", ""), ("GET", "/x"), ("DELETE", "/x")):
+                    assert (await ask(s, method, path, key=key))[0] == 401
+
+    asyncio.run(run())

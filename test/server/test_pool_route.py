@@ -1,0 +1,55 @@
+"""The pool record of a real server: one for all its HTTP processes, behind the key of SGLang's admin routes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from served import LAPS, NORMAL, NORMAL_LOOP, Prefill, Setup, on
+
+WORKERS = Setup("tokenizer-workers", (*LAPS, *NORMAL_LOOP, "--tokenizer-worker-num", "2"))
+SERVED, CLEAN = on(NORMAL, WORKERS)
+ASKED = """
+import json
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sglang.srt.utils.auth import add_api_key_middleware
+from sglang_laps.pool import PoolCell
+
+PoolCell.make()
+from sglang_laps.http_app import app as whole
+
+found = []
+cases = (0, 0, 0), ("a", 0, 0), ("a", 0, "a"), (0, "b", 0), ("a", "b", "a"), ("a", "b", "b")
+for api_key, admin_api_key, given in cases:
+    app = FastAPI(routes=[r for r in whole.routes if getattr(r, "path", "") == "/laps_pool"])
+    add_api_key_middleware(app, api_key=api_key or None, admin_api_key=admin_api_key or None)
+    headers = {"Authorization": f"Bearer {given}"} if given else {}
+    found.append(TestClient(app).post("/laps_pool", content=b"{}", headers=headers).status_code)
+print(json.dumps(found))
+"""
+"""What is sent is no change: who is let in is told so (400). In a process of its own: the import hooks into SGLang."""
+
+
+def change(prefill: Prefill, assignment: str, if_version: int) -> tuple[int, Any]:
+    status, said = prefill.post("/laps_pool", {"assignment": assignment, "if_version": if_version})
+    return status, json.loads(said)
+
+
+@SERVED
+@CLEAN
+def test_a_server_keeps_its_pool_whichever_process_is_asked(prefill: Prefill) -> None:
+    n = prefill.get("/laps_status")["pool"]["version"]
+    for i in range(10):
+        made = {"assignment": "short" if i % 2 else "long", "version": n + i + 1}
+        assert change(prefill, str(made["assignment"]), n + i) == (200, made)
+        assert change(prefill, "both", n + i) == (409, made)
+        assert prefill.get("/laps_status")["pool"] == made
+    assert prefill.post("/laps_pool", {"assignment": "middle", "if_version": n + 10})[0] == 400
+
+
+def test_it_takes_the_key_of_sglangs_admin_routes() -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=300, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [400, 401, 400, 401, 401, 400]

@@ -1,0 +1,302 @@
+"""Several routers in front of the same servers, each with its own clock and with slow, lossy ways to them: what they
+agree on, how soon, and how often they move."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+import virtual
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laps_core.pools.pressure import BOTH, Work
+from laps_core.protocol import POOL_ROUTE, PoolChange, PoolRecord
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools.choice import Pools
+from sglang_router_laps.pools.control import Control
+from sglang_router_laps.pools.record import Records
+from sglang_router_laps.servers.instances import Instance
+from sglang_router_laps.servers.signals import SignalReader
+from sglang_router_laps.servers.upstream import Answer, Sessions
+
+PERIOD_S = 5.0
+BEAT_S = PERIOD_S / 5
+
+
+@dataclass
+class Server:
+    """A prefill server with LAPS: its record, and when that was set to what."""
+
+    url: str
+    keeps: bool = True
+    record: PoolRecord = field(default_factory=PoolRecord)
+    changes: list[tuple[float, str]] = field(default_factory=list)
+    writable: bool = True
+    busy_s: dict[str, float] = field(default_factory=lambda: {"short": 0.0, "long": 0.0})
+    read_at: float = 0.0
+
+    def set(self, body: Any) -> Answer:
+        if not self.writable:
+            return 401, b'{"error": "Unauthorized"}'
+        made = msgspec.convert(body, PoolChange).of(self.record)
+        if made is None:
+            return 409, msgspec.json.encode(self.record)
+        if made.assignment != self.record.assignment:
+            self.changes.append((asyncio.get_running_loop().time(), str(made.assignment)))
+        self.record = made
+        return 200, msgspec.json.encode(made)
+
+
+@dataclass
+class Site:
+    """The servers, and the work of each class that comes to them (so many servers' worth)."""
+
+    servers: list[Server]
+    work: Work
+    rng: random.Random
+    delay_s: float = 0.0
+    loss: float = 0.0
+
+    def status(self, server: Server, pool: str) -> bytes:
+        """`pool` counts for a server whose record says nothing. More waits where more comes."""
+        pools = [s.record.assignment or pool for s in self.servers]
+        mine, now = server.record.assignment or pool, asyncio.get_running_loop().time()
+        each = {
+            c: work / max(1, sum(p in (c, BOTH) for p in pools)) if mine in (c, BOTH) else 0.0
+            for c, work in self.work._asdict().items()
+        }
+        span, server.read_at = now - server.read_at, now
+        server.busy_s = {c: server.busy_s[c] + min(1.0, each[c]) * span for c in each}
+        load = {
+            "backlog_tokens": 8192 * sum(each.values()),
+            "slo_deviation": 0.0,
+            "busy_share": 1.0,
+            "backlog_s": {c: max(0.0, x - 1.0) for c, x in each.items()},
+            "busy_s": server.busy_s,
+        }
+        keeps = {"pool": msgspec.to_builtins(server.record)} if server.keeps else {}
+        return json.dumps({"enabled": True, "load": load, **keeps}).encode()
+
+
+class Wire(Sessions):
+    """One router's connections to a Site."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(60.0)
+        self._site = site
+
+    async def ask(
+        self, instance: Instance, path: str, timeout_s: float, key: str | None = None, method: str = "GET", **more: Any
+    ) -> Answer:
+        site = self._site
+        server = next(s for s in site.servers if s.url == instance.url)
+        await asyncio.sleep(site.rng.uniform(0.0, site.delay_s))
+        if site.rng.random() < site.loss:
+            raise ConnectionResetError
+        if path == POOL_ROUTE:
+            answer = server.set(more["json"])
+        else:
+            answer = 200, site.status(server, str(getattr(instance, "pool", "")))
+        await asyncio.sleep(site.rng.uniform(0.0, site.delay_s))
+        if site.rng.random() < site.loss:
+            raise ConnectionResetError
+        return answer
+
+
+class Seat:
+    """A router, as far as it decides on pools; its clock is off by ``skew_s``."""
+
+    def __init__(self, site: Site, skew_s: float = 0.0, *, divided: bool = True) -> None:
+        config = AllocConfig(interval_s=PERIOD_S, initial_short=len(site.servers) // 2 if divided else None)
+        loop = asyncio.get_running_loop()
+
+        def clock() -> float:
+            return loop.time() + skew_s
+
+        wire = Wire(site)
+        self.pools = Pools([(s.url, 1) for s in site.servers], config, clock)
+        self.readers = [SignalReader(i, wire, None, 1.0) for i in self.pools.instances]
+        self.moves = 0
+        records = Records(self.pools, wire, None)
+        self.control = Control(self.pools, self.readers, records, config.pressure, self._note, clock)
+        self.task = asyncio.create_task(self.control.run())
+
+    def _note(self, *told: Any) -> None:
+        self.moves += len(told[2])
+
+    def view(self) -> dict[str, str]:
+        return {i.url: i.pool for i in self.pools.instances}
+
+
+def servers(n: int) -> list[Server]:
+    return [Server(f"http://p{i:02}") for i in range(n)]
+
+
+def changes(site: Site) -> list[float]:
+    """When a server's pool was changed, after it was first set."""
+    return sorted(at for s in site.servers for at, _ in s.changes[1:])
+
+
+def even(n: int) -> Work:
+    """What ``n`` servers can do in two halves."""
+    return Work(0.3 * n, 0.3 * n)
+
+
+def more_short(n: int) -> Work:
+    """What they can do with most of them for short work; of three that are not divided yet, it divides them."""
+    return Work(0.9, 1.4) if n == 3 else Work(0.6 * n, 0.1 * n)
+
+
+@cache
+def needed(n: int) -> int:
+    """Moves that a router alone makes when ``more_short`` comes."""
+
+    async def alone() -> int:
+        site = Site(servers(n), even(n), random.Random(0))
+        seat = Seat(site, divided=n != 3)
+        await asyncio.sleep(20.0)
+        site.work = more_short(n)
+        await asyncio.sleep(120.0)
+        return seat.moves
+
+    return virtual.run(alone())
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10**9),
+    routers=st.integers(2, 5),
+    n=st.sampled_from([2, 3, 4, 8]),
+    delay_s=st.sampled_from([0.0, 0.01, 0.2, 0.45]),
+    late_s=st.lists(st.floats(0.0, 40.0), min_size=5, max_size=5),
+)
+def test_routers_agree_and_move_no_more_than_one_router_would(
+    seed: int, routers: int, n: int, delay_s: float, late_s: Sequence[float]
+) -> None:
+    alone = needed(n)
+
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        site = Site(servers(n), even(n), rng, delay_s)
+        seats = [Seat(site, rng.uniform(-1e6, 1e6), divided=n != 3)]
+        loop = asyncio.get_running_loop()
+        starts = sorted(late_s[: routers - 1])
+        ended = loop.time() + 100.0
+        while loop.time() < ended:
+            await asyncio.sleep(0.1)
+            if loop.time() > 20.0:
+                site.work = more_short(n)
+            if starts and loop.time() >= starts[0]:
+                starts.pop(0)
+                seats.append(Seat(site, rng.uniform(-1e6, 1e6), divided=n != 3))
+                # Its first look takes as long as the way there and back.
+                await asyncio.sleep(2 * delay_s + 0.1)
+            # Two signal periods, and what the network takes to ask, to be refused a move, and to ask again.
+            recent = [at for s in site.servers for at, _ in s.changes if loop.time() - at < 2 * BEAT_S + 4 * delay_s]
+            if loop.time() > 2 * BEAT_S and not recent:
+                told = {s.url: s.record.assignment for s in site.servers}
+                assert [seat.view() for seat in seats] == [told] * len(seats), loop.time()
+        made = changes(site)
+        assert len(made) <= alone + 1
+        assert len(made) == sum(seat.moves for seat in seats)
+        # What one router has decided at once, and nothing else for as long as it takes to show.
+        assert all(b - a < BEAT_S or b - a >= 0.9 * PERIOD_S - 2 * BEAT_S for a, b in pairwise(made))
+
+    virtual.run(scenario())
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_lost_answers_and_restarted_servers_and_routers_part_nobody_for_long(seed: int) -> None:
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        site = Site(servers(4), even(4), rng, 0.1, loss=0.1)
+        seats = [Seat(site, rng.uniform(-1e6, 1e6)) for _ in range(3)]
+        for _ in range(20):
+            await asyncio.sleep(rng.uniform(1.0, 6.0))
+            rng.choice(site.servers).record = PoolRecord()
+            gone = seats.pop(rng.randrange(3))
+            gone.task.cancel()
+            seats.append(Seat(site, rng.uniform(-1e6, 1e6)))
+            site.work = rng.choice([Work(2.4, 0.4), Work(0.4, 2.4)])
+        site.work, site.loss = even(4), 0.0
+        # A server that was restarted just now is found in one beat, and what it is told then in another.
+        await asyncio.sleep(3 * BEAT_S)
+        while any(asyncio.get_running_loop().time() - at < 2 * BEAT_S for at in changes(site)):
+            await asyncio.sleep(0.1)
+        told = {s.url: s.record.assignment for s in site.servers}
+        assert None not in told.values()
+        assert all(seat.view() == told for seat in seats)
+        assert {"short", "long"} == set(told.values())
+
+    virtual.run(scenario())
+
+
+def test_a_router_that_starts_late_takes_over_what_the_others_have_made() -> None:
+    async def scenario() -> None:
+        site = Site(servers(4), more_short(4), random.Random(1))
+        first = Seat(site)
+        await asyncio.sleep(60.0)
+        first.task.cancel()
+        made = {s.url: s.record for s in site.servers}
+        assert [r.assignment for r in made.values()].count("short") == 3
+        late = Seat(site)
+        await asyncio.sleep(0.1)
+        assert late.view() == {url: r.assignment for url, r in made.items()}
+        await asyncio.sleep(60.0)
+        assert {s.url: s.record for s in site.servers} == made
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("others_s", [0.0, 0.5, 2.4])
+def test_of_routers_that_decide_at_one_instant_for_different_servers_one_moves(others_s: float) -> None:
+    assert needed(8) > 1
+
+    async def scenario() -> None:
+        site = Site(servers(8), even(8), random.Random(1), delay_s=0.02)
+        seats = [Seat(site)]
+        await asyncio.sleep(others_s)
+        seats += [Seat(site), Seat(site)]
+        await asyncio.sleep(11.0)
+        for seat, i in zip(seats, (5, 6, 7), strict=True):
+            # Each thinks that another server is the cheapest to move.
+            for instance in seat.pools.instances:
+                instance.outstanding_tokens = 0 if instance is seat.pools.instances[i] else 1000
+        site.work = more_short(8)
+        while not changes(site):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.8 * PERIOD_S)
+        assert sorted(bool(seat.moves) for seat in seats) == [False, False, True]
+        assert 0 < len(changes(site)) == sum(seat.moves for seat in seats) <= needed(8)
+        assert seats[0].view() == seats[1].view() == seats[2].view()
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("change", ["keeps", "writable"])
+def test_servers_that_keep_no_record_move_for_each_router_alone(change: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        site = Site(servers(4), more_short(4), random.Random(1))
+        for s in site.servers:
+            setattr(s, change, False)
+        seats = [Seat(site), Seat(site)]
+        await asyncio.sleep(60.0)
+        assert [list(seat.view().values()).count("short") for seat in seats] == [3, 3]
+        assert [seat.moves for seat in seats] == [1, 1]
+
+    with caplog.at_level(logging.WARNING):
+        virtual.run(scenario())
+    # Who may not write it says so, once for each server.
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == (8 if change == "writable" else 0)
+    assert all("--api-key" in line for line in said)

@@ -1,0 +1,174 @@
+"""Two pools or none: what is decided from measured work, and how many servers move."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laps_core.pools.controller import LAYOUT_PERIODS, PoolController
+from laps_core.pools.demand import Demand, Spent
+from laps_core.pools.layout import layout, wait
+from laps_core.pools.outlook import Learnt, Outlook
+from laps_core.pools.pressure import BOTH, POOLS, Assignment, InstanceSignals, PressureConfig, Work
+from laps_core.protocol import ByClass, Load
+
+PERIOD_S = 5.0
+LAPS, STOCK = True, False
+
+
+def test_a_wait_grows_with_the_load_and_is_shorter_where_more_share_it() -> None:
+    assert wait(0.0, 3) == 0.0
+    assert wait(1.0, 1) == wait(2.5, 2) == float("inf")
+    assert wait(0.5, 1) == pytest.approx(1.0), "M/M/1"
+    assert wait(4.0, 8) < wait(1.0, 2) < wait(0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "servers", "parks", "divided"),
+    [
+        (0.3, 1.6, 2, LAPS, False),
+        (0.3, 1.6, 2, STOCK, False),
+        (0.9, 1.0, 2, LAPS, False),
+        (0.9, 1.4, 3, LAPS, True),
+        (0.9, 1.4, 3, STOCK, True),
+        (0.3, 1.0, 3, LAPS, False),
+        (0.8, 0.8, 8, LAPS, False),
+        (0.8, 0.8, 8, STOCK, False),
+        (1.2, 1.9, 4, STOCK, False),
+        (0.3, 3.4, 4, STOCK, False),
+    ],
+)
+def test_pools_are_for_those_who_gain_by_them(
+    short: float, long: float, servers: int, parks: bool, divided: bool
+) -> None:
+    found = layout(Work(short, long), servers, 1, parks=parks, divided=False)
+    assert (found.short is not None) == divided, found.reason
+
+
+@given(st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.integers(2, 16), st.booleans())
+def test_what_was_divided_for_a_reason_is_not_merged_at_once(
+    short: float, long: float, servers: int, parks: bool
+) -> None:
+    found = layout(Work(short, long), servers, 1, parks=parks, divided=False)
+    if found.short is not None:
+        assert 1 <= found.short < servers
+        assert layout(Work(short, long), servers, 1, parks=parks, divided=True).short is not None
+
+
+class Fleet:
+    """Servers without a queue: each is as busy as its share of the work is, and what it cannot do waits."""
+
+    def __init__(self, n: int, pools: str = "", *, parks: bool = True, **config: object) -> None:
+        self.config = PressureConfig(period_s=PERIOD_S, **config)  # type: ignore[arg-type]
+        self.controller = PoolController(self.config)
+        names: dict[str, Assignment] = {"s": "short", "l": "long", "b": BOTH}
+        self.pool = {f"p{i:02}": names[(pools or "b" * n)[i]] for i in range(n)}
+        self.parks, self.now = parks, 0.0
+        self.waiting = dict.fromkeys(self.pool, Work())
+        self.decisions: list[tuple[float, int, str]] = []
+
+    def count(self, pool: Assignment) -> int:
+        return list(self.pool.values()).count(pool)
+
+    def run(self, periods: float, short: float, long: float) -> None:
+        for _ in range(round(periods * 5)):
+            self.now += self.config.sample_s
+            signals = []
+            for name, pool in self.pool.items():
+                of = Work(*(
+                    need / max(1, self.count(p) + self.count(BOTH)) if pool in (p, BOTH) else 0.0
+                    for p, need in zip(POOLS, (short, long), strict=True)
+                ))  # fmt: skip
+                over = max(1.0, of.short + of.long)
+                busy = Work(of.short / over, of.long / over)
+                was = self.waiting[name]
+                spare = max(0.0, 1.0 - of.short - of.long)
+                more = (self.config.sample_s * (a - b) for a, b in zip(of, busy, strict=True))
+                new = Work(*(max(0.0, w + m - spare * self.config.sample_s) for w, m in zip(was, more, strict=True)))
+                self.waiting[name] = new
+                load = Load(backlog_tokens=10_000 * sum(new), slo_deviation=0.0, busy_share=busy.short + busy.long)
+                signals.append(InstanceSignals(
+                    name=name, pool=pool, load=load, busy=busy, waiting=new, parks=self.parks
+                ))  # fmt: skip
+            moves = self.controller.step(self.now, signals)
+            for move in moves:
+                assert self.pool[move.name] == move.source
+                self.pool[move.name] = move.target
+            if moves:
+                self.decisions.append((self.now, len(moves), moves[0].reason))
+
+
+@pytest.mark.parametrize("n", [8, 16, 64])
+@pytest.mark.parametrize(("before", "after"), [((0.45, 0.15), (0.05, 0.55)), ((0.05, 0.55), (0.45, 0.15))])
+def test_a_change_of_mix_is_followed_within_three_periods(
+    n: int, before: tuple[float, float], after: tuple[float, float]
+) -> None:
+    """Shares of the fleet that short and long work need."""
+    short = round(n * before[0] / sum(before))
+    fleet = Fleet(n, "s" * short + "l" * (n - short), divided=True)
+    fleet.run(20, *(n * x for x in before))
+    assert not fleet.decisions
+    changed = fleet.now
+    fleet.run(20, *(n * x for x in after))
+    assert fleet.decisions
+    assert fleet.decisions[-1][0] - changed <= 3 * PERIOD_S
+    needed = abs(n * after[0] / sum(after) - short)
+    assert sum(moves for _, moves, _ in fleet.decisions) <= needed + 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 16), st.floats(0.02, 0.95), st.floats(0.02, 0.98), st.booleans())
+def test_a_steady_load_comes_to_rest(n: int, load: float, share: float, parks: bool) -> None:
+    fleet = Fleet(n, parks=parks)
+    fleet.run(40, n * load * share, n * load * (1 - share))
+    before = len(fleet.decisions)
+    fleet.run(40, n * load * share, n * load * (1 - share))
+    assert len(fleet.decisions) == before
+
+
+def test_a_fleet_is_divided_and_merged_with_a_reason() -> None:
+    fleet = Fleet(3, parks=False)
+    fleet.run(20, 0.9, 1.3)
+    ((at, moves, _),) = fleet.decisions
+    assert moves == 3
+    assert at >= LAYOUT_PERIODS * PERIOD_S
+    assert fleet.decisions[0][2].startswith("divided: short work needs 0.")
+    assert (fleet.count("short"), fleet.count("long")) == (1, 2)
+    fleet.run(20, 0.3, 0.2)
+    assert fleet.count(BOTH) == 3
+    assert fleet.decisions[-1][2].startswith("merged: ")
+
+
+def test_a_fleet_that_is_to_stay_divided_is_not_merged_and_takes_newcomers_in() -> None:
+    fleet = Fleet(4, "slbl", divided=True)
+    fleet.run(10, 0.01, 0.01)
+    assert fleet.count(BOTH) == 0
+    assert fleet.count("short") >= 1
+
+
+def test_what_comes_is_what_is_done_and_what_more_waits() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for t in range(6):
+        demand.observe(t, [InstanceSignals(name="a", pool="long", busy=Work(0.2, 0.8), waiting=Work(0.0, 2.0 * t))])
+    need = demand.servers()
+    assert need.short == pytest.approx(0.2)
+    assert need.long == pytest.approx(0.8 + 2.0 + 10.0 / (10.0 * PERIOD_S))
+
+
+def test_one_sick_instance_does_not_make_up_the_demand() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for t in range(6):
+        signals = [InstanceSignals(name=f"l{i}", pool="long", waiting=Work(0.0, 1e6 * t * (not i))) for i in range(4)]
+        demand.observe(t, signals)
+    assert demand.servers().long <= 1.0 + 0.2
+
+
+def test_device_time_is_told_by_class_or_made_up_as_the_routers_own_work() -> None:
+    outlook, spent = Outlook(Learnt()), Spent()
+    spent.since(0.0, 0.0, ByClass(short=1.0, long=2.0), outlook)
+    assert spent.since(2.0, 0.0, ByClass(short=1.5, long=3.0), outlook) == Work(0.25, 0.5)
+    assert spent.since(3.0, 0.0, ByClass(short=0.1, long=0.2), outlook) == Work(), "it was started again"
+    for cls, work_s in (("short", 0.1), ("long", 0.3)):
+        outlook.enter(3.0, cls, work_s)  # type: ignore[arg-type]
+        outlook.leave(4.0, cls, work_s, 10)  # type: ignore[arg-type]
+    assert spent.since(5.0, 0.8, None, outlook) == (pytest.approx(0.2), pytest.approx(0.6))

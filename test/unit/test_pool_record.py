@@ -1,0 +1,76 @@
+"""A server's pool record: compare and set, by any process of the server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from laps_core.protocol import PoolRecord, Status, read, read_status
+from sglang_laps.pool import ENV, PoolCell
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> PoolCell:
+    monkeypatch.setenv(ENV, "")
+    return PoolCell.make()
+
+
+def change(assignment: object, if_version: object) -> bytes:
+    return msgspec.json.encode({"assignment": assignment, "if_version": if_version})
+
+
+def test_a_new_server_is_in_no_pool(cell: PoolCell) -> None:
+    assert cell.read() == PoolRecord(assignment=None, version=0)
+
+
+def test_who_has_seen_the_record_sets_it_and_who_has_not_is_told_it(cell: PoolCell) -> None:
+    assert cell.asked(change("short", 0)) == (200, b'{"assignment":"short","version":1}')
+    assert cell.asked(change("long", 0)) == (409, b'{"assignment":"short","version":1}')
+    assert cell.asked(change("both", 1)) == (200, b'{"assignment":"both","version":2}')
+    assert PoolCell.of_this_server().read() == PoolRecord(assignment="both", version=2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", change("middle", 0), change("short", -1), change("short", True), change("short", 0.5),
+        change(None, 0), b'{"assignment": "short"}', b'{"assignment": "short", "if_version": 0, "more": 1}',
+        b'{"assignment": "short", "if_version": 1e999}', b"\xff",
+    ],
+)  # fmt: skip
+def test_what_is_no_change_is_answered_400_and_changes_nothing(cell: PoolCell, body: bytes) -> None:
+    status, said = cell.asked(body)
+    assert status == 400
+    assert msgspec.json.decode(said)["error"]["message"]
+    assert cell.read().version == 0
+
+
+SET_50_TIMES = """
+from sglang_laps.pool import PoolCell
+cell = PoolCell.of_this_server()
+for _ in range(50):
+    while cell.asked(b'{"assignment": "long", "if_version": %d}' % cell.read().version)[0] != 200:
+        pass
+"""
+
+
+def test_no_change_of_several_processes_is_lost(cell: PoolCell) -> None:
+    workers = [subprocess.Popen([sys.executable, "-c", SET_50_TIMES]) for _ in range(2)]
+    assert [w.wait(60) for w in workers] == [0, 0]
+    assert cell.read() == PoolRecord(assignment="long", version=100)
+
+
+def test_nothing_of_it_is_left_in_the_file_system(cell: PoolCell) -> None:
+    assert "memfd" in os.readlink(os.environ[ENV])
+
+
+def test_a_status_without_a_record_is_one_of_a_server_that_keeps_none() -> None:
+    assert "pool" not in Status(enabled=True).as_dict()
+    assert read_status(b'{"enabled": true}').pool is msgspec.UNSET
+    said = read_status(b'{"enabled": true, "pool": {"assignment": null, "version": 0}}').pool
+    assert said == PoolRecord()
+    with pytest.raises(ValueError, match="assignment"):
+        read(b'{"assignment": "x"}', PoolRecord)
