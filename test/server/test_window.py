@@ -67,10 +67,10 @@ def test_long_work_is_not_held_up_by_the_window(prefill: Prefill) -> None:
 def test_a_deadline_cuts_the_wait(prefill: Prefill) -> None:
     before = window(prefill)["dispatched"]
     body = ask(1, ids(30, 20))
-    body["sampling_params"]["custom_params"] = {"ttft_slo_ms": 60}
+    body["sampling_params"]["custom_params"] = {"ttft_slo_ms": 300}
     assert prefill.post("/generate", body)[0] == 200
     after = window(prefill)["dispatched"]
-    # 500 ms would have been waited for; the deadline of 60 ms ends it, whether or not it can still be met.
+    # 500 ms would have been waited for; the deadline ends it, whether or not it can still be met.
     assert after["window"] == before["window"]
     slo = prefill.get("/laps_status")["slo"]["classes"]["short"]
     assert slo["met"] + slo["missed"] == 1

@@ -100,6 +100,20 @@ def test_at_a_limit_it_leaves() -> None:
     assert ask(made(config), 1.0, last, predict=lambda _: 0.0) == left((0, 1), "slack")
 
 
+def test_a_deadline_that_ran_out_during_the_hold_ends_it() -> None:
+    """Whoever sleeps until then may wake late."""
+    window = made(LapsConfig(window="fixed", wait_window_ms=500.0))
+    one = [short(deadline=0.1)]
+    assert ask(window, 0.0, one, predict=lambda _: 0.0).waiting
+    assert ask(window, 0.15, one, predict=lambda _: 0.0) == left((0,), "slack", about(0.15), late=1)
+
+
+def test_one_that_came_too_late_does_not_end_the_hold_of_others() -> None:
+    window = made(LapsConfig(window="fixed", wait_window_ms=500.0))
+    assert ask(window, 0.0, [short()], predict=lambda _: 0.0).waiting
+    assert ask(window, 0.1, [short(), short(0.1, deadline=0.05)], predict=lambda _: 0.0).waiting
+
+
 def test_the_head_of_the_line_is_held_for_so_many_windows_whatever_runs() -> None:
     window, now = known_bursts()
     assert ask(window, now, [short(now)]).waiting

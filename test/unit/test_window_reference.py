@@ -59,7 +59,12 @@ class Reference:
         if picked >= (c.wait_max_batch if c.window == "fixed" else self.d):
             return "depth"
         served = now + service_s(waiting, budget)
-        met = [s.deadline_s for s in waiting if s.deadline_s is not None and s.deadline_s >= served]
+        met = [
+            s.deadline_s
+            for s in waiting
+            if s.deadline_s is not None
+            and s.deadline_s >= served - (0.0 if held is None else now - max(held, s.since_s))
+        ]
         slack = min(met) - served if met else math.inf
         if slack <= SIGMA_S:
             return "slack"

@@ -144,7 +144,10 @@ class Window:
         """
         self._arrivals.waiting(len(shorts))
         picked, slacks = self._filled(now, shorts, token_budget, late_last)
-        slack = min((s for s in slacks if 0.0 <= s < math.inf), default=math.inf)
+        # One whose time ran out while it was held, its waker being late, counts: more waiting is of no use to it.
+        held_since = now if self._held_since is None else self._held_since
+        held = (max(held_since, s.since_s) - now for s in shorts)
+        slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
         verdict = self._judge(now, shorts, picked, slack, token_budget)
         if isinstance(verdict, str):
             return self._left(now, picked, slacks, verdict)
