@@ -25,8 +25,13 @@ BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py")
 def pytest_configure(config: pytest.Config) -> None:
     """Servers start lean; workers choose ports apart from each other, and from the commands that tests start."""
     os.environ.update(lean.environment())
-    # How long an example takes is the machine's affair.
-    settings.register_profile("laps", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # How long an example takes is the machine's affair; and the same code has the same result each time, unless asked.
+    settings.register_profile(
+        "laps",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize="LAPS_NEW_EXAMPLES" not in os.environ,
+    )
     settings.load_profile("laps")
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     low = PORTS + 800 * (worker % 4)
