@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
 from laps_core.pools.outlook import Learnt, Outlook
+from laps_core.protocol import ClassName
 
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01)
 
@@ -54,13 +55,15 @@ def test_what_others_sent_is_told_and_passes() -> None:
     assert one.waiting(9.0) == (0.0, 0.0)
 
 
-@given(st.lists(st.floats(0.0, 10.0), max_size=30))
-def test_what_has_come_and_gone_leaves_nothing(works: list[float]) -> None:
+@given(st.lists(st.floats(0.0, 10.0), max_size=30), st.sampled_from(["short", "long"]))
+@example([0.1, 0.2, 0.3], "short")
+@example([0.1, 0.2, 0.3], "long")
+def test_what_has_come_and_gone_leaves_nothing(works: list[float], cls: ClassName) -> None:
     one = laps()
     for w in works:
-        one.enter(0.0, "short", w)
+        one.enter(0.0, cls, w)
     for w in works:
-        one.leave(1.0, "short", w, 1)
+        one.leave(1.0, cls, w, 1)
     assert one.waiting(1.0) == (0.0, 0.0)
 
 
@@ -84,3 +87,111 @@ def test_requests_of_one_length_teach_a_rate() -> None:
         one.enter(float(i), "long", 0.1)
         one.leave(i + 0.5, "long", 0.1, 1000)
     assert (learnt.model.linear, learnt.model.fixed) == (pytest.approx(5e-4), pytest.approx(0.0))
+
+
+def test_the_time_of_each_order_of_waiting_and_coming() -> None:
+    """``MODEL``: 10 ms a step and 0.1 ms a token."""
+    alone, slower = 0.01 + 0.1, 0.01 + 0.01
+    one = laps()
+    one.enter(5.0, "short", 0.04)
+    assert one.cost_s(5.0, 100, 0, True) == pytest.approx(0.04 + 0.01 + slower), "after the batch that runs"
+    assert one.cost_s(5.0, 1000, 0, False) == pytest.approx(0.04 + 0.01 + alone)
+    assert one.cost_s(5.03, 1000, 0, False) == pytest.approx(0.04 - 0.02 + alone), "of the running step a part is over"
+    assert one.cost_s(9.0, 1000, 0, False) == pytest.approx(alone), "nothing waits for less than nothing"
+    one.enter(9.0, "long", 2.0)
+    slice_and_delay = 3 * 0.01 + 2 * 0.01
+    assert one.cost_s(9.0, 100, 0, True) == pytest.approx(0.04 + slice_and_delay)
+    one.parks = False
+    assert one.cost_s(5.0, 100, 0, True) == pytest.approx(0.04 + 2.0 + 0.01 + slower)
+
+
+def test_of_others_the_short_work_passes_first() -> None:
+    one = laps()
+    one.told(1.0, 0.25, 1.0)
+    assert one.waiting(1.125) == (0.125, 1.0)
+    assert one.cost_s(1.125, 100, 0, True) == pytest.approx(0.125 + 3 * 0.01 + 2 * 0.01)
+    one.told(1.0, 0.25, 0.0)
+    assert one.waiting(1.0) == (0.25, 0.0), "of one class alone"
+    one.told(1.0, 0.0, 0.25)
+    assert one.waiting(1.0) == (0.0, 0.25)
+
+
+def test_a_guess_of_what_waits_goes_by_the_pool() -> None:
+    one = laps()
+    one.told_others(0.0, "short", 0.5)
+    assert one.waiting(0.0) == (0.5, 0.0)
+    one.told_others(0.0, "long", 0.5)
+    assert one.waiting(0.0) == (0.0, 0.5)
+    one.told_others(0.0, "both", 0.5)
+    assert one.waiting(0.0) == (0.0, 0.5)
+
+
+def test_work_that_is_done_is_counted_by_class() -> None:
+    one = laps()
+    for cls, work_s in (("short", 0.5), ("short", 0.25), ("long", 2.0)):
+        one.enter(0.0, "short" if cls == "short" else "long", work_s)
+    assert one.waiting(0.0) == (0.75, 2.0)
+    one.leave(1.0, "short", 0.5, 100)
+    assert one.waiting(1.0) == (0.25, 2.0)
+    assert one.done == (0.5, 0.0)
+    one.leave(1.0, "short", 0.25, 100)
+    one.leave(2.0, "long", 2.0, 100)
+    assert one.done == (0.75, 2.0)
+    one.enter(2.0, "long", 2.0)
+    one.enter(2.0, "long", 0.5)
+    one.leave(3.0, "long", 0.5, 100)
+    assert one.waiting(3.0) == (0.0, 2.0)
+
+
+def test_nothing_is_learnt_of_a_request_that_was_not_alone_or_took_no_time() -> None:
+    learnt = Learnt()
+    one, before = Outlook(learnt), learnt.model
+    one.enter(0.0, "long", 1.0)
+    one.enter(0.0, "short", 1.0)
+    one.leave(1.0, "short", 1.0, 100)
+    one.leave(1.0, "long", 1.0, 1000)
+    one.enter(2.0, "long", 1.0)
+    one.leave(2.0, "long", 1.0, 1000)
+    one.enter(3.0, "short", 1.0)
+    one.leave(4.0, "short", 1.0, 0)
+    assert learnt.model is before
+
+
+def test_a_line_that_would_start_below_nothing_is_none() -> None:
+    learnt = Learnt()
+    for tokens, seconds in ((100, 0.001), (4000, 1.0), (100, 0.001), (4000, 1.0)):
+        learnt.observe(tokens, seconds)
+    assert learnt.model.fixed == pytest.approx(0.0, abs=1e-9)
+    assert learnt.model.linear == pytest.approx(2.002 / 8200, rel=1e-3)
+
+
+def test_what_is_older_counts_a_little_less() -> None:
+    learnt = Learnt()
+    learnt.observe(1000, 1.0)
+    learnt.observe(1000, 2.0)
+    assert learnt.model.linear == pytest.approx((0.999 * 1.0 + 2.0) / (0.999 + 1.0) / 1000, rel=1e-9)
+
+
+def test_lengths_that_hardly_differ_teach_a_rate() -> None:
+    learnt = Learnt()
+    learnt.observe(1000, 1.0)
+    learnt.observe(1050, 1.02)
+    assert learnt.model.linear == pytest.approx(2.02 / 2050, rel=1e-3)
+    assert learnt.model.fixed == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_this_router_sent_is_not_taken_for_others_work() -> None:
+    one = laps()
+    one.enter(0.0, "short", 0.25)
+    one.told(0.0, 0.75, 0.0)
+    one.leave(0.0, "short", 0.25, 100)
+    assert one.waiting(0.0) == (0.5, 0.0)
+
+
+def test_a_servers_own_model_goes_before_what_was_seen_of_others() -> None:
+    learnt = Learnt()
+    learnt.observe(1000, 1.0)
+    one = Outlook(learnt)
+    assert one.model is learnt.model
+    one.own_model = MODEL
+    assert one.model is MODEL
