@@ -55,6 +55,15 @@ def test_what_others_sent_is_told_and_passes() -> None:
     assert one.waiting(9.0) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("own_s", [0.0, 0.1])
+def test_others_work_counts_however_long_ago_this_router_sent_anything(own_s: float) -> None:
+    one = laps()
+    if own_s:
+        one.enter(1.0, "long", own_s)
+    one.told(1000.0, 0.0, 3.0 + own_s)
+    assert one.cost_s(1000.0, 1000, 0, False) > 3.0
+
+
 @given(st.lists(st.floats(0.0, 10.0), max_size=30), st.sampled_from(["short", "long"]))
 @example([0.1, 0.2, 0.3], "short")
 @example([0.1, 0.2, 0.3], "long")

@@ -125,5 +125,9 @@ class Outlook:
             return ahead + work_s + (2.0 * step_s if ahead else step_s)
         ahead += long
         if ahead:
-            ahead += step_s - (now - self._since)
+            ahead += step_s
+            own = self._short + self._long
+            if own:
+                # The time since then went to its own work; others' has been faded by it already.
+                ahead -= min(now - self._since, own + step_s)
         return (ahead if ahead > 0.0 else 0.0) + work_s + step_s
