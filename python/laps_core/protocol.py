@@ -137,6 +137,13 @@ class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return PoolRecord(assignment=self.assignment, version=record.version + 1)
 
 
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one data-parallel rank: a scheduler with a queue and a prefix cache of its own."""
+
+    dp_rank: Count = 0
+    load: Load | None = None
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a router may rely on in a server's status, and a planner in that of either; for people there is more."""
 
@@ -153,6 +160,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of a prompt that its memory holds; None = not told."""
     pool: PoolRecord | msgspec.UnsetType = msgspec.UNSET
     """Of a prefill server alone."""
+    dp_size: Count | msgspec.UnsetType = msgspec.UNSET
+    """Of a prefill server alone: a request goes to the data-parallel rank ``bootstrap_room`` modulo this. 1: there is
+    one rank, or another rule says which."""
+    ranks: list[RankStatus] | msgspec.UnsetType = msgspec.UNSET
+    """What each of its data-parallel ranks says, where several do."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""

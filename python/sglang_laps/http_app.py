@@ -18,6 +18,7 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
 from sglang_laps import deadlines, prompts
 from sglang_laps.pool import PoolCell
+from sglang_laps.ranks import dp_size_by_room
 from sglang_laps.status import merge
 
 __all__ = ["app"]
@@ -35,7 +36,8 @@ _pool = PoolCell.of_this_server()
 async def laps_status() -> dict[str, Any]:
     """What the LAPS scheduler is doing; one entry a data-parallel rank under "ranks" where there are several."""
     states = await get_global_state().tokenizer_manager.get_internal_state()
-    return {**merge([s["laps"] for s in states if "laps" in s]), "pool": to_builtins(_pool.read())}
+    merged = merge([s["laps"] for s in states if "laps" in s])
+    return {**merged, "pool": to_builtins(_pool.read()), "dp_size": dp_size_by_room()}
 
 
 @app.post(f"/{POOL_ROUTE}")

@@ -29,6 +29,13 @@ class Ranks:
         return plan if self.leader else Plan.of(box.tolist())
 
 
+def dp_size_by_room() -> int:
+    """How many data-parallel ranks requests are dealt out to by their bootstrap rooms; 1 also where the server has
+    another rule (``--load-balance-method``)."""
+    parallel = get_parallel()
+    return int(parallel.num_dp_ranks) if parallel.load_balance_method == "follow_bootstrap_room" else 1
+
+
 def first_of_all(parallel: Any) -> bool:
     """Whether this is the first rank of the first data-parallel one."""
     return not (parallel.attn_tp_rank or parallel.attn_dp_rank or parallel.dp_rank)

@@ -192,6 +192,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             said = off(self.laps_config, self.laps_off_reason)
         else:
             said = snapshot(self, self.laps_config, self.laps.core, self.laps.whole)
+            said["dp_rank"] = self.laps.dp_rank
         return {**said, **emulated.status(self)}
 
 

@@ -89,7 +89,8 @@ class Laps:
         self.builder = Builder(scheduler, self.core, ranks, stock, self.cutter)
         self.interlude = Interlude(scheduler, self.core, self.builder, ranks, self.cutter)
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
-        labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
+        self.dp_rank: int = get_parallel().dp_rank or 0
+        labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
         self.series = Series(labels, {} if device is None else device.labels) if tells else None
         """For Prometheus, on one rank."""

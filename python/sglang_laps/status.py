@@ -100,6 +100,8 @@ def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One status from those of the data-parallel ranks."""
     if not ranks:
         return Status(enabled=False, version=__version__).as_dict()
+    # They answer in any order.
+    ranks = sorted(ranks, key=lambda r: r.get("dp_rank", 0))
     first = dict(ranks[0])
     head = read_status(first)
     if len(ranks) == 1 or not head.enabled:
@@ -112,7 +114,7 @@ def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first.update(merged.as_dict())
     for part in ("queues", "totals"):
         first[part] = {cls: _add_or_max([r[part][cls] for r in ranks]) for cls in first[part]}
-    first["ranks"] = list(ranks)
+    first["ranks"] = ranks
     return first
 
 

@@ -184,7 +184,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             req("new and long", 3000),
         ],
         "chunked_req": Request("P", 5000, done=2048),
-        "laps": SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0"),
+        "laps": SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0", dp_rank=3),
     }
     pacer.busy.add(0.0, 1e-6)
     pacer.slo.record(1e-9, "short", 2.0, 1.0)
@@ -198,6 +198,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
         assert (queues["long"]["depth"], queues["long"]["waiting_tokens"]) == (2, 900 + 3000)
         assert status["load"]["backlog_tokens"] == 40 + 70 + 900 + 3000 + 2952 + 100
         assert status["in_progress"] == 2
+        assert status["dp_rank"] == 3
         assert {k: v for k, v in status["parked"].items() if k != "parked_s"} == {
             "rid": "P",
             "done_tokens": 2048,

@@ -30,6 +30,14 @@ def test_ranks_are_added_up_and_the_oldest_wait_is_the_oldest() -> None:
     assert len(both["ranks"]) == 2
 
 
+def test_ranks_answer_in_any_order_and_are_told_in_theirs() -> None:
+    told = merge([{**rank(n, 0.0, 0.0), "dp_rank": n} for n in (2, 0, 1)])
+    assert [r["dp_rank"] for r in told["ranks"]] == [0, 1, 2]
+    found = read_status(told)
+    assert isinstance(found.ranks, list)
+    assert [(r.dp_rank, r.load and r.load.backlog_tokens) for r in found.ranks] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
 def test_the_lengths_of_ranks_are_added_up() -> None:
     one, other = LengthCount(), LengthCount()
     one.add(100, 5)
