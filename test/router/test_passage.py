@@ -275,7 +275,9 @@ def test_connections_are_reused() -> None:
         async with stack(2) as s:
             for _ in range(20):
                 assert (await s.post(text=SHORT))[0] == 200
-            assert (len(s.decodes[0].bodies), len(s.decodes[0].peers)) == (20, 1)
+            assert len(s.decodes[0].bodies) == 20
+            # A question about its load may have been under way with the first of them.
+            assert len(s.decodes[0].peers) <= 2
 
     asyncio.run(run())
 

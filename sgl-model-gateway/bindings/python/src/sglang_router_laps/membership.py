@@ -16,10 +16,12 @@ from .config import AllocConfig
 from .pools.choice import Pools
 from .servers import tls
 from .servers.breaker import Breaker
+from .servers.decode import DecodeInstance
 from .servers.discovery import Found
 from .servers.discovery.sources import is_name, sources
 from .servers.health import Health
 from .servers.instances import Instance, PrefillInstance, Role
+from .servers.reader import KvReader
 from .servers.signals import SignalReader
 from .servers.upstream import Sessions
 from .tasks import Task, Tasks
@@ -52,6 +54,8 @@ class Membership:
         """All of them, those that drain as well."""
         self.readers: list[SignalReader] = []
         """One for each prefill server that gets requests."""
+        self.kv_readers: list[KvReader] = []
+        """One for each such decode server."""
         self.source: dict[Instance, str] = {}
         """Who has named it."""
         self.draining: dict[Instance, Task | None] = {}
@@ -102,7 +106,7 @@ class Membership:
         there = (
             PrefillInstance(url, bootstrap_port, self.pools.place(), learnt=self.pools.learnt)
             if prefill
-            else Instance(url, role)
+            else DecodeInstance(url)
         )
         self._equip(there, source)
         self._join(there, source)
@@ -117,6 +121,7 @@ class Membership:
             logger.info("%s %s leaves: %d requests in flight", there.role, there.url, there.outstanding)
             self.pools.leave(there)
             self.readers[:] = [r for r in self.readers if r.instance is not there]
+            self.kv_readers[:] = [r for r in self.kv_readers if r.instance is not there]
             self.draining[there] = self._tasks.spawn(self._drain(there))
         return there
 
@@ -164,6 +169,8 @@ class Membership:
     def _read(self, i: Instance) -> None:
         if isinstance(i, PrefillInstance):
             self.readers.append(SignalReader(i, self.sessions, self._args.api_key, self._signal_s))
+        elif isinstance(i, DecodeInstance):
+            self.kv_readers.append(KvReader(i, self.sessions, self._args.api_key, self._signal_s))
 
     def _watch(self, i: Instance) -> None:
         self._watchers[i] = self._tasks.keep(f"health of {i.url}", partial(self.health.watch, i))

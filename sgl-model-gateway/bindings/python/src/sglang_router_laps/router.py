@@ -42,7 +42,9 @@ class Router:
         self.journal = Journal(HISTORY_S, round(HISTORY_S / pressure.sample_s))
         self.counts = self.journal.counts
         records = Records(self.pools, self.sessions, args.api_key)
-        self.control = Control(self.pools, self.readers, records, pressure, self.journal.note_beat)
+        self.control = Control(
+            self.pools, self.readers, records, pressure, self.journal.note_beat, kv_readers=members.kv_readers
+        )
         self.started_at = time.monotonic()
         self.worker: tuple[int, Sequence[str]] = 0, ("",)
         """Which of the processes behind the port this is, and where each of them is reached alone (URLs)."""

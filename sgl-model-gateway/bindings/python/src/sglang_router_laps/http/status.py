@@ -15,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sglang_laps import __version__
 
 from ..router import Router
-from ..servers.instances import Instance
+from ..servers.decode import DecodeInstance
+from ..servers.instances import Instance, Place
 from ..servers.signals import SignalReader
 from ..telemetry import COUNTERS, PREFIX
 
@@ -40,7 +41,7 @@ def status(router: Router, *, history: int = 0) -> dict[str, Any]:
         "in_dead_band": controller.in_dead_band(),
         "need": {p: round(n, 2) for p, n in zip(POOLS, controller.need, strict=True)},
         "prefill": [_prefill(r, router) for r in router.readers],
-        "decode": [_instance(i) for i in router.decoders],
+        "decode": [_decode(i, router.pools.traffic) for i in router.decoders],
         "draining": [{"role": i.role, **_instance(i)} for i in router.members.draining],
         "in_flight": router.queue.in_flight,
         "max_inflight": router.queue.most,
@@ -83,8 +84,25 @@ def _prefill(r: SignalReader, router: Router) -> dict[str, Any]:
         "pool": i.pool,
         "pressure": round(pressure(r.signals(), router.config.pressure), 4),
         "signals": {**r.load.rounded(), "source": r.source},
-        "prefix_blocks": len(i.prefixes),
+        "prefix_blocks": i.prefix_blocks,
+        **({"ranks": [_rank(p, i.clock()) for p in i.places]} if len(i.places) > 1 else {}),
     }
+
+
+def _rank(p: Place, now: float) -> dict[str, Any]:
+    return {
+        "outstanding_requests": p.outstanding,
+        "outstanding_tokens": p.outstanding_tokens,
+        "served_tokens": p.served_tokens,
+        "waiting_s": round(sum(p.outlook.waiting(now)), 4),
+        "prefix_blocks": len(p.prefixes),
+    }
+
+
+def _decode(i: DecodeInstance, others: float) -> dict[str, Any]:
+    kv = i.kv
+    held = {"held": round(i.held(others)), "told": kv and kv.told, "capacity": kv and kv.capacity}
+    return {**_instance(i), "kv_tokens": held}
 
 
 class Metrics:
@@ -119,6 +137,9 @@ class Metrics:
         yield took
         states = [(k, BREAKER.index(s["breaker"])) for k, s in both]
         backlogs = [(k, s["signals"]["backlog_tokens"]) for k, s in prefills]
+        ranks = [((s["url"], str(n)), r) for s in now["prefill"] for n, r in enumerate(s.get("ranks", ()))]
+        kv = [((s["url"],), s["kv_tokens"]) for s in now["decode"]]
+        sized = [(k, s) for k, s in kv if s["capacity"] is not None]
         gauges: tuple[tuple[str, str, str, Rows], ...] = (
             ("in_flight", "Requests in flight", "", [((), now["in_flight"])]),
             ("queued", "Requests that wait in the queue", "", [((), now["queued"])]),
@@ -129,6 +150,10 @@ class Metrics:
             ("breaker_state", "Circuit breaker of a server: 0 closed, 1 half open, 2 open", "server role", states),
             ("instance_pressure", "Pressure of an instance", "server pool", _column(prefills, "pressure")),
             ("backlog_tokens", "New tokens waiting", "server pool", backlogs),
+            ("rank_outstanding_tokens", "New tokens in flight", "server rank", _column(ranks, "outstanding_tokens")),
+            ("rank_waiting_seconds", "Work at a data-parallel rank", "server rank", _column(ranks, "waiting_s")),
+            ("kv_held_tokens", "KV taken or asked for, by all routers", "server", _column(kv, "held")),
+            ("kv_capacity_tokens", "KV of a decode server", "server", _column(sized, "capacity")),
             ("draining", "Servers that finish what they have and leave", "", [((), len(now["draining"]))]),
             ("pool_instances", "Healthy instances of a pool", "pool", [((p,), n) for p, n in sizes.items()]),
             ("pool_pressure", "P90 pressure of a pool", "pool", [((p,), x) for p, x in now["pressure"].items()]),

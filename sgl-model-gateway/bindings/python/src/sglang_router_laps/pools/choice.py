@@ -15,14 +15,16 @@ from laps_core.protocol import LONG, SHORT
 
 from ..config import AllocConfig
 from ..prompts.prefixes import Ask, SharedPrefixes
-from ..servers.instances import Clock, Instance, Lease, PrefillInstance, open_to
+from ..servers.decode import DecodeInstance, roomiest
+from ..servers.instances import Clock, Instance, Lease, Place, PrefillInstance, open_to
+from ..servers.ranks import Rank
 
 MOST_WORK_S = 3600.0
 """No request is taken for more work, whatever a server says of its speed (seconds): sums stay finite."""
 EASE = 0.5
 """A deadline is kept with ease by who is expected to need this share of it: expectations err."""
-Offer = tuple[float, int, PrefillInstance]
-"""What a request costs at an instance (seconds), how many tokens are new to it, and the instance."""
+Offer = tuple[float, int, Place]
+"""What a request costs at a place (seconds), how many tokens are new to it, and the place."""
 _cost = itemgetter(0)
 FLOOD = 8
 """A pool with this many times ``load_unit`` in flight everywhere need not find an idle instance to spill long
@@ -45,10 +47,17 @@ class Choice:
     """It went to the other pool because its own is overloaded or has nobody healthy."""
     copies: bool = False
     """It went to the short pool so that the prefix it shares with others is held there from now on."""
+    rank: Rank[PrefillInstance] | None = None
+    """Of the instance, where it has several."""
+
+    @property
+    def place(self) -> Place:
+        """The instance, or its rank."""
+        return self.rank or self.instance
 
     def lease(self) -> Lease:
         """Account for it at the instance."""
-        return self.instance.lease(self.new_tokens, self.length_class, self.work_s)
+        return self.instance.lease(self.new_tokens, self.length_class, self.work_s, self.rank)
 
 
 @dataclass(slots=True)
@@ -88,7 +97,9 @@ class Pools:
         self.instances = [
             PrefillInstance(url, port, assigned(i), clock, self.learnt) for i, (url, port) in enumerate(servers)
         ]
-        self.decoders = [Instance(url, "decode", clock) for url in decoders]
+        self.decoders = [DecodeInstance(url, clock) for url in decoders]
+        self.traffic = 1.0
+        """How many times this router's work there is at the decode servers in all, other routers' included."""
         self._shared = SharedPrefixes()
 
     def members(self, pool: Pool) -> list[PrefillInstance]:
@@ -111,14 +122,14 @@ class Pools:
         """From now on it gets requests."""
         if isinstance(instance, PrefillInstance):
             self.instances.append(instance)
-        else:
+        elif isinstance(instance, DecodeInstance):
             self.decoders.append(instance)
 
     def leave(self, instance: Instance) -> None:
         """It gets no more requests."""
         if isinstance(instance, PrefillInstance):
             self.instances.remove(instance)
-        else:
+        elif isinstance(instance, DecodeInstance):
             self.decoders.remove(instance)
 
     def apply(self, move: Move) -> None:
@@ -129,10 +140,11 @@ class Pools:
         """The servers' caches are being flushed."""
         self._shared.clear()
         for i in self.instances:
-            i.prefixes.clear()
+            i.flushed()
 
-    def choose_pair(self, ask: Ask, tried: Tried) -> tuple[Choice, Instance] | None:
-        """A prefill and a decode server for a request; None while a role has nobody healthy.
+    def choose_pair(self, ask: Ask, tried: Tried, kv_tokens: int = 0) -> tuple[Choice, DecodeInstance] | None:
+        """A prefill and a decode server for a request, which is to hold ``kv_tokens``; None while a role has nobody
+        healthy.
 
         Rather two servers that had no part in a failure, then a pair that is new, then any.
         """
@@ -146,9 +158,9 @@ class Pools:
         if choice is None:
             return None
         usable = open_to(self._new(choice.instance, tried) or self.decoders, shunned)
-        return choice, min(usable, key=lambda i: (i.outstanding_tokens, i.outstanding, i.served))
+        return choice, roomiest(usable, kv_tokens, self.traffic)
 
-    def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[Instance]:
+    def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[DecodeInstance]:
         """Healthy decode servers that make a new pair with ``prefiller``."""
         if prefiller in tried.servers:
             return []
@@ -164,10 +176,10 @@ class Pools:
         return "decode" if any(i.healthy for i in self.instances) else "prefill"
 
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
-        """The instance for a request; None when nobody is healthy.
+        """The instance for a request, and which of its data-parallel ranks; None when nobody is healthy.
 
         It is the one where the request is answered first, of those that take its class. The class is a matter of the
-        instance: short is what leaves at most the threshold to compute there. A request that is short only where its
+        place: short is what leaves at most the threshold to compute there. A request that is short only where its
         history lies may stay there, unless others share that history: then one of them takes it to the short pool.
         Instances in ``avoid`` are taken only when there is no other.
         """
@@ -182,12 +194,14 @@ class Pools:
         others: list[Offer] = []
         """Of those in the other pool."""
         for i in usable:
-            new = ask.new(i.prefixes) if known else total
-            short, pool = new <= threshold, i.pool
-            offer = i.outlook.cost_s(now, new, total - new, short), new, i
-            # What is short only because its history lies there is at home with it.
-            at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
-            (own if at_home else others).append(offer)
+            pool = i.pool
+            for place in i.places:
+                new = ask.new(place.prefixes) if known else total
+                short = new <= threshold
+                offer = place.outlook.cost_s(now, new, total - new, short), new, place
+                # What is short only because its history lies there is at home with it.
+                at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
+                (own if at_home else others).append(offer)
         spilled = copies = False
         _, new, chosen = self._first(own or others, ask)
         length_class = SHORT if new <= threshold else LONG
@@ -208,7 +222,7 @@ class Pools:
             chosen.prefixes.add(p)
             p.prompt = None
         work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
-        return Choice(chosen, length_class, new, total - new, work_s, spilled, copies)
+        return Choice(chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank)
 
     @staticmethod
     def _first(offers: list[Offer], ask: Ask) -> Offer:
@@ -220,8 +234,8 @@ class Pools:
         least = min(offers, key=_cost)[0]
         return min((o for o in offers if o[0] == least), key=lambda o: _load(o[2]))
 
-    def _host_of_copy(self, ask: Ask, holder: PrefillInstance, others: list[Offer]) -> Offer | None:
-        """The short-pool instance that takes a request which is short only in the long pool, to hold what it shares
+    def _host_of_copy(self, ask: Ask, holder: Place, others: list[Offer]) -> Offer | None:
+        """The short-pool place that takes a request which is short only in the long pool, to hold what it shares
         with others from then on; None where it shares nothing yet, or none of them has the time."""
         if len(ask.prompts) != 1:
             return None
@@ -236,7 +250,7 @@ class Pools:
         return host
 
     def _relief(self, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
-        """Instances of the other pool that may take a request whose ``own`` pool is overloaded."""
+        """Places of the other pool that may take a request whose ``own`` pool is overloaded."""
         unit = self.config.load_unit
         least = min(o[2].outstanding_tokens for o in own)
         if least <= unit:
@@ -247,11 +261,11 @@ class Pools:
             return idle
         return [o for o in able if o[2].outstanding_tokens * FLOOD <= least]
 
-    def _may_spill(self, home: Pool, to: PrefillInstance) -> bool:
+    def _may_spill(self, home: Pool, to: Place) -> bool:
         if self.config.spill == "auto":
             return home == SHORT or to.outlook.parks
         return self.config.spill in ("both", home)
 
 
-def _load(i: PrefillInstance) -> tuple[int, int, int]:
-    return i.outstanding_tokens, i.outstanding, i.served_tokens
+def _load(p: Place) -> tuple[int, int, int]:
+    return p.outstanding_tokens, p.outstanding, p.served_tokens

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from laps_core.pools.controller import Move, PoolController
 from laps_core.pools.pressure import BOTH, Pool, PressureConfig
 
+from ..servers.decode import traffic
 from ..servers.instances import Clock, PrefillInstance
+from ..servers.reader import KvReader
 from ..servers.signals import SignalReader
 from .choice import Pools
 from .record import Records
@@ -32,10 +34,12 @@ class Control:
         config: PressureConfig,
         note: Note,
         clock: Clock = time.monotonic,
+        kv_readers: Sequence[KvReader] = (),
     ) -> None:
         self.controller = PoolController(config, clock())
         """What decides."""
         self._readers = readers
+        self._kv_readers = kv_readers
         self._records = records
         self._pools = pools
         self._clock = clock
@@ -56,7 +60,8 @@ class Control:
 
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
-        await asyncio.gather(*(r.read() for r in self._readers))
+        await asyncio.gather(*(r.read() for r in (*self._readers, *self._kv_readers)))
+        self._pools.traffic = traffic(self._pools.decoders)
         others = self._records.news()
         if others is not None:
             # As after a move of its own: what called for it is being seen to.

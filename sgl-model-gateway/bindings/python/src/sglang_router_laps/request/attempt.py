@@ -58,7 +58,7 @@ class Attempt:
         prefiller, decoder = self.choice.instance, self.decoder
         began = time.monotonic()
         self.call.trail.try_at(prefiller, decoder, began)
-        for_prefill, for_decode = self.call.wires(prefiller)
+        for_prefill, for_decode = self.call.wires(prefiller, self.choice.rank)
         share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
         prefill = self._prefill = share.leg = loop.create_task(self._run_prefill(for_prefill, share))
@@ -139,7 +139,7 @@ class Attempt:
             self.router.counter.learn(call.prompt, tokens)
             cached = cached_tokens(reply.body)
             if cached is not None:
-                instance.prefixes.correct(self.choice.cached, cached)
+                self.choice.place.prefixes.correct(self.choice.cached, cached)
         call.prompt = None
         return reply
 

@@ -27,6 +27,11 @@ DEEP = 900
 """The standard library, and so MiniLB, gives up near a thousand levels: with so many brackets it is asked."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 """Members that the router sets."""
+PREFILL_RANK = "disagg_prefill_dp_rank"
+"""The data-parallel rank at the prefill server, for both servers."""
+RANKS = frozenset((PREFILL_RANK, "routed_dp_rank", "data_parallel_rank"))
+RANK_HEADERS = ("x-data-parallel-rank", "x-override-routed-dp-rank", "x-override-disagg-prefill-dp-rank")
+"""Members and headers in which a client names data-parallel ranks itself."""
 LATE_HEADER = "x-sgl-ttft-slo-late"
 """Beside a deadline: whether a request that can no longer meet it is to be served all the same, or refused."""
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
@@ -135,6 +140,11 @@ def splice(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
     ``raw`` and ``body`` are what ``parse`` gave. Of members with one name JSON parsers take the last: ours.
     """
     return b"%b,%b" % (raw.rstrip()[:-1], extra[1:]) if body else extra
+
+
+def names_rank(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether the client has named a data-parallel rank itself."""
+    return not RANKS.isdisjoint(body) or any(h in headers for h in RANK_HEADERS)
 
 
 def read_deadline(texts: list[str]) -> float:

@@ -17,6 +17,7 @@ from ..prompts.prefixes import NOTHING, measure
 from ..prompts.reading import GENERATE, Prompt, answer_tokens, batch_size, read_prompt
 from ..prompts.tokens import TokenCounter
 from ..servers.instances import PrefillInstance
+from ..servers.ranks import ROOM_BITS, Rank
 from ..servers.upstream import forwarded
 from . import body as bodies
 from .ids import Ids
@@ -76,11 +77,18 @@ class Call:
         due = None if self.slo_ms is None else self.arrived + self.slo_ms / 1e3
         return Waiting(new, self.ask.total - new, self.arrived, due, rank=int(new > threshold))
 
-    def wires(self, prefiller: PrefillInstance) -> tuple[bytes, bytes]:
-        """The bodies of an attempt for the prefill and for the decode server, which meet in fresh rooms."""
+    def wires(self, prefiller: PrefillInstance, rank: Rank[Any] | None = None) -> tuple[bytes, bytes]:
+        """The bodies of an attempt for the prefill and for the decode server, which meet in fresh rooms: of this
+        ``rank`` of the prefill server's, all prompts of a batch alike. A client that names a rank is on its own."""
         host, port, n = prefiller.bootstrap_host, prefiller.bootstrap_port, self.rooms
-        rooms = [random.getrandbits(62) for _ in range(1 if n is None else n)]
-        meeting = {
+        if rank is not None and not bodies.names_rank(self._body, self.headers):
+            rooms = [rank.room() for _ in range(1 if n is None else n)]
+            # Without it the prefill server of 0.5.23 lets only ranks of data-parallel attention meet by their rooms.
+            meeting: dict[str, Any] = {bodies.PREFILL_RANK: rank.number}
+        else:
+            rooms = [random.getrandbits(ROOM_BITS) for _ in range(1 if n is None else n)]
+            meeting = {}
+        meeting |= {
             "bootstrap_host": host if n is None else [host] * n,
             "bootstrap_port": port if n is None else [port] * n,
             "bootstrap_room": rooms[0] if n is None else rooms,

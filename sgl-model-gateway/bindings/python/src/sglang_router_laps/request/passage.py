@@ -94,7 +94,7 @@ class Passage:
         router, call = self.router, self.call
         new, threshold = call.ask.total, router.config.threshold
         if new > threshold:
-            new = min((call.ask.new(i.prefixes) for i in router.pools.instances), default=new)
+            new = min((call.ask.new(p.prefixes) for i in router.pools.instances for p in i.places), default=new)
         router.queue.make_sure_of_room()
         router.counts.waited += 1
         began = time.monotonic()
@@ -110,7 +110,9 @@ class Passage:
     async def _pair(self) -> tuple[Choice, Instance] | None:
         """Where to try next, once there is somewhere; None: one role has nobody healthy for longer than one waits."""
         pools, queue, call = self.router.pools, self.router.queue, self.call
-        while (pair := pools.choose_pair(call.ask, self.tried)) is None and await queue.recovered(call.until):
+        while (pair := pools.choose_pair(call.ask, self.tried, call.kv_tokens)) is None and await queue.recovered(
+            call.until
+        ):
             pass
         return pair
 
@@ -120,7 +122,7 @@ class Passage:
         self.retries.earn()
         ended: Ended | None = None
         for n in range(self.retries.attempts):
-            pair = router.pools.choose_pair(call.ask, self.tried) or await self._pair()
+            pair = router.pools.choose_pair(call.ask, self.tried, call.kv_tokens) or await self._pair()
             if call.until < time.monotonic():
                 raise router.queue.too_late(call.until)
             if pair is None:

@@ -14,7 +14,7 @@ import time
 import aiohttp
 from sglang_router.router_args import RouterArgs
 
-from .instances import Instance, PrefillInstance
+from .instances import Instance
 from .upstream import Kind, Lost, Sessions, failure
 
 logger = logging.getLogger(__name__)
@@ -95,17 +95,15 @@ class Health:
         if not instance.healthy:
             return
         instance.healthy = False
-        if isinstance(instance, PrefillInstance):
-            # It will come back with an empty cache.
-            instance.prefixes.clear()
+        # It will come back with an empty cache.
+        instance.forget()
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
         instance.cut()
 
     def anew(self, instance: Instance) -> None:
         """Another process is there now, or nobody knows: it gets requests once it has answered probes, from now on."""
         instance.healthy, instance.unknown = False, True
-        if isinstance(instance, PrefillInstance):
-            instance.prefixes.clear()
+        instance.forget()
         instance.suspected.set()
 
     async def watch(self, instance: Instance) -> None:

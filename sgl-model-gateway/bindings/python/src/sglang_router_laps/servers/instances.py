@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from laps_core.latency.step import Coefficients
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import BOTH, Assignment
 from laps_core.protocol import SHORT, ClassName, PoolRecord
@@ -17,6 +18,7 @@ from yarl import URL
 
 from ..prompts.prefixes import PrefixIndex
 from .breaker import Breaker
+from .ranks import RANKS_MAX, Rank
 
 Role = Literal["prefill", "decode"]
 Clock = Callable[[], float]
@@ -121,9 +123,19 @@ class Instance:
         """Time it has had anything in flight since the start (seconds)."""
         return self.busy_s + (self.clock() - self.busy_since if self.leases else 0.0)
 
-    def lease(self, tokens: int, length_class: ClassName = SHORT, work_s: float = 0.0) -> Lease:
-        """Account for a request of ``tokens`` new tokens and so much work (seconds) until the lease ends."""
-        return Lease(self, tokens, length_class, work_s)
+    def lease(
+        self,
+        tokens: int,
+        length_class: ClassName = SHORT,
+        work_s: float = 0.0,
+        rank: Rank[PrefillInstance] | None = None,
+    ) -> Lease:
+        """Account for a request of ``tokens`` new tokens and so much work (seconds) until the lease ends; at this
+        ``rank`` of it, where it has several."""
+        return Lease(self, tokens, length_class, work_s, rank)
+
+    def forget(self) -> None:
+        """Another process may be there from now on: nothing that was known of its memory holds."""
 
     def entered(self, lease: Lease) -> None:
         """A request is being sent to it."""
@@ -151,8 +163,14 @@ class PrefillInstance(Instance):
         self.record: PoolRecord | None = None
         """The pool that the server itself says it is in; None: it keeps no such record."""
         self.prefixes = PrefixIndex(PREFIX_TOKENS)
-        self.outlook = Outlook(learnt or Learnt())
-        """When it would answer a request."""
+        self._learnt = learnt or Learnt()
+        self.outlook = Outlook(self._learnt)
+        """When it would answer a request; of several ranks, the mean."""
+        self.places: tuple[Place, ...] = (self,)
+        """Where in it a request may be sent: its data-parallel ranks, or itself where it has one."""
+        self.server = self
+        self.rank: Rank[PrefillInstance] | None = None
+        """As each of its places has them: this one is no rank."""
         self.longest: int | None = None
         """Most tokens of a prompt that its memory holds; None: it has not said."""
         self._deviation = 0.0
@@ -164,13 +182,55 @@ class PrefillInstance(Instance):
         if record and record.assignment:
             self.pool = record.assignment
 
+    @property
+    def prefix_blocks(self) -> int:
+        """How many blocks its prefix indexes hold."""
+        return sum(len(p.prefixes) for p in self.places)
+
+    def spread(self, ranks: int) -> None:
+        """It deals requests out to so many data-parallel ranks by their rooms. Other ranks than before are new ones."""
+        ranks = ranks if 1 < ranks <= RANKS_MAX else 1
+        if ranks == len(self.places):
+            return
+        self.prefixes.clear()
+        self.places = (self,)
+        if ranks > 1:
+            self.places = tuple(Rank(self, n, ranks, self._learnt, PREFIX_TOKENS) for n in range(ranks))
+
+    def is_known(self, parks: bool, model: Coefficients | None, longest: int | None) -> None:
+        """Whether it runs LAPS, what a step takes, and the longest prompt: as it says, or None."""
+        self.longest = longest
+        for o in (self.outlook, *(p.outlook for p in self.places)):
+            o.parks, o.own_model = parks, model
+
+    def flushed(self) -> None:
+        """Its prefix caches are empty."""
+        for p in self.places:
+            p.prefixes.clear()
+
+    def forget(self) -> None:
+        """See Instance."""
+        self.flushed()
+        self.spread(1)
+
     def entered(self, lease: Lease) -> None:
         """See Instance."""
-        self.outlook.enter(self.clock(), lease.length_class, lease.work_s)
+        rank, work_s = lease.rank, lease.work_s
+        now = self.clock()
+        if rank is not None:
+            rank.entered(now, lease.tokens, lease.length_class, work_s)
+            work_s /= rank.of
+        self.outlook.enter(now, lease.length_class, work_s)
 
     def left(self, lease: Lease, answered: bool) -> None:
         """See Instance."""
-        self.outlook.leave(self.clock(), lease.length_class, lease.work_s, lease.tokens if answered else 0)
+        rank, work_s, tokens = lease.rank, lease.work_s, lease.tokens if answered else 0
+        now = self.clock()
+        if rank is not None:
+            rank.left(now, lease.tokens, lease.length_class, work_s, answered)
+            # What it teaches has been learnt there.
+            work_s, tokens = work_s / rank.of, 0
+        self.outlook.leave(now, lease.length_class, work_s, tokens)
 
     def note_ttft(self, seconds: float, slo_s: float) -> None:
         """Take in one first token and its deadline (seconds)."""
@@ -188,6 +248,10 @@ class PrefillInstance(Instance):
         return self._deviation * self._fading()
 
 
+Place = PrefillInstance | Rank[PrefillInstance]
+"""Where a request is sent: a prefill server, or one of its data-parallel ranks."""
+
+
 @dataclass(eq=False, slots=True)
 class Lease:
     """Work handed to one instance. It ends once: by ``end``, or at the latest with its ``with`` block."""
@@ -197,6 +261,8 @@ class Lease:
     length_class: ClassName = SHORT
     work_s: float = 0.0
     """What it adds to the server's work (seconds)."""
+    rank: Rank[PrefillInstance] | None = None
+    """Of a server with several."""
     leg: asyncio.Task[Any] | None = None
     """What runs until the first token has come."""
     _trial: bool = False

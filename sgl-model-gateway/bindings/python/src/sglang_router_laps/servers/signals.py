@@ -8,90 +8,75 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
 import aiohttp
-import orjson
+import msgspec
 from laps_core.pools.demand import Spent
 from laps_core.pools.pressure import InstanceSignals, Work
-from laps_core.protocol import IDLE, STATUS_ROUTE, Load, PoolRecord, read_status
+from laps_core.protocol import IDLE, STATUS_ROUTE, Count, Load, PoolRecord, read, read_status
 
-from .instances import PrefillInstance
+from .instances import Place, PrefillInstance
+from .reader import LOADS, RETRY_S, Missing, Reader, read_loads
 from .upstream import Sessions
 
 OWN = "router"
-RETRY_S = 60.0
-"""How long a server that lacks a route is believed to lack it (seconds): it may come back as another."""
+SERVER_INFO = "server_info"
+BY_ROOM = "follow_bootstrap_room"
+"""Of SGLang's --load-balance-method: a request goes to the rank that its room names."""
 
 _QUEUE = re.compile(rb"^sglang:num_queue_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 
 
-class Missing(Exception):
-    """The server has no such route, or does not say there what is needed."""
+class _ServerInfo(msgspec.Struct, frozen=True):
+    dp_size: Count
+    attn_dp_size: Count = 1
+    load_balance_method: str = ""
 
 
-class SignalReader:
-    """Reads the signals of one prefill instance, and its pool record. ``read`` never raises: it falls back."""
+class SignalReader(Reader):
+    """Reads the signals of one prefill instance, its ranks, and its pool record. ``read`` never raises: it falls
+    back."""
 
     def __init__(self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
+        super().__init__(instance, sessions, api_key, timeout_s)
+        self.routes = ((STATUS_ROUTE, self._laps), (LOADS, self._loads), ("metrics", self._metrics))
         self.instance = instance
         self.load = IDLE
         self.source = OWN
         """Where ``load`` comes from."""
         self._spent = Spent()
         self._busy = Work()
-        self._sessions = sessions
-        self._key = f"Bearer {api_key}" if api_key else None
-        self._timeout_s = timeout_s
-        self._level = 0
-        self._stepped_at = self.instance.clock()
+        self._by_rank: Mapping[int, Load] = {}
+        self._sized: tuple[int, int, float] | None = None
+        """Ranks that a stock server has told of, to how many of them it deals out by room, and when it said so."""
         self._seen: dict[str, tuple[float, float]] = {}
         """When a counter of busy seconds was last read, and what it was."""
-        self._routes: tuple[tuple[str, Callable[[bytes], Load]], ...] = (
-            (STATUS_ROUTE, self._laps), ("v1/loads?include=core", self._loads), ("metrics", self._metrics),
-        )  # fmt: skip
-        """In order of preference."""
 
     async def read(self) -> None:
         """Refresh ``load``."""
-        own = self._own()
-        if self._level and self.instance.clock() - self._stepped_at > RETRY_S:
-            self._level = 0
-        while self.instance.healthy and self._level < len(self._routes):
-            path, parse = self._routes[self._level]
-            try:
-                status, text = await self._sessions.ask(self.instance, path, self._timeout_s, self._key)
-                if status != 200:
-                    raise Missing
-                self.load = parse(text)
-                self.source = path.partition("?")[0]
-                self.instance.outlook.parks = self._level == 0
-                self._tell()
-                return
-            except (Missing, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-                self.instance.take(None)
-                self.instance.outlook.own_model = self.instance.longest = None
-                self._level += 1
-                self._stepped_at = self.instance.clock()
-            except (aiohttp.ClientError, OSError):
-                # Slow or gone; health is judged elsewhere, and the route is not to blame.
-                break
-        self.load, self.source = own, OWN
+        i, own = self.instance, self._own()
+        self._by_rank = {}
+        route = await self.ask()
+        if route != STATUS_ROUTE and self._level:
+            i.take(None)
+            i.is_known(False, None, None)
+        if route is None:
+            self.load = own
+            if self.bare:
+                i.spread(1)
+        self.source = route or OWN
         self._tell()
 
     def _tell(self) -> None:
         """What was read, for the choice of a server and for the controller."""
-        i, load = self.instance, self.load
+        i = self.instance
         now = i.clock()
-        said = load.backlog_s
-        if said is not None:
-            i.outlook.told(now, said.short, said.long)
-        else:
-            # Of tokens that wait there only the others' are not known already.
-            rest_s = max(0.0, load.backlog_tokens - i.outstanding_tokens) * i.outlook.model.linear
-            i.outlook.told_others(now, i.pool, rest_s)
-        self._busy = self._spent.since(now, load.busy_share, load.busy_s, i.outlook)
+        _tell_others(now, i, self.load, len(i.places))
+        for p in i.places:
+            if p.rank is not None:
+                _tell_others(now, p, self._by_rank.get(p.rank.number, IDLE))
+        self._busy = self._spent.since(now, self.load.busy_share, self.load.busy_s, i.outlook)
 
     def signals(self) -> InstanceSignals:
         """For the controller."""
@@ -107,29 +92,52 @@ class SignalReader:
             parks=i.outlook.parks,
         )
 
-    def _laps(self, text: bytes) -> Load:
-        said = read_status(text)
+    async def _laps(self, text: bytes) -> None:
+        said, i = read_status(text), self.instance
         if said.load is None:
             raise Missing
-        self.instance.take(said.pool if isinstance(said.pool, PoolRecord) else None)
-        self.instance.outlook.own_model, self.instance.longest = said.model, said.longest
-        return said.load
+        i.take(said.pool if isinstance(said.pool, PoolRecord) else None)
+        i.spread(1 if said.dp_size is msgspec.UNSET else said.dp_size)
+        i.is_known(True, said.model, said.longest)
+        ranks = [] if said.ranks is msgspec.UNSET else said.ranks
+        self._by_rank = {r.dp_rank: r.load for r in ranks if r.load is not None}
+        self.load = said.load
 
-    def _loads(self, text: bytes) -> Load:
-        ranks: list[dict[str, Any]] = orjson.loads(text)["loads"]
-        if not ranks:
+    async def _loads(self, text: bytes) -> None:
+        ranks = read_loads(text)
+        waiting = [r.num_waiting_uncached_tokens for r in ranks if r.num_waiting_uncached_tokens is not None]
+        if len(waiting) < len(ranks):
             raise Missing
-        backlog = sum(r["num_waiting_uncached_tokens"] for r in ranks)
-        busy_s = sum(r.get("total_prefill_busy_us", 0) for r in ranks) / len(ranks) / 1e6
-        return self._load(backlog, self._share("theirs", busy_s) or 0.0)
+        busy_s = sum(r.total_prefill_busy_us for r in ranks) / len(ranks) / 1e6
+        self.load = self._load(sum(waiting), self._share("theirs", busy_s) or 0.0)
+        self.instance.spread(await self._size(len(ranks)))
+        self._by_rank = {r.dp_rank: self._load(n, 0.0) for r, n in zip(ranks, waiting, strict=True)}
 
-    def _metrics(self, text: bytes) -> Load:
+    async def _size(self, ranks: int) -> int:
+        """To how many of its ``ranks`` a stock server deals requests out by their rooms; 1: it has another rule, or
+        does not say."""
+        if ranks == 1:
+            return 1
+        now = self.instance.clock()
+        if self._sized is None or self._sized[0] != ranks or now - self._sized[2] > RETRY_S:
+            try:
+                said = read(await self.get(SERVER_INFO), _ServerInfo)
+                size = said.dp_size * said.attn_dp_size if said.load_balance_method == BY_ROOM else 1
+            except (Missing, ValueError):
+                size = 1
+            except (aiohttp.ClientError, OSError):
+                return len(self.instance.places)
+            self._sized = ranks, size, now
+        return self._sized[1]
+
+    async def _metrics(self, text: bytes) -> None:
         found = _QUEUE.findall(text)
         if not found:
             raise Missing
         i = self.instance
         mean = i.served_tokens / i.served if i.served else 0.0
-        return self._load(sum(map(float, found)) * mean, self.load.busy_share)
+        self.load = self._load(sum(map(float, found)) * mean, self.load.busy_share)
+        i.spread(1)
 
     def _own(self) -> Load:
         share = self._share(OWN, self.instance.busy_seconds())
@@ -147,3 +155,14 @@ class SignalReader:
         if not (math.isfinite(backlog) and math.isfinite(share)):
             raise Missing
         return Load(backlog_tokens=float(backlog), slo_deviation=self.instance.deviation, busy_share=share)
+
+
+def _tell_others(now: float, place: Place, load: Load, ranks: int = 1) -> None:
+    """What of ``load`` other routers have sent; where it is of so many ``ranks``, the mean of them."""
+    said, outlook = load.backlog_s, place.outlook
+    if said is not None:
+        outlook.told(now, said.short, said.long)
+    else:
+        # Of tokens that wait there only the others' are not known already.
+        rest_s = max(0.0, load.backlog_tokens - place.outstanding_tokens) * outlook.model.linear
+        outlook.told_others(now, place.pool, rest_s / ranks)

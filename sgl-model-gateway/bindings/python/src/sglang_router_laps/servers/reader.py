@@ -1,0 +1,124 @@
+"""Asking a server about itself, over and over, by the best route that it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+from laps_core.protocol import Count, read
+
+from .decode import DecodeInstance, Kv
+from .instances import Instance
+from .upstream import Sessions
+
+RETRY_S = 60.0
+"""How long a server that lacks a route is believed to lack it (seconds): it may come back as another."""
+LOADS = "v1/loads?include=core"
+"""A route of stock servers."""
+
+
+class Missing(Exception):
+    """The server has no such route, or does not say there what is needed."""
+
+
+class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``LOADS`` says of one data-parallel rank (tokens, microseconds)."""
+
+    dp_rank: Count = 0
+    num_waiting_uncached_tokens: Count | None = None
+    """New tokens that wait for prefill."""
+    total_prefill_busy_us: Count = 0
+    num_total_tokens: Count | None = None
+    """KV in use, and what requests that wait for it need."""
+    max_total_num_tokens: Count = 0
+    """KV there is."""
+
+
+class _Loads(msgspec.Struct, frozen=True):
+    loads: list[RankLoad]
+
+
+def read_loads(text: bytes) -> list[RankLoad]:
+    """One for each rank. Raises ValueError where it is something else, and Missing without any."""
+    ranks = read(text, _Loads).loads
+    if not ranks:
+        raise Missing
+    return ranks
+
+
+Parse = Callable[[bytes], Awaitable[None]]
+"""Takes in an answer. Raises Missing, ValueError, and OverflowError where it is of no use."""
+
+
+class Reader:
+    """Of one server."""
+
+    def __init__(self, instance: Instance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
+        self.routes: tuple[tuple[str, Parse], ...] = ()
+        """In order of preference."""
+        self._server = instance
+        self._sessions = sessions
+        self._key = f"Bearer {api_key}" if api_key else None
+        self._timeout_s = timeout_s
+        self._level = 0
+        self._stepped_at = instance.clock()
+
+    @property
+    def bare(self) -> bool:
+        """It has none of the routes."""
+        return self._level == len(self.routes)
+
+    async def read(self) -> None:
+        """Ask, and keep what is said. Never raises."""
+        raise NotImplementedError
+
+    async def ask(self) -> str | None:
+        """The route whose answer has been taken in; None: it has none of them, or was not reached."""
+        clock = self._server.clock
+        if self._level and clock() - self._stepped_at > RETRY_S:
+            self._level = 0
+        while self._server.healthy and not self.bare:
+            path, parse = self.routes[self._level]
+            try:
+                await parse(await self.get(path))
+                return path.partition("?")[0]
+            except (Missing, ValueError, OverflowError):
+                self._level += 1
+                self._stepped_at = clock()
+            except (aiohttp.ClientError, OSError):
+                # Slow or gone; health is judged elsewhere, and the route is not to blame.
+                break
+        return None
+
+    async def get(self, path: str) -> bytes:
+        """The answer. Raises Missing where that is a refusal, aiohttp.ClientError, and OSError."""
+        status, text = await self._sessions.ask(self._server, path, self._timeout_s, self._key)
+        if status != 200:
+            raise Missing
+        return text
+
+
+class KvReader(Reader):
+    """Keeps ``DecodeInstance.kv``."""
+
+    def __init__(self, instance: DecodeInstance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
+        super().__init__(instance, sessions, api_key, timeout_s)
+        self.instance = instance
+        self.routes = ((LOADS, self._take),)
+        self._own = 0
+
+    async def read(self) -> None:
+        """See Reader. One that says nothing now is not held to what it said before."""
+        # What is sent while it answers may be in the answer or not: it is taken not to be.
+        self._own = self.instance.outstanding_tokens
+        if await self.ask() is None:
+            self.instance.kv = None
+
+    async def _take(self, text: bytes) -> None:
+        ranks = read_loads(text)
+        told = [r.num_total_tokens for r in ranks if r.num_total_tokens is not None]
+        sizes = [r.max_total_num_tokens for r in ranks]
+        if len(told) < len(ranks) or not min(sizes):
+            raise Missing
+        self.instance.kv = Kv(told=sum(told), capacity=sum(sizes), holds=max(sizes), own=self._own)

@@ -1,0 +1,252 @@
+"""Prefill servers with several data-parallel ranks: the rank that holds a prefix gets what begins with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sglang_router_laps.servers.instances import PrefillInstance
+
+from .fake_ranks import RankedPrefill
+from .fakes import LONG, Stack, World, entry, stack
+
+ONE_POOL = {"initial_short": None, "interval_s": 0.2}
+DOCUMENT = "".join(f"{i:04d} and on " for i in range(400))
+
+
+def servers(*sizes: int, **how: Any) -> Callable[[World], RankedPrefill]:
+    """Makes one server of each size."""
+    left = iter(sizes)
+    return lambda world: RankedPrefill(world, next(left), **how)
+
+
+def ranked(s: Stack, n: int = 0) -> RankedPrefill:
+    server = s.prefills[n]
+    assert isinstance(server, RankedPrefill)
+    return server
+
+
+async def known(s: Stack, size: int, n: int = 0) -> PrefillInstance:
+    """The server, once the router knows how many ranks it has."""
+    instance = s.lb.pools.instances[n]
+    await s.until(lambda: len(instance.places) == size)
+    return instance
+
+
+async def chats(s: Stack, users: int, turns: int, **more: Any) -> float:
+    """Chats of so many turns each, one turn of each at a time. Returns the share of all tokens after the first turns
+    that was found in the cache of the rank they came to."""
+    texts = [f"user {u} " + DOCUMENT for u in range(users)]
+    asked = cached = 0
+    for turn in range(turns):
+        statuses = await asyncio.gather(*(s.post(text=text, **more) for text in texts))
+        assert {status for status, _ in statuses} == {200}
+        if not turn:
+            asked, cached = (
+                -sum(getattr(ranked(s, n), k) for n in range(2)) for k in ("asked_tokens", "cached_tokens")
+            )
+        texts = [text + f" and then {turn}?" * 8 for text in texts]
+    asked, cached = (
+        before + sum(getattr(ranked(s, n), k) for n in range(2))
+        for before, k in ((asked, "asked_tokens"), (cached, "cached_tokens"))
+    )
+    return cached / asked
+
+
+@pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])
+def test_turns_of_a_chat_go_to_the_rank_that_holds_its_history(laps: bool) -> None:
+    async def share(tells: bool) -> float:
+        make = servers(4, 4, laps=laps, tells=tells)
+        async with stack(2, config=ONE_POOL, make_prefill=make) as s:
+            for n in range(2):
+                await known(s, 4 if tells else 1, n)
+            found = await chats(s, users=12, turns=5)
+            await s.at_rest()
+            if tells:
+                # No rank is left out.
+                assert all(r.served for n in range(2) for r in ranked(s, n).ranks)
+            return found
+
+    assert asyncio.run(share(True)) > 0.9
+    assert asyncio.run(share(False)) < 0.7
+
+
+def test_the_backlog_that_a_rank_tells_counts() -> None:
+    """Others' work is at one rank of each server: nothing goes there."""
+
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2, tokens_per_s=20_000.0)) as s:
+            for n in range(2):
+                ranked(s, n).ranks[0].backlog = 50_000
+                instance = await known(s, 2, n)
+                await s.until(lambda i=instance: i.places[0].outlook.waiting(i.clock()).long > 0.0)  # type: ignore[misc]
+            for i in range(8):
+                assert (await s.post(text=f"{i}{LONG}"))[0] == 200
+            assert [len(ranked(s, n).ranks[0].served) for n in range(2)] == [0, 0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_work_is_spread_over_the_ranks(each: bool) -> None:
+    """Also where they do not tell their own load, by what this router has sent."""
+
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(4, 4, each=each)) as s:
+            for n in range(2):
+                await known(s, 4, n)
+                s.prefills[n].gate.clear()
+            held = [asyncio.create_task(s.post(text=f"{i}{LONG}")) for i in range(16)]
+            await s.until(lambda: sum(len(p.bodies) for p in s.prefills) == 16)
+            assert [len(r.served) for n in range(2) for r in ranked(s, n).ranks] == [2] * 8
+            found = entry(await s.status(), s.prefills[0])
+            assert [r["outstanding_requests"] for r in found["ranks"]] == [2] * 4
+            assert found["outstanding_requests"] == 8
+            async with s.client.get(f"{s.url}/metrics") as r:
+                assert f'rank_outstanding_tokens{{rank="3",server="{s.prefills[0].url}"}}' in await r.text()
+            for p in s.prefills:
+                p.gate.set()
+            assert {status for status, _ in await asyncio.gather(*held)} == {200}
+            await s.at_rest()
+            for instance in s.lb.pools.instances:
+                for rank in instance.places:
+                    assert (rank.outstanding, rank.outstanding_tokens) == (0, 0)
+                    assert sum(rank.outlook.waiting(instance.clock())) == 0.0
+                assert sum(instance.outlook.waiting(instance.clock())) == 0.0
+
+    asyncio.run(run())
+
+
+def test_all_prompts_of_a_batch_go_to_one_rank_and_each_has_a_room_of_its_own() -> None:
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(3, 3)) as s:
+            for n in range(2):
+                await known(s, 3, n)
+            for _ in range(6):
+                assert (await s.post(text=["one", "two", LONG]))[0] == 200
+            bodies = [b for p in s.prefills for b in p.bodies]
+            rooms = [b["bootstrap_room"] for b in bodies]
+            assert all(len(set(r)) == 3 and len({room % 3 for room in r}) == 1 for r in rooms)
+            # The decode server is told the same.
+            told = {b["bootstrap_room"][0]: b["disagg_prefill_dp_rank"] for b in s.decodes[0].bodies}
+            assert told == {b["bootstrap_room"][0]: b["bootstrap_room"][0] % 3 for b in bodies}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])
+def test_another_rule_than_rooms_is_left_to_the_server(laps: bool) -> None:
+    async def run() -> None:
+        make = servers(2, 2, laps=laps, method="total_tokens")
+        async with stack(2, config=ONE_POOL, make_prefill=make) as s:
+            source = "laps_status" if laps else "v1/loads"
+            await s.until(lambda: all(r.source == source for r in s.lb.readers))
+            for i in range(4):
+                assert (await s.post(text=f"{i}{LONG}"))[0] == 200
+            assert [len(i.places) for i in s.lb.pools.instances] == [1, 1]
+            assert all("disagg_prefill_dp_rank" not in b for p in s.prefills for b in p.bodies)
+            assert "ranks" not in entry(await s.status(), s.prefills[0])
+
+    asyncio.run(run())
+
+
+def test_a_stock_server_is_asked_for_its_rule_once_and_one_without_ranks_never() -> None:
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 1, laps=False)) as s:
+            await known(s, 2)
+            load = s.lb.readers[0].load
+            await s.until(lambda: s.lb.readers[0].load is not load)
+            assert [ranked(s, n).info_asked for n in range(2)] == [1, 0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])
+def test_a_server_that_is_replaced_is_followed(laps: bool) -> None:
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2, laps=laps)) as s:
+            for size in (2, 5, 1, 3):
+                for n in range(2):
+                    ranked(s, n).resize(size)
+                    await known(s, size, n)
+                statuses = await asyncio.gather(*(s.post(text=f"{size}{i}{LONG}") for i in range(20)))
+                assert {status for status, _ in statuses} == {200}
+                assert all(r.served for n in range(2) for r in ranked(s, n).ranks)
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_has_forgotten_is_corrected_by_itself() -> None:
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2)) as s:
+            for n in range(2):
+                await known(s, 2, n)
+            for i in range(8):
+                assert (await s.post(text=f"{i} {DOCUMENT}"))[0] == 200
+            (server, number) = next(
+                (n, k) for n in range(2) for k, r in enumerate(ranked(s, n).ranks) if any("0 0000" in t for t in r.held)
+            )
+            before = {p: len(p.prefixes) for i in s.lb.pools.instances for p in i.places}
+            ranked(s, server).ranks[number].held.clear()
+            assert (await s.post(text=f"0 {DOCUMENT}"))[0] == 200
+            lost = {p: n - len(p.prefixes) for p, n in before.items()}
+            place = s.lb.pools.instances[server].places[number]
+            assert lost.pop(place) > 0
+            assert set(lost.values()) == {0}
+
+    asyncio.run(run())
+
+
+def test_an_adapter_has_prefixes_of_its_own_at_each_rank() -> None:
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2)) as s:
+            for n in range(2):
+                await known(s, 2, n)
+            assert await chats(s, users=4, turns=3) > 0.9
+            assert await chats(s, users=4, turns=3, lora_path="a") > 0.9
+            before = sum(ranked(s, n).cached_tokens for n in range(2))
+            choices = s.lb.counts.prefix_tokens
+            # Nothing is expected of another adapter's cache, nor found there.
+            assert (await s.post(text=f"user 0 {DOCUMENT}", lora_path="b"))[0] == 200
+            assert sum(ranked(s, n).cached_tokens for n in range(2)) == before
+            assert s.lb.counts.prefix_tokens == choices
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("named", "header"),
+    [({"routed_dp_rank": 1}, None), ({"data_parallel_rank": 0}, None), ({}, "X-Data-Parallel-Rank")],
+)
+def test_a_client_that_names_a_rank_is_on_its_own(named: dict[str, int], header: str | None) -> None:
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=servers(2, 2)) as s:
+            for n in range(2):
+                await known(s, 2, n)
+            headers = {header: "1"} if header else {}
+            body = {"text": LONG, **named}
+            async with s.client.post(f"{s.url}/generate", json=body, headers=headers) as r:
+                assert r.status == 200
+            (seen,) = [b for p in s.prefills for b in p.bodies]
+            assert "disagg_prefill_dp_rank" not in seen
+            assert named.items() <= seen.items()
+
+    asyncio.run(run())
+
+
+def test_no_server_has_endlessly_many_ranks() -> None:
+    class Boasting(RankedPrefill):
+        async def _laps_status(self, request: Any) -> Any:
+            reply = await super()._laps_status(request)
+            reply.text = str(reply.text).replace('"dp_size": 2', '"dp_size": 1000000000')
+            return reply
+
+    async def run() -> None:
+        async with stack(2, config=ONE_POOL, make_prefill=lambda world: Boasting(world, 2)) as s:
+            await s.until(lambda: all(r.source == "laps_status" for r in s.lb.readers))
+            assert [len(i.places) for i in s.lb.pools.instances] == [1, 1]
+
+    asyncio.run(run())

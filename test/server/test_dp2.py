@@ -1,0 +1,114 @@
+"""Two data-parallel ranks: a request goes to the one that its room names, and the router names the one that holds its
+history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import http_load as load
+import pytest
+from served import CHUNK, LAPS, NORMAL_LOOP, SEVERAL, Beside, Prefill, Reference, Setup, ask, checkpoint, ids, on
+
+from benchmark.rig import servers
+
+DP2 = Setup("dp2", (*LAPS, *NORMAL_LOOP, "--dp-size", "2"), group=SEVERAL)
+pytestmark = [pytest.mark.timeout(600), *on(DP2)]
+NEW = 6
+
+
+def requests(prefill: Prefill) -> list[int]:
+    """Requests that each rank has prefilled."""
+    ranks = prefill.get("/laps_status")["ranks"]
+    assert [r["dp_rank"] for r in ranks] == [0, 1]
+    return [sum(t["requests"] for t in r["totals"].values()) for r in ranks]
+
+
+def cached(prefill: Prefill, room: int, prompt: list[int]) -> int:
+    status, text = prefill.post("/generate", ask(room, prompt))
+    assert status == 200, text
+    return int(json.loads(text)["meta_info"]["cached_tokens"])
+
+
+def test_a_room_names_the_rank(prefill: Prefill) -> None:
+    before = requests(prefill)
+    for i, room in enumerate((2, 1 << 61, 40, (1 << 62) + 1, 7)):
+        cached(prefill, room, ids(9000 + i, 40))
+    assert [b - a for a, b in zip(before, requests(prefill), strict=True)] == [3, 2]
+
+
+def test_each_rank_has_a_prefix_cache_of_its_own(prefill: Prefill) -> None:
+    prompt = ids(9100, CHUNK)
+    assert cached(prefill, 100, prompt) == 0
+    assert cached(prefill, 102, prompt) >= CHUNK - 1
+    assert cached(prefill, 103, prompt) == 0
+    assert cached(prefill, 105, prompt) >= CHUNK - 1
+
+
+def test_the_server_says_what_the_router_reads(prefill: Prefill) -> None:
+    assert prefill.get("/laps_status")["dp_size"] == 2
+    assert sorted(r["dp_rank"] for r in prefill.get("/v1/loads?include=core")["loads"]) == [0, 1]
+    info = prefill.get("/server_info")
+    assert (info["dp_size"] * info["attn_dp_size"], info["load_balance_method"]) == (2, "follow_bootstrap_room")
+
+
+@pytest.fixture(scope="module")
+def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    server, decode = prefill.server, beside.decode(tmp_path_factory)
+    # A single server on the command line would leave the router the stock one.
+    alone = ("--prefill", f"dns://localhost:{server.port}", str(server.bootstrap_port))
+    log = tmp_path_factory.mktemp("router") / "log"
+    made = servers.minilb(
+        [], [decode], log, *alone, "--enable-laps-alloc", "--laps-rebalance-interval-s", "2.5",
+        "--laps-tokenizer", str(checkpoint()), "--health-check-interval-secs", "1",
+        module="sglang_router_laps.launch_router",
+    )  # fmt: skip
+    with servers.running(made):
+        end = time.monotonic() + 60
+        while [len(p.get("ranks", ())) for p in status(made)["prefill"]] != [2]:
+            assert time.monotonic() < end, status(made)
+            time.sleep(0.2)
+        yield made
+
+
+def status(router: servers.Server) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{router.url}/laps_status", timeout=30) as reply:
+        return dict(json.load(reply))
+
+
+def test_chats_stay_with_their_ranks_and_both_ranks_hand_over(
+    router: servers.Server, prefill: Prefill, reference: Reference
+) -> None:
+    before, histories = requests(prefill), [ids(9200 + i, CHUNK + 40 * i) for i in range(4)]
+    params = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}
+
+    async def turn(http: Any, prompt: list[int]) -> tuple[list[int], int]:
+        body = {"input_ids": prompt, "sampling_params": params}
+        async with http.post(router.url + "/generate", json=body) as reply:
+            answer = await reply.json()
+            assert reply.status == 200, answer
+            return list(answer["output_ids"]), int(answer["meta_info"]["cached_tokens"])
+
+    async def run() -> None:
+        async with load.session() as http:
+            for n in range(3):
+                replies = await asyncio.gather(*(turn(http, h) for h in histories))
+                for i, (answer, _) in enumerate(replies):
+                    assert answer == reference.greedy(histories[i], NEW), (n, i)
+                    histories[i] += [*answer, *ids(9300 + 10 * n + i, 20)]
+
+    computed = prefill.totals()
+    asyncio.run(run())
+    assert all(b > a for a, b in zip(before, requests(prefill), strict=True))
+    # Twelve turns of over 500 tokens: of the later eight only what is new was computed.
+    after = prefill.totals()
+    tokens = sum(after[c]["tokens"] - computed[c]["tokens"] for c in after)
+    first = sum(CHUNK + 40 * i for i in range(4))
+    assert first <= tokens <= first + 8 * (NEW + 20 + 64)
+    # The decode server is read, too.
+    (decode,) = status(router)["decode"]
+    assert decode["kv_tokens"]["capacity"] > 0

@@ -1,0 +1,145 @@
+"""Which decode server gets a request: by what it says of its KV cache, and by what has been sent there since."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("sglang_router")
+
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools.choice import Pools, Tried
+from sglang_router_laps.prompts.prefixes import Ask
+from sglang_router_laps.servers.decode import OTHERS_MAX, DecodeInstance, Kv, roomiest, traffic
+
+
+def server(told: int | None = None, capacity: int = 100_000, own: int = 0, name: str = "d") -> DecodeInstance:
+    """One that has told how much is taken; None: nothing."""
+    made = DecodeInstance(f"http://{name}:1")
+    if told is not None:
+        made.kv = Kv(told, capacity, capacity, own)
+    return made
+
+
+def test_the_one_with_the_most_room_is_chosen_whoever_has_filled_the_others() -> None:
+    full, free = server(80_000), server(20_000)
+    with free.lease(1000):
+        assert roomiest([full, free], 100, 1.0) is free
+
+
+def test_room_is_counted_and_not_its_share() -> None:
+    small, large = server(10_000, 50_000), server(60_000, 200_000)
+    assert roomiest([small, large], 100, 1.0) is large
+
+
+def test_what_was_sent_since_it_was_read_counts() -> None:
+    one, other = server(20_000), server(25_000)
+    with one.lease(6000):
+        assert roomiest([one, other], 100, 1.0) is other
+    assert roomiest([one, other], 100, 1.0) is one, "and what has ended since is free"
+
+
+def test_what_ended_since_it_was_read_is_free() -> None:
+    done, other = server(30_000, own=20_000), server(25_000)
+    assert done.held() == 10_000
+    assert roomiest([done, other], 100, 1.0) is done
+    # Never less than what this router has there.
+    with done.lease(15_000):
+        assert done.held(4.0) == 15_000
+
+
+def test_answers_to_come_are_counted_as_they_are_without_a_reading() -> None:
+    young = server(1000, own=8000)
+    with young.lease(8000):
+        assert young.held() == 8000
+
+
+def test_one_that_cannot_hold_it_is_passed_over_while_another_can() -> None:
+    small, large = server(0, 10_000), server(150_000, 200_000)
+    assert roomiest([small, large], 20_000, 1.0) is large
+    assert roomiest([small, large], 200, 1.0) is large
+    assert roomiest([small], 20_000, 1.0) is small, "whether it is refused is the server's to say"
+    silent = server()
+    assert roomiest([small, silent], 20_000, 1.0) is silent
+
+
+def test_of_several_ranks_one_must_hold_it_all() -> None:
+    ranked = DecodeInstance("http://d:1")
+    ranked.kv = Kv(told=0, capacity=40_000, holds=10_000, own=0)
+    assert roomiest([ranked, server(35_000, 40_000)], 15_000, 1.0) is not ranked
+    assert roomiest([ranked, server(35_000, 40_000)], 9_000, 1.0) is ranked
+
+
+def test_one_that_says_nothing_is_as_large_as_the_smallest_and_holds_what_this_router_sent() -> None:
+    silent, small, large = server(), server(20_000, 50_000), server(100_000, 200_000)
+    with silent.lease(10_000):
+        # 40,000, 30,000 and 100,000 are free.
+        assert roomiest([silent, small], 100, 1.0) is silent
+        assert roomiest([silent, small, large], 100, 1.0) is large
+    with silent.lease(30_000):
+        assert roomiest([silent, small], 100, 1.0) is small
+
+
+def test_where_none_says_anything_the_one_with_the_fewest_tokens_is_chosen() -> None:
+    full, many = server(), server()
+    with full.lease(30_000), many.lease(100), many.lease(100):
+        assert roomiest([full, many], 100, 1.0) is many
+
+
+def test_a_restarted_server_is_not_held_to_what_the_old_one_said() -> None:
+    one = server(90_000)
+    one.forget()
+    assert one.kv is None
+    assert one.held() == 0
+
+
+def test_the_choice_of_a_pair_minds_the_size_of_the_request() -> None:
+    pools = Pools([("http://p0:1", 1), ("http://p1:1", 1)], AllocConfig(), decoders=["http://d0:1", "http://d1:1"])
+    small, large = pools.decoders
+    small.kv, large.kv = Kv(0, 10_000, 10_000, 0), Kv(195_000, 200_000, 200_000, 0)
+    for tokens, chosen in ((100, small), (12_000, large)):
+        found = pools.choose_pair(Ask(10), Tried(), tokens)
+        assert found is not None
+        assert found[1] is chosen
+
+
+def test_how_much_others_send_is_seen_in_what_is_held() -> None:
+    assert traffic([server(), server()]) == 1.0
+    assert traffic([server(30_000, own=5000), server(10_000, own=5000)]) == 4.0
+    assert traffic([server(100, own=5000)]) == 1.0
+    assert traffic([server(5000)]) == OTHERS_MAX
+    assert traffic([server(0)]) == 1.0
+
+
+@pytest.mark.parametrize("routers", [1, 2, 8])
+def test_many_routers_that_read_at_once_fill_the_servers_evenly(routers: int) -> None:
+    """Requests live for ten readings; one server begins with less room than the others."""
+    rng = random.Random(routers)
+    seats = [[server(0, 1_000_000, name=f"d{n}") for n in range(4)] for _ in range(routers)]
+    held = [200_000, 0, 0, 0]
+    alive: list[tuple[int, int, int, object]] = []
+    worst = 0
+    for period in range(60):
+        for end, n, tokens, lease in [a for a in alive if a[0] == period]:
+            held[n] -= tokens
+            lease.__exit__()  # type: ignore[attr-defined]
+            alive.remove((end, n, tokens, lease))
+        if period == 10:
+            held[0] -= 200_000
+        for seat in seats:
+            for d, h in zip(seat, held, strict=True):
+                d.kv = Kv(h, 1_000_000, 1_000_000, d.outstanding_tokens)
+        shares = [traffic(seat) for seat in seats]
+        for k in range(64):
+            seat, tokens = seats[k % routers], rng.randint(500, 1500)
+            chosen = roomiest(seat, tokens, shares[k % routers])
+            n = seat.index(chosen)
+            lease = chosen.lease(tokens)
+            lease.__enter__()
+            held[n] += tokens
+            alive.append((period + 10, n, tokens, lease))
+        if period >= 30:
+            worst = max(worst, max(held) - min(held))
+    # In one period come 64,000 tokens. Without minding the others, eight routers would be 60,000 apart.
+    assert worst < 10_000, worst

@@ -1,0 +1,192 @@
+"""Which data-parallel rank of a prefill server a request goes to."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("sglang_router")
+
+from laps_core.pools.outlook import Learnt
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools.choice import Choice, Pools
+from sglang_router_laps.prompts.prefixes import SHARERS, Ask, fingerprint
+from sglang_router_laps.servers.instances import PREFIX_TOKENS, PrefillInstance
+from sglang_router_laps.servers.ranks import RANKS_MAX, Rank
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+DOCUMENT = b"".join(b"%07d" % i for i in range(4000))
+
+
+def fleet(*ranks: int, initial_short: int | None = None) -> Pools:
+    """A server for each number of ranks."""
+    servers = [(f"http://p{i}:1", 1) for i in range(len(ranks))]
+    pools = Pools(servers, AllocConfig(initial_short=initial_short), Clock(), fixed=False)
+    for instance, n in zip(pools.instances, ranks, strict=True):
+        instance.spread(n)
+    return pools
+
+
+def choose(pools: Pools, tokens: int, text: bytes = b"") -> Choice:
+    found = pools.choose(Ask(tokens, [fingerprint(text)] if text else []))
+    assert found is not None
+    return found
+
+
+def number(choice: Choice) -> int:
+    assert choice.rank is not None
+    return choice.rank.number
+
+
+def test_a_server_with_one_rank_is_chosen_as_a_whole() -> None:
+    choice = choose(fleet(1, 1), 100)
+    assert choice.rank is None
+    assert choice.place is choice.instance
+
+
+def test_a_history_lies_at_one_rank() -> None:
+    pools = fleet(4, 4)
+    first = choose(pools, 7000, DOCUMENT)
+    for _ in range(3):
+        again = choose(pools, 7050, DOCUMENT + b"and one more question?")
+        assert (again.instance, again.rank) == (first.instance, first.rank)
+        assert again.length_class == "short"
+    holding = [p for i in pools.instances for p in i.places if len(p.prefixes)]
+    assert holding == [first.rank]
+    assert first.instance.prefix_blocks == len(holding[0].prefixes)
+
+
+def test_requests_without_a_history_are_spread_over_all_ranks() -> None:
+    pools = fleet(3, 1)
+    with ExitStack() as held:
+        seen = []
+        for _ in range(8):
+            choice = choose(pools, 5000)
+            held.enter_context(choice.lease())
+            seen.append((choice.instance.url, choice.rank and choice.rank.number))
+        assert all(seen.count(place) == 2 for place in seen)
+        assert [p.outstanding for i in pools.instances for p in i.places] == [2] * 4
+    # What is idle everywhere goes to who has had the least.
+    idle = set()
+    for _ in range(3):
+        choice = choose(pools, 5000)
+        choice.lease().__enter__().end()
+        idle.add(choice.place)
+    assert len(idle) == 3
+
+
+def test_a_busy_rank_loses_a_prefix_that_is_worth_less_than_the_wait() -> None:
+    pools = fleet(2, 2)
+    first = choose(pools, 7000, DOCUMENT)
+    lease = first.instance.lease(50_000, "long", 5.0, first.rank)
+    with lease:
+        other = choose(pools, 7050, DOCUMENT + b"more")
+        assert other.rank is not first.rank
+    pools = fleet(2, 2)
+    first = choose(pools, 7000, DOCUMENT)
+    with first.instance.lease(500, "long", 0.05, first.rank):
+        assert choose(pools, 7050, DOCUMENT + b"more").rank is first.rank
+
+
+def test_a_copy_of_a_shared_prefix_is_held_by_one_rank_of_the_short_pool() -> None:
+    pools = fleet(2, 2, initial_short=1)
+    system = b"You are a helpful assistant. ".ljust(1500, b".")
+    chosen = []
+    for i in range(20):
+        text = system + b"\n<user>%d: what is that about?" % i
+        chosen.append(choose(pools, len(text) // 4, text))
+    assert [c.instance.pool for c in chosen] == ["long"] * SHARERS + ["short"] * (20 - SHARERS)
+    assert len({number(c) for c in chosen[SHARERS:]}) == 1
+    assert sum(c.copies for c in chosen) == 1
+
+
+def test_the_work_of_a_server_is_the_mean_over_its_ranks() -> None:
+    (instance,) = fleet(4).instances
+    rank = instance.places[2]
+    with instance.lease(1000, "long", 2.0, rank.rank):
+        assert instance.outlook.waiting(0.0) == (0.0, 0.5)
+        assert rank.outlook.waiting(0.0) == (0.0, 2.0)
+        assert [p.outstanding_tokens for p in instance.places] == [0, 0, 1000, 0]
+        assert instance.outstanding_tokens == 1000
+    assert instance.outlook.waiting(0.0) == rank.outlook.waiting(0.0) == (0.0, 0.0)
+    assert instance.outlook.done == (0.0, 0.5)
+
+
+def test_what_was_sent_to_ranks_that_are_no_more_ends_as_it_should() -> None:
+    pools = fleet(3, 3)
+    (instance, _) = pools.instances
+    old = instance.places[2]
+    with instance.lease(1000, "long", 3.0, old.rank):
+        instance.spread(2)
+        assert old not in instance.places
+        assert [p.outstanding for p in instance.places] == [0, 0]
+    assert instance.outlook.waiting(0.0) == (0.0, 0.0)
+    assert (instance.outstanding, instance.outstanding_tokens, old.outstanding) == (0, 0, 0)
+
+
+def test_a_server_that_may_be_another_has_no_ranks_until_it_tells_them() -> None:
+    pools = fleet(3)
+    (instance,) = pools.instances
+    choose(pools, 7000, DOCUMENT)
+    instance.forget()
+    assert instance.places == (instance,)
+    assert instance.prefix_blocks == 0
+
+
+def test_flushed_caches_are_empty_at_every_rank() -> None:
+    pools = fleet(3, 1)
+    for i in range(8):
+        choose(pools, 7000, b"%d" % i + DOCUMENT).lease().__enter__()
+    assert all(i.prefix_blocks for i in pools.instances)
+    pools.forget_prefixes()
+    assert not any(i.prefix_blocks for i in pools.instances)
+    assert len(pools.instances[0].places) == 3
+
+
+@pytest.mark.parametrize("ranks", [0, 1, RANKS_MAX + 1, 10**30])
+def test_what_is_no_number_of_ranks_is_one(ranks: int) -> None:
+    instance = PrefillInstance("http://h:1", 1)
+    instance.spread(ranks)
+    assert instance.places == (instance,)
+
+
+@given(st.integers(2, RANKS_MAX), st.data())
+def test_a_room_names_its_rank(of: int, data: st.DataObject) -> None:
+    rank = Rank(PrefillInstance("http://h:1", 1), data.draw(st.integers(0, of - 1)), of, Learnt(), 1 << 20)
+    rooms = [rank.room() for _ in range(20)]
+    assert {room % of for room in rooms} == {rank.number}
+    assert all(0 <= room < 1 << 63 for room in rooms)
+    assert len(set(rooms)) == 20
+
+
+@settings(deadline=None)
+@given(st.sampled_from([2, 3, 8, 9, 64]))
+def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
+    instance = PrefillInstance("http://h:1", 1)
+    instance.spread(ranks)
+    long = fingerprint(range(PREFIX_TOKENS + 64))
+    for p in instance.places:
+        p.prefixes.add(long)
+    assert instance.prefix_blocks * 64 <= 8 * PREFIX_TOKENS
+
+
+def test_ranks_learn_the_speed_that_all_servers_share_once() -> None:
+    clock = Clock()
+    pools = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig(), clock)
+    pools.instances[0].spread(2)
+    lease = pools.instances[0].lease(1000, "long", 0.1, pools.instances[0].places[1].rank)
+    with lease:
+        clock.now = 2.0
+        lease.end()
+    assert pools.learnt.model.linear == pytest.approx(2e-3)
+    assert all(p.outlook.model is pools.learnt.model for i in pools.instances for p in i.places)
