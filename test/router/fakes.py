@@ -153,6 +153,8 @@ class FakePrefill(FakeServer):
         self.gate.set()
         self.status = 200
         self.load: Body | None = None
+        self.model: Body | None = None
+        """Coefficients, as a LAPS server tells them."""
         self.backlog = 0
         self.pool = PoolRecord()
         self._device = asyncio.Lock()
@@ -174,7 +176,7 @@ class FakePrefill(FakeServer):
             "busy_share": float(self.backlog > 0),
         }
         pool = msgspec.to_builtins(self.pool)
-        return web.json_response({"enabled": True, "version": "0", "load": load, "pool": pool})
+        return web.json_response({"enabled": True, "version": "0", "load": load, "pool": pool, "model": self.model})
 
     async def _laps_pool(self, request: web.Request) -> web.Response:
         if not self.laps:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sglang_router.router_args import RouterArgs
 
 from ..pools.choice import Choice, Tried
-from ..queue import TurnedAway
+from ..queue import TurnedAway, too_late_there
 from ..router import Router
 from ..servers.aborts import Held
 from ..servers.instances import Instance
@@ -127,6 +127,9 @@ class Passage:
                 raise router.queue.too_late(call.until)
             if pair is None:
                 break
+            if pair[0].late_s:
+                router.counts.predicted_late += 1
+                raise too_late_there(pair[0].late_s)
             if not n:
                 router.journal.note_choice(pair[0], call.ask.total)
                 call.length_class = call.trail.length_class = pair[0].length_class
