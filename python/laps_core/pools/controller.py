@@ -37,6 +37,8 @@ WORTH = 1.25
 """Servers move where the busier pool is at least so many times as busy as it would be with the best split (ratio)."""
 FULL, WORTH_FULL = 0.9, 1.1
 """The same for a pool that has hardly any time left: busy for this share of its time, and the ratio."""
+SETTLED = 1.99
+"""After so many periods the work is known well enough for the last server that is missing (control periods)."""
 LAYOUT_PERIODS = 4
 """Over so many control periods the work is averaged by which a fleet is divided or merged, and as many pass from one
 to the other."""
@@ -132,7 +134,7 @@ class PoolController:
             for seen_at, share in self._shares:
                 self.balance = _faded(self.balance, share, max(0.0, seen_at - at), constant_s)
                 at = max(at, seen_at)
-            self._hurry_until = now - self._demand.span_s + self.config.period_s
+            self._hurry_until = now - self._demand.span_s + 3 * self.config.period_s
         self.need = self._demand.servers()
         over_s = LAYOUT_PERIODS * self.config.period_s
         means = (_faded(mean, value, span, over_s) for mean, value in zip(self._usual, came, strict=True))
@@ -250,20 +252,17 @@ class PoolController:
         if not have or rest < 2:
             return int(wants > 0.0 and not have)
 
-        def busier(moved: int, wants: float, spares: float) -> float:
+        def busier(moved: int, wants: float = wants) -> float:
             return max(wants / (have + moved), spares / (rest - moved))
 
-        def best(wants: float, spares: float) -> int:
-            return min(range(rest), key=lambda m: busier(m, wants, spares))
-
-        # What is not sure to be there calls for nobody, and nobody leaves who may be needed.
+        # What is not sure to be there calls for nobody, and at first nobody leaves who may be needed.
         doubt, source_doubt = (self._demand.error()[POOLS.index(p)] for p in (target, source))
-        sure, span_s = max(0.0, wants - doubt), self._demand.span_s
-        before, after = busier(0, sure, spares), busier(best(wants, spares), sure, spares)
+        best = min(range(rest), key=busier)
+        before, after = busier(0, max(0.0, wants - doubt)), busier(best, max(0.0, wants - doubt))
         if before <= (WORTH_FULL if before >= FULL else WORTH) * after:
             return 0
-        period_s = 0.99 * self.config.period_s
-        return best(sure if span_s < period_s else wants, spares + source_doubt * (span_s < 2 * period_s))
+        needed = int(source_doubt / busier(best)) if self._demand.span_s < SETTLED * self.config.period_s else 0
+        return max(0, best - needed)
 
     def _reason(self, target: Pool) -> str:
         have = len(self._members[target])
