@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_laps.armed import Armed, Pause
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-
-Pause = Callable[[int], bool]
-"""Called between two slices with the number of layers that are left; says whether anything else ran on the device."""
 
 
 class Cutter(Protocol):
@@ -73,13 +71,12 @@ def fits(batch: ScheduleBatch) -> bool:
     )
 
 
-class Slices:
+class Slices(Armed):
     """Stands before one model runner's ``forward``."""
 
     def __init__(self, runner: Any) -> None:
         self.layers: int = runner.model_config.num_hidden_layers
         self._whole = runner.forward
-        self._armed: tuple[int, Pause] | None = None
         self.free_s = -math.inf
         self._launch_s = math.inf
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
@@ -90,18 +87,8 @@ class Slices:
         """Host time (seconds) to launch a whole pass in slices, at its fastest; 0 = not known, or not apart."""
         return 0.0 if self._events is None or math.isinf(self._launch_s) else self._launch_s
 
-    @contextmanager
-    def cut(self, layers: int, pause: Pause) -> Iterator[None]:
-        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
-        self._armed = layers, pause
-        try:
-            yield
-        finally:
-            self._armed = None
-
     def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
-        # Taken out first: what runs in a pause comes through here too.
-        armed, self._armed = self._armed, None
+        armed = self.disarm()
         if armed is None:
             return self._whole(forward_batch, *args, **kwargs)
         layers, pause = armed

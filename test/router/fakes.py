@@ -23,18 +23,14 @@ from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.http.app import LapsApp
 from sglang_router_laps.router import Router
 
-Body = dict[str, Any]
+from .fake_replies import Body, answer, prompt_tokens, rooms_of
+
 ROUTES = ("generate", "v1/completions", "v1/chat/completions")
 SHORT, LONG = "a" * 40, "b" * 8000
 """Prompts of the two classes."""
 PROBES = {"health_check_interval_secs": 0.3, "health_check_timeout_secs": 0.3}
 NO_PROBES = {"disable_health_check": True}
 """Arguments of a router that looks often whether its servers are well, or never."""
-
-
-def rooms_of(body: Body) -> list[int]:
-    room = body["bootstrap_room"]
-    return room if isinstance(room, list) else [room]
 
 
 async def events_of(response: aiohttp.ClientResponse) -> list[str]:
@@ -153,6 +149,8 @@ class FakePrefill(FakeServer):
         self.gate.set()
         self.status = 200
         self.load: Body | None = None
+        self.model: Body | None = None
+        """Coefficients, as a LAPS server tells them."""
         self.backlog = 0
         self.pool = PoolRecord()
         self._device = asyncio.Lock()
@@ -174,7 +172,7 @@ class FakePrefill(FakeServer):
             "busy_share": float(self.backlog > 0),
         }
         pool = msgspec.to_builtins(self.pool)
-        return web.json_response({"enabled": True, "version": "0", "load": load, "pool": pool})
+        return web.json_response({"enabled": True, "version": "0", "load": load, "pool": pool, "model": self.model})
 
     async def _laps_pool(self, request: web.Request) -> web.Response:
         if not self.laps:
@@ -225,37 +223,6 @@ class FakeDecode(FakeServer):
         if isinstance(body["bootstrap_room"], list) and not body.get("stream"):
             return web.json_response([pieces[-1]] * len(rooms))
         return await answer(request, body, pieces, self.pause_s, self.break_after)
-
-
-def prompt_tokens(body: Body) -> int:
-    """One token per 4 bytes of text, or the ids."""
-    if "input_ids" in body:
-        ids = body["input_ids"]
-        return sum(map(len, ids)) if isinstance(ids[0], list) else len(ids)
-    text = body.get("text") or body.get("prompt") or json.dumps(body.get("messages"))
-    if isinstance(text[0], int):
-        return len(text)
-    return max(1, sum(len(t) for t in ([text] if isinstance(text, str) else text)) // 4)
-
-
-async def answer(
-    request: web.Request, body: Body, pieces: list[Body], pause_s: float = 0.0, break_after: int | None = None
-) -> web.StreamResponse:
-    if not body.get("stream"):
-        await asyncio.sleep(pause_s * len(pieces))
-        return web.json_response(pieces[-1])
-    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-    await response.prepare(request)
-    for i, piece in enumerate(pieces):
-        if i == break_after:
-            assert request.transport is not None
-            request.transport.abort()
-            return response
-        await response.write(b"data: " + json.dumps(piece).encode() + b"\n\n")
-        await asyncio.sleep(pause_s)
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
 
 
 @dataclass

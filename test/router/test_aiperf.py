@@ -13,7 +13,8 @@ from served import checkpoint
 
 from benchmark.load import aiperf
 
-from .fakes import Body, FakeDecode, answer, rooms_of, stack
+from .fake_replies import Body, answer, rooms_of
+from .fakes import FakeDecode, stack
 
 pytestmark = pytest.mark.skipif(bool(aiperf.lacking()), reason=aiperf.lacking())
 

@@ -19,6 +19,17 @@ async def pair(**more: Any) -> AsyncIterator[tuple[Stack, Stack]]:
         yield one, other
 
 
+@asynccontextmanager
+async def under_way() -> AsyncIterator[tuple[Stack, Stack, asyncio.Task[Any]]]:
+    """A request with the id ``mine`` that one of two routers has at its servers until the gates are opened."""
+    async with pair(make_prefill=StrictPrefill, make_decode=StrictDecode) as (one, other):
+        for p in one.prefills:
+            p.gate.clear()
+        sent = asyncio.create_task(one.post(text=SHORT, rid="mine"))
+        await one.until(lambda: one.decodes[0].running == 1 and sum(p.running for p in one.prefills) == 1)
+        yield one, other, sent
+
+
 def pools(s: Stack) -> dict[str, Any]:
     return {i.url: i.pool for i in s.lb.pools.instances}
 
@@ -60,11 +71,7 @@ def test_a_router_that_starts_takes_what_it_finds_and_a_server_that_starts_is_to
 
 def test_an_abort_that_reaches_the_other_router_ends_the_request() -> None:
     async def run() -> None:
-        async with pair(make_prefill=StrictPrefill, make_decode=StrictDecode) as (one, other):
-            for p in one.prefills:
-                p.gate.clear()
-            sent = asyncio.create_task(one.post(text=SHORT, rid="mine"))
-            await one.until(lambda: one.decodes[0].running == 1 and sum(p.running for p in one.prefills) == 1)
+        async with under_way() as (one, other, sent):
             async with other.client.post(f"{other.url}/abort_request", json={"rid": "mine"}) as r:
                 assert r.status == 200
             status, said = await sent
@@ -77,11 +84,7 @@ def test_an_abort_that_reaches_the_other_router_ends_the_request() -> None:
 
 def test_an_id_that_the_other_router_has_under_way_is_refused_by_the_servers() -> None:
     async def run() -> None:
-        async with pair(make_prefill=StrictPrefill, make_decode=StrictDecode) as (one, other):
-            for p in one.prefills:
-                p.gate.clear()
-            first = asyncio.create_task(one.post(text=SHORT, rid="mine"))
-            await one.until(lambda: one.decodes[0].running == 1 and sum(p.running for p in one.prefills) == 1)
+        async with under_way() as (one, other, first):
             status, said = await other.post(text=SHORT, rid="mine")
             assert (status, "Duplicate" in str(said)) == (400, True)
             for p in one.prefills:

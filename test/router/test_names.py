@@ -11,7 +11,8 @@ from sglang_router_laps import membership
 from sglang_router_laps.servers.discovery import Found, names
 from sglang_router_laps.servers.discovery.names import Name
 
-from .fakes import FakeDecode, FakePrefill, Stack, World, stack
+from .fake_hosts import hosts, loaded
+from .fakes import Stack, stack
 
 PREFILL, DECODE = "prefill.test", "decode.test"
 
@@ -68,44 +69,33 @@ def test_each_address_is_a_server(resolver: Resolver, addresses: list[str], urls
 
 def test_servers_follow_their_names(resolver: Resolver, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        world = World()
-        prefills, decode = [FakePrefill(world) for _ in range(3)], FakeDecode(world)
-        for n, p in enumerate(prefills):
-            p.host = f"127.0.0.{n + 1}"
-            await p.start(prefills[0].port)
-        await decode.start()
-        args = {
-            "prefill_urls": [(f"dns://{PREFILL}:{prefills[0].port}", 8998)],
-            "decode_urls": [f"dns://{DECODE}:{decode.port}"],
-        }
-        async with stack(0, 0, args=args) as s:
-            # Nothing is known yet, and nobody can say.
-            await s.until(lambda: resolver.asked > 4)
-            assert (await s.post(text="a"))[0] == 503
-            assert caplog.text.count(f"dns://{DECODE}:{decode.port}: ") == 1
+        async with hosts(3) as (prefills, decode):
+            args = {
+                "prefill_urls": [(f"dns://{PREFILL}:{prefills[0].port}", 8998)],
+                "decode_urls": [f"dns://{DECODE}:{decode.port}"],
+            }
+            async with stack(0, 0, args=args) as s:
+                # Nothing is known yet, and nobody can say.
+                await s.until(lambda: resolver.asked > 4)
+                assert (await s.post(text="a"))[0] == 503
+                assert caplog.text.count(f"dns://{DECODE}:{decode.port}: ") == 1
 
-            resolver.addresses[DECODE] = [decode.host]
-            resolver.addresses[PREFILL] = [p.host for p in prefills[:2]]
-            await s.until(lambda: [i.healthy for i in s.lb.instances] == [True] * 3)
-            ended = asyncio.Event()
-            load = asyncio.create_task(s.load(ended))
-            await s.until(lambda: all(p.bodies for p in prefills[:2]))
+                resolver.addresses[DECODE] = [decode.host]
+                resolver.addresses[PREFILL] = [p.host for p in prefills[:2]]
+                await s.until(lambda: [i.healthy for i in s.lb.instances] == [True] * 3)
+                async with loaded(s):
+                    await s.until(lambda: all(p.bodies for p in prefills[:2]))
 
-            resolver.addresses[PREFILL] = [p.host for p in prefills[1:]]
-            await s.until(lambda: s.lb.members.at(prefills[0].url) is None)
-            assert urls(s) == {p.url for p in prefills[1:]}
-            await s.until(lambda: bool(prefills[2].bodies))
-            await prefills[0].stop()
+                    resolver.addresses[PREFILL] = [p.host for p in prefills[1:]]
+                    await s.until(lambda: s.lb.members.at(prefills[0].url) is None)
+                    assert urls(s) == {p.url for p in prefills[1:]}
+                    await s.until(lambda: bool(prefills[2].bodies))
+                    await prefills[0].stop()
 
-            del resolver.addresses[PREFILL]
-            asked = resolver.asked
-            await s.until(lambda: resolver.asked > asked + 6)
-            assert urls(s) == {p.url for p in prefills[1:]}
-            ended.set()
-            assert (await load).keys() == {200}
-            await s.at_rest()
-        for server in (*prefills, decode):
-            await server.stop()
+                    del resolver.addresses[PREFILL]
+                    asked = resolver.asked
+                    await s.until(lambda: resolver.asked > asked + 6)
+                    assert urls(s) == {p.url for p in prefills[1:]}
 
     asyncio.run(run())
 

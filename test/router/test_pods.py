@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 from sglang_router_laps import membership
 
-from .fakes import FakeDecode, FakePrefill, World, stack
+from .fake_hosts import hosts, loaded
+from .fakes import FakePrefill, stack
 
 kubernetes = pytest.importorskip("kubernetes_asyncio")
 
@@ -136,72 +137,61 @@ async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 def test_servers_follow_their_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        world = World()
-        prefills, decode = [FakePrefill(world) for _ in range(5)], FakeDecode(world)
-        for n, server in enumerate((*prefills, decode)):
-            server.host = f"127.0.0.{n + 1}"
-            await server.start(prefills[0].port)
-        args = {
-            "service_discovery": True, "service_discovery_namespace": NAMESPACE,
-            "service_discovery_port": prefills[0].port,
-            "prefill_selector": {"app": "prefill"}, "decode_selector": {"app": "decode"},
-        }  # fmt: skip
-        async with cluster(tmp_path, monkeypatch) as api, stack(0, 0, args=args) as s:
+        async with hosts(5) as (prefills, decode):
+            args = {
+                "service_discovery": True, "service_discovery_namespace": NAMESPACE,
+                "service_discovery_port": prefills[0].port,
+                "prefill_selector": {"app": "prefill"}, "decode_selector": {"app": "decode"},
+            }  # fmt: skip
+            async with cluster(tmp_path, monkeypatch) as api, stack(0, 0, args=args) as s:
 
-            def there(*servers: FakePrefill) -> bool:
-                return {i.url for i in s.lb.pools.instances if i.healthy} == {x.url for x in (always, *servers)}
+                def there(*servers: FakePrefill) -> bool:
+                    return {i.url for i in s.lb.pools.instances if i.healthy} == {x.url for x in (always, *servers)}
 
-            a, b, c, d, always = prefills
-            assert (await s.post(text="a"))[0] == 503
-            api.set("decode", "decode", decode.host)
-            api.set("always", "prefill", always.host)
-            api.set("a", "prefill", a.host)
-            api.set("b", "prefill", b.host, ready=False)
-            await s.until(lambda: there(a) and len(s.lb.decoders) == 1 and s.lb.decoders[0].healthy)
-            assert s.lb.pools.instances[0].bootstrap_port == 8997
-            ended = asyncio.Event()
-            load = asyncio.create_task(s.load(ended))
+                a, b, c, d, always = prefills
+                assert (await s.post(text="a"))[0] == 503
+                api.set("decode", "decode", decode.host)
+                api.set("always", "prefill", always.host)
+                api.set("a", "prefill", a.host)
+                api.set("b", "prefill", b.host, ready=False)
+                await s.until(lambda: there(a) and len(s.lb.decoders) == 1 and s.lb.decoders[0].healthy)
+                assert s.lb.pools.instances[0].bootstrap_port == 8997
+                async with loaded(s):
+                    # One becomes ready; one is asked to end, and is gone later.
+                    api.set("b", "prefill", b.host)
+                    await s.until(lambda: there(a, b))
+                    api.set("a", "prefill", a.host, deletionTimestamp="2026-01-01T00:00:00Z")
+                    await s.until(lambda: there(b) and s.lb.members.at(a.url) is None)
+                    api.delete("a")
+                    await a.stop()
 
-            # One becomes ready; one is asked to end, and is gone later.
-            api.set("b", "prefill", b.host)
-            await s.until(lambda: there(a, b))
-            api.set("a", "prefill", a.host, deletionTimestamp="2026-01-01T00:00:00Z")
-            await s.until(lambda: there(b) and s.lb.members.at(a.url) is None)
-            api.delete("a")
-            await a.stop()
+                    # It gets another address.
+                    api.set("b", "prefill", c.host)
+                    await s.until(lambda: there(c))
 
-            # It gets another address.
-            api.set("b", "prefill", c.host)
-            await s.until(lambda: there(c))
+                    # A watch that ends, one that goes on from too old a version, a server that refuses: nothing is
+                    # missed, and nothing changes meanwhile.
+                    watches = api.watches
+                    api.close_watches()
+                    await s.until(lambda: api.watches >= watches + 2)
+                    api.set("d", "prefill", d.host)
+                    await s.until(lambda: there(c, d))
+                    lists = api.lists
+                    api.refuse = True
+                    api.close_watches()
+                    await asyncio.sleep(0.3)
+                    assert there(c, d)
+                    api.delete("d")
+                    api.forget()
+                    api.refuse = False
+                    await s.until(lambda: api.lists >= lists + 2 and there(c))
+                    api.forget()
+                    api.set("d", "prefill", d.host)
+                    await s.until(lambda: there(c, d))
 
-            # A watch that ends, one that goes on from too old a version, a server that refuses: nothing is missed,
-            # and nothing changes meanwhile.
-            watches = api.watches
-            api.close_watches()
-            await s.until(lambda: api.watches >= watches + 2)
-            api.set("d", "prefill", d.host)
-            await s.until(lambda: there(c, d))
-            lists = api.lists
-            api.refuse = True
-            api.close_watches()
-            await asyncio.sleep(0.3)
-            assert there(c, d)
-            api.delete("d")
-            api.forget()
-            api.refuse = False
-            await s.until(lambda: api.lists >= lists + 2 and there(c))
-            api.forget()
-            api.set("d", "prefill", d.host)
-            await s.until(lambda: there(c, d))
-
-            # The container has been started again where it was.
-            probed = d.probed
-            api.set("d", "prefill", d.host, restarts=1)
-            await s.until(lambda: d.probed >= probed + 2 and there(c, d))
-            ended.set()
-            assert (await load).keys() == {200}
-            await s.at_rest()
-        for server in (*prefills, decode):
-            await server.stop()
+                    # The container has been started again where it was.
+                    probed = d.probed
+                    api.set("d", "prefill", d.host, restarts=1)
+                    await s.until(lambda: d.probed >= probed + 2 and there(c, d))
 
     asyncio.run(run())

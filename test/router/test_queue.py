@@ -123,6 +123,43 @@ def test_the_id_of_one_that_waits_is_taken_and_can_be_aborted() -> None:
     asyncio.run(run())
 
 
+SLOW = {"alpha": 0.0, "linear": 0.01, "gamma_r": 0.0, "per_request": 0.0, "fixed": 0.0}
+"""A model by which a token takes 10 ms."""
+
+
+def test_a_deadline_that_is_expected_to_be_missed_is_refused_at_once() -> None:
+    async def run() -> None:
+        refuse = {"x-sgl-ttft-slo-late": "refuse"}
+
+        async def one(slo_ms: int, text: str, headers: dict[str, str]) -> aiohttp.ClientResponse:
+            headers = {"x-sgl-ttft-slo-ms": str(slo_ms), **headers}
+            return await s.client.post(f"{s.url}/generate", json={"text": text}, headers=headers)
+
+        async with stack(2, config={"interval_s": 0.5}) as s:
+            # Nothing is known of them so far.
+            assert (await one(10_000, LONG, refuse)).status == 200
+            for p in s.prefills:
+                p.model = SLOW
+            await s.until(lambda: all(i.outlook.own_model for i in s.lb.pools.instances))
+            bodies = [len(p.bodies) for p in s.prefills]
+            blocks = [len(i.prefixes) for i in s.lb.pools.instances]
+            # 2000 tokens or so take 20 s.
+            r = await one(10_000, "c" + LONG, refuse)
+            assert (r.status, (await r.json())["error"]["type"]) == (429, "deadline_missed")
+            assert 5 <= int(r.headers["retry-after"]) <= 20
+            assert bodies == [len(p.bodies) for p in s.prefills]
+            assert blocks == [len(i.prefixes) for i in s.lb.pools.instances], "it is held nowhere"
+            assert (await one(10_000, SHORT, refuse)).status == 200
+            assert (await one(10_000, "c" + LONG, {})).status == 200
+            counts = (await s.status())["counts"]
+            assert (counts["rejected"], counts["predicted_late"]) == (1, 1)
+            async with s.client.get(f"{s.url}/metrics") as r:
+                assert "laps_router_predicted_late_total 1.0" in await r.text()
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("late", "status"), [("refuse", 429), ("serve", 200), (None, 200)])
 def test_a_missed_deadline_is_refused_where_that_is_asked_for(late: str | None, status: int) -> None:
     async def run() -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 from aiohttp import web
 
-from .fakes import SHORT, Body, FakeDecode, FakePrefill, World, answer, events_of, stack
+from .fake_replies import answer
+from .fakes import SHORT, Body, FakeDecode, FakePrefill, World, events_of, stack
 
 
 class FailingPrefill(FakePrefill):

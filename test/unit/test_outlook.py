@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
-from laps_core.pools.outlook import Learnt, Outlook
+from laps_core.pools.outlook import ENOUGH, Learnt, Outlook
 from laps_core.protocol import ClassName
 
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01)
@@ -204,3 +204,24 @@ def test_a_servers_own_model_goes_before_what_was_seen_of_others() -> None:
     assert one.model is learnt.model
     one.own_model = MODEL
     assert one.model is MODEL
+
+
+def test_the_first_token_is_foretold_by_a_model_that_is_told() -> None:
+    one = laps()
+    assert one.first_s(0.0, 1000, 0, False) == pytest.approx(0.11)
+    one.enter(0.0, "long", 2.0)
+    assert one.first_s(0.0, 1000, 0, False) == one.cost_s(0.0, 1000, 0, False)
+    # The slice that runs, the step and its work; not what the long one loses.
+    assert one.first_s(0.0, 100, 0, True) == pytest.approx(0.03)
+
+
+def test_the_first_token_is_foretold_by_what_was_learnt_where_something_waits() -> None:
+    learnt = Learnt()
+    one, two = Outlook(learnt), Outlook(learnt)
+    two.enter(0.0, "long", 5.0)
+    for _ in range(ENOUGH):
+        assert two.first_s(0.0, 1000, 0, False) is None
+        one.enter(0.0, "long", 1.0)
+        one.leave(1.0, "long", 1.0, 10_000)
+    assert two.first_s(0.0, 1000, 0, False) == pytest.approx(5.1, rel=0.01)
+    assert one.first_s(1.0, 1000, 0, False) is None, "the request is one to learn from"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from laps_core.pools.controller import PoolController
+from laps_core.pools.controller import WORTH, PoolController
 from laps_core.pools.pressure import IDLE_PRESSURE, InstanceSignals, PressureConfig, Work, pool_pressure, pressure
 from laps_core.protocol import Load
 
@@ -13,15 +13,19 @@ CONFIG = PressureConfig(divided=True)
 UNIT = CONFIG.load_unit
 
 
-def signals(short: float, long: float, pools: str = "slll", sick: str = "") -> list[InstanceSignals]:
-    """An instance for each letter, under this pressure; those at the places named in ``sick`` are not healthy."""
+def signals(
+    short: float, long: float, pools: str = "slll", sick: str = "", work: float | None = None
+) -> list[InstanceSignals]:
+    """An instance for each letter, under this pressure; those at the places named in ``sick`` are not healthy. A short
+    one is as busy as it is under pressure, or by ``work``."""
+    work = short if work is None else work
     return [
         InstanceSignals(
             name=f"{pool}{i}",
             pool="short" if pool == "s" else "long",
             healthy=str(i) not in sick,
             load=Load(backlog_tokens=UNIT * (short if pool == "s" else long), slo_deviation=0.0, busy_share=0.0),
-            busy=Work(short / 100, 0.0) if pool == "s" else Work(0.0, long / 100),
+            busy=Work(work / 100, 0.0) if pool == "s" else Work(0.0, long / 100),
         )
         for i, pool in enumerate(pools)
     ]
@@ -60,23 +64,38 @@ def test_what_cannot_be_done_is_not_remembered() -> None:
 
 def test_a_pool_whose_pressure_has_just_begun_to_fall_still_gets_help() -> None:
     controller = observed(20.0, 1.0)
-    controller.observe(20.0, signals(10.0, 1.0))
-    controller.observe(20.25, signals(10.0, 1.0))
+    controller.observe(20.0, signals(10.0, 1.0, work=20.0))
+    controller.observe(20.25, signals(10.0, 1.0, work=20.0))
     assert controller.decide(20.25)
     controller = observed(20.0, 1.0)
     for i in range(9):
-        controller.observe(20.0 + i / 4, signals(10.0, 1.0))
+        controller.observe(20.0 + i / 4, signals(10.0, 1.0, work=20.0))
     assert controller.decide(22.0) == [], "it is working its backlog off"
 
 
 @pytest.mark.parametrize("pools", ["sll", "slll", "slllllll", "ssll", "sslllll", "ssslll", "sssslllll"])
-def test_one_more_is_moved_where_that_brings_the_pools_closer(pools: str) -> None:
+def test_what_moves_makes_the_busier_pool_least_busy_and_is_worth_it(pools: str) -> None:
     controller = observed(1.5, 1.0, pools, 200.0, PressureConfig(ratio=1.3, divided=True))
     n, m = pools.count("s"), pools.count("l")
-    # The short pool is the busier one; one instance more is right where the long pool does not become busier than that.
-    right = max(n / (n + 1) * 1.5, m / (m - 1)) < 1.5
-    moves = controller.decide(200.0)
-    assert [m.target for m in moves] == (["short"] if right else [])
+    busier = [max(n / (n + k) * 1.5, m / (m - k)) for k in range(m)]
+    best = busier.index(min(busier)) if WORTH * min(busier) < 1.5 else 0
+    assert [m.target for m in controller.decide(200.0)] == ["short"] * best
+
+
+def test_a_pool_that_has_no_time_left_gets_help_for_less() -> None:
+    for short, moved in ((60.0, 0), (96.0, 1)):
+        # Six servers would be a sixth less busy than five.
+        controller = observed(short, short / 1.6, "sssssllllll", 200.0, PressureConfig(ratio=1.3, divided=True))
+        assert len(controller.decide(200.0)) == moved
+
+
+def test_a_change_of_the_work_is_answered_without_what_was_smoothed_before() -> None:
+    controller = PoolController(CONFIG)
+    for now in range(60):
+        controller.step(now, signals(1.0, 50.0, "ssssslllll"))
+    moved = [controller.step(now, signals(90.0, 1.0, "ssssslllll")) for now in range(60, 70)]
+    assert next(i for i, moves in enumerate(moved) if moves) <= CONFIG.period_s
+    assert {m.target for moves in moved for m in moves} == {"short"}
 
 
 def test_the_share_is_smoothed_from_one_half() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.pools.controller import LAYOUT_PERIODS, PoolController
-from laps_core.pools.demand import Demand, Spent
+from laps_core.pools.demand import Spent
 from laps_core.pools.layout import layout, wait
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import BOTH, POOLS, Assignment, InstanceSignals, PressureConfig, Work
@@ -144,23 +144,6 @@ def test_a_fleet_that_is_to_stay_divided_is_not_merged_and_takes_newcomers_in() 
     fleet.run(10, 0.01, 0.01)
     assert fleet.count(BOTH) == 0
     assert fleet.count("short") >= 1
-
-
-def test_what_comes_is_what_is_done_and_what_more_waits() -> None:
-    demand = Demand(PressureConfig(period_s=PERIOD_S))
-    for t in range(6):
-        demand.observe(t, [InstanceSignals(name="a", pool="long", busy=Work(0.2, 0.8), waiting=Work(0.0, 2.0 * t))])
-    need = demand.servers()
-    assert need.short == pytest.approx(0.2)
-    assert need.long == pytest.approx(0.8 + 2.0 + 10.0 / (10.0 * PERIOD_S))
-
-
-def test_one_sick_instance_does_not_make_up_the_demand() -> None:
-    demand = Demand(PressureConfig(period_s=PERIOD_S))
-    for t in range(6):
-        signals = [InstanceSignals(name=f"l{i}", pool="long", waiting=Work(0.0, 1e6 * t * (not i))) for i in range(4)]
-        demand.observe(t, signals)
-    assert demand.servers().long <= 1.0 + 0.2
 
 
 def test_device_time_is_told_by_class_or_made_up_as_the_routers_own_work() -> None:

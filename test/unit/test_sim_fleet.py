@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from laps_core.latency.step import Coefficients
 from laps_plan.profile import Profile
 from laps_plan.sim.variants import ROUTERS, VARIANTS, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import fixed, log_uniform, mix, uniform
-from laps_plan.traffic.streams import Open, Sessions, Trace
+from laps_plan.traffic.streams import Open, Sessions, Trace, poisson
 from sglang_router_laps.config import AllocConfig
 
 PROFILE = Profile(name="test", source="made up", coefficients=Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3))
@@ -51,6 +53,23 @@ def test_pools_follow_the_load() -> None:
     late = {target for at, _, target in outcome.moves if at > 45.0}
     assert early == {"long"}
     assert "short" in late
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_change_of_the_mix_is_followed_at_once_and_not_corrected_later(seed: int) -> None:
+    n, period_s, span_s, rng = 16, 2.0, 25.0, random.Random(seed)
+    profile = Profile(name="test", source="made up", coefficients=Coefficients(0.0, 1 / 6000, 0.0, 0.0, 1e-4))
+    rows = []
+    for phase, share in enumerate((0.9, 0.1, 0.9)):
+        rate = 0.6 * n * 6000 / (share * 240 + (1 - share) * 720)
+        draw = mix(fixed(240), fixed(720), 1 - share)
+        rows += [Job(phase * span_s + at, draw(rng)) for at in poisson(rate, span_s, rng)]
+    config = AllocConfig(initial_short=n // 2, interval_s=period_s)
+    found = run(VARIANTS["laps"], Trace(rows), profile, servers=n, router="pools", alloc=config).moves
+    for phase, towards in ((1, "long"), (2, "short")):
+        moves = [(at - phase * span_s, to) for at, _, to in found if 0 <= at - phase * span_s < span_s]
+        assert moves[-1][0] <= 3 * period_s
+        assert {to for _, to in moves} == {towards}
 
 
 def test_a_history_is_cached_where_its_session_was_served() -> None:

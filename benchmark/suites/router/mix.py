@@ -52,6 +52,8 @@ class EmulatedPrefill:
         self.speed = speed
         self.backlog = 0
         self.busy_s = 0.0
+        self.since: float | None = None
+        """When the prompt began that is being done; ``busy_s`` is without it."""
         self.seen = (time.perf_counter(), 0.0)
         self.device = asyncio.Lock()
         self.record = PoolRecord()
@@ -64,8 +66,9 @@ class EmulatedPrefill:
         self.backlog += tokens
         try:
             async with self.device:
+                self.since = time.perf_counter()
                 await asyncio.sleep(tokens / self.speed)
-                self.busy_s += tokens / self.speed
+                self.busy_s, self.since = self.busy_s + time.perf_counter() - self.since, None
         finally:
             self.backlog -= tokens
         self.rooms[body["bootstrap_room"]].set()
@@ -73,8 +76,9 @@ class EmulatedPrefill:
 
     async def status(self, _: web.Request) -> web.Response:
         now, (then, before) = time.perf_counter(), self.seen
-        self.seen = (now, self.busy_s)
-        share = min(1.0, (self.busy_s - before) / max(now - then, 1e-6))
+        busy_s = self.busy_s + (0.0 if self.since is None else now - self.since)
+        self.seen = (now, busy_s)
+        share = min(1.0, (busy_s - before) / max(now - then, 1e-6))
         load = Load(backlog_tokens=self.backlog, slo_deviation=0.0, busy_share=share)
         return web.json_response(Status(enabled=True, load=load, pool=self.record).as_dict())
 

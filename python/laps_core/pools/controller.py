@@ -1,16 +1,18 @@
 """The controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2), and divides or merges them.
 
 Why it does not oscillate: what is compared is the short pool's share of the two pool pressures, smoothed with the
-time constant ``cooldown / ln(ratio)`` from one half, at the start and again after each move. A load that swings
-evenly between the pools with a full period of at most one cool-down never leaves the dead band, whatever its
-amplitude: the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. Slower swings are followed,
+time constant ``cooldown / ln(ratio)`` from one half, at the start, after each move and where the work changes. A load
+that swings evenly between the pools with a full period of at most one cool-down never leaves the dead band, whatever
+its amplitude: the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. Slower swings are followed,
 at one decision per cool-down. How many instances then move is told by the work that was measured, not by the queues,
-which say that too few are there and not how many are missing.
+which say that too few are there and not how many are missing. What is measured is known to an error, and a correction
+below it, or one that would gain little, is not made.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,8 +33,12 @@ from laps_core.protocol import LONG, SHORT, Assignment
 
 RECOVERING = 0.9
 """A pool whose recent pressure is below this share of its longer mean is working its backlog off: no move to it."""
-NEARLY = 1.1
-"""Pools are evenly busy within this ratio: what is measured over one period is no better known."""
+WORTH = 1.25
+"""Servers move where the busier pool is at least so many times as busy as it would be with the best split (ratio)."""
+FULL, WORTH_FULL = 0.9, 1.1
+"""The same for a pool that has hardly any time left: busy for this share of its time, and the ratio."""
+SETTLED = 1.99
+"""After so many periods the work is known well enough for the last server that is missing (control periods)."""
 LAYOUT_PERIODS = 4
 """Over so many control periods the work is averaged by which a fleet is divided or merged, and as many pass from one
 to the other."""
@@ -74,7 +80,7 @@ class PoolController:
         self.balance = 0.5
         """The short pool's smoothed share of both pressures (0..1): what decisions are made on."""
         self.need = Work()
-        """Servers that each class needs, over the last control period."""
+        """Servers that each class needs, since the work last changed."""
         self._demand = Demand(config)
         self._usual = Work()
         """``need``, averaged for longer."""
@@ -85,14 +91,19 @@ class PoolController:
         self._seen_at: float | None = None
         self._moved_at = self._laid_out_at = start_s
         self._decide_at = start_s + config.period_s
+        self._hurry_until = -math.inf
+        """Until then every beat decides."""
+        self._shares: deque[tuple[float, float]] = deque()
+        """Until when the short pool had which share of both pressures."""
 
     def step(self, now: float, signals: Iterable[InstanceSignals]) -> list[Move]:
         """One beat: take the signals in, and decide once each control period. The caller carries the moves out."""
         self.observe(now, signals)
         period_s = self.config.period_s
         # Half a sample of tolerance: a decision belongs to the beat nearest to it.
-        if now + self.config.sample_s / 2 < self._decide_at:
-            return []
+        half_s = self.config.sample_s / 2
+        if now + half_s < self._decide_at:
+            return self.decide(now) if now <= self._hurry_until + half_s else []
         # Beats that were left out move the grid; those that were late do not.
         self._decide_at = max(self._decide_at, now - period_s / 2) + period_s
         return self.decide(now)
@@ -105,6 +116,9 @@ class PoolController:
         span = max(0.0, now - self._seen_at)
         constant_s = self.config.smoothing_s
         self.balance = _faded(self.balance, self._share(), span, constant_s)
+        self._shares.append((now, self._share()))
+        while now - self._shares[0][0] > LAYOUT_PERIODS * self.config.period_s:
+            self._shares.popleft()
         for p in POOLS:
             self._recent[p] = _faded(self._recent[p], self.raw[p], span, constant_s / 4)
             self._longer[p] = _faded(self._longer[p], self.raw[p], span, constant_s)
@@ -113,10 +127,17 @@ class PoolController:
         self._healthy = [s for s in signals if s.healthy]
         self._members = {p: [s for s in self._healthy if s.pool in (p, BOTH)] for p in POOLS}
         self.raw = {p: pool_pressure([pressure(s, self.config) for s in self._members[p]], self.config) for p in POOLS}
-        self._demand.observe(now, self._healthy)
+        came = self._demand.observe(now, self._healthy)
+        if self._demand.forget():
+            # What was smoothed before tells nothing of what comes now, and that is answered as soon as it is clear.
+            self.balance, at = 0.5, now - self._demand.span_s
+            for seen_at, share in self._shares:
+                self.balance = _faded(self.balance, share, max(0.0, seen_at - at), constant_s)
+                at = max(at, seen_at)
+            self._hurry_until = now - self._demand.span_s + 3 * self.config.period_s
         self.need = self._demand.servers()
         over_s = LAYOUT_PERIODS * self.config.period_s
-        means = (_faded(mean, value, span, over_s) for mean, value in zip(self._usual, self.need, strict=True))
+        means = (_faded(mean, value, span, over_s) for mean, value in zip(self._usual, came, strict=True))
         self._usual = Work(*means)
 
     def decide(self, now: float) -> list[Move]:
@@ -208,30 +229,40 @@ class PoolController:
     def _wanting(self) -> Pool | None:
         shares: tuple[tuple[Pool, float], ...] = (("short", self.balance), ("long", 1 - self.balance))
         for target, share in shares:
-            if share > self._edge():
+            if self._missing(target) > 0:
                 recovers = self._recent[target] < RECOVERING * self._longer[target]
-                return target if self._missing(target) > 0 and not recovers else None
+                if (share > self._edge() and not recovers) or self._overloaded(target):
+                    return target
         return None
 
-    def _missing(self, target: Pool) -> int:
-        """How many instances ``target`` is short of, by the work measured: with them it is about as busy as the other.
+    def _overloaded(self, pool: Pool) -> bool:
+        """Whether more work than it can do is sure to come to ``pool``, after a period of it."""
+        i = POOLS.index(pool)
+        sure = self.need[i] - self._demand.error()[i]
+        return sure > len(self._members[pool]) and self._demand.span_s >= 0.99 * self.config.period_s
 
-        None where the busier of the two would be no less busy afterwards: with few instances the grain is coarse.
+    def _missing(self, target: Pool) -> int:
+        """How many instances ``target`` is short of, by the work measured: with them the busier pool is least busy.
+
+        None where that gains little.
         """
         source = other(target)
         have, rest = len(self._members[target]), len(self._members[source])
         wants, spares = (self.need[POOLS.index(p)] for p in (target, source))
         if not have or rest < 2:
             return int(wants > 0.0 and not have)
-        even = (wants * rest - NEARLY * spares * have) / (wants + NEARLY * spares) if wants else 0.0
 
-        def busier(moved: int) -> float:
+        def busier(moved: int, wants: float = wants) -> float:
             return max(wants / (have + moved), spares / (rest - moved))
 
-        missing = max(0, min(math.ceil(even), rest - 1))
-        while missing > 0 and busier(missing - 1) <= busier(missing):
-            missing -= 1
-        return missing
+        # What is not sure to be there calls for nobody, and at first nobody leaves who may be needed.
+        doubt, source_doubt = (self._demand.error()[POOLS.index(p)] for p in (target, source))
+        best = min(range(rest), key=busier)
+        before, after = busier(0, max(0.0, wants - doubt)), busier(best, max(0.0, wants - doubt))
+        if before <= (WORTH_FULL if before >= FULL else WORTH) * after:
+            return 0
+        needed = int(source_doubt / busier(best)) if self._demand.span_s < SETTLED * self.config.period_s else 0
+        return max(0, best - needed)
 
     def _reason(self, target: Pool) -> str:
         have = len(self._members[target])

@@ -12,6 +12,10 @@ MEMORY = 0.999
 """How much of what was learnt of a server's speed counts beside one more request (ratio)."""
 
 
+ENOUGH = 8
+"""Requests from which what was learnt is good enough to turn a request away for."""
+
+
 class Learnt:
     """What a step takes on servers that do not say so: a line over the new tokens of requests that were alone there.
 
@@ -22,6 +26,11 @@ class Learnt:
     def __init__(self) -> None:
         self.model = START
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether it has been learnt from enough requests to rely on it."""
+        return self._sums[0] > ENOUGH - 0.5
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take in a request of so many new tokens."""
@@ -108,6 +117,19 @@ class Outlook:
         passed = now - self._at
         short = max(0.0, others.short - passed)
         return Work(self._short + short, self._long + max(0.0, others.long - max(0.0, passed - others.short)))
+
+    def first_s(self, now: float, new: int, cached: int, short: bool) -> float | None:
+        """Until a request of so many tokens would have its first token, sent now (seconds); None where that is not
+        known well enough: it is neither told nor learnt, or nothing is there, so that the request is one to learn
+        from."""
+        waits = self.waiting(now)
+        if self.own_model is None and not (self._learnt.enough and any(waits)):
+            return None
+        cost_s = self.cost_s(now, new, cached, short)
+        if short and self.parks and waits.long:
+            # What it makes a long one lose is no time of its own.
+            cost_s -= self.model.step_s + self.model.work_s(new, cached)
+        return cost_s
 
     def cost_s(self, now: float, new: int, cached: int, short: bool) -> float:
         """Until a request of so many tokens would be answered, sent now, and how much later it makes a long one that

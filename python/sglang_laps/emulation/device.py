@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from laps_core.latency.model import StepShape
 
+from sglang_laps.armed import Armed, Pause
 from sglang_laps.emulation.asked import Asked
 from sglang_laps.emulation.record import Record
 from sglang_laps.emulation.timeline import Timeline
-
-if TYPE_CHECKING:
-    from sglang_laps.slices import Pause
 
 PREFILLS = ("EXTEND", "MIXED")
 """Forward modes whose steps are emulated; others take what the tiny model takes."""
 
 
-class EmulatedDevice:
+class EmulatedDevice(Armed):
     """Before one model runner's ``forward``. Runs long batches in slices of its layers as ``slices.Slices`` does."""
 
     launch_s = 0.0
@@ -32,7 +28,6 @@ class EmulatedDevice:
         self.record = Record()
         self._timeline = timeline or Timeline()
         self._model = runner.forward
-        self._armed: tuple[int, Pause] | None = None
         self._lasted_s = 0.0
         runner.forward = self._forward
 
@@ -40,15 +35,6 @@ class EmulatedDevice:
     def free_s(self) -> float:
         """When the device has done all that it was given (seconds of ``time.perf_counter``)."""
         return self._timeline.free
-
-    @contextmanager
-    def cut(self, layers: int, pause: Pause) -> Iterator[None]:
-        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
-        self._armed = layers, pause
-        try:
-            yield
-        finally:
-            self._armed = None
 
     @property
     def labels(self) -> dict[str, str]:
@@ -62,8 +48,7 @@ class EmulatedDevice:
         return {**about, **self.record.as_dict()}
 
     def _forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        # Taken out first: what runs in a pause comes through here too.
-        armed, self._armed = self._armed, None
+        armed = self.disarm()
         if forward_batch.forward_mode.name not in PREFILLS:
             return self._model(forward_batch, *args, **kwargs)
         pairs = zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True)

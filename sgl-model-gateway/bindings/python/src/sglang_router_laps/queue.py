@@ -34,6 +34,13 @@ class TurnedAway(Exception):
         """When to come back (seconds); None: that is of no use."""
 
 
+def too_late_there(late_s: float) -> TurnedAway:
+    """What a request is told whose first token is expected ``late_s`` after its deadline (seconds): by so much the work
+    before it is to become less."""
+    why = f"the first token is expected {late_s:.3f} s after the deadline"
+    return TurnedAway(429, "deadline_missed", why, max(1, math.ceil(late_s)))
+
+
 @dataclass(eq=False, slots=True)
 class _Ticket:
     waiting: Waiting

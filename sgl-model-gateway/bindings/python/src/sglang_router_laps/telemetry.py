@@ -44,6 +44,7 @@ class Counts:
     waited: int = 0
     failed: int = 0
     rejected: int = 0
+    predicted_late: int = 0
     refused: int = 0
     disconnected: int = 0
 
@@ -59,6 +60,11 @@ COUNTERS = {
     "waited": ("waited", "", "Requests that waited in the queue"),
     "failed": ("failed", "", "Requests answered 502 or 504, or cut off"),
     "rejected": ("rejected", "", "Requests answered 503, or 429 or 408 by the queue"),
+    "predicted_late": (
+        "predicted_late",
+        "",
+        "Those of the rejected whose first token was expected after their deadline",
+    ),
     "refused": ("refused", "", "Requests answered 4xx by the router"),
     "disconnected": ("disconnected", "", "Requests whose client went away"),
 }

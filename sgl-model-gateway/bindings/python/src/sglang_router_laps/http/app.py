@@ -14,7 +14,7 @@ from ..queue import TurnedAway
 from ..request.body import parse, read_body, refuse
 from ..request.call import Call
 from ..request.passage import Passage, Retries
-from ..request.replies import BadRequest, Client, Rejection, refusal
+from ..request.replies import BadRequest, Client, Rejection, Reply, refusal
 from ..request.trail import GONE, ID_HEADERS, AccessLog, Trail, request_id
 from ..router import Router
 from ..tracing import Tracer
@@ -53,23 +53,24 @@ class LapsApp:
         except ClientDisconnect:
             trail.status = GONE
             self._router.counts.disconnected += 1
+        except TurnedAway as e:
+            self._router.counts.rejected += 1
+            await self._answer(trail, refusal(e.status, e.kind, str(e), e.after_s), scope, receive, send)
         except Rejection as e:
-            trail.status = e.reply.status
-            if trail.status in (429, 503):
-                self._router.counts.rejected += 1
-            else:
-                self._router.counts.refused += 1
-            await e.reply(scope, receive, _marked(send, trail))
+            self._router.counts.refused += 1
+            await self._answer(trail, e.reply, scope, receive, send)
         finally:
             if endpoint is not None:
                 self._ended(trail)
 
+    @staticmethod
+    async def _answer(trail: Trail, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+        trail.status = reply.status
+        await reply(scope, receive, _marked(send, trail))
+
     async def _generate(self, trail: Trail, scope: Scope, receive: Receive, send: Send) -> None:
         router = self._router
-        try:
-            router.queue.make_sure_of_room()
-        except TurnedAway as e:
-            raise Rejection(refusal(e.status, e.kind, str(e), e.after_s)) from None
+        router.queue.make_sure_of_room()
         # A client that does not send its body holds no place.
         raw = await read_body(scope, receive, router.args)
         call = self._call(trail, scope, raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -49,6 +50,9 @@ class Choice:
     """It went to the short pool so that the prefix it shares with others is held there from now on."""
     rank: Rank[PrefillInstance] | None = None
     """Of the instance, where it has several."""
+    late_s: float = 0.0
+    """So long after the time from which it is to be refused its first token is expected (seconds); 0.0: in time, or
+    that is not known."""
 
     @property
     def place(self) -> Place:
@@ -218,11 +222,17 @@ class Pools:
                 # It is computed as a whole there, as a long request is.
                 length_class, copies = LONG, True
                 _, new, chosen = host
-        for p in known:
-            chosen.prefixes.add(p)
-            p.prompt = None
+        late_s = 0.0
+        if ask.until < math.inf:
+            first_s = chosen.outlook.first_s(now, new, total - new, length_class == SHORT)
+            late_s = max(0.0, now + first_s - ask.until) if first_s is not None else 0.0
+        if not late_s:
+            # It will be held there.
+            for p in known:
+                chosen.prefixes.add(p)
+                p.prompt = None
         work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
-        return Choice(chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank)
+        return Choice(chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, late_s)
 
     @staticmethod
     def _first(offers: list[Offer], ask: Ask) -> Offer:

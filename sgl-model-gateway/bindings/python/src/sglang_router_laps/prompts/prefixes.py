@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -120,6 +121,8 @@ class Ask:
     """Such parts whose place in the prompt is not known: no server is taken to hold them."""
     slo_s: float | None = None
     """Its deadline, after its arrival (seconds)."""
+    until: float = math.inf
+    """When it is to be refused without a first token (monotonic seconds)."""
 
     @property
     def total(self) -> int:

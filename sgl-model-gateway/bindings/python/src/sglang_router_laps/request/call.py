@@ -68,7 +68,7 @@ class Call:
         self.prompt = read_prompt(self.endpoint, self._body)
         self.ask = measure(self.prompt, counter, len(self._raw))
         self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.rooms or 1)
-        self.ask.slo_s = None if self.slo_ms is None else self.slo_ms / 1e3
+        self.ask.slo_s, self.ask.until = None if self.slo_ms is None else self.slo_ms / 1e3, self.until
         self._raw = bodies.without_routed(self._raw, self._body)
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sglang_router.router_args import RouterArgs
 
 from ..pools.choice import Choice, Tried
-from ..queue import TurnedAway
+from ..queue import too_late_there
 from ..router import Router
 from ..servers.aborts import Held
 from ..servers.instances import Instance
@@ -62,7 +62,7 @@ class Retries:
 
 @dataclass(slots=True)
 class Passage:
-    """A request whose body has been read. ``run`` answers it, whatever happens."""
+    """A request whose body has been read. ``run`` answers it, unless it is turned away before it is sent."""
 
     router: Router
     retries: Retries
@@ -73,7 +73,7 @@ class Passage:
     """Servers that were lost with this request on them."""
 
     async def run(self) -> None:
-        """Wait for a place if there is none, then try."""
+        """Wait for a place if there is none, then try. Raises TurnedAway."""
         queue = self.router.queue
         self.call.read(self.router.counter)
         placed = queue.enter()
@@ -82,9 +82,6 @@ class Passage:
                 await self._wait()
                 placed = True
             await self._try()
-        except TurnedAway as e:
-            self.router.counts.rejected += 1
-            await self.client.refuse(e.status, e.kind, str(e), e.after_s)
         finally:
             if placed:
                 queue.leave()
@@ -127,6 +124,9 @@ class Passage:
                 raise router.queue.too_late(call.until)
             if pair is None:
                 break
+            if pair[0].late_s:
+                router.counts.predicted_late += 1
+                raise too_late_there(pair[0].late_s)
             if not n:
                 router.journal.note_choice(pair[0], call.ask.total)
                 call.length_class = call.trail.length_class = pair[0].length_class

@@ -1,0 +1,29 @@
+"""What runs one forward pass in slices, and is told so just before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Pause = Callable[[int], bool]
+"""Called between two slices with the number of layers that are left; says whether anything else ran on the device."""
+
+
+class Armed:
+    """The part that every ``slices.Cutter`` shares."""
+
+    _armed: tuple[int, Pause] | None = None
+
+    @contextmanager
+    def cut(self, layers: int, pause: Pause) -> Iterator[None]:
+        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
+        self._armed = layers, pause
+        try:
+            yield
+        finally:
+            self._armed = None
+
+    def disarm(self) -> tuple[int, Pause] | None:
+        """What this pass runs in; None: as a whole. Passes in its pauses come here too, and are not cut."""
+        armed, self._armed = self._armed, None
+        return armed

@@ -1,0 +1,92 @@
+"""How much work comes, how well that is known, and when it has changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from laps_core.pools.demand import FIRST, MOST_PERIODS, Demand
+from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
+
+PERIOD_S = 5.0
+SAMPLES = 5
+"""In a period."""
+
+
+def fed(work: Iterable[tuple[float, float]], demand: Demand | None = None, since: int = 0) -> tuple[Demand, list[int]]:
+    """A demand that has seen so many servers' worth of short and long work, sample by sample, and when it changed."""
+    demand, changes = demand or Demand(PressureConfig(period_s=PERIOD_S)), []
+    for i, (short, long) in enumerate(work, since):
+        demand.observe(float(i), [InstanceSignals(name="a", pool="long", busy=Work(short, long))])
+        if demand.forget():
+            changes.append(i)
+    return demand, changes
+
+
+def by_chance(rng: random.Random, requests: float, n: int) -> list[float]:
+    """Work of ``n`` samples in which so many requests come on average, each a tenth of a server's."""
+    found = []
+    for _ in range(n):
+        at, came = rng.expovariate(requests), 0
+        while at < 1.0:
+            at, came = at + rng.expovariate(requests), came + 1
+        found.append(came / 10)
+    return found
+
+
+def test_what_comes_is_what_is_done_and_what_more_waits() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for t in range(6):
+        demand.observe(t, [InstanceSignals(name="a", pool="long", busy=Work(0.2, 0.8), waiting=Work(0.0, 2.0 * t))])
+    assert demand.servers() == (pytest.approx(0.2), pytest.approx(0.8 + 2.0))
+
+
+def test_one_sick_instance_does_not_make_up_the_demand() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for t in range(6):
+        signals = [InstanceSignals(name=f"l{i}", pool="long", waiting=Work(0.0, 1e6 * t * (not i))) for i in range(4)]
+        demand.observe(t, signals)
+    assert demand.servers().long <= 1.0 + 0.2
+
+
+def test_steady_work_is_averaged_for_longer_than_a_period() -> None:
+    demand, changes = fed([(1.0, 2.0)] * 60)
+    assert demand.servers() == (pytest.approx(1.0), pytest.approx(2.0))
+    assert (demand.span_s, changes) == (MOST_PERIODS * PERIOD_S, [])
+    assert demand.error().long < 0.01
+
+
+@pytest.mark.parametrize("requests", [0.5, 4.0, 70.0])
+def test_chance_is_no_change(requests: float) -> None:
+    rng = random.Random(3)
+    found = 0
+    for _ in range(20):
+        short, long = (by_chance(rng, r, 100) for r in (requests, requests / 3))
+        found += len(fed(zip(short, long, strict=True))[1])
+    assert found <= 20, "of 2000 samples"
+
+
+@pytest.mark.parametrize("requests", [4.0, 70.0])
+def test_the_error_is_what_chance_makes_it(requests: float) -> None:
+    rng = random.Random(5)
+    misses = []
+    for _ in range(60):
+        short = by_chance(rng, requests, 60)
+        demand, _ = fed((s, 0.0) for s in short)
+        misses.append(abs(demand.servers().short - requests / 10) / demand.error().short)
+    assert 0.4 < sorted(misses)[30] < 1.0, "half of them within about two thirds of the error"
+
+
+def test_after_a_change_only_what_came_since_counts() -> None:
+    for before, after in (((28.8, 9.6), (1.4, 37.0)), ((1.4, 37.0), (28.8, 9.6)), ((3.0, 1.0), (3.0, 0.0))):
+        demand, changes = fed([before] * 40 + [after] * 3)
+        assert changes
+        assert demand.servers() == (pytest.approx(after[0]), pytest.approx(after[1]))
+        assert demand.span_s <= 3.0
+
+
+def test_what_changes_all_the_time_is_noise() -> None:
+    swings = [(8.0, 1.0) if i // 2 % 2 else (1.0, 8.0) for i in range(200)]
+    _, changes = fed(swings)
+    assert not [at for at in changes if at > 3 * FIRST]
