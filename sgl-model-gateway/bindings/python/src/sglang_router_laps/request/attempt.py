@@ -44,6 +44,8 @@ class Attempt:
     """This attempt, as the servers know it."""
     _prefill: asyncio.Task[Reply] = field(init=False)
     _decode: asyncio.Task[Decoding] = field(init=False)
+    _raced: asyncio.Future[None] = field(init=False)
+    """Done when the decode server has answered, or the prefill server has failed."""
     _late: Refused | None = None
     """The prefill server's error, where the stream had begun already."""
 
@@ -61,8 +63,11 @@ class Attempt:
         for_prefill, for_decode = self.call.wires(prefiller, self.choice.rank)
         share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
+        self._raced = loop.create_future()
         prefill = self._prefill = share.leg = loop.create_task(self._run_prefill(for_prefill, share))
         decode = self._decode = load.leg = loop.create_task(self._run_decode(for_decode))
+        prefill.add_done_callback(self._note_end)
+        decode.add_done_callback(self._note_end)
         # The legs let go of them when they have their answers.
         del for_prefill, for_decode
         response: aiohttp.ClientResponse | None = None
@@ -105,8 +110,11 @@ class Attempt:
                 if not decode.done() or (self.call.stream and response is not None and response.status < 400):
                     self._abort(decoder)
             for leg in (prefill, decode):
-                leg.cancel()
-                leg.add_done_callback(_look_at)
+                if leg.done():
+                    _look_at(leg)
+                else:
+                    leg.cancel()
+                    leg.add_done_callback(_look_at)
 
     async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
         return await self.router.sessions.of(instance).post(
@@ -164,15 +172,21 @@ class Attempt:
         reply = _result(self._prefill, self.choice.instance)
         return Refused(self.choice.instance, reply) if reply.status >= 400 else None
 
+    def _note_end(self, leg: asyncio.Task[Any]) -> None:
+        """That the prefill server is done decides nothing, and ``asyncio.wait`` would wake the request for it: this
+        saves MICRO microseconds."""
+        fine = leg is self._prefill and _has_result(leg) and leg.result().status < 400
+        if not fine and not self._raced.done():
+            self._raced.set_result(None)
+
     async def _race(self) -> Decoding:
         """The decode server's answer, unless the prefill server fails first: then no answer would ever come."""
         decode = self._decode
-        await asyncio.wait((self._prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+        await self._raced
         if not decode.done():
             refused = self._refusal()
             # Of an abort both servers were told; what the client expects is the decode server's reply.
-            patience_s = None if refused is None else ABORTED_S if self.held.asked else 0.0
-            await asyncio.wait((decode,), timeout=patience_s)
+            await asyncio.wait((decode,), timeout=ABORTED_S if self.held.asked else 0.0)
             if refused is not None and not decode.done():
                 raise refused
         response, first = _result(decode, self.decoder)
