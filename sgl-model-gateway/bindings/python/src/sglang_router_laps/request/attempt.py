@@ -28,6 +28,8 @@ ABORTED_S = 5.0
 Decoding = tuple[aiohttp.ClientResponse, bytes]
 """The decode server's answer: head and first bytes, or all of what is no stream."""
 
+T = TypeVar("T")
+
 
 @dataclass
 class Attempt:
@@ -39,13 +41,18 @@ class Attempt:
     client: Client
     choice: Choice
     decoder: Instance
-    timeout: aiohttp.ClientTimeout
+    left_s: float
+    """Until it is given up (seconds)."""
     held: Held = field(init=False)
     """This attempt, as the servers know it."""
     _prefill: asyncio.Task[Reply] = field(init=False)
     _decode: asyncio.Task[Decoding] = field(init=False)
     _raced: asyncio.Future[None] = field(init=False)
     """Done when the decode server has answered, or the prefill server has failed."""
+    _response: aiohttp.ClientResponse | None = None
+    """The decode server's, once it is passed on as a stream."""
+    _expired: bool = False
+    """It has been given up."""
     _late: Refused | None = None
     """The prefill server's error, where the stream had begun already."""
 
@@ -66,6 +73,7 @@ class Attempt:
         self._raced = loop.create_future()
         prefill = self._prefill = share.leg = loop.create_task(self._run_prefill(for_prefill, share))
         decode = self._decode = load.leg = loop.create_task(self._run_decode(for_decode))
+        expiry = loop.call_later(self.left_s, self._expire)
         prefill.add_done_callback(self._note_end)
         decode.add_done_callback(self._note_end)
         # The legs let go of them when they have their answers.
@@ -96,6 +104,7 @@ class Attempt:
             decoder.suspected.set()
             raise
         finally:
+            expiry.cancel()
             if response is None and _has_result(decode):
                 response = decode.result()[0]
             if response is not None:
@@ -116,13 +125,20 @@ class Attempt:
                     leg.cancel()
                     leg.add_done_callback(_look_at)
 
+    def _expire(self) -> None:
+        self._expired = True
+        self._prefill.cancel()
+        self._decode.cancel()
+        if self._response is not None:
+            self._response.close()
+
     async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
         return await self.router.sessions.of(instance).post(
-            instance.address(self.call.endpoint), data=wire, headers=self.call.headers, timeout=self.timeout
+            instance.address(self.call.endpoint), data=wire, headers=self.call.headers
         )
 
     async def _run_prefill(self, wire: bytes, share: Lease) -> Reply:
-        """The prefill leg, and what its reply teaches. Raises Lost and TimeoutError."""
+        """The prefill leg, and what its reply teaches. Raises Lost."""
         call, instance = self.call, self.choice.instance
         try:
             async with await self._post(instance, wire) as response:
@@ -167,9 +183,17 @@ class Attempt:
         instance.heard()
         return response, first
 
+    def _result(self, leg: asyncio.Task[T], instance: Instance) -> T:
+        """Raises what the leg failed with; where this router has ended it, TimeoutError or Lost."""
+        if leg.cancelled():
+            if self._expired:
+                raise TimeoutError
+            raise Lost(instance, "cut", "it has become unhealthy")
+        return leg.result()
+
     def _refusal(self) -> Refused | None:
         """The error that the prefill server has answered with. Raises what the leg failed with."""
-        reply = _result(self._prefill, self.choice.instance)
+        reply = self._result(self._prefill, self.choice.instance)
         return Refused(self.choice.instance, reply) if reply.status >= 400 else None
 
     def _note_end(self, leg: asyncio.Task[Any]) -> None:
@@ -189,7 +213,7 @@ class Attempt:
             await asyncio.wait((decode,), timeout=ABORTED_S if self.held.asked else 0.0)
             if refused is not None and not decode.done():
                 raise refused
-        response, first = _result(decode, self.decoder)
+        response, first = self._result(decode, self.decoder)
         if response.status >= 400 and _has_result(self._prefill):
             refused = self._refusal()
             if refused is not None:
@@ -243,6 +267,7 @@ class Attempt:
         """The stream, event by event."""
         client = self.client
         client.started = True
+        self._response = response
         self.call.forget()
 
         def ended_late(_: asyncio.Task[Reply]) -> None:
@@ -268,6 +293,8 @@ class Attempt:
                 chunk, part = await content.readany(), b""
                 self.decoder.heard()
         except (aiohttp.ClientError, ConnectionError) as e:
+            if self._expired:
+                raise TimeoutError from e
             raise self._late or failure(self.decoder, e) from e
         if self._late is not None:
             raise self._late
@@ -279,16 +306,6 @@ class Attempt:
         if instance.healthy and ids:
             key = self.call.headers.get("authorization")
             self.router.spawn(self.router.aborter.drop(instance, ids, key))
-
-
-T = TypeVar("T")
-
-
-def _result(leg: asyncio.Task[T], instance: Instance) -> T:
-    """Raises what the leg failed with; Lost where this router has ended it."""
-    if leg.cancelled():
-        raise Lost(instance, "cut", "it has become unhealthy")
-    return leg.result()
 
 
 def _has_result(leg: asyncio.Task[Any]) -> bool:
