@@ -1,6 +1,7 @@
 """The router against stock MiniLB and SGLang's Rust gateway, all in one run.
 
     python -m benchmark.router --echo     what a router itself costs: instant back ends, requests/s and latency
+    python -m benchmark.router --workers  one router process and four behind one port: instant back ends, requests/s
     python -m benchmark.router --mix      short share 90% -> 10% -> 90%: how fast and with how many moves pools follow
     python -m benchmark.router --fleet    three routers before eight servers: nothing lost, all agree on the pools
     python -m benchmark.router --real     three real prefill servers and a decode server: TTFT of chats among documents
@@ -19,13 +20,14 @@ import uvloop
 from benchmark.results.piece import parser
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
-from benchmark.suites.router import echo, fleet, mix, real
+from benchmark.suites.router import echo, fleet, mix, real, workers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("./run bench router", __doc__, "router-MODE", rounds="(5)", whole=True)
     mode = p.add_mutually_exclusive_group(required=True)
     mode.add_argument("--echo", action="store_true")
+    mode.add_argument("--workers", action="store_true")
     mode.add_argument("--mix", action="store_true")
     mode.add_argument("--fleet", action="store_true")
     mode.add_argument("--real", action="store_true")
@@ -33,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument(
         "--seconds",
         type=float,
-        help="length of a round of --echo (3) or --real (20), of a phase of --mix (12 periods) or --fleet (60)",
+        help="length of a round of --echo and --workers (3) or --real (20), of a phase of --mix (12 periods) or "
+        "--fleet (60)",
     )
     p.add_argument("--prefill", type=int, nargs="+", help="prefill servers of --mix, or of --real (3)")
     p.add_argument("--laps-prefill", action="store_true", help="--real with LAPS prefill servers, not stock ones")
@@ -44,11 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         uvloop.run(echo.serve(args.serve_echo))
         return 0
     say = Progress()
-    name = next(mode for mode in ("echo", "mix", "fleet", "real") if getattr(args, mode))
+    name = next(mode for mode in ("echo", "workers", "mix", "fleet", "real") if getattr(args, mode))
     out = args.out.with_name(args.out.name.replace("MODE", name))
     with command_line("bench router"):
         if args.echo:
             piece = echo.run(out, args.rounds, args.seconds or 3.0, say)
+        elif args.workers:
+            piece = workers.run(out, args.rounds, args.seconds or 3.0, say)
         elif args.mix:
             piece = mix.run(out, args.prefill or [4, 8, 64], args.period, args.seconds or 12 * args.period, say)
         elif args.fleet:

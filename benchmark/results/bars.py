@@ -50,6 +50,8 @@ SLICED_LOGITS = Bar(most=0.01)
 
 ROUTER_RATE, ROUTER_P99 = Bar(least=2.0), Bar(most=1.0)
 """Requests/s and P99 latency of the router over stock MiniLB's."""
+ROUTER_WORKERS = Bar(least=1.5)
+"""Requests/s of four workers of the router over those of one, on two cores with the load and the servers."""
 NO_LOSS = Bar(most=1.05)
 """P90 TTFT of either class behind the router, with two servers, over that behind stock MiniLB."""
 LAST_MOVE = Bar(most=3.0)

@@ -66,6 +66,7 @@ STEPS: dict[str, Step] = {
     "slices": Step("benchmark.slices"),
     "window": Step("benchmark.window"),
     "router-echo": Step("benchmark.router", ("--echo",)),
+    "router-workers": Step("benchmark.router", ("--workers",)),
     "router-mix": Step("benchmark.router", ("--mix",)),
     "router-fleet": Step("benchmark.router", ("--fleet",)),
     "router-real": Step("benchmark.router", ("--real", "--laps-prefill")),

@@ -152,16 +152,19 @@ class Pools:
 
         Rather two servers that had no part in a failure, then a pair that is new, then any.
         """
-        if not open_to(self.decoders, ()):
-            return None
-        shunned = tried.servers.union(*tried.ways)
-        avoid = [p for p in self.instances if p in shunned]
-        if all(p in shunned for p in self.instances if p.healthy):
-            avoid = [p for p in self.instances if not self._new(p, tried)]
-        choice = self.choose(ask, avoid)
+        shunned: Collection[Instance] = ()
+        avoid: Collection[PrefillInstance] = ()
+        if tried.servers or tried.ways:
+            shunned = tried.servers.union(*tried.ways)
+            avoid = [p for p in self.instances if p in shunned]
+            if all(p in shunned for p in self.instances if p.healthy):
+                avoid = [p for p in self.instances if not self._new(p, tried)]
+        usable = open_to(self.decoders, shunned)
+        choice = self.choose(ask, avoid) if usable else None
         if choice is None:
             return None
-        usable = open_to(self._new(choice.instance, tried) or self.decoders, shunned)
+        if shunned:
+            usable = open_to(self._new(choice.instance, tried) or self.decoders, shunned)
         return choice, roomiest(usable, kv_tokens, self.traffic)
 
     def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[DecodeInstance]:

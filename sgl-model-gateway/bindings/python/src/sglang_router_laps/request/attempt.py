@@ -28,6 +28,8 @@ ABORTED_S = 5.0
 Decoding = tuple[aiohttp.ClientResponse, bytes]
 """The decode server's answer: head and first bytes, or all of what is no stream."""
 
+T = TypeVar("T")
+
 
 @dataclass
 class Attempt:
@@ -39,11 +41,18 @@ class Attempt:
     client: Client
     choice: Choice
     decoder: Instance
-    timeout: aiohttp.ClientTimeout
+    left_s: float
+    """Until it is given up (seconds)."""
     held: Held = field(init=False)
     """This attempt, as the servers know it."""
     _prefill: asyncio.Task[Reply] = field(init=False)
     _decode: asyncio.Task[Decoding] = field(init=False)
+    _raced: asyncio.Future[None] = field(init=False)
+    """Done when the decode server has answered, or the prefill server has failed."""
+    _response: aiohttp.ClientResponse | None = None
+    """The decode server's, once it is passed on as a stream."""
+    _expired: bool = False
+    """It has been given up."""
     _late: Refused | None = None
     """The prefill server's error, where the stream had begun already."""
 
@@ -61,8 +70,12 @@ class Attempt:
         for_prefill, for_decode = self.call.wires(prefiller, self.choice.rank)
         share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
+        self._raced = loop.create_future()
         prefill = self._prefill = share.leg = loop.create_task(self._run_prefill(for_prefill, share))
         decode = self._decode = load.leg = loop.create_task(self._run_decode(for_decode))
+        expiry = loop.call_later(self.left_s, self._expire)
+        prefill.add_done_callback(self._note_end)
+        decode.add_done_callback(self._note_end)
         # The legs let go of them when they have their answers.
         del for_prefill, for_decode
         response: aiohttp.ClientResponse | None = None
@@ -91,6 +104,7 @@ class Attempt:
             decoder.suspected.set()
             raise
         finally:
+            expiry.cancel()
             if response is None and _has_result(decode):
                 response = decode.result()[0]
             if response is not None:
@@ -105,16 +119,26 @@ class Attempt:
                 if not decode.done() or (self.call.stream and response is not None and response.status < 400):
                     self._abort(decoder)
             for leg in (prefill, decode):
-                leg.cancel()
-                leg.add_done_callback(_look_at)
+                if leg.done():
+                    _look_at(leg)
+                else:
+                    leg.cancel()
+                    leg.add_done_callback(_look_at)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._prefill.cancel()
+        self._decode.cancel()
+        if self._response is not None:
+            self._response.close()
 
     async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
         return await self.router.sessions.of(instance).post(
-            instance.address(self.call.endpoint), data=wire, headers=self.call.headers, timeout=self.timeout
+            instance.address(self.call.endpoint), data=wire, headers=self.call.headers
         )
 
     async def _run_prefill(self, wire: bytes, share: Lease) -> Reply:
-        """The prefill leg, and what its reply teaches. Raises Lost and TimeoutError."""
+        """The prefill leg, and what its reply teaches. Raises Lost."""
         call, instance = self.call, self.choice.instance
         try:
             async with await self._post(instance, wire) as response:
@@ -159,23 +183,37 @@ class Attempt:
         instance.heard()
         return response, first
 
+    def _result(self, leg: asyncio.Task[T], instance: Instance) -> T:
+        """Raises what the leg failed with; where this router has ended it, TimeoutError or Lost."""
+        if leg.cancelled():
+            if self._expired:
+                raise TimeoutError
+            raise Lost(instance, "cut", "it has become unhealthy")
+        return leg.result()
+
     def _refusal(self) -> Refused | None:
         """The error that the prefill server has answered with. Raises what the leg failed with."""
-        reply = _result(self._prefill, self.choice.instance)
+        reply = self._result(self._prefill, self.choice.instance)
         return Refused(self.choice.instance, reply) if reply.status >= 400 else None
+
+    def _note_end(self, leg: asyncio.Task[Any]) -> None:
+        """That the prefill server is done decides nothing, and ``asyncio.wait`` would wake the request for it: this
+        saves some ten microseconds."""
+        fine = leg is self._prefill and _has_result(leg) and leg.result().status < 400
+        if not fine and not self._raced.done():
+            self._raced.set_result(None)
 
     async def _race(self) -> Decoding:
         """The decode server's answer, unless the prefill server fails first: then no answer would ever come."""
         decode = self._decode
-        await asyncio.wait((self._prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+        await self._raced
         if not decode.done():
             refused = self._refusal()
             # Of an abort both servers were told; what the client expects is the decode server's reply.
-            patience_s = None if refused is None else ABORTED_S if self.held.asked else 0.0
-            await asyncio.wait((decode,), timeout=patience_s)
+            await asyncio.wait((decode,), timeout=ABORTED_S if self.held.asked else 0.0)
             if refused is not None and not decode.done():
                 raise refused
-        response, first = _result(decode, self.decoder)
+        response, first = self._result(decode, self.decoder)
         if response.status >= 400 and _has_result(self._prefill):
             refused = self._refusal()
             if refused is not None:
@@ -229,6 +267,7 @@ class Attempt:
         """The stream, event by event."""
         client = self.client
         client.started = True
+        self._response = response
         self.call.forget()
 
         def ended_late(_: asyncio.Task[Reply]) -> None:
@@ -240,22 +279,26 @@ class Attempt:
         if not self._prefill.done():
             self._prefill.add_done_callback(ended_late)
         await client.begin(response.status, content_type(response))
-        chunk = first
-        read = response.content.readany
+        chunk, part, content = first, b"", response.content
         try:
             while chunk:
                 part = events.feed(chunk)
+                if content.at_eof() and self._late is None:
+                    # What came with the end is sent with it: 20 microseconds less than in two pieces.
+                    break
                 if part:
                     await client.go_on(part)
                 # What has come meanwhile goes on in one piece: a write costs more than a turn of the loop.
                 await asyncio.sleep(0)
-                chunk = await read()
+                chunk, part = await content.readany(), b""
                 self.decoder.heard()
         except (aiohttp.ClientError, ConnectionError) as e:
+            if self._expired:
+                raise TimeoutError from e
             raise self._late or failure(self.decoder, e) from e
         if self._late is not None:
             raise self._late
-        await client.go_on(events.flush(), more=False)
+        await client.go_on(part + events.flush(), more=False)
 
     def _abort(self, instance: Instance) -> None:
         """Ask ``instance`` to drop the request, without waiting for it."""
@@ -263,16 +306,6 @@ class Attempt:
         if instance.healthy and ids:
             key = self.call.headers.get("authorization")
             self.router.spawn(self.router.aborter.drop(instance, ids, key))
-
-
-T = TypeVar("T")
-
-
-def _result(leg: asyncio.Task[T], instance: Instance) -> T:
-    """Raises what the leg failed with; Lost where this router has ended it."""
-    if leg.cancelled():
-        raise Lost(instance, "cut", "it has become unhealthy")
-    return leg.result()
 
 
 def _has_result(leg: asyncio.Task[Any]) -> bool:

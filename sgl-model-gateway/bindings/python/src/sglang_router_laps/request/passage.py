@@ -133,7 +133,7 @@ class Passage:
                 call.trail.tokens = pair[0].new_tokens
             try:
                 attempt = Attempt(
-                    router, call, client, *pair, router.sessions.timeout(call.age_s if n or call.trail.placed else 0.0)
+                    router, call, client, *pair, router.sessions.left_s(call.age_s if n or call.trail.placed else 0.0)
                 )
                 await attempt.run()
                 return
