@@ -20,7 +20,6 @@ from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsBalancer
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.http.app import LapsApp
 from sglang_router_laps.router import Router
 
 from .fake_replies import Body, answer, prompt_tokens, rooms_of
@@ -331,14 +330,8 @@ async def router_before(
     split = {"initial_short": named // 2} if named > 1 else {}
     balancer = LapsBalancer(router_args, AllocConfig.parse({}, json.dumps({**split, **(config or {})})))
     mini_lb.lb = balancer
-    served = uvicorn.Config(
-        LapsApp(balancer.router, mini_lb.app),
-        host="127.0.0.1",
-        port=0,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=1,
-    )
+    served = balancer.server_config()
+    served.host, served.port, served.timeout_graceful_shutdown = "127.0.0.1", 0, 1
     async with (
         serving(served) as port,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,

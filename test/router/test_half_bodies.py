@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
+
+import pytest
 
 from .fakes import Stack, stack
 
@@ -40,6 +43,50 @@ def test_half_sent_bodies_hold_no_place() -> None:
                 assert half.writer
                 half.writer.close()
             await s.until(lambda: s.lb.counts.disconnected == 10)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nlong: ", b"x" * 1000),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n", b"many: headers\r\n" * 100),
+        (b"GET /", b"health" * 100),
+        (b'POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"a":\r\n5;', b"x" * 1000),
+        (b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n" * 100),
+    ],
+    ids=["header", "headers", "address", "chunk", "trailers"],
+)
+def test_what_is_no_body_is_not_kept_without_end(head: bytes, more: bytes) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            half = Half(head, b"")
+            reader = await half.send(s)
+            assert half.writer
+            sent = 0
+            with suppress(ConnectionError):
+                while not reader.at_eof() and sent < 1 << 23:
+                    half.writer.write(more)
+                    await half.writer.drain()
+                    sent += len(more)
+            assert sent < 1 << 23
+            half.writer.close()
+            assert (await s.post(text="a"))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_a_large_body_may_come_with_its_head_and_after_others_on_its_connection() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            body = b'{"text": "%s", "sampling_params": {}}' % (b"a " * 200_000)
+            head = HEAD.replace(b"1000", b"%d" % len(body))
+            half = Half(head + body, head + body + b"GET /liveness HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            answer = await asyncio.wait_for((await half.send(s)).read(), 60)
+            assert answer.count(b"HTTP/1.1 200 ") == 3
+            assert half.writer
+            half.writer.close()
 
     asyncio.run(run())
 

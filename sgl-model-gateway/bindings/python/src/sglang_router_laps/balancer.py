@@ -22,6 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from . import stock_flags
 from .config import AllocConfig
 from .http.app import LapsApp
+from .http.parser import BoundedProtocol
 from .processes import Processes, listen, listen_alone
 from .request.trail import ID_HEADER, AccessLog
 from .router import Router
@@ -120,6 +121,7 @@ class LapsBalancer:
             app,
             host=args.host,
             port=args.port,
+            http=BoundedProtocol,
             access_log=False,
             proxy_headers=False,
             timeout_graceful_shutdown=args.shutdown_grace_period_secs,
