@@ -1,6 +1,6 @@
 """Real schedulers on an emulated device: stock policies and LAPS, and how near the simulator comes to them.
 
-    python -m benchmark.emulated --device h200-qwen3-8b,slow=4
+    python -m benchmark.emulated --device h200-qwen3-8b,slow=10
 
 Real prefill servers of this machine whose steps last as long as the profile says (``--laps-emulate``), a mix of 95%
 LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192 at shares of the load that stock fcfs can do. The same arrivals
@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.set_defaults(rounds=1)
     devices.add_emulated(p)
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
-    p.add_argument("--seconds", type=positive, default=60.0, help="of arrivals in a round")
+    p.add_argument("--seconds", type=positive, default=90.0, help="of arrivals in a round")
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock fcfs can do")
     p.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
     args = p.parse_args(argv)

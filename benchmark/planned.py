@@ -1,6 +1,6 @@
 """How good laps-plan is: what it says of three loads before, against what emulated servers then do.
 
-    python -m benchmark.planned --device h200-qwen3-8b,slow=4 [--keep]
+    python -m benchmark.planned --device h200-qwen3-8b,slow=10 [--keep]
 
 The planner knows the profile as it comes, with the host times that are assumed there, and nothing of this machine.
 ``--keep`` writes the figures to where the planner tells them from.
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.planned", __doc__, "planned", seed=1, whole=True)
     devices.add_emulated(p)
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
-    p.add_argument("--seconds", type=positive, default=45.0, help="of arrivals of each load")
+    p.add_argument("--seconds", type=positive, default=150.0, help="of arrivals of each load")
     p.add_argument("--keep", action="store_true", help="have laps-plan tell these figures")
     args = p.parse_args(argv)
     with command_line("planned"):

@@ -134,7 +134,7 @@ def emulated(asked: str) -> Device:
     )  # fmt: skip
 
 
-def add_emulated(p: argparse.ArgumentParser, default: str = "h200-qwen3-8b,slow=4") -> None:
+def add_emulated(p: argparse.ArgumentParser, default: str = "h200-qwen3-8b,slow=10") -> None:
     """--device of a command that runs on an emulated device: a Device."""
 
     def read(text: str) -> Device:
