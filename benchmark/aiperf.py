@@ -41,7 +41,6 @@ from benchmark.suites.serve.compare import lone_ttft
 
 OURS, THEIRS = "this client", "aiperf"
 PREFILLS = 2
-"""In front of one the router is the stock MiniLB."""
 WORKLOAD, LONGEST, ANSWER_TOKENS = "azure", 1024, 4
 SYSTEM_PROMPTS, SYSTEM_TOKENS = 4, 4 * aiperf.BLOCK
 """Each request begins with one of them: what a trace's hash ids are for."""

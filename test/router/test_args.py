@@ -54,11 +54,10 @@ def test_arguments_made_by_hand_pass_through() -> None:
     assert isinstance(args, RouterArgs)
 
 
-def test_one_prefill_instance_turns_it_off_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    args = parse(*PD, "--prefill", "http://127.0.0.1:1", "--enable-laps-alloc")
-    lb = make_balancer(args)
-    assert type(lb) is MiniLoadBalancer
-    assert [r.levelname for r in caplog.records if "laps" in r.name] == ["WARNING"]
+def test_one_prefill_server_is_enough_to_begin_with() -> None:
+    balancer = make_balancer(parse(*PD, "--prefill", "http://127.0.0.1:1", "--enable-laps-alloc"))
+    assert isinstance(balancer, LapsBalancer)
+    assert [i.pool for i in balancer.router.pools.instances] == ["both"]
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,9 @@ def test_the_server_says_what_the_router_reads(prefill: Prefill) -> None:
 @pytest.fixture(scope="module")
 def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     server, decode = prefill.server, beside.decode(tmp_path_factory)
-    # A single server on the command line would leave the router the stock one.
-    alone = ("--prefill", f"dns://localhost:{server.port}", str(server.bootstrap_port))
     log = tmp_path_factory.mktemp("router") / "log"
     made = servers.minilb(
-        [], [decode], log, *alone, "--enable-laps-alloc", "--laps-rebalance-interval-s", "2.5",
+        [server], [decode], log, "--enable-laps-alloc", "--laps-rebalance-interval-s", "2.5",
         "--laps-tokenizer", str(checkpoint()), "--health-check-interval-secs", "1",
         module="sglang_router_laps.launch_router",
     )  # fmt: skip

@@ -7,7 +7,6 @@ own launcher.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from typing import Any, NoReturn
 
@@ -16,8 +15,6 @@ from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
 
 from .config import AllocConfig
-
-logger = logging.getLogger(__name__)
 
 SWITCH = "enable-laps-alloc"
 
@@ -65,12 +62,7 @@ def make_balancer(router_args: RouterArgs) -> Any:
         return MiniLoadBalancer(router_args)
     # Only now: the stock router must not pay for importing what it does not use.
     from .balancer import LapsBalancer
-    from .servers.discovery.sources import is_name
 
-    several = router_args.service_discovery or any(is_name(url) for url, _ in router_args.prefill_urls)
-    if len(router_args.prefill_urls) < 2 and not several:
-        logger.warning("--enable-laps-alloc needs at least 2 --prefill; allocation is off, this is the stock MiniLB")
-        return MiniLoadBalancer(router_args)
     try:
         return LapsBalancer(router_args, config)
     except ConfigError as e:
@@ -95,7 +87,7 @@ FLAG_KNOBS = (
 
 def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     """Add the LAPS group. Values are checked by ``parse_laps``, which says in one line what is wrong."""
-    group = parser.add_argument_group("LAPS", "Length-aware prefill pools (MiniLB with two or more prefill servers)")
+    group = parser.add_argument_group("LAPS", "Length-aware prefill pools (MiniLB)")
     switch = "Route short and long prompts to prefill pools of their own and keep the pools in balance"
     group.add_argument(f"--{prefix}{SWITCH}", action="store_true", help=switch)
     for knob, metavar, text in FLAG_KNOBS:

@@ -80,9 +80,9 @@ class AllocConfig(Knobs):
         )
 
     def check_instances(self, prefill: int) -> None:
-        """Raise ConfigError when ``prefill`` instances cannot fill two pools."""
+        """Raise ConfigError when ``prefill`` instances cannot fill two pools, though that is asked for."""
         n_min = self.n_min
-        if 2 * n_min > prefill:
+        if 2 * n_min > prefill and (n_min > 1 or self.initial_short is not None):
             raise ConfigError(
                 f"{self.shown('n_min')}: {n_min} for each pool needs {2 * n_min} --prefill, not {prefill}"
             )
