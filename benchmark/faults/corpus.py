@@ -85,9 +85,10 @@ class Case:
 
     def wire(self, headers: Mapping[str, str]) -> bytes:
         """Its bytes with further headers, where it has a request line to put them after."""
-        line, end, rest = self.raw.partition(b"\r\n")
+        text = self.raw.lstrip(b"\r\n")
+        line, end, rest = text.partition(b"\r\n")
         more = "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode()
-        return line + end + more + rest if end else self.raw
+        return self.raw[: len(self.raw) - len(text)] + line + end + more + rest if end else self.raw
 
 
 def with_value(base: Mapping[str, Any], path: str, text: str) -> bytes:

@@ -36,6 +36,8 @@ def test_a_marker_goes_behind_the_request_line() -> None:
     assert (
         Case("x", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").wire({"a": "1"}) == b"GET / HTTP/1.1\r\na: 1\r\nhost: x\r\n\r\n"
     )
+    blank = Case("x", b"\r\n\r\nGET / HTTP/1.1\r\n\r\n").wire({"a": "1"})
+    assert blank == b"\r\n\r\nGET / HTTP/1.1\r\na: 1\r\n\r\n"
     assert Case("x", b"rubbish").wire({"a": "1"}) == b"rubbish"
 
 
