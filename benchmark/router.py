@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import uvloop
 
 from benchmark.results.piece import parser
+from benchmark.rig import devices
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
 from benchmark.suites.router import echo, fleet, mix, real, workers
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--prefill", type=int, nargs="+", help="prefill servers of --mix, or of --real (3)")
     p.add_argument("--laps-prefill", action="store_true", help="--real with LAPS prefill servers, not stock ones")
+    devices.add_emulated(p, devices.CPU)
     p.add_argument("--period", type=float, default=2.0, help="control period of --mix, --fleet (seconds)")
     p.add_argument("--phases", type=int, default=10, help="of --fleet")
     args = p.parse_args(argv)
@@ -59,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.fleet:
             piece = fleet.run(out, args.phases, args.seconds or 60.0, args.period, say)
         else:
-            piece = real.run(out, args.rounds, args.seconds or 20.0, (args.prefill or [3])[0], args.laps_prefill, say)
+            piece = real.run(
+                out, args.rounds, args.seconds or 20.0, (args.prefill or [3])[0], args.laps_prefill, args.device, say
+            )
     piece.leave(out, "benchmark.router", argv)
     return 0
 

@@ -135,11 +135,11 @@ def emulated(asked: str) -> Device:
 
 
 def add_emulated(p: argparse.ArgumentParser, default: str = "h200-qwen3-8b,slow=10") -> None:
-    """--device of a command that runs on an emulated device: a Device."""
+    """--device of a command that runs on an emulated device: a Device. ``default``: the same, or "cpu"."""
 
     def read(text: str) -> Device:
         try:
-            return emulated(text)
+            return DEVICES[CPU] if text == default == CPU else emulated(text)
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
 

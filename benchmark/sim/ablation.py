@@ -38,7 +38,8 @@ FRONTS = (
     ("laps, pools, no long spill", "laps", "pools", AllocConfig(spill="short")),
 )
 """Label, scheduler, router and its configuration."""
-OVERLOAD, OVERLOAD_S = 1.2, 120.0
+OVERLOAD, OVERLOAD_S = 1.2, 400.0
+"""Of capacity; for longer than the promised wait (ratio, seconds)."""
 LONG_LOAD = 0.02
 """Share of the device's capacity that long work asks for under overload: less than the gap leaves it (0..1)."""
 

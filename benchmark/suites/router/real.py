@@ -21,12 +21,13 @@ from benchmark.results.metrics import KINDS, quantiles
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
-from benchmark.rig.devices import MODELS
+from benchmark.rig.devices import CPU, MODELS, Device
 from benchmark.rig.fleet import flush
+from benchmark.rig.variants import BUILT_IN, FCFS
+from benchmark.rig.variants import LAPS as LAPS_PREFILL
 from benchmark.suites.router import ALL, LAPS, STOCK, routers
 
 TWO = 2
-LAPS_PREFILL = ("--enable-laps-scheduler",)
 SYSTEM_TOKENS, SYSTEMS = 400, 3
 """System prompts that many conversations begin with: longer than a short request may be."""
 TURNS, TURN_TOKENS, PAUSE_S = 6, (20, 150), 1.0
@@ -75,16 +76,23 @@ def figures(answers: list[client.Answer]) -> dict[str, Any]:
 
 
 def run(
-    out: Path, rounds: int, seconds: float, prefills_n: int, laps_prefill: bool, say: Callable[[str], None]
+    out: Path,
+    rounds: int,
+    seconds: float,
+    prefills_n: int,
+    laps_prefill: bool,
+    device: Device,
+    say: Callable[[str], None],
 ) -> Piece:
-    """TTFT behind each router, in front of so many prefill servers.
+    """TTFT behind each router, in front of so many prefill servers on ``device``.
 
     Without ``laps_prefill`` these are stock, so that the difference is the router's alone. Raises ServerError or
     ConnectionError."""
-    checkpoint = model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
-    env = {"OMP_NUM_THREADS": "1"}
-    flags = ["--chunked-prefill-size", "1024", "--max-total-tokens", "65536", "--disable-overlap-schedule"]
-    flags += LAPS_PREFILL if laps_prefill else ()
+    own, env = device.name != CPU, device.env
+    # A smaller model than for a server alone: several of them share the cores.
+    checkpoint = device.checkpoint() if own else model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
+    variant = BUILT_IN[LAPS_PREFILL if laps_prefill else FCFS]
+    flags = ["--chunked-prefill-size", str(device.chunk), *device.args_of(variant), "--max-total-tokens", "65536"]
     prefills = [
         servers.prefill(checkpoint, out / "logs" / f"prefill{i}.log", *flags, env=env, name=f"prefill {i}")
         for i in range(prefills_n)
@@ -96,8 +104,9 @@ def run(
     with servers.running(*prefills, decode, *up.values()):
         alone = [Job(0.0, sum(DOCUMENT_TOKENS) // 2)] * 6
         alone_s = statistics.median(asyncio.run(client.one_by_one(targets[STOCK], bodies(alone, 0)))[1:])
-        # Servers share the cores of this machine: no more than those run at a time.
-        documents_per_s = LONG_LOAD * min(prefills_n, len(os.sched_getaffinity(0))) / alone_s
+        # Without devices of their own servers share the cores of this machine: no more than those run at a time.
+        at_once = prefills_n if own else min(prefills_n, len(os.sched_getaffinity(0)))
+        documents_per_s = LONG_LOAD * at_once / alone_s
 
         def once(i: int, name: str) -> dict[str, Any]:
             jobs = arrivals(seconds, documents_per_s, random.Random(2 + i))
@@ -109,7 +118,9 @@ def run(
 
         seen = in_turns(ALL, rounds, once, say)
     settings = {
-        "prefill": prefills_n, "prefill_flags": flags, "document_alone_s": alone_s, "documents_per_s": documents_per_s,
+        "prefill": prefills_n, "laps": laps_prefill, "prefill_flags": flags,
+        "device": device.what if own else "this machine",
+        "document_alone_s": alone_s, "documents_per_s": documents_per_s,
     }  # fmt: skip
     return piece(seen, settings)
 
@@ -130,14 +141,14 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
             # Of two servers there is little to choose from: what counts is that nobody loses.
             against = bars.NO_LOSS if few and name == STOCK else bar if not few and name == best else None
             judged.append(Figure.of(title, ratio(p90[LAPS], p90[name]), against))
-    kind = "LAPS" if LAPS_PREFILL[0] in settings["prefill_flags"] else "stock"
+    kind = "LAPS" if settings["laps"] else "stock"
     return Piece(
         name="router-two" if settings["prefill"] == TWO else "router-real",
         title="Chats and documents behind the routers",
-        text=f"{settings['prefill']} real prefill servers ({kind}) and a decode server; conversations that share "
-        f"{SYSTEMS} system prompts of {SYSTEM_TOKENS} tokens, and documents of {DOCUMENT_TOKENS[0]} to "
-        f"{DOCUMENT_TOKENS[1]}; the same arrivals behind all routers, in turns. gateway: SGLang's Rust gateway with "
-        "the prefill policy that is named. Medians over rounds, in ms.",
+        text=f"{settings['prefill']} real prefill servers ({kind}) on {settings['device']}, and a decode server; "
+        f"conversations that share {SYSTEMS} system prompts of {SYSTEM_TOKENS} tokens, and documents of "
+        f"{DOCUMENT_TOKENS[0]} to {DOCUMENT_TOKENS[1]}; the same arrivals behind all routers, in turns. gateway: "
+        "SGLang's Rust gateway with the prefill policy that is named. Medians over rounds, in ms.",
         seed=1,
         tables=[Table("TTFT (ms)", ("router", "short P50", "short P90", "long P50", "long P90", "failed"), rows)],
         figures=judged,
