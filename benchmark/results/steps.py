@@ -51,6 +51,7 @@ def _fleet(servers: int, model: str, slow: int) -> Step:
     return Step("benchmark.emulated_fleet", ("--device", device, "--servers", str(servers), "--seconds", "30"))
 
 
+DEVICE = ("--device", "h200-qwen3-8b,slow=10")
 GPU = ("loads", "lone", "slices", "mixed", "code", "azure")
 
 STEPS: dict[str, Step] = {
@@ -69,8 +70,9 @@ STEPS: dict[str, Step] = {
     "router-workers": Step("benchmark.router", ("--workers",)),
     "router-mix": Step("benchmark.router", ("--mix",)),
     "router-fleet": Step("benchmark.router", ("--fleet",)),
-    "router-real": Step("benchmark.router", ("--real", "--laps-prefill")),
-    "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2")),
+    # On devices of their own: three servers beside a decode server, clients and a router starve on a few cores.
+    "router-real": Step("benchmark.router", ("--real", *DEVICE)),
+    "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", *DEVICE)),
     "sim-validate": Step("benchmark.sim.validate"),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),
