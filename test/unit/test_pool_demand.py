@@ -6,8 +6,10 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from laps_core.pools.demand import FIRST, MOST_PERIODS, Demand
+from laps_core.pools.demand import FIRST, MOST_PERIODS, Demand, Spent
+from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
+from laps_core.protocol import ByClass
 
 PERIOD_S = 5.0
 SAMPLES = 5
@@ -90,3 +92,73 @@ def test_what_changes_all_the_time_is_noise() -> None:
     swings = [(8.0, 1.0) if i // 2 % 2 else (1.0, 8.0) for i in range(200)]
     _, changes = fed(swings)
     assert not [at for at in changes if at > 3 * FIRST]
+
+
+def test_a_server_that_tells_its_classes_apart_is_believed() -> None:
+    spent, outlook = Spent(), Outlook(Learnt())
+    assert spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook) == (0.1, 0.5), "of the time since 0"
+    assert spent.since(12.0, 0.9, ByClass(short=1.5, long=6.5), outlook) == (0.25, 0.75)
+    assert spent.since(12.0, 0.9, ByClass(short=2.5, long=8.5), outlook) == (0.0, 0.0), "no time has passed"
+    assert spent.since(14.0, 0.9, ByClass(short=2.5, long=9.5), outlook) == (0.0, 0.5), "one class has nothing"
+    assert spent.since(18.0, 0.9, ByClass(short=4.5, long=9.5), outlook) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(("short", "long"), [(0.5, 9.0), (3.0, 1.0), (0.0, 0.0)])
+def test_a_server_that_was_started_again_counts_from_nothing(short: float, long: float) -> None:
+    spent, outlook = Spent(), Outlook(Learnt())
+    spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook)
+    assert spent.since(12.0, 0.9, ByClass(short=short, long=long), outlook) == (0.0, 0.0)
+    assert spent.since(14.0, 0.9, ByClass(short=short + 0.5, long=long + 1.0), outlook) == (0.25, 0.5)
+
+
+def test_of_one_that_does_not_its_busy_time_is_divided_as_this_routers_work_is() -> None:
+    spent, outlook = Spent(), Outlook(Learnt())
+    assert spent.since(1.0, 0.5, None, outlook) == (0.25, 0.25), "nothing is known"
+    outlook.enter(1.0, "short", 3.0)
+    outlook.enter(1.0, "long", 1.0)
+    assert spent.since(2.0, 0.5, None, outlook) == (0.375, 0.125), "what waits"
+    outlook.leave(2.0, "short", 3.0, 10)
+    assert spent.since(3.0, 0.5, None, outlook) == (0.5, 0.0), "what was done"
+    outlook.enter(3.0, "short", 1.0)
+    outlook.leave(4.0, "short", 1.0, 10)
+    outlook.leave(4.0, "long", 1.0, 10)
+    assert spent.since(5.0, 0.5, None, outlook) == (0.25, 0.25)
+    outlook.enter(5.0, "short", 6.0)
+    assert spent.since(6.0, 0.5, None, outlook) == (0.5, 0.0), "nothing was done since: what waits"
+    outlook.enter(6.0, "short", 1.0)
+    outlook.enter(6.0, "long", 1.0)
+    outlook.leave(7.0, "short", 1.0, 10)
+    outlook.leave(7.0, "long", 1.0, 10)
+    assert spent.since(7.0, 0.5, None, outlook) == (0.25, 0.25), "as much of either"
+
+
+def test_what_more_waits_came_over_the_time_since() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for now, waits in ((0.0, 1.0), (4.0, 3.0)):
+        came = demand.observe(now, [InstanceSignals(name="a", pool="long", waiting=Work(0.0, waits))])
+    assert came == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("steady", [6, 9, 12, 15])
+def test_a_change_is_found_where_it_lies(steady: int) -> None:
+    """Of as many samples as are kept, whatever part of them lies before it."""
+    demand, _ = fed((1.0 + 0.1 * (i % 2), 0.5) for i in range(40))
+    demand, changes = fed(((2.0 + 0.1 * (i % 2), 0.5) for i in range(steady)), demand, 40)
+    assert changes
+    assert demand.span_s == pytest.approx(steady)
+    assert demand.servers().short == pytest.approx(2.05, abs=0.02)
+
+
+def test_a_change_of_a_few_times_the_noise_is_found_after_some_samples() -> None:
+    demand, _ = fed((1.0 + 0.1 * (i % 2), 0.5) for i in range(40))
+    demand, changes = fed(((1.4 + 0.1 * (i % 2), 0.5) for i in range(6)), demand, 40)
+    assert changes
+    assert 40 < changes[0] < 46
+
+
+def test_a_change_is_not_taken_for_noise() -> None:
+    demand, _ = fed((1.0 + 0.1 * (i % 2), 0.5) for i in range(40))
+    before = demand.error().short
+    demand, _ = fed(((5.0 + 0.1 * (i % 2), 0.5) for i in range(19)), demand, 40)
+    # The variance is taken to be in proportion to the work.
+    assert demand.error().short == pytest.approx(before * 5**0.5, rel=0.3)
