@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.pools.controller import LAYOUT_PERIODS, PoolController
 from laps_core.pools.demand import Spent
-from laps_core.pools.layout import layout, wait
+from laps_core.pools.layout import layout, short_servers, wait
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import BOTH, POOLS, Assignment, InstanceSignals, PressureConfig, Work
 from laps_core.protocol import ByClass, Load
@@ -155,3 +155,35 @@ def test_device_time_is_told_by_class_or_made_up_as_the_routers_own_work() -> No
         outlook.enter(3.0, cls, work_s)  # type: ignore[arg-type]
         outlook.leave(4.0, cls, work_s, 10)  # type: ignore[arg-type]
     assert spent.since(5.0, 0.8, None, outlook) == (pytest.approx(0.2), pytest.approx(0.6))
+
+
+@pytest.mark.parametrize(
+    ("need", "servers", "n_min", "short"),
+    [
+        (Work(), 9, 1, 4),
+        (Work(1.4, 2.0), 4, 1, 2),
+        (Work(2.9, 1.0), 4, 1, 3),
+        (Work(2.1, 5.9), 8, 1, 2),
+        (Work(0.1, 5.0), 8, 2, 2),
+        (Work(5.0, 0.1), 8, 2, 6),
+    ],
+)
+def test_pools_are_as_large_as_makes_the_busier_one_least_busy(
+    need: Work, servers: int, n_min: int, short: int
+) -> None:
+    assert short_servers(need, servers, n_min) == short
+
+
+@pytest.mark.parametrize(
+    ("need", "servers", "n_min", "reason"),
+    [
+        (Work(1.6, 2.0), 3, 2, "3 servers are too few for two pools"),
+        (Work(1.5, 2.4), 4, 2, "short work needs 1.5 of a server"),
+        (Work(1.7, 2.1), 4, 2, "2 + 2 servers are too few for 1.7 + 2.1 that are needed"),
+        (Work(3.5, 0.4), 4, 1, "3 + 1 servers are too few for 3.5 + 0.4 that are needed"),
+        (Work(0.9, 0.2), 4, 1, "1.1 of 4 servers are enough for all requests"),
+    ],
+)
+def test_why_a_fleet_stays_undivided(need: Work, servers: int, n_min: int, reason: str) -> None:
+    found = layout(need, servers, n_min, parks=True, divided=False)
+    assert (found.short, found.reason) == (None, reason)
