@@ -118,7 +118,7 @@ def run(
 
         seen = in_turns(ALL, rounds, once, say)
     settings = {
-        "prefill": prefills_n, "laps": laps_prefill, "prefill_flags": flags,
+        "prefill": prefills_n, "laps": laps_prefill,
         "device": device.what if own else "this machine",
         "document_alone_s": alone_s, "documents_per_s": documents_per_s,
     }  # fmt: skip
