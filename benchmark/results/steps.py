@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmark.load import aiperf
 from benchmark.results.piece import Piece
+from benchmark.rig.devices import H200
 from benchmark.rig.model import REPO
 
 LIMIT_S = 3600.0
@@ -51,7 +52,7 @@ def _fleet(servers: int, model: str, slow: int) -> Step:
     return Step("benchmark.emulated_fleet", ("--device", device, "--servers", str(servers), "--seconds", "30"))
 
 
-DEVICE = ("--device", "h200-qwen3-8b,slow=10")
+DEVICE = ("--device", H200)
 GPU = ("loads", "lone", "slices", "mixed", "code", "azure")
 
 STEPS: dict[str, Step] = {

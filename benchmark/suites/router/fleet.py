@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import uvloop
+from laps_core.pools.pressure import BEATS
 from laps_plan.traffic.job import Job
 
 from benchmark.load import client
@@ -182,7 +183,7 @@ def run(out: Path, phases: int, phase_s: float, period_s: float, say: Callable[[
 
 def piece(found: dict[str, Any]) -> Piece:
     """For the report."""
-    phase_s, period_s, beat_s = found["phase_s"], found["period_s"], found["period_s"] / 5
+    phase_s, period_s, beat_s = found["phase_s"], found["period_s"], found["period_s"] / BEATS
     rows, extra, last = [], 0, 0.0
     before = None
     for p in range(found["phases"]):

@@ -257,8 +257,8 @@ class PoolController:
 
         # What is not sure to be there calls for nobody, and at first nobody leaves who may be needed.
         doubt, source_doubt = (self._demand.error()[POOLS.index(p)] for p in (target, source))
-        best = min(range(rest), key=busier)
-        before, after = busier(0, max(0.0, wants - doubt)), busier(best, max(0.0, wants - doubt))
+        best, sure = min(range(rest), key=busier), max(0.0, wants - doubt)
+        before, after = busier(0, sure), busier(best, sure)
         if before <= (WORTH_FULL if before >= FULL else WORTH) * after:
             return 0
         needed = int(source_doubt / busier(best)) if self._demand.span_s < SETTLED * self.config.period_s else 0

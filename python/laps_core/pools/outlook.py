@@ -10,8 +10,6 @@ START = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed
 """What a server is taken to need until it has been seen at work."""
 MEMORY = 0.999
 """How much of what was learnt of a server's speed counts beside one more request (ratio)."""
-
-
 ENOUGH = 8
 """Requests from which what was learnt is good enough to turn a request away for."""
 
