@@ -193,9 +193,11 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
     how = how_served(device, chunk, args.pd, prefill_only)
     if running:
         how = f"The server at {running.url.url}."
-    folders = [model.REPO / "out" / f"serve-{w}" for w in args.workload]
+    # Beside the pieces of the same load on this machine, not in their place.
+    prefix = "emulated-" if device.emulated else ""
+    folders = [model.REPO / "out" / f"serve-{prefix}{w}" for w in args.workload]
     if args.out:
-        folders = [args.out / w for w in args.workload] if len(args.workload) > 1 else [args.out]
+        folders = [args.out / f"{prefix}{w}" for w in args.workload] if len(args.workload) > 1 else [args.out]
     fleet = up or Fleet(device, chunk, args.variants, args.pd, folders[0], prompts, say, together)
     with nullcontext() if up or running else fleet:
         bench = Bench(running or fleet, names, prompts, settings, say)
@@ -210,7 +212,7 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
             seen = bench.run(workload, measured)
             if args.goodput:
                 seen.goodput_per_s = bench.goodput(workload, measured)
-            yield piece_of_open(name, seen, workload, base, settings, how, out), out
+            yield piece_of_open(prefix + name, seen, workload, base, settings, how, out), out
 
 
 def _closed(points: Points, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:

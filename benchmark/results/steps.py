@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmark.load import aiperf
 from benchmark.results.piece import Piece
-from benchmark.rig.devices import H200
+from benchmark.rig.devices import EMULATED, H200
 from benchmark.rig.model import REPO
 
 LIMIT_S = 3600.0
@@ -67,19 +67,35 @@ STEPS: dict[str, Step] = {
     "aiperf": Step("benchmark.aiperf", lacking=aiperf.lacking),
     "slices": Step("benchmark.slices"),
     "window": Step("benchmark.window"),
-    "router-echo": Step("benchmark.router", ("--echo",)),
-    "router-workers": Step("benchmark.router", ("--workers",)),
-    "router-mix": Step("benchmark.router", ("--mix",)),
-    "router-fleet": Step("benchmark.router", ("--fleet",)),
+    "router-echo": Step("benchmark.router", ("--echo", "--rounds", "3", "--seconds", "2")),
+    "router-workers": Step("benchmark.router", ("--workers", "--rounds", "3", "--seconds", "2")),
+    "router-mix": Step("benchmark.router", ("--mix", "--prefill", "8", "64")),
+    "router-fleet": Step("benchmark.router", ("--fleet", "--period", "5")),
     # On devices of their own: three servers beside a decode server, clients and a router starve on a few cores.
-    "router-real": Step("benchmark.router", ("--real", *DEVICE)),
-    "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", *DEVICE)),
+    "router-real": Step("benchmark.router", ("--real", "--rounds", "3", *DEVICE)),
+    "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE)),
     "sim-validate": Step("benchmark.sim.validate"),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),
-    "limit": Step("benchmark.limit"),
+    "limit": Step("benchmark.limit", ("--requests", "600", "--seeds", "2")),
     "emulated": Step("benchmark.emulated"),
     **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
+    "serve-emulated": Step(
+        "benchmark.serve",
+        (
+            "--device",
+            f"{EMULATED}{H200}",
+            "--workload",
+            "azure,code,lmsys",
+            "--rounds",
+            "3",
+            "--seconds",
+            "60",
+            "--variants",
+            "fcfs,shortest-prefill-first,laps",
+        ),
+        leaves=("emulated-azure", "emulated-code", "emulated-lmsys"),
+    ),  # fmt: skip
     "planned": Step("benchmark.planned"),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),

@@ -55,6 +55,11 @@ class Device:
     laps: dict[str, Any] = field(default_factory=dict)
     """Knobs that LAPS needs on it."""
 
+    @property
+    def emulated(self) -> bool:
+        """Whether its steps last as long as a profile says."""
+        return self.name.startswith("emulated ")
+
     def args_of(self, variant: Variant) -> tuple[str, ...]:
         """Of the server of a variant, whose own arguments win."""
         knobs = (LapsConfig.JSON_FLAG, json.dumps(self.laps)) if self.laps and not variant.stock else ()
