@@ -43,6 +43,13 @@ def _serve(workload: str, *more: str) -> Step:
     return Step("benchmark.serve", args, leaves=tuple(workload.split(",")))
 
 
+def _serve_emulated(workloads: str) -> Step:
+    names = "fcfs,shortest-prefill-first,laps"
+    how = ("--device", f"{EMULATED}{H200}", "--variants", names, "--rounds", "3", "--seconds", "60")
+    leaves = tuple(f"emulated-{name}" for name in workloads.split(","))
+    return Step("benchmark.serve", ("--workload", workloads, *how), leaves)
+
+
 FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 """Servers, model, and how many times slower an emulated device is, so that this machine's host stays in proportion."""
 
@@ -80,22 +87,7 @@ STEPS: dict[str, Step] = {
     "limit": Step("benchmark.limit", ("--requests", "600", "--seeds", "2")),
     "emulated": Step("benchmark.emulated"),
     **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
-    "serve-emulated": Step(
-        "benchmark.serve",
-        (
-            "--device",
-            f"{EMULATED}{H200}",
-            "--workload",
-            "azure,code,lmsys",
-            "--rounds",
-            "3",
-            "--seconds",
-            "60",
-            "--variants",
-            "fcfs,shortest-prefill-first,laps",
-        ),
-        leaves=("emulated-azure", "emulated-code", "emulated-lmsys"),
-    ),  # fmt: skip
+    "serve-emulated": _serve_emulated("azure,code,lmsys"),
     "planned": Step("benchmark.planned"),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
