@@ -45,6 +45,15 @@ def test_beats_that_were_left_out_do_not_bring_decisions_one_after_another(asked
     assert asked == [33.0, 35.5, 40.6]
 
 
+def test_for_three_periods_after_a_change_of_the_work_every_beat_decides(asked: list[float]) -> None:
+    made = loop()
+    for now in range(90):
+        work = Work(0.1, 0.8) if now < 60 else Work(0.8, 0.1)
+        made.step(float(now), [InstanceSignals(name="a", pool="both", busy=work)])
+    # It began at 59 s, and was known two samples later.
+    assert [t for t in asked if t >= 55.0] == [55.0, 60.0, *map(float, range(61, 76)), 80.0, 85.0]
+
+
 @given(st.lists(st.floats(0.01, 30.0), max_size=60))
 def test_decisions_are_at_least_half_a_period_less_half_a_beat_apart(gaps: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:

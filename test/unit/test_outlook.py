@@ -187,6 +187,10 @@ def test_lengths_that_hardly_differ_teach_a_rate() -> None:
     learnt.observe(1050, 1.02)
     assert learnt.model.linear == pytest.approx(2.02 / 2050, rel=1e-3)
     assert learnt.model.fixed == pytest.approx(0.0, abs=1e-9)
+    for _ in range(100):
+        learnt.observe(1000, 1.0)
+        learnt.observe(1050, 1.02)
+    assert learnt.model.fixed == pytest.approx(0.0, abs=1e-9), "however many there are"
 
 
 def test_what_this_router_sent_is_not_taken_for_others_work() -> None:

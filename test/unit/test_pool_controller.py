@@ -144,4 +144,5 @@ def test_pressure_has_bounds() -> None:
 
 def test_one_instance_counts_no_more_than_the_others_allow() -> None:
     assert pool_pressure([7.0], CONFIG) == 7.0
+    assert pool_pressure([9.0, 1.0], CONFIG) == pytest.approx(1.0 + 0.9 * (2.0 - 1.0)), "twice the other"
     assert pool_pressure([9.0, 1.0, 3.0], CONFIG) == pytest.approx(3.0 + 0.8 * (4.0 - 3.0)), "twice the mean of two"

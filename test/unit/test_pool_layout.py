@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.pools.controller import LAYOUT_PERIODS, PoolController
+from laps_core.pools.controller import LAYOUT_PERIODS, Move, PoolController
 from laps_core.pools.demand import Spent
-from laps_core.pools.layout import layout, short_servers, wait
+from laps_core.pools.layout import LEAST, layout, short_servers, wait
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import BOTH, POOLS, Assignment, InstanceSignals, PressureConfig, Work
 from laps_core.protocol import ByClass, Load
@@ -180,6 +183,7 @@ def test_pools_are_as_large_as_makes_the_busier_one_least_busy(
         (Work(1.6, 2.0), 3, 2, "3 servers are too few for two pools"),
         (Work(1.5, 2.4), 4, 2, "short work needs 1.5 of a server"),
         (Work(1.7, 2.1), 4, 2, "2 + 2 servers are too few for 1.7 + 2.1 that are needed"),
+        (Work(1.0, 1.6), 3, 1, "1 + 2 servers are too few for 1.0 + 1.6 that are needed"),
         (Work(3.5, 0.4), 4, 1, "3 + 1 servers are too few for 3.5 + 0.4 that are needed"),
         (Work(0.9, 0.2), 4, 1, "1.1 of 4 servers are enough for all requests"),
     ],
@@ -187,3 +191,68 @@ def test_pools_are_as_large_as_makes_the_busier_one_least_busy(
 def test_why_a_fleet_stays_undivided(need: Work, servers: int, n_min: int, reason: str) -> None:
     found = layout(need, servers, n_min, parks=True, divided=False)
     assert (found.short, found.reason) == (None, reason)
+
+
+def test_short_work_of_which_a_server_is_worth_one_has_a_pool() -> None:
+    assert layout(Work(LEAST, 1.4), 3, 1, parks=LAPS, divided=False).short == 1
+    # A fleet that is divided has less of it before it is merged.
+    for short, divided in ((0.7, True), (0.5, False)):
+        assert (layout(Work(short, 1.4), 3, 1, parks=LAPS, divided=True).short is not None) == divided
+
+
+# What the controller makes of it.
+
+
+def told(pools: str, need: Work, *, parks: bool = True) -> list[InstanceSignals]:
+    """An instance for each letter: s, l or b for both. All that comes (servers) is counted at the first one."""
+    names: dict[str, Assignment] = {"s": "short", "l": "long", "b": BOTH}
+    return [
+        InstanceSignals(name=f"{letter}{i}", pool=names[letter], busy=Work() if i else need, parks=parks)
+        for i, letter in enumerate(pools)
+    ]
+
+
+def steps(pools: str, needs: Iterable[Work], start_s: float = 0.0, n_min: int = 1) -> list[Move]:
+    """The first moves of a fleet to which so much comes, second by second."""
+    made = PoolController(PressureConfig(n_min=n_min), start_s)
+    beats = (made.step(start_s + i, told(pools, need)) for i, need in enumerate(needs))
+    return next((moves for moves in beats if moves), [])
+
+
+def settled(pools: str, need: Work, *, parks: bool = True, **config: Any) -> dict[str, Assignment]:
+    """Who moves where, after so much has come for long."""
+    made = PoolController(PressureConfig(**config))
+    for now in range(400):
+        made.observe(float(now), told(pools, need, parks=parks))
+    return {move.name: move.target for move in made.decide(399.0)}
+
+
+def test_a_fleet_is_first_laid_out_after_some_periods_by_what_came_in_them() -> None:
+    """The mean has begun at nothing: 1 - 1/e of what comes counts by then. A period earlier it would have done too."""
+    moves = steps("bbb", [Work(1.55, 2.6)] * 60, 1000.0)
+    assert [move.at for move in moves] == [1000.0 + LAYOUT_PERIODS * PERIOD_S] * 3
+    assert moves[0].reason == "divided: short work needs 1.0 of 3 servers, long work 1.6"
+
+
+def test_a_fleet_that_is_as_it_should_be_is_looked_at_in_each_period() -> None:
+    moves = steps("bbb", [Work(0.01, 0.01)] * 31 + [Work(4.2, 6.4)] * 20)
+    assert {move.at for move in moves} == {35.0}
+
+
+@pytest.mark.parametrize(("pools", "need"), [("bbl", Work(0.7, 1.6)), ("bbsl", Work(0.7, 2.7)), ("bbbl", Work())])
+def test_a_fleet_that_is_divided_by_half_or_less_counts_as_undivided(pools: str, need: Work) -> None:
+    if any(need):
+        kept = [layout(need, len(pools), 1, parks=LAPS, divided=divided).short for divided in (False, True)]
+        assert kept == [None, 1], "one that is divided would stay so"
+    stray = {f"{letter}{i}": BOTH for i, letter in enumerate(pools) if letter != "b"}
+    assert settled(pools, need) == stray
+
+
+def test_a_fleet_has_as_many_servers_as_two_pools_need_at_least() -> None:
+    assert sorted(settled("bbbb", Work(1.6, 1.2), parks=STOCK, n_min=2).values()) == ["long", "long", "short", "short"]
+    assert settled("bbb", Work(1.5, 1.4), n_min=2, divided=True) == {}
+
+
+def test_a_newcomer_goes_where_one_is_missing() -> None:
+    for pools, target in (("ssb", "long"), ("llb", "short"), ("sllb", "short")):
+        assert settled(pools, Work(1.0, 1.0), divided=True) == {f"b{len(pools) - 1}": target}
