@@ -201,13 +201,14 @@ def test_a_lone_surrogate_is_tokenised_as_its_replacement(tokenizer: Path) -> No
     assert counter.count(read_prompt(GENERATE, {"text": "a \ud800 a"})) == 3
 
 
-def test_what_the_template_adds_is_learnt(tokenizer: Path) -> None:
+@pytest.mark.parametrize("messages", [1, 3])
+def test_what_the_template_adds_is_learnt(tokenizer: Path, messages: int) -> None:
     counter = TokenizerCounter(str(tokenizer / "tokenizer.json"), exact_bytes=1000)
-    chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a a a"}]})
-    plain = counter.count(chat) - round(START_MESSAGE_TOKENS)
+    chat = read_prompt(CHAT, {"messages": [{"role": "user", "content": "a a a"}] * messages})
+    plain = counter.count(chat) - round(messages * START_MESSAGE_TOKENS)
     for _ in range(100):
-        counter.learn(chat, plain + 12)
-    assert counter.count(chat) == plain + 12
+        counter.learn(chat, plain + messages * 12)
+    assert counter.count(chat) == plain + messages * 12
 
 
 def deadline(endpoint: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,15 @@ pytest.importorskip("sglang_router")
 
 from sglang_router_laps.prompts.prefixes import (
     BLOCK_BYTES,
+    MEDIA_TOKENS,
+    PROMPTS_MAX,
+    Ask,
     Fingerprint,
     PrefixIndex,
     fingerprint,
     measure,
 )
-from sglang_router_laps.prompts.reading import ANSWER_TOKENS, GENERATE, answer_tokens, read_prompt
+from sglang_router_laps.prompts.reading import ANSWER_TOKENS, GENERATE, Prompt, answer_tokens, read_prompt
 from sglang_router_laps.prompts.tokens import ByteCounter
 
 
@@ -67,11 +70,32 @@ def test_a_server_that_has_forgotten_a_prefix_is_taken_to_have_forgotten_what_is
     for text in texts:
         index.add(fingerprint(text))
     before = len(index)
-    index.correct(1000, 900)
-    assert len(index) == before
-    index.correct(1000, 0)
+    for expected, found in ((1000, 900), (1000, 500), (64, 0)):
+        index.correct(expected, found)
+        assert len(index) == before
+    index.correct(1000, 499)
     assert len(index) == before * 3 // 4
     assert [index.depth(fingerprint(t)) > 0 for t in texts] == [False] * 2 + [True] * 6
+
+
+def test_of_a_batch_the_share_that_is_held_is_the_mean() -> None:
+    index = PrefixIndex(1 << 20)
+    held, other = fingerprint(b"a" * 1024), fingerprint(b"b" * 1024)
+    index.add(held)
+    assert Ask(1000, [held, other]).new(index) == 500
+    assert Ask(1000, [held, held]).new(index) == 1
+
+
+def test_of_a_batch_so_many_prompts_are_looked_up() -> None:
+    body = {"input_ids": [[i] * 64 for i in range(2 * PROMPTS_MAX)]}
+    assert len(measure(read_prompt(GENERATE, body), ByteCounter(), 0).prompts) == PROMPTS_MAX
+    mixed = Prompt(texts=["a" * 256] * 40, ids=[[1] * 64] * 40)
+    assert len(measure(mixed, ByteCounter(), 0).prompts) == PROMPTS_MAX
+
+
+def test_media_make_a_request_longer_by_as_much_each() -> None:
+    assert Ask(10, media=2).total == 10 + 2 * MEDIA_TOKENS
+    assert Ask(10, [Fingerprint((1,), 1.0, (0,))], media=2).total == 10 + 3 * MEDIA_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -82,6 +106,7 @@ def test_a_server_that_has_forgotten_a_prefix_is_taken_to_have_forgotten_what_is
         ({"max_completion_tokens": 7, "max_tokens": 5}, 7),
         ({"sampling_params": {"max_new_tokens": 9}}, 9),
         ({"max_tokens": 10**18}, ANSWER_TOKENS),
+        ({"max_tokens": 0}, ANSWER_TOKENS),
         ({"max_tokens": True}, ANSWER_TOKENS),
         ({"max_tokens": -1, "sampling_params": []}, ANSWER_TOKENS),
     ],

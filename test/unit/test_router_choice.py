@@ -1,0 +1,142 @@
+"""What a request is taken for where it is sent: its work, its delay; and which pool one more server joins."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("sglang_router")
+
+from laps_core.latency.step import Coefficients
+from laps_core.pools.pressure import Assignment
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools.choice import Choice, Pools
+from sglang_router_laps.prompts.prefixes import Ask, fingerprint
+
+NOW_S = 100.0
+MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=1e-5, per_request=0.0, fixed=0.01)
+TEXT = b"".join(b"%08d" % i for i in range(1024))
+HALF = TEXT[:4096]
+"""16 blocks of 32."""
+
+
+def servers(n: int, pools: str = "", **config: int) -> Pools:
+    """LAPS servers, undivided or with a letter for the pool of each."""
+    made = Pools([(f"http://p{i}:1", 1) for i in range(n)], AllocConfig(**config), lambda: NOW_S, fixed=False)
+    names: dict[str, Assignment] = {"s": "short", "l": "long", "b": "both"}
+    for instance, letter in zip(made.instances, pools or "b" * n, strict=True):
+        instance.is_known(True, MODEL, None)
+        instance.pool = names[letter]
+    return made
+
+
+def chosen(p: Pools, ask: Ask) -> Choice:
+    found = p.choose(ask)
+    assert found is not None
+    return found
+
+
+def test_a_request_is_taken_for_what_is_new_and_what_is_cached() -> None:
+    p = servers(1)
+    chosen(p, Ask(1024, [fingerprint(HALF)]))
+    found = chosen(p, Ask(2048, [fingerprint(TEXT)], until=NOW_S))
+    assert (found.new_tokens, found.cached) == (1024, 1024)
+    assert found.work_s == pytest.approx(0.1024 + 0.01024)
+    assert found.late_s == pytest.approx(0.01 + 0.1024 + 0.01024)
+
+
+def test_what_is_cached_takes_time_as_well() -> None:
+    """Where the half is cached the work takes 0.113 s, elsewhere 0.205 s."""
+    p = servers(2)
+    home = chosen(p, Ask(1024, [fingerprint(HALF)])).instance
+    for busy_s, stays in ((0.08, True), (0.09, False)):
+        with home.lease(1, "long", busy_s):
+            ask = Ask(2048, [fingerprint(TEXT)], until=NOW_S)
+            assert (chosen(p, ask).instance is home) == stays
+
+
+def test_a_first_token_is_late_after_the_time_that_it_is_to_be_there() -> None:
+    p = servers(1)
+    assert chosen(p, Ask(1000, until=NOW_S + 0.05)).late_s == pytest.approx(0.06)
+    assert chosen(p, Ask(1000, until=NOW_S + 0.12)).late_s == 0.0
+    with p.instances[0].lease(50_000, "long", 5.0):
+        assert chosen(p, Ask(100, until=NOW_S)).late_s == pytest.approx(0.03), "the slice that runs, and its own step"
+        assert chosen(p, Ask(1000, until=NOW_S)).late_s == pytest.approx(5.0 + 0.01 + 0.11)
+    p.instances[0].is_known(False, None, None)
+    assert chosen(p, Ask(1000, until=NOW_S)).late_s == 0.0, "nobody knows"
+
+
+def test_what_would_be_late_is_not_held_there_afterwards() -> None:
+    p = servers(1)
+    chosen(p, Ask(1024, [fingerprint(HALF)], until=NOW_S))
+    assert p.instances[0].prefix_blocks == 0
+
+
+def test_a_prompt_as_long_as_the_memory_goes_there() -> None:
+    p = servers(2)
+    small, large = p.instances
+    small.longest = 5000
+    with large.lease(9000, "long", 1.0):
+        assert chosen(p, Ask(5000)).instance is small
+        assert chosen(p, Ask(5001)).instance is large
+
+
+def test_what_is_short_without_any_prefix_has_no_home_in_the_long_pool() -> None:
+    p = servers(2, "sl")
+    with p.instances[0].lease(2048, "short", 0.2):
+        assert chosen(p, Ask(256)).instance is p.instances[0]
+
+
+@pytest.mark.parametrize(("outstanding", "copies"), [(2048, True), (2049, False)])
+def test_a_copy_is_made_where_one_is_not_full(outstanding: int, copies: bool) -> None:
+    p = servers(2, "sl")
+    with p.instances[0].lease(outstanding, "short", 0.2):
+        made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%08d" % i * 40)])).copies for i in range(5)]
+    assert any(made) == copies
+
+
+def test_who_goes_on_at_length_does_not_share_a_prefix() -> None:
+    p = servers(2, "sl")
+    p.instances[0].healthy = False
+    for i in range(6):
+        # Of these each is long where the prefix lies, too.
+        assert chosen(p, Ask(2048, [fingerprint(HALF + b"%08d" % i * 512)])).length_class == "long"
+    p.instances[0].healthy = True
+    made = [chosen(p, Ask(1100, [fingerprint(HALF + b"%07dx" % i * 40)])).copies for i in range(3)]
+    assert made == [False, False, True]
+
+
+def test_a_move_is_of_the_server_that_it_names() -> None:
+    p = servers(3)
+    assert [p.by_url(i.url) for i in p.instances] == p.instances
+
+
+@pytest.mark.parametrize(
+    ("pools", "place"),
+    [
+        ("bb", "both"),
+        ("sl", "long"),
+        ("ssl", "long"),
+        ("sll", "short"),
+        ("ll", "short"),
+        ("ss", "long"),
+        ("bsl", "both"),
+    ],
+)
+def test_one_more_server_joins_the_smaller_pool(pools: str, place: str) -> None:
+    p = servers(len(pools), pools)
+    assert p.place() == place
+    for i in p.instances:
+        i.served = 1
+    assert p.place() == place
+
+
+def test_the_first_server_is_in_both_pools_unless_the_fleet_is_to_stay_divided() -> None:
+    assert servers(0).place() == "both"
+    assert servers(0, initial_short=1).place() == "short"
+
+
+@pytest.mark.parametrize(("served", "place"), [(0, "long"), (1, "short")])
+def test_a_server_that_is_gone_does_not_count_and_one_that_is_still_to_begin_does(served: int, place: str) -> None:
+    p = servers(4, "ssll")
+    p.instances[0].healthy, p.instances[0].served = False, served
+    assert p.place() == place
