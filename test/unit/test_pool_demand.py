@@ -162,3 +162,16 @@ def test_a_change_is_not_taken_for_noise() -> None:
     demand, _ = fed(((5.0 + 0.1 * (i % 2), 0.5) for i in range(19)), demand, 40)
     # The variance is taken to be in proportion to the work.
     assert demand.error().short == pytest.approx(before * 5**0.5, rel=0.3)
+
+
+def test_the_noise_is_learnt_from_the_first_samples_whatever_they_are() -> None:
+    def after(differences: int) -> float:
+        """The error, where one more is large."""
+        demand = Demand(PressureConfig(period_s=PERIOD_S))
+        for i in range(differences + 3):
+            work = Work(10.0 if i == differences + 2 else 1.0 + 0.1 * (i % 2), 0.0)
+            demand.observe(float(i), [InstanceSignals(name="a", pool="long", busy=work)])
+        return demand.error().short
+
+    assert after(FIRST - 1) > 4 * after(FIRST)
+    assert after(FIRST) == pytest.approx(after(FIRST + 1), rel=0.1)
