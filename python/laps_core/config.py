@@ -139,7 +139,7 @@ class LapsConfig(Knobs):
     """Which tokens count: those not found in the prefix cache, or the whole prompt."""
     order: Literal["least-work", "fcfs", "edf", "lars", "s-edf"] = "least-work"
     """Order of long prompts, see scheduling/order.py; all but least-work order short requests too."""
-    guard: Annotated[float, _number(0.0, 1.0)] = 0.25
+    guard: Annotated[float, _number(0.0, 1.0)] = 0.15
     """Under least-work: share of long time for the prompt that has waited longest (0..1)."""
     preempt_overhead: Annotated[float, _number(0.01, 1.0)] = 0.25
     """Share of the device that preempting long work may cost (0.01..1); sets the gap between preemptions."""

@@ -141,7 +141,8 @@ class LapsCore:
         whole_s = self.pacer.model.predict(flight.shape) or float("inf")
         reqs = [r for f in self.under_way for r in f.reqs]
         rank = min(map(self._rank, reqs), default=0)
-        return Paused(whole_s * layers_left / layers, len(reqs), len(self.under_way), rank)
+        weight = self.pacer.sizes.weight(map(self._waiting, reqs))
+        return Paused(whole_s * layers_left / layers, len(reqs), len(self.under_way), rank, weight)
 
     def _rank(self, req: Req) -> int:
         return 0 if self._priority is None else self._priority(req)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-AIM = 3.0
-"""A long prompt is far behind once it has waited this many times its own lone time."""
-WIDEST = 8.0
-"""The gap is widened to this many times itself at most."""
+PATIENCE = 8.0
+"""After this many gaps a batch preempts even where that does not pay."""
 RUN = 3.0
 """Full short batches may follow each other for this many gaps, before long work has its next one."""
 SAVED = 4
@@ -26,9 +24,8 @@ class Gap:
     saved up, to SAVED: where short requests are few, each preempts as it comes. Where they are many they gather, and
     long work runs meanwhile: the device never idles for the sake of a fuller batch.
 
-    The gap widens in proportion once the long prompt furthest behind has waited more than AIM times its lone time, to
-    WIDEST times itself: under overload both classes pay. A full batch gains nothing by that, and waits for the gap as
-    it is. In a burst full batches follow each other, for RUN gaps: most of such a batch is not fixed time.
+    Once the gap is over a batch preempts where that pays (``worth``), and in any case after PATIENCE gaps. In a burst
+    full batches follow each other, for RUN gaps: most of such a batch is not fixed time.
 
     Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
     R = RUN G + S, P = (SAVED - 1) S, and S the longest short batch: a quarter to a fifth of a long time while S is
@@ -49,20 +46,18 @@ class Gap:
         self._begun_s = -math.inf
         self._follows = False
 
-    def seconds(self, fixed_s: float | None, behind: float = 0.0) -> float:
-        """The gap (seconds). `fixed_s`: F, None = not known. `behind`: wait over lone time of the worst long prompt."""
+    def seconds(self, fixed_s: float | None) -> float:
+        """The gap (seconds). `fixed_s`: F, None = not known."""
         if fixed_s is not None:
-            narrow = fixed_s / self._overhead
-        else:
-            narrow = START_S if self._last_s is None else UNKNOWN * self._last_s
-        return narrow * min(WIDEST, max(1.0, behind / AIM))
+            return fixed_s / self._overhead
+        return START_S if self._last_s is None else UNKNOWN * self._last_s
 
-    def opens_s(self, fixed_s: float | None, behind: float = 0.0, *, full: bool = False) -> float:
-        """From when on a batch may preempt: at once at first, not before the last one has ended. `full`: it is."""
-        self._gap_s = self.seconds(fixed_s, 0.0 if full else behind)
+    def opens_s(self, fixed_s: float | None) -> float:
+        """From when on a batch may preempt: at once at first, not before the last one has ended."""
+        self._gap_s = self.seconds(fixed_s)
         if self._sent:
             return math.inf
-        if self._full and self.ended_s - self._begun_s < RUN * self.seconds(fixed_s):
+        if self._full and self.ended_s - self._begun_s < RUN * self._gap_s:
             return self.ended_s
         return self.ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
 

@@ -17,7 +17,7 @@ from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
 from laps_core.length import usable_threshold
 from laps_core.protocol import LONG, SHORT, ClassName
-from laps_core.scheduling.gap import AIM, Gap
+from laps_core.scheduling.gap import PATIENCE, Gap
 from laps_core.scheduling.guard import Guard
 from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over
 from laps_core.scheduling.packing import overtake, pack
@@ -25,10 +25,13 @@ from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_core.scheduling.room import Room
 from laps_core.scheduling.sizes import Sizes
 from laps_core.scheduling.window import Window
+from laps_core.scheduling.worth import preempting_pays, sharing_pays
 from laps_core.slo import SloLedger
 
 OVERTAKE_DEPTH = 2
 """Batches of long work under way at once: one that runs, and one that it has overtaken."""
+FAR_BEHIND = 3.0
+"""A long prompt is far behind once it has waited this many times its own lone time."""
 START_THRESHOLD = 256
 """Where the automatic threshold starts (tokens)."""
 
@@ -121,28 +124,61 @@ class Pacer:
             # AWD decides when the short batch leaves (LAPS, s3.1, Alg. 1).
             return self._shorts(self.window.decide, now, shorts, threshold, self.sizes.budget)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
-        behind = self.sizes.behind(now, longs)
         # Without slices short requests share the step of a chunk, which is left half of it.
         alone = paused is None and bool(self.sizes.layers)
         budget = self.sizes.budget if alone else self.sizes.preempting_budget(self._threshold)
         plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
-        opens_s = self.gap.opens_s(self.sizes.fixed_s, behind, full=plan.full)
-        due = now >= opens_s or self._pressed(now, [shorts[i] for i in plan.picked], opens_s)
-        if urgent is not None:
-            due = urgent == SHORT
-        owed = lacking and (self.guard.due() or behind > AIM or urgent == LONG)
+        opens_s = self.gap.opens_s(self.sizes.fixed_s)
+        picked = [shorts[i] for i in plan.picked]
+        pressed = self._pressed(now, picked, opens_s)
+        due = now >= opens_s or pressed if urgent is None else urgent == SHORT
+        owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
         if self._room.kept(now, lacking=owed) and owed:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if paused is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
+        by_worth = urgent is None and not pressed and self.sizes.fixed_s is not None
         if paused is None:
-            joining = sum(self.sizes.whole_units(shorts[i].tokens) for i in plan.picked)
-            plan = self._long_batch(now, longs, waiting, plan, joining=joining, lacking=lacking)
+            plan = self._long_batch(now, longs, waiting, plan, joining=picked, lacking=lacking)
+            if by_worth and alone and picked:
+                plan = self._sharing(now, shorts, longs, plan, 0.0 if due else opens_s - now)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed else order)
-        if shorts and due:
+        if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
             return plan._replace(order=(SHORT,))
-        may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s, behind) and urgent != SHORT
+        may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s) and urgent != SHORT
         return self._overtaking(longs, waiting, paused, budget, plan) if may else plan
+
+    def _too_dear(
+        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
+    ) -> bool:
+        """Whether the short batch had better wait for the end of what is paused."""
+        picked, fixed_s = [shorts[i] for i in plan.picked], self.sizes.fixed_s or 0.0
+        if now >= self.gap.ended_s + PATIENCE * self.gap.seconds(fixed_s):
+            return False
+        if self._pressed(now, picked, now + paused.left_s):
+            return False
+        took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
+        mine, others = self.sizes.weights(picked, [*shorts, *longs])
+        pays = preempting_pays(mine, paused, took_s=took_s, others=others, fixed_s=fixed_s)
+        return not pays
+
+    def _sharing(
+        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, after_s: float
+    ) -> Plan:
+        """The long batch with the short requests in its step, if that pays. `after_s`: they could preempt it so long
+        from now."""
+        sizes, picked = self.sizes, [shorts[i] for i in plan.picked]
+        fixed_s, joining = sizes.fixed_s or 0.0, sum(sizes.whole_units(w.tokens) for w in picked)
+        room = min(plan.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
+        count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
+        later_s = max(0.0, long_s - after_s)
+        if not count or later_s > PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + later_s):
+            return plan
+        mine, others = sizes.weights(picked, [*shorts, *longs])
+        if not sharing_pays(mine, later_s=later_s, others=others, fixed_s=fixed_s):
+            return plan
+        shared = self._with_longs(plan, longs, plan.longs[:count], room, joining)
+        return shared._replace(oldest=plan.oldest and count == len(plan.longs), mixed=True)
 
     def _shorts(
         self,
@@ -190,12 +226,12 @@ class Pacer:
         waiting: int,
         plan: Plan,
         *,
-        joining: int = 0,
+        joining: Sequence[Waiting] = (),
         lacking: bool = False,
         oldest_first: bool = False,
     ) -> Plan:
-        """`joining`: tokens of the short requests that share the step where it cannot be paused. `lacking`: the last
-        first prompt found no memory, so the guard stands back once."""
+        """`joining`: short requests that share the step where it cannot be paused. `lacking`: the last first prompt
+        found no memory, so the guard stands back once."""
         if not longs:
             return plan
         sizes, ranks = self.sizes, line(self._order, longs, self.sizes, now)
@@ -205,13 +241,14 @@ class Pacer:
             ranks.remove(oldest)
             ranks.insert(0, oldest)
         fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
-        budget, mixed = sizes.budget // sizes.unit * sizes.unit, False
+        budget, joined = sizes.budget // sizes.unit * sizes.unit, 0
         if not sizes.layers and sizes.chunk is not None:
-            budget, mixed = sizes.timely_chunk(longs[ranks[0]], joining, self.gap.seconds(sizes.fixed_s)), joining > 0
+            joined = sum(sizes.whole_units(w.tokens) for w in joining)
+            budget = sizes.timely_chunk(longs[ranks[0]], joined, self.gap.seconds(sizes.fixed_s))
         packed = pack([longs[i] for i in ranks], sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
         picked = [ranks[i] for i in packed]
-        plan = self._with_longs(plan, longs, picked, budget, joining if mixed else 0)
-        return plan._replace(oldest=oldest in plan.longs, mixed=mixed)
+        plan = self._with_longs(plan, longs, picked, budget, joined)
+        return plan._replace(oldest=oldest in plan.longs, mixed=joined > 0)
 
     def _overtaking(self, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan) -> Plan:
         """Never the oldest's turn: it is one that is paused, or will come when that is done."""

@@ -46,6 +46,8 @@ class Paused(NamedTuple):
     """Batches of long work under way."""
     rank: int = 0
     """Highest priority among their requests; smaller is higher."""
+    weight: float = 0.0
+    """Of its requests (1/seconds), as ``Sizes.weight``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +93,8 @@ class Plan(NamedTuple):
     waiting: bool = False
     """A short batch is held back."""
     mixed: bool = False
-    """The short requests picked share the step of the long batch: it cannot make way for them (Medha)."""
+    """The short requests picked share the step of the long batch: that serves everybody sooner, or it cannot make way
+    for them (Medha)."""
     keeps_room: bool = False
     """A long prompt is owed the memory that it lacks: nothing new starts in its place."""
     until_s: float = math.inf

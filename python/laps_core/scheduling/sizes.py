@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
@@ -74,6 +74,15 @@ class Sizes:
         hidden_s = 0.0 if known is None else known.hidden_s(w.tokens)
         return max(0.0, self.work_s(w) - (self.fixed_s or 0.0) + hidden_s)
 
+    def weight(self, items: Iterable[Waiting]) -> float:
+        """What a second that they all wait adds to the sum of slowdowns (1/seconds)."""
+        return sum(1.0 / self.lone_s(w) for w in items)
+
+    def weights(self, picked: Iterable[Waiting], everybody: Iterable[Waiting]) -> tuple[float, float]:
+        """Of those picked, and of all others."""
+        mine = self.weight(picked)
+        return mine, max(0.0, self.weight(everybody) - mine)
+
     def behind(self, now: float, longs: Sequence[Waiting]) -> float:
         """Wait over lone time of the prompt furthest behind."""
         return max(((now - w.since_s) / self.lone_s(w) for w in longs), default=0.0)
@@ -104,6 +113,17 @@ class Sizes:
             return took is not None and took - least_s > limit_s
 
         return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self.unit
+
+    def filling(self, items: Sequence[Waiting], room: int) -> tuple[int, float]:
+        """How many of these, in order, find room (tokens), the last of them cut, and their time beside others."""
+        seconds = 0.0
+        for count, w in enumerate(items):
+            if not room:
+                return count, seconds
+            part = min(w.tokens, room)
+            seconds += self.beside_s(w._replace(tokens=part))
+            room -= part
+        return len(items), seconds
 
     def slice_layers(self, longs: Sequence[Waiting], tokens: int) -> int:
         """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause.

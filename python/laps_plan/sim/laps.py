@@ -101,7 +101,9 @@ class Laps:
         if under_way:
             top = under_way[-1]
             left = top.left - (launched is not None)
-            paused = Paused(left * top.slice_s, sum(len(s.parts) for s in under_way), len(under_way))
+            requests = [r for s in under_way for r, _, _ in s.parts]
+            weight = pacer.sizes.weight(r.view for r in requests)
+            paused = Paused(left * top.slice_s, len(requests), len(under_way), weight=weight)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         plan = pacer.plan(
