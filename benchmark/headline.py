@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from laps_core.scheduling.gap import WIDEST
+from laps_core.scheduling.gap import PATIENCE
 from laps_plan.traffic import named
 
 from benchmark.load.prompts import Prompts
@@ -62,7 +62,7 @@ def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Ter
     status = get_json(fleet.prefill(LAPS), "/laps_status")
     assert status is not None
     gap_s, config = status["preemption"]["gap_ms"] / 1e3, status["config"]
-    return Terms(measured.lone, gap_s, WIDEST, config["guard"], device.chunk, config["slice_ms"] / 1e3, longest)
+    return Terms(measured.lone, gap_s, PATIENCE, config["guard"], device.chunk, config["slice_ms"] / 1e3, longest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

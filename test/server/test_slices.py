@@ -41,6 +41,27 @@ def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference:
         assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
 
 
+def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
+    prefill: Prefill, reference: Reference
+) -> None:
+    rng, before = random.Random(5), prefill.get("/laps_status")["preemption"]["steps_shared"]
+    for burst in range(5):
+        prompts = [ids(1000 * burst + i, rng.randint(257, 300) if i % 3 else rng.randint(5, 60)) for i in range(90)]
+
+        async def scenario(prompts: list[list[int]]) -> list[int]:
+            async with load.session() as http:
+                answers = await asyncio.gather(*(post(http, prefill, ask(p), rng.random() * 0.2) for p in prompts))
+            assert all(status == 200 for status, _, _ in answers), answers
+            return [int(answer["output_ids"][0]) for _, answer, _ in answers]
+
+        got = asyncio.run(scenario(prompts))
+        for i in range(0, 90, 7):
+            assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
+        if prefill.get("/laps_status")["preemption"]["steps_shared"] > before:
+            return
+    raise AssertionError("no step was shared")
+
+
 def test_a_short_request_does_not_wait_for_a_long_batch(prefill: Prefill) -> None:
     async def scenario() -> None:
         async with load.session() as http:

@@ -18,7 +18,7 @@ def parsed(*argv: str) -> LapsConfig:
 def test_defaults() -> None:
     config = parsed("--enable-laps-scheduler")
     assert (config.length_threshold, config.length_basis) == (256, "uncached")
-    assert (config.order, config.guard, config.preempt_overhead, config.slice_ms) == ("least-work", 0.25, 0.25, 4.0)
+    assert (config.order, config.guard, config.preempt_overhead, config.slice_ms) == ("least-work", 0.15, 0.25, 4.0)
 
 
 def test_flags_and_json() -> None:

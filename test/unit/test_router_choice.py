@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("sglang_router")
@@ -19,7 +21,7 @@ HALF = TEXT[:4096]
 """16 blocks of 32."""
 
 
-def servers(n: int, pools: str = "", **config: int) -> Pools:
+def servers(n: int, pools: str = "", **config: Any) -> Pools:
     """LAPS servers, undivided or with a letter for the pool of each."""
     made = Pools([(f"http://p{i}:1", 1) for i in range(n)], AllocConfig(**config), lambda: NOW_S, fixed=False)
     names: dict[str, Assignment] = {"s": "short", "l": "long", "b": "both"}

@@ -97,7 +97,7 @@ def test_without_laps_or_stock_nothing_is_judged() -> None:
         assert names == [] if gone == "laps" else all("fcfs" not in n for n in names)
 
 
-TERMS = Terms(LONE, gap_s=0.03, widest=8.0, guard=0.25, chunk=1024, slice_s=0.004, longest=4096)
+TERMS = Terms(LONE, gap_s=0.03, patience=8.0, guard=0.25, chunk=1024, slice_s=0.004, longest=4096)
 
 
 def test_the_promise_is_judged_by_the_worst_round() -> None:

@@ -20,8 +20,8 @@ class Terms:
     lone_s: Callable[[int], float]
     gap_s: float
     """G, as the server says."""
-    widest: float
-    """The gap grows to this many times itself at most."""
+    patience: float
+    """So many gaps a short request waits at most."""
     guard: float
     chunk: int
     """New tokens of a long batch."""
@@ -53,7 +53,10 @@ class Terms:
         """Longest TTFT of a short request with so many short tokens before and in it; its batches take `batch_s`."""
         # A batch is full when the next request does not fit.
         batches = 1 + tokens // (self.short_batch - THRESHOLD + 1)
-        return self.slice_s + (batches + 1) * (self.widest * self.gap_s + batch_s)
+        turn_s = self.patience * self.gap_s + batch_s
+        # The last of them may be a step that it shares with long prompts, and that others preempt.
+        shared_s = self.patience * self.gap_s * stretch(self.gap_s, self.short_batch_s)
+        return self.slice_s + batches * turn_s + max(turn_s, shared_s + (SAVED - 1) * self.short_batch_s)
 
 
 def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[float]:

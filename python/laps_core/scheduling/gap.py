@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 PATIENCE = 8.0
-"""After this many gaps a batch preempts even where that does not pay."""
+"""A short request that has waited this many gaps preempts even where that does not pay."""
 RUN = 3.0
 """Full short batches may follow each other for this many gaps, before long work has its next one."""
 SAVED = 4
@@ -24,8 +24,9 @@ class Gap:
     saved up, to SAVED: where short requests are few, each preempts as it comes. Where they are many they gather, and
     long work runs meanwhile: the device never idles for the sake of a fuller batch.
 
-    Once the gap is over a batch preempts where that pays (``worth``), and in any case after PATIENCE gaps. In a burst
-    full batches follow each other, for RUN gaps: most of such a batch is not fixed time.
+    Once the gap is over a batch preempts where that pays (``worth``), and in any case when one of its requests has
+    waited for PATIENCE gaps. In a burst full batches follow each other, for RUN gaps: most of such a batch is not fixed
+    time.
 
     Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
     R = RUN G + S, P = (SAVED - 1) S, and S the longest short batch: a quarter to a fifth of a long time while S is

@@ -77,7 +77,7 @@ class Pacer:
         self.busy = BusyMeter()
         self._short_patience, self._long_patience = Patience(), Patience()
         self._room = Room()
-        self.preemptions = self.overtakes = 0
+        self.preemptions = self.overtakes = self.shared = 0
 
     @property
     def threshold_tokens(self) -> int:
@@ -153,9 +153,8 @@ class Pacer:
     ) -> bool:
         """Whether the short batch had better wait for the end of what is paused."""
         picked, fixed_s = [shorts[i] for i in plan.picked], self.sizes.fixed_s or 0.0
-        if now >= self.gap.ended_s + PATIENCE * self.gap.seconds(fixed_s):
-            return False
-        if self._pressed(now, picked, now + paused.left_s):
+        waited_s = now - min(w.since_s for w in picked)
+        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + paused.left_s):
             return False
         took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
         mine, others = self.sizes.weights(picked, [*shorts, *longs])
@@ -287,6 +286,7 @@ class Pacer:
             self._short_patience.served(plan.passed_over)
         if batch.cls == LONG:
             self._long_patience.served(not plan.oldest)
+            self.shared += bool(batch.short)
         if batch.preempts:
             self.gap.sent(now, self.sizes.fixed_s, full=plan.full)
         if batch.within:
@@ -330,6 +330,7 @@ class Pacer:
                 "gap_ms": self.gap.seconds(self.sizes.fixed_s) * 1e3,
                 "by_short_batches": self.preemptions,
                 "by_smaller_prompts": self.overtakes,
+                "steps_shared": self.shared,
             },
             "fairness": {"guard": self.guard.share, "credit_s": self.guard.credit_s},
             "window": self.window.status(),

@@ -1,0 +1,167 @@
+"""Whether short requests run in a batch of their own, or wait for a step that they can share."""
+
+from __future__ import annotations
+
+import pytest
+from laps_core.protocol import LONG, SHORT
+from laps_core.scheduling.gap import PATIENCE
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.packing import AHEAD
+from laps_core.scheduling.plan import Paused, Plan, Waiting
+from laps_core.scheduling.worth import preempting_pays, sharing_pays
+from pacers import GAP, TOKEN, F, ended, launch, long, pacer, short, spend
+
+LONE = F + 50 * TOKEN
+"""Of a short request."""
+
+
+def test_preempting_pays_where_the_short_ones_gain_what_the_others_lose() -> None:
+    paused, cost = Paused(0.2, 1, 1, weight=3.0), 3.0 * 0.01 + 7.0 * 0.005 * AHEAD
+    assert preempting_pays(cost / 0.2, paused, took_s=0.01, others=7.0, fixed_s=0.005)
+    assert not preempting_pays(0.999 * cost / 0.2, paused, took_s=0.01, others=7.0, fixed_s=0.005)
+
+
+def test_sharing_pays_while_the_short_ones_lose_less_than_the_others_gain() -> None:
+    assert sharing_pays(4.0, later_s=7.0 * 0.005 * AHEAD / 4.0, others=7.0, fixed_s=0.005)
+    assert not sharing_pays(4.0, later_s=1.001 * 7.0 * 0.005 * AHEAD / 4.0, others=7.0, fixed_s=0.005)
+
+
+# -- in the middle of a long batch
+
+
+def waits(me: Pacer, left_s: float, others: int, *, weight: float = 0.0, now: float = 1.0, tokens: int = 300) -> Plan:
+    """One short request, so many long ones that wait, and a batch that is paused."""
+    paused = Paused(left_s, 1, 1, weight=weight)
+    return me.plan(now, [short("a", arrival=now)], [long(tokens, now)] * others, paused=paused)
+
+
+def test_a_short_request_preempts_what_would_keep_it_longer_than_the_step_is_worth_to_others() -> None:
+    lone = F + 300 * TOKEN
+    for others in (1, 10, 40):
+        enough = others / lone * F * AHEAD * LONE
+        assert waits(pacer(), 1.001 * enough, others).order[:1] == (SHORT,)
+        assert waits(pacer(), 0.999 * enough, others).order[:1] != (SHORT,)
+
+
+def test_those_who_have_more_to_prefill_lose_less() -> None:
+    assert waits(pacer(), 0.15, 40, tokens=300).order[:1] != (SHORT,)
+    assert waits(pacer(), 0.15, 40, tokens=6000).order[:1] == (SHORT,)
+
+
+def test_those_in_the_paused_batch_lose_the_whole_short_one() -> None:
+    enough = 5.0 * LONE * LONE
+    assert waits(pacer(), 1.001 * enough, 0, weight=5.0).order[:1] == (SHORT,)
+    assert waits(pacer(), 0.999 * enough, 0, weight=5.0).order[:1] != (SHORT,)
+
+
+def test_after_some_gaps_it_preempts_whatever_that_costs() -> None:
+    for waited, preempts in ((0.999, False), (1.001, True)):
+        one = [short("a", arrival=1.0), short("b", arrival=1.0 + 0.9 * PATIENCE * GAP)]
+        now = 1.0 + waited * PATIENCE * GAP
+        plan = pacer().plan(now, one, [long(300, now)] * 400, paused=Paused(0.02, 1, 1, weight=1.0))
+        assert (plan.order[:1] == (SHORT,)) == preempts
+
+
+def test_a_deadline_that_the_batch_would_make_it_miss_counts_more() -> None:
+    me, now = pacer(), 1.0
+    spend(me.gap, now - 2 * GAP)
+    for slack, first in ((0.5, LONG), (0.03, SHORT)):
+        one = [short("a", arrival=now, deadline=now + LONE + slack)]
+        plan = me.plan(now, one, [long(300, now)] * 400, paused=Paused(0.1, 1, 1, weight=1.0))
+        assert (plan.order[:1] == (SHORT,)) == (first is SHORT)
+
+
+def test_while_a_steps_fixed_time_is_not_known_it_preempts() -> None:
+    assert waits(pacer(known=False), 0.001, 400).order[:1] == (SHORT,)
+
+
+def test_a_higher_priority_asks_for_no_price() -> None:
+    paused = Paused(0.001, 1, 1, weight=100.0)
+    assert pacer().plan(1.0, [short("a")], [long(300)] * 400, urgent=SHORT, paused=paused).order[:1] == (SHORT,)
+
+
+# -- at the start of a long batch
+
+
+def test_a_short_request_shares_the_step_of_a_long_prompt_that_costs_it_little() -> None:
+    """Alone with one other it is delayed by l, and saves the other F, which counts AHEAD times."""
+    edge = int(F * AHEAD / TOKEN * LONE / (F + 370 * TOKEN))
+    near = next(n for n in range(edge // 2, 2 * edge) if n * TOKEN * (F + n * TOKEN) > F * AHEAD * LONE)
+    plan = pacer().plan(1.0, [short("a")], [long(near - 1)])
+    assert (plan.mixed, plan.order[0], plan.picked, plan.longs) == (True, LONG, (0,), (0,))
+    assert plan.tokens == near - 1 + 50
+    assert pacer().plan(1.0, [short("a")], [long(near)])._replace(reason="").order == (SHORT, LONG)
+
+
+def many(n: int = 60) -> list[Waiting]:
+    """Long prompts that are nearly short."""
+    return [long(260, 1.0)] * n
+
+
+def test_the_more_wait_the_longer_the_step_that_is_shared() -> None:
+    assert not pacer(chunk=4096).plan(1.0, [short("a")], many(2)).mixed
+    plan = pacer(chunk=4096).plan(1.0, [short("a")], many())
+    assert plan.mixed
+    assert plan.layers > 0, "it makes way for those that come later"
+
+
+def test_what_is_shared_stays_within_the_chunk_and_the_last_is_cut() -> None:
+    plan = pacer(chunk=1000, unit=8).plan(1.0, [short(i, 50) for i in range(4)], [long(600)] * 90)
+    assert plan.mixed
+    assert (plan.longs, plan.tokens) == ((0,), 4 * 56 + 600)
+    plan = pacer(chunk=1000, unit=8).plan(1.0, [short(i, 50) for i in range(4)], [long(9000)] + [long(260)] * 90)
+    assert plan.mixed
+    assert plan.tokens <= 1000
+
+
+def test_nothing_is_shared_that_takes_longer_than_its_patience() -> None:
+    plan = pacer(chunk=None).plan(1.0, [short("a")], many(20))
+    assert plan.mixed
+    assert len(plan.longs) * 260 * TOKEN <= PATIENCE * GAP
+    plan = pacer(chunk=None).plan(1.0, [short("a")], many(500))
+    assert not plan.mixed
+    assert len(plan.longs) * 260 * TOKEN > PATIENCE * GAP
+
+
+def test_a_deadline_that_sharing_would_miss_and_a_batch_of_its_own_would_make() -> None:
+    def mixed(deadline_s: float) -> bool:
+        return pacer(chunk=4096).plan(1.0, [short("a", deadline=1.0 + deadline_s)], many()).mixed
+
+    assert mixed(10.0)
+    assert not mixed(LONE + 0.01)
+    assert mixed(0.5 * LONE), "it cannot be made at all"
+
+
+def test_while_the_gap_is_closed_only_what_comes_after_it_counts() -> None:
+    """It could preempt no sooner than the gap's end, so sharing delays it by the rest of the long batch."""
+    longs = [long(800)]
+    assert not pacer().plan(1.0, [short("a")], longs).mixed
+    me = pacer()
+    spend(me.gap, 1.0)
+    assert me.plan(1.0, [short("a")], longs).mixed
+
+
+def test_a_priority_shares_nothing() -> None:
+    assert pacer(chunk=4096).plan(1.0, [short("a")], many()).mixed
+    for urgent in (SHORT, LONG):
+        assert not pacer(chunk=4096).plan(1.0, [short("a")], many(), urgent=urgent).mixed
+
+
+def test_a_step_that_is_shared_is_no_preemption_and_leaves_the_gap_alone() -> None:
+    me = pacer(chunk=4096)
+    plan = me.plan(1.0, [short("a")], many())
+    assert plan.mixed
+    sent = launch(me, 1.0, plan)
+    assert not sent.preempts
+    ended(me, sent, 1.0, 1.1)
+    assert me.preemptions == 0
+    assert me.status(2.0)["preemption"]["steps_shared"] == 1
+    assert me.gap.opens_s(F) < 1.0
+
+
+@pytest.mark.parametrize("since", [0.0, 0.9])
+def test_the_books_of_the_guard_follow_what_is_left_of_the_batch(since: float) -> None:
+    longs = [long(270, 0.5), long(280, since), *many()]
+    plan = pacer(chunk=4096).plan(1.0, [short("a")], longs)
+    assert plan.mixed
+    assert plan.oldest == (min(range(len(longs)), key=lambda i: longs[i].since_s) in plan.longs)
