@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core import protocol
 from laps_core.length import classify
-from laps_core.protocol import IDLE, Load, Status, read_status
+from laps_core.protocol import IDLE, ByClass, Load, Status, read_status
 
 numbers = st.floats(0, 1e300)
 loads = st.builds(Load, backlog_tokens=numbers, slo_deviation=numbers, busy_share=numbers)
@@ -47,6 +48,21 @@ def test_the_load_of_a_server_is_that_of_its_ranks() -> None:
     one = Load(backlog_tokens=10, slo_deviation=0.5, busy_share=0.25)
     both = Load.of_ranks([one, IDLE])
     assert both == Load(backlog_tokens=10, slo_deviation=0.5, busy_share=0.125)
+
+
+def test_what_each_class_has_of_a_server_is_the_mean_of_its_ranks_where_all_of_them_tell() -> None:
+    telling = Load(
+        backlog_tokens=0.0, slo_deviation=0.0, busy_share=0.0,
+        backlog_s=ByClass(short=1.0, long=8.0), busy_s=ByClass(short=3.0, long=6.0),
+    )  # fmt: skip
+    other = msgspec.structs.replace(
+        telling, backlog_s=ByClass(short=2.0, long=0.0), busy_s=ByClass(short=4.0, long=7.0)
+    )
+    both = Load.of_ranks([telling, other])
+    assert (both.backlog_s, both.busy_s) == (ByClass(short=1.5, long=4.0), ByClass(short=3.5, long=6.5))
+    for silent in ([telling, IDLE], [IDLE]):
+        said = Load.of_ranks(silent)
+        assert said.backlog_s is said.busy_s is None
 
 
 def test_classes_have_the_names_that_cross() -> None:
