@@ -48,6 +48,13 @@ def taught(samples: Iterable[StepSample]) -> LatencyModel:
     return model
 
 
+def test_a_request_adds_its_work_to_a_step() -> None:
+    device = Coefficients(alpha=1 / 64, linear=1 / 2, gamma_r=1 / 16, per_request=3.0, fixed=100.0)
+    assert device.work_s(4, 2) == 4 * 8 / 64 + 4 / 2 + 2 / 16 + 3.0
+    alone, both = (device.seconds(StepShape.of(those)) for those in ([(5, 7)], [(5, 7), (4, 2)]))
+    assert both - alone == device.work_s(4, 2)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("hiccups", [0.0, 0.03])
 def test_recovers_known_coefficients_within_five_percent(seed: int, hiccups: float) -> None:
