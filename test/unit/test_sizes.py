@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from laps_core.latency.model import LatencyModel
-from laps_core.latency.step import Coefficients
+from laps_core.latency.step import Coefficients, Requests
 from laps_core.scheduling.plan import Waiting
-from laps_core.scheduling.sizes import TOKEN_S, Sizes
+from laps_core.scheduling.sizes import REMEMBERED, TOKEN_S, Sizes
 
 TOKEN, HISTORY, REQUEST, FIXED = 1 / 1024, 1 / 8192, 1 / 16, 3 / 16
 """Seconds. Sums of such numbers are exact."""
@@ -35,6 +35,31 @@ def test_while_nothing_is_known_work_goes_by_its_tokens() -> None:
     assert me.fixed_s is None
     assert me.work_s(PARKED) == me.beside_s(PARKED) == 400 * TOKEN_S
     assert me.lone_s(PARKED) == 1000 * TOKEN_S
+
+
+class Counting(LatencyModel):
+    """Knows how often it was asked."""
+
+    asked = 0
+
+    def predict(self, requests: Requests) -> float | None:
+        self.asked += 1
+        return super().predict(requests)
+
+
+def test_what_was_predicted_is_remembered_until_the_model_says_otherwise() -> None:
+    model = Counting(Coefficients(0.0, TOKEN, HISTORY, REQUEST, FIXED))
+    me = Sizes(model, chunk_tokens=1024, unit=1, layers=28, slice_s=1 / 16)
+    for _ in range(2):
+        for tokens in range(1, REMEMBERED + 1):
+            me.work_s(Waiting(tokens, 0, 0.0))
+    assert model.asked == REMEMBERED
+    for _ in range(2):
+        me.work_s(Waiting(REMEMBERED + 1, 0, 0.0))
+        me.work_s(Waiting(1, 0, 0.0))
+    assert model.asked == REMEMBERED + 3, "all is forgotten once there is more"
+    model.coefficients = Coefficients(0.0, 2 * TOKEN, HISTORY, REQUEST, FIXED)
+    assert me.work_s(Waiting(1, 0, 0.0)) == FIXED + REQUEST + 2 * TOKEN
 
 
 def test_the_one_furthest_behind_by_its_own_lone_time() -> None:
