@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import classify, new_tokens, unit_of, usable_threshold
 from laps_core.protocol import LONG, SHORT, ClassName
 from laps_core.scheduling.queues import DualQueue, changes, split, without
+
+T = TypeVar("T")
 
 
 @given(st.lists(st.integers(1, 1000)))
@@ -68,6 +73,67 @@ def test_what_a_builder_took_and_added_is_found(taken: list[bool], added: int, m
     gone = {id(r) for r, t in zip(before, taken, strict=True) if t}
     assert changes(before, after) == (gone, new)
     assert without(before, gone) == [r for r in before if id(r) not in gone]
+
+
+class Counted(set[int]):
+    """Knows how often somebody has looked into it."""
+
+    looks = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.looks += 1
+        return super().__contains__(key)
+
+
+class Drawn(list[T]):
+    """Knows how many of its items somebody has gone through, one by one."""
+
+    items = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for item in super().__iter__():
+            self.items += 1
+            yield item
+
+
+def test_taking_from_the_front_costs_a_step_for_each_up_to_the_last_one_taken() -> None:
+    before = Drawn(Request(i) for i in range(100))
+    for taken in ((0, 1, 2), (1, 3)):
+        gone = Counted(id(before[i]) for i in taken)
+        after = without(before, gone)
+        assert after == [r for i, r in enumerate(list.__iter__(before)) if i not in taken]
+        assert gone.looks == taken[-1] + 1
+        before.items = 0
+        assert changes(before, after) == (gone, [])
+        assert before.items <= taken[-1] + 2
+
+
+def test_a_batch_of_one_class_is_not_looked_for_in_the_other() -> None:
+    dual: DualQueue[Request] = DualQueue()
+    waiting = [Request(n) for n in (9, 900, 9, 900, 900)]
+    views = dual.views(waiting, lambda r: classify(r.tokens, 256))
+    gone = Counted(map(id, views.short))
+    dual.took(SHORT, gone, without(waiting, set(gone)))
+    assert gone.looks == 2
+
+
+def test_who_only_looks_sees_the_same_and_nothing_is_kept() -> None:
+    dual: DualQueue[int] = DualQueue()
+    classed: list[int] = []
+
+    def class_of(tokens: int) -> ClassName:
+        classed.append(tokens)
+        return classify(tokens, 256)
+
+    dual.views([1, 500, 2], class_of)
+    for waiting, fresh in (([1, 500, 2, 600, 3], [600, 3]), ([500, 3], [500, 3])):
+        classed.clear()
+        views = dual.peek(waiting, class_of)
+        assert (views.short, views.long) == ([n for n in waiting if n <= 256], [n for n in waiting if n > 256])
+        assert classed == fresh
+    classed.clear()
+    views = dual.views([1, 500, 2], class_of)
+    assert (views.short, views.long, classed) == ([1, 2], [500], [])
 
 
 def test_the_threshold_itself_is_short() -> None:
