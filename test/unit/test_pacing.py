@@ -38,6 +38,14 @@ def test_a_deadline_comes_before_the_gap_where_it_would_be_missed_and_can_be_met
     assert first(1.0 + F + 1e-4, 1.02) is SHORT
 
 
+def test_no_deadline_comes_before_the_end_of_what_preempts() -> None:
+    me, shorts, longs = pacer(), [short("a", deadline=2.0)], [long(5000, 1.0)]
+    plan = me.plan(1.0, shorts, longs)
+    spend(me.gap, 1.0)
+    launch(me, 1.0, plan)
+    assert me.plan(1.1, shorts, longs).order == (LONG, SHORT)
+
+
 def test_short_requests_go_first_all_of_them_in_their_order() -> None:
     plan = pacer().plan(1.0, [short("a"), short("b")], [long(5000)])
     assert (plan.order, plan.picked, plan.longs) == ((SHORT, LONG), (0, 1), (0,))

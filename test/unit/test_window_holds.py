@@ -85,9 +85,9 @@ def test_the_time_of_recent_batches_is_smoothed() -> None:
 
 def test_it_says_whether_there_are_deadlines() -> None:
     window = made()
-    ask(window, 1.0, [short(1.0)])
+    assert ask(window, 1.0, [short(1.0)]) == left((0,), "idle")
     assert window.status()["mode"] == "deadline-free"
-    ask(window, 1.0, [short(1.0, deadline=2.0)])
+    assert ask(window, 1.0, [short(1.0, deadline=2.0)]) == left((0,), "idle")
     assert window.status()["mode"] == "sla"
 
 
@@ -228,6 +228,49 @@ def test_the_rest_of_a_burst_is_waited_for_until_the_batch_is_full_if_that_pays(
     assert ask(window, 3.0, [short(3.0)], predict=costly(1.6 * MS)) == left((0,), "idle")
     full = ask(window, 3.0, [short(3.0)] * 3, predict=costly(8 * MS))
     assert full == held(about(3.0 + 3.15 * MS * 5 / 15))
+
+
+def test_with_deadlines_the_rest_of_a_burst_is_not_waited_for_once_more_are_there_anyhow() -> None:
+    window, now = made(), 1.0
+    for _ in range(4):  # bursts, whose clients do not come back
+        window.arrived(now)
+        window.arrived(now + 4.5 * MS, 7)
+        window.dispatched(now + 4.5 * MS, 8, 0.0, "idle")
+        window.completed(now + 12 * MS, 8)
+        now += 0.2
+    for _ in range(6):  # a crowd that comes back 1 ms after its batch
+        window.arrived(now, 40)
+        window.dispatched(now, 40, 0.0, "idle")
+        window.completed(now + 10 * MS, 40)
+        now += 11 * MS
+    done, now = now - 1 * MS, now - 0.9 * MS
+    window.arrived(now)
+    assert ask(window, now, [short(now, deadline=now + 1.0)]) == held(about(done + 1.05 * MS))
+    until_s = ask(window, now, [short(now)]).until_s
+    assert until_s > done + 1.2 * MS
+
+
+def test_a_wait_behind_what_runs_is_free_and_earns_nothing() -> None:
+    window, now = known_bursts()
+    assert ask(window, now, [short(now)]).waiting
+    now += 2 * MS
+    window.completed(now, 1)
+    window.arrived(now, 7)
+    answer = ask(window, now, [short(now)] * 8)
+    window.dispatched(now, 8, answer.waited_s, answer.reason)
+    window.completed(now + 9 * MS, 8)
+    waited = []
+    for _ in range(3):  # nobody follows the first one any more
+        now += 0.2
+        window.arrived(now)
+        first, answer = now, ask(window, now, [short(now)])
+        waited.append(answer.waiting)
+        if answer.waiting:
+            now = answer.until_s
+            answer = ask(window, now, [short(first)])
+        window.dispatched(now, 1, answer.waited_s, answer.reason)
+        window.completed(now + 9 * MS, 1)
+    assert waited == [True, True, False], "what the first one has cost is known when the second one leaves"
 
 
 def test_holds_that_paid_outweigh_some_that_did_not() -> None:
