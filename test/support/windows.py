@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from laps_core.scheduling.plan import Plan, Waiting
 from laps_core.scheduling.window import Window
 
 MS = 1e-3
+Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 
 
 FIXED_S, TOKEN_S = 8 * MS, 10e-6
@@ -42,3 +43,50 @@ def left(picked: tuple[int, ...], reason: str, waited_s: float = 0.0, late: int 
 def held(until_s: float) -> Plan:
     """The window waits."""
     return Plan((), waiting=True, until_s=until_s)
+
+
+class Told:
+    """What is predicted, from test to test."""
+
+    now: Predict = staticmethod(predict)
+
+    def __call__(self, requests: Sequence[tuple[int, int]]) -> float | None:
+        return self.now(requests)
+
+
+TOLD = Told()
+
+
+def made(config: LapsConfig | None = None) -> Window:
+    return Window(config or LapsConfig(), TOLD)
+
+
+def ask(
+    window: Window, now: float, shorts: list[Waiting], *, predict: Predict = predict, token_budget: int = 8192
+) -> Plan:
+    TOLD.now = predict
+    return window.decide(now, shorts, token_budget=token_budget)
+
+
+def known_bursts() -> tuple[Window, float]:
+    """A window that expects seven more requests within 3 ms of a first one, which arrives now."""
+    window, now = made(), 1.0
+    for _ in range(3):
+        for i in range(8):
+            window.arrived(now + 0.4 * MS * i)
+        window.dispatched(now + 2.8 * MS, 8, 0.0, "idle")
+        window.completed(now + 12 * MS, 8)
+        now += 0.2
+    window.arrived(now)
+    return window, now
+
+
+def closed_loop(users: int) -> tuple[Window, float]:
+    """A window that has served so many clients at once; their last batch is just done."""
+    window, now = made(), 1.0
+    for _ in range(20):
+        window.arrived(now + 1 * MS, users)
+        window.dispatched(now + 1 * MS, users, 0.0, "idle")
+        now += 10 * MS
+        window.completed(now, users)
+    return window, now

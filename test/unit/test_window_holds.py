@@ -1,78 +1,11 @@
-"""The limits of the window, what it waits for, and what it learns from that."""
+"""The limits of the window, and what it waits for."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.scheduling.plan import Plan, Waiting
 from laps_core.scheduling.window import HEAD_MAX, SIGMA_S, Window
-from windows import MS, TOKEN_S, about, held, left, predict, short
-
-Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
-
-
-class Told:
-    """What is predicted, from test to test."""
-
-    now: Predict = staticmethod(predict)
-
-    def __call__(self, requests: Sequence[tuple[int, int]]) -> float | None:
-        return self.now(requests)
-
-
-TOLD = Told()
-
-
-def made(config: LapsConfig | None = None) -> Window:
-    return Window(config or LapsConfig(), TOLD)
-
-
-def ask(
-    window: Window, now: float, shorts: list[Waiting], *, predict: Predict = predict, token_budget: int = 8192
-) -> Plan:
-    TOLD.now = predict
-    return window.decide(now, shorts, token_budget=token_budget)
-
-
-def known_bursts() -> tuple[Window, float]:
-    """A window that expects seven more requests within 3 ms of a first one, which arrives now."""
-    window, now = made(), 1.0
-    for _ in range(3):
-        for i in range(8):
-            window.arrived(now + 0.4 * MS * i)
-        window.dispatched(now + 2.8 * MS, 8, 0.0, "idle")
-        window.completed(now + 12 * MS, 8)
-        now += 0.2
-    window.arrived(now)
-    return window, now
-
-
-def test_holds_that_do_not_pay_are_given_up_and_tried_again_ever_more_seldom() -> None:
-    window, now, holds = made(), 1.0, []
-    for i in range(-3, 40):
-        # A burst, which nobody waits for; then a first request that has no others behind it.
-        window.arrived(now)
-        window.arrived(now + 2 * MS, 7)
-        window.dispatched(now + 2 * MS, 8, 0.0, "idle")
-        window.completed(now + 12 * MS, 8)
-        now += 0.2
-        if i < 0:
-            continue
-        window.arrived(now)
-        first, answer = now, ask(window, now, [short(now)])
-        if answer.waiting:
-            holds.append(i)
-            now = answer.until_s
-            answer = ask(window, now, [short(first)])
-        assert not answer.waiting
-        window.dispatched(now, 1, answer.waited_s, answer.reason)
-        window.completed(now + 9 * MS, 1)
-        now += 0.1
-    # Two batches leave in a round, and so half as many rounds are skipped as chances: 1, 2, 4, 8, 16, 32.
-    assert [b - a - 1 for a, b in itertools.pairwise(holds)] == [1, 1, 2, 4, 8, 16]
+from windows import MS, TOKEN_S, Predict, about, ask, closed_loop, held, known_bursts, left, made, predict, short
 
 
 def test_the_time_of_recent_batches_is_smoothed() -> None:
@@ -146,15 +79,13 @@ def test_it_waits_no_longer_than_twice_what_the_last_full_batch_took() -> None:
     assert ask(window, now + 1 * MS, [short(now)]) == left((0,), "window", about(1 * MS))
 
 
-def closed_loop(users: int) -> tuple[Window, float]:
-    """A window that has served so many clients at once; their last batch is just done."""
-    window, now = made(), 1.0
-    for _ in range(20):
-        window.arrived(now + 1 * MS, users)
-        window.dispatched(now + 1 * MS, users, 0.0, "idle")
-        now += 10 * MS
-        window.completed(now, users)
-    return window, now
+def test_the_window_comes_back_by_an_eighth_of_the_way_with_each_batch_that_was_not_full() -> None:
+    window, now = known_bursts()
+    assert ask(window, now, [short(now)]).waiting
+    window.dispatched(now + 0.5 * MS, 8, 0.5 * MS, "depth")
+    for window_ms in (1.0, 1.5, 1.9375):
+        assert window.status()["window_ms"] == about(window_ms)
+        window.dispatched(now + 1 * MS, 1, 0.0, "idle")
 
 
 def test_clients_are_waited_for_where_all_fit_into_the_batch() -> None:
@@ -248,56 +179,6 @@ def test_with_deadlines_the_rest_of_a_burst_is_not_waited_for_once_more_are_ther
     assert ask(window, now, [short(now, deadline=now + 1.0)]) == held(about(done + 1.05 * MS))
     until_s = ask(window, now, [short(now)]).until_s
     assert until_s > done + 1.2 * MS
-
-
-def test_a_wait_behind_what_runs_is_free_and_earns_nothing() -> None:
-    window, now = known_bursts()
-    assert ask(window, now, [short(now)]).waiting
-    now += 2 * MS
-    window.completed(now, 1)
-    window.arrived(now, 7)
-    answer = ask(window, now, [short(now)] * 8)
-    window.dispatched(now, 8, answer.waited_s, answer.reason)
-    window.completed(now + 9 * MS, 8)
-    waited = []
-    for _ in range(3):  # nobody follows the first one any more
-        now += 0.2
-        window.arrived(now)
-        first, answer = now, ask(window, now, [short(now)])
-        waited.append(answer.waiting)
-        if answer.waiting:
-            now = answer.until_s
-            answer = ask(window, now, [short(first)])
-        window.dispatched(now, 1, answer.waited_s, answer.reason)
-        window.completed(now + 9 * MS, 1)
-    assert waited == [True, True, False], "what the first one has cost is known when the second one leaves"
-
-
-def test_holds_that_paid_outweigh_some_that_did_not() -> None:
-    window, now = known_bursts()
-
-    def chance(comes: bool) -> bool:
-        """A first request, whether the others come or not; whether they were waited for."""
-        nonlocal now
-        answer = ask(window, now, [short(now)])
-        waited, there = answer.waiting, [short(now)]
-        if answer.waiting:
-            now = now + 2 * MS if comes else answer.until_s
-            if comes:
-                window.arrived(now, 7)
-            there += [short(now)] * 7 if comes else []
-            answer = ask(window, now, there)
-        assert not answer.waiting
-        window.dispatched(now, len(answer.picked), answer.waited_s, answer.reason)
-        window.completed(now + 9 * MS, len(answer.picked))
-        now += 0.2
-        window.arrived(now)
-        return waited
-
-    assert all(chance(True) for _ in range(6))
-    assert [chance(False) for _ in range(7)] == [True] * 4 + [False] * 3
-    assert all(chance(True) for _ in range(12))
-    assert [chance(False) for _ in range(10)] == [True] * 6 + [False] * 3 + [True], "no more are skipped than before"
 
 
 def test_waits_and_depths_are_counted_by_size() -> None:
