@@ -90,3 +90,18 @@ def closed_loop(users: int) -> tuple[Window, float]:
         now += 10 * MS
         window.completed(now, users)
     return window, now
+
+
+TICK = 1 / 1024
+"""Sums of such times are exact."""
+
+
+def taking_turns() -> tuple[Window, float]:
+    """A window that has served two groups of two, each of which comes back at an unknown time while the other runs."""
+    window, at = made(), 1.0
+    for _ in range(30):
+        window.dispatched(at, 2, 0.0, "idle")
+        window.completed(at + 6 * TICK, 2)
+        window.arrived(at + 6.25 * TICK, 2, blind_since=at + 0.25 * TICK)
+        at += 6.25 * TICK
+    return window, at

@@ -66,6 +66,13 @@ def test_nobody_overtakes_what_is_nearly_done() -> None:
     assert not overtake([item(400)], beside_s, budget=8192, left_s=0.01, running=1, fixed_s=F, waiting=3)
 
 
+def test_nobody_overtakes_for_nothing() -> None:
+    """One gains what the running batch still needs, which is delayed by the step: one second for it, one for him."""
+    for left_s, pays in ((2.0, False), (2.25, True)):
+        picked = overtake([item(1)], lambda w: 1.0, budget=8, left_s=left_s, running=1, fixed_s=1.0, waiting=1)
+        assert picked == ([0] if pays else [])
+
+
 def test_near_saturation_the_fixed_cost_of_all_who_wait_decides() -> None:
     one = [item(600)]
     many = int(0.1 / (F * AHEAD)) + 10

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.scheduling.window import HEAD_MAX, SIGMA_S, Window
-from windows import MS, TOKEN_S, Predict, about, ask, closed_loop, held, known_bursts, left, made, predict, short
+from laps_core.scheduling.window import HEAD_MAX, SIGMA_S
+from windows import (
+    MS,
+    TICK,
+    TOKEN_S,
+    Predict,
+    about,
+    ask,
+    closed_loop,
+    held,
+    known_bursts,
+    left,
+    made,
+    predict,
+    short,
+    taking_turns,
+)
 
 
 def test_the_time_of_recent_batches_is_smoothed() -> None:
@@ -108,21 +123,6 @@ def test_clients_are_waited_for_no_longer_than_it_saves_or_a_deadline_allows() -
         assert ask(window, now, due).waiting == waits
 
 
-TICK = 1 / 1024
-"""Sums of such times are exact."""
-
-
-def taking_turns() -> tuple[Window, float]:
-    """A window that has served two groups of two, each of which comes back at an unknown time while the other runs."""
-    window, at = made(), 1.0
-    for _ in range(30):
-        window.dispatched(at, 2, 0.0, "idle")
-        window.completed(at + 6 * TICK, 2)
-        window.arrived(at + 6.25 * TICK, 2, blind_since=at + 0.25 * TICK)
-        at += 6.25 * TICK
-    return window, at
-
-
 def nothing_known(_: object) -> None:
     return None
 
@@ -159,6 +159,39 @@ def test_the_rest_of_a_burst_is_waited_for_until_the_batch_is_full_if_that_pays(
     assert ask(window, 3.0, [short(3.0)], predict=costly(1.6 * MS)) == left((0,), "idle")
     full = ask(window, 3.0, [short(3.0)] * 3, predict=costly(8 * MS))
     assert full == held(about(3.0 + 3.15 * MS * 5 / 15))
+
+
+def always(seconds: float) -> Predict:
+    return lambda _: seconds
+
+
+def test_a_burst_is_waited_for_if_it_gains_more_than_is_lost() -> None:
+    """Seven at an unknown time: seven gain what is saved, eight lose the whole window."""
+    config = LapsConfig(wait_window_ms=7e3 * TICK)
+    for saved_s, waits in ((8 * TICK, False), (8.25 * TICK, True)):
+        window = made(config)
+        for at in (1.0, 2.0):
+            window.arrived(at)
+            window.arrived(at + 4 * TICK, 7, blind_since=at)
+            window.dispatched(at + 4 * TICK, 8, 0.0, "idle")
+            window.completed(at + 12 * TICK, 8)
+        window.arrived(3.0)
+        answer = ask(window, 3.0, [short(3.0)], predict=always(saved_s))
+        assert answer == (held(3.0 + 7 * TICK) if waits else left((0,), "idle"))
+
+
+@pytest.mark.parametrize(("followed", "waits"), [(8, False), (9, True)])
+def test_who_was_followed_nine_times_in_ten_is_waited_with(followed: int, waits: bool) -> None:
+    window, now = made(), 1.0
+    for i in range(10):
+        there = 2 if i < followed else 1
+        window.arrived(now)
+        window.arrived(now + 2 * MS, there - 1)
+        window.dispatched(now + 2 * MS, there, 0.0, "idle")
+        window.completed(now + 12 * MS, there)
+        now += 0.2
+    window.arrived(now)
+    assert ask(window, now, [short(now)]) == (held(about(now + 2.1 * MS)) if waits else left((0,), "idle"))
 
 
 def test_with_deadlines_the_rest_of_a_burst_is_not_waited_for_once_more_are_there_anyhow() -> None:

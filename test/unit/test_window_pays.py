@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from windows import MS, ask, closed_loop, known_bursts, made, short
+from windows import MS, TICK, ask, closed_loop, held, known_bursts, made, short, taking_turns
 
 
 def test_holds_that_do_not_pay_are_given_up_and_tried_again_ever_more_seldom() -> None:
@@ -69,6 +69,18 @@ def test_a_hold_for_clients_has_paid_if_none_of_them_came_while_their_batch_ran(
         now += 10 * MS
         window.completed(now, 5)
     assert ask(window, now, [short(now)]).waiting == (not late)
+
+
+def test_a_hold_that_has_cost_what_it_saved_has_not_failed() -> None:
+    window, now = taking_turns()
+    for _ in range(2):
+        assert ask(window, now, [short(now)] * 2, predict=lambda _: 2 * TICK) == held(now + 2 * TICK)
+        window.dispatched(now + 2 * TICK, 4, 2 * TICK, "idle")
+        now += 8 * TICK
+        window.completed(now, 4)
+        window.dispatched(now, 2, 0.0, "idle")
+        now += 6 * TICK
+        window.completed(now, 2)
 
 
 def test_a_hold_for_a_burst_has_paid_whoever_comes_while_it_runs() -> None:
