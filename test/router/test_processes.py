@@ -80,17 +80,19 @@ def test_workers_share_a_port_and_each_tells_the_numbers_of_all(tls: bool, tmp_p
     async def run() -> None:
         async with workers(tmp_path, *(word for pair in files for word in pair)) as (s, _, url):
             assert url.startswith("https://") == tls
-            # A connection that rests for seconds is closed, and the next one may lead to another worker.
+            # A connection that rests, or whose answer was not read, is closed: the next may lead to another worker.
             for i, times in enumerate((1, 3)):
                 async with (await connected(url, i))[0] as client:
                     for _ in range(times):
                         async with client.post(f"{url}/generate", json={"text": SHORT}) as r:
+                            await r.read()
                             assert r.status == 200
             for i in range(N):
                 async with (await connected(url, i))[0] as client:
                     assert await requests_told(client, url) == {"0": 1.0, "1": 3.0}
                     # Both have told the servers' caches to be flushed: each forgets what it knew.
                     async with client.post(f"{url}/flush_cache") as r:
+                        await r.read()
                         assert r.status == 200
             assert [f.flushed for f in s.prefills] == [2 * N] * 2
 
