@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from laps_core.protocol import SHORT
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         limit: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """`lacks`: told how many tokens of memory the first prompt of a batch needs, if it finds too little.
-        `reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is in
-        the batch; None = what the chunk holds."""
+        """`lacks`: told how many tokens of memory a request needs that finds too little, while no long one is in the
+        batch. `reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is
+        in the batch; None = what the chunk holds."""
         super().__init__(*args, **kwargs)
         self._classes = classes
         self._lacks = lacks
@@ -47,9 +48,9 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return left
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
-        """Says when memory keeps even the first request out."""
+        """Says when memory keeps even the first long request out; short ones may have joined before it."""
         result = super().add_one_req(req, *args, **kwargs)
-        if result is AddReqResult.NO_TOKEN and not self.can_run_list:
+        if result is AddReqResult.NO_TOKEN and all(self._classes.of(r) == SHORT for r in self.can_run_list):
             needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
             self._lacks(needed + self.per_req_token_overhead)
         return result

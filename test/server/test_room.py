@@ -71,6 +71,8 @@ class Rounds:
 
     batch: list[Any]
     owed = True
+    joining: tuple[int, ...] = ()
+    """Short requests that share a long batch."""
 
     laps: Any
     disagg_prefill_inflight_queue: list[Any]
@@ -81,7 +83,7 @@ class Rounds:
             return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
         if self.laps.core.lacking and frees_memory:
             return Plan((LONG,), longs=(0,), tokens=512, keeps_room=True)
-        return Plan((LONG, SHORT), longs=(0,), tokens=512)
+        return Plan((LONG, SHORT), self.joining, longs=(0,), tokens=512, mixed=bool(self.joining))
 
     def built(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:
         self.batch = batch.reqs
@@ -117,7 +119,9 @@ def server(adder: Callable[[int, int], Any]) -> Any:
 SHORTS = [250, 250]
 
 
-def test_an_owed_long_request_starts_once_what_runs_has_ended(server: Any) -> None:
+@pytest.mark.parametrize("joining", [(), (0, 1)], ids=["alone", "joined"])
+def test_an_owed_long_request_starts_once_what_runs_has_ended(server: Any, joining: tuple[int, ...]) -> None:
+    server.joining = joining
     server.waiting_queue.append(request(3000))
     assert [server.round() for _ in range(4)] == [SHORTS, [], [], [3000]]
     assert server.chunked_req.extend_len == 512

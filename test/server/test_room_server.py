@@ -35,6 +35,11 @@ def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, ab
                 await reply.read()
             served += 1
 
+    async def waiting(http: Any) -> int:
+        async with http.get(prefill.server.url + "/laps_status") as reply:
+            depth: int = (await reply.json())["queues"]["long"]["depth"]
+            return depth
+
     async def long(http: Any) -> int:
         while served < 64:  # the stream flows
             await asyncio.sleep(0.01)
@@ -42,11 +47,14 @@ def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, ab
         post = http.post(url + "/generate", json=ask(rng.getrandbits(60), ids(1, 3000), f"needs-much-{aborted}"))
         if aborted:
             waits = asyncio.ensure_future(post)
+            while await waiting(http) == 0:  # one that is not there yet cannot be aborted
+                assert not waits.done(), "it has started"
             async with http.post(url + "/abort_request", json={"rid": f"needs-much-{aborted}"}) as reply:
                 assert reply.status == 200
             async with await waits:
                 pass
             before = served
+            assert before < enough // 2
             while served < before + 64:  # the stream flows on
                 await asyncio.sleep(0.01)
         else:
