@@ -240,7 +240,7 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    rounds = f"at {JUDGED:.0%} (3); one at the other loads"
+    rounds = f"at {100 * JUDGED:g}%% (3); one at the other loads"
     p = parser("python -m benchmark.emulated", __doc__, "emulated", rounds=rounds, seed=1, whole=True)
     p.set_defaults(rounds=3)
     devices.add_emulated(p)

@@ -30,6 +30,7 @@ from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import in_turns
 from benchmark.rig import devices
+from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
@@ -88,17 +89,18 @@ def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, seconds=8.0, device=True, whole=True)
+    p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, seconds=8.0, whole=True)
     p.add_argument("--minutes", type=float, default=15.0, help="in all, the servers' start included (15)")
     p.add_argument("--workload", default="mixed,code,azure", help="of benchmark.serve, with commas (mixed,code,azure)")
     p.add_argument("--skip-slices", action="store_true")
     p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
     p.add_argument("--longest", type=int, default=16384, help="longest prompt, tokens (16384)")
     p.add_argument("--utilisation", type=float, default=0.6)
+    devices.add_device(p)
     args = p.parse_args(argv)
     args.tokens, begin = args.chunk, time.monotonic()
     say = Progress()
-    device = devices.this(args.device)
+    device: Device = args.device
     prompts = Prompts(device.vocabulary, args.seed, args.longest, reuse=False, prefill_only=True)
     found = [BUILT_IN[n] for n in NAMES]
 

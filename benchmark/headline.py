@@ -66,7 +66,8 @@ def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Ter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1, seconds=12.0, device=True)
+    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1, seconds=12.0)
+    devices.add_device(p)
     args, say = p.parse_args(argv), Progress()
     with command_line("bench"):
         pieces = _run(args, say)
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
-    device = devices.this(args.device)
+    device: Device = args.device
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
     longest = LONG_CHUNKS * device.chunk
     settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)

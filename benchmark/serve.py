@@ -49,7 +49,8 @@ LONG_CHUNKS = 4
 
 
 def options() -> Parser:
-    p = parser("python -m benchmark.serve", __doc__, None, rounds="(5)", seed=1, seconds=10.0, device=True, whole=True)
+    p = parser("python -m benchmark.serve", __doc__, None, rounds="(5)", seed=1, seconds=10.0, whole=True)
+    devices.add_device(p)
     names = ", ".join((named.CLOSED, *named.OPEN))
     p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas: a folder each (mixed)")
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
@@ -73,7 +74,7 @@ def checked(argv: Sequence[str] | None) -> argparse.Namespace:
     sense."""
     p = options()
     args = p.parse_args(argv)
-    device = args.device = devices.this(args.device)
+    device: Device = args.device
     try:
         given = [variants.given(text) for text in args.variant]
         names = args.variants.split(",") if args.variants else list(device.variants)

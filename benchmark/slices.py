@@ -135,14 +135,15 @@ def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1, device=True)
+    p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1)
     p.add_argument("--tokens", type=int, default=8192, help="of the long prompt, in one chunk (8192)")
     p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
+    devices.add_device(p)
     args = p.parse_args(argv)
     if args.tokens < 512:
         p.error("--tokens is at least 512")
     with command_line("bench slices"):
-        piece = run(args, devices.this(args.device))
+        piece = run(args, args.device)
     piece.leave(args.out, "benchmark.slices", argv, every=True)
     return 0
 

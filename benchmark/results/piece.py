@@ -144,7 +144,6 @@ def parser(
     rounds: str = "",
     seed: int | None = None,
     seconds: float | None = None,
-    device: bool = False,
     whole: bool = False,
 ) -> Parser:
     """The options that commands share. ``out``: default folder below out/, None for none; ``rounds``: help of --rounds,
@@ -160,8 +159,6 @@ def parser(
         made.add_argument("--seed", type=int, default=seed)
     if seconds is not None:
         made.add_argument("--seconds", type=positive, default=seconds, help=f"of load in a round ({seconds:g})")
-    if device:
-        made.add_argument("--device", choices=("cpu", "cuda"), help="(cuda where there is one)")
     folder = None if out is None else REPO / "out" / out
     made.add_argument("--out", type=Path, default=folder, help="folder of the result (out/...)")
     return made

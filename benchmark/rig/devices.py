@@ -100,6 +100,7 @@ DEVICES = {
         at_once=True,
     ),
 }  # fmt: skip
+KINDS = f"{', '.join(DEVICES)} or {EMULATED}PROFILE[,slow=K]"
 
 
 def emulated(asked: str) -> Device:
@@ -155,6 +156,19 @@ def add_emulated(p: argparse.ArgumentParser, default: str = H200) -> None:
     p.add_argument("--device", type=read, default=default, help="as --laps-emulate: PROFILE[,slow=K]")
 
 
+def add_device(p: argparse.ArgumentParser) -> None:
+    """--device of a command that runs on any kind of machine: a Device."""
+
+    def read(text: str) -> Device:
+        try:
+            return this(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    # argparse reads a default that is text as if it had been given.
+    p.add_argument("--device", type=read, default="", help=f"{KINDS} (cuda where there is one)")
+
+
 def free_gib(device: Device) -> float:
     """Memory (GiB) servers may take now, a reserve left."""
     if device.name == CUDA:
@@ -166,12 +180,12 @@ def free_gib(device: Device) -> float:
     return float(psutil.virtual_memory().available) / 2**30 - 1.5
 
 
-def this(name: str | None) -> Device:
+def this(name: str = "") -> Device:
     """The kind of this name; without one, CUDA where there is one. Raises ValueError."""
-    if name is not None and name.startswith(EMULATED):
+    if name.startswith(EMULATED):
         return emulated(name.removeprefix(EMULATED))
-    if name is not None and name not in DEVICES:
-        raise ValueError(f"no device {name!r}: {', '.join(DEVICES)}, {EMULATED}PROFILE[,slow=K]")
+    if name and name not in DEVICES:
+        raise ValueError(f"no device {name!r}: {KINDS}")
     return DEVICES[name or (CUDA if has_cuda() else CPU)]
 
 

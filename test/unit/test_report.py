@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,20 @@ def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path)
         assert f"- **{name}**: not measured" in text
     assert "- **overload**: not measured (python -m benchmark.headline --out out/report)" in text
     assert (tmp_path / "report" / "headline.svg").exists()
+
+
+@pytest.mark.parametrize("name", steps.STEPS)
+def test_every_step_is_a_command_with_these_arguments(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = steps.STEPS[name]
+    # What stands before --help is read first.
+    words = [*steps.command(name, step, Path("out"))[1:], "--help"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.delitem(sys.modules, step.module, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(step.module, run_name="__main__", alter_sys=True)
+    assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_every_figure_is_in_bench_json_and_raw_json_is_valid(tmp_path: Path) -> None:
