@@ -128,7 +128,8 @@ class LapsCore:
             waiting=len(short) + len(long),
             urgent=self._urgent(short, long, paused),
             paused=paused,
-            lacking=self.lacking and (frees_memory or bool(self._flights or self.under_way)),
+            lacking=self.lacking,
+            frees=frees_memory or bool(self._flights or self.under_way),
         )
 
     def nothing_waits(self, now: float) -> None:

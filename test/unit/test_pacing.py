@@ -137,6 +137,25 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
     assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
 
 
+@pytest.mark.parametrize("layers", [0, 28])
+def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
+    """They would take it first."""
+    shorts, longs = [short("a")], [long(260, 1.0)] * 60
+    assert pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs).mixed
+    plan = pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs, lacking=True)
+    assert (plan.mixed, plan.keeps_room, set(plan.order)) == (False, False, {SHORT, LONG})
+
+
+@pytest.mark.parametrize("layers", [0, 28])
+def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_is_too_little(layers: int) -> None:
+    me, shorts, longs = pacer(layers=layers), [short("a")], [long(300, 1.0), long(500, -60.0)]
+    assert me.plan(1.0, shorts, longs, lacking=True).keeps_room
+    plan = me.plan(1.1, shorts, longs, lacking=True, frees=False)
+    assert (plan.order, plan.longs[0], plan.mixed, plan.keeps_room) == ((LONG, SHORT), 1, False, False)
+    assert plan.picked == (0,)
+    assert me.plan(1.1 + ROOM_S, shorts, longs, lacking=True, frees=False).longs[0] == 0, "not for ever"
+
+
 # -- no long work
 
 

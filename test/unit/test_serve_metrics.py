@@ -112,9 +112,9 @@ def test_what_is_promised_counts_what_waited_before() -> None:
     seen = [answer(0.0, 1000, 1.0), answer(0.1, 100, 0.1), answer(0.2, 1000, 2.0), answer(9.0, 1000, 0.5)]
     bounds = [TERMS.long_s(0.1 * n) for n in (1, 2, 1)]
     assert worst(seen, LONG, TERMS) == pytest.approx(max(1.0 / bounds[0], 2.0 / bounds[1]))
-    # (A + 2 B) / guard, stretched by the short batches, and once more for those that are under way; and those saved up.
+    # (2 A + 2 B) / guard, stretched by the short batches, and once more for those under way; and those saved up.
     gap, short, long = 0.03, LONE(512), LONE(4096) - LONE(3072)
-    assert bounds[0] == pytest.approx(((0.1 + 2 * long) / 0.25 + gap) * (4.0 + short / gap) + 3 * short)
+    assert bounds[0] == pytest.approx(((0.2 + 2 * long) / 0.25 + gap) * (4.0 + short / gap) + 3 * short)
     assert worst(seen, SHORT, TERMS) == pytest.approx(0.1 / TERMS.short_s(100, short))
     assert math.isinf(worst([*seen, answer(9.5, 1000, None)], LONG, TERMS))
     assert math.isnan(worst(seen[:1], SHORT, TERMS))

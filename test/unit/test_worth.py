@@ -113,6 +113,17 @@ def test_what_is_shared_stays_within_the_chunk_and_the_last_is_cut() -> None:
     assert (plan.mixed, plan.longs, plan.tokens) == (True, (0,), 1000)
 
 
+def test_a_long_batch_that_is_cut_for_it_keeps_half_of_the_step() -> None:
+    """Or a stream of short requests would leave it a few tokens of each."""
+    for joining, shared in ((500, True), (501, False)):
+        shorts = [short("a", 200), short("b", joining - 200)]
+        assert pacer(chunk=1000).plan(1.0, shorts, [long(9000)] * 200).mixed == shared
+    me = pacer(chunk=1000)
+    spend(me.gap, 1.0)
+    whole = me.plan(1.0, [short("a", 256), short("b", 254)], [long(260)])
+    assert (whole.mixed, whole.tokens) == (True, 770), "nothing is cut"
+
+
 def test_nothing_is_shared_that_takes_longer_than_its_patience() -> None:
     plan = pacer(chunk=None).plan(1.0, [short("a")], many(20))
     assert plan.mixed

@@ -47,7 +47,8 @@ class Terms:
     def long_s(self, work_s: float) -> float:
         """Longest TTFT of a long prompt with so much long work before and in it."""
         gap, short = self.gap_s, self.short_batch_s
-        return ((work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short) + (SAVED - 1) * short
+        # Half of the steps may be that of short requests, where they share them.
+        return ((2 * work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short) + (SAVED - 1) * short
 
     def short_s(self, tokens: int, batch_s: float) -> float:
         """Longest TTFT of a short request with so many short tokens before and in it; its batches take `batch_s`."""

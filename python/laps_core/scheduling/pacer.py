@@ -108,11 +108,13 @@ class Pacer:
         urgent: ClassName | None = None,
         paused: Paused | None = None,
         lacking: bool = False,
+        frees: bool = True,
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
         `urgent`: the class with the strictly higher priority, if the server schedules by it. `paused`: what is paused;
-        then an empty plan goes on with it. `lacking`: the first long prompt lacked memory when last tried.
+        then an empty plan goes on with it. `lacking`: the first long prompt lacked memory when last tried. `frees`:
+        work is under way that will give memory back.
         """
         if self._auto is not None:
             self._auto.update(now, self.model.boundary)
@@ -133,16 +135,21 @@ class Pacer:
         pressed = self._pressed(now, picked, opens_s)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
-        if self._room.kept(now, lacking=owed) and owed:
+        kept = self._room.kept(now, lacking=owed) and owed
+        if kept and frees:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if paused is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
         by_worth = urgent is None and not pressed and self.sizes.fixed_s is not None
         if paused is None:
-            plan = self._long_batch(now, longs, waiting, plan, joining=picked, lacking=lacking)
-            if by_worth and alone and picked:
+            # Those that join would take the memory first.
+            joining = () if lacking else picked
+            plan = self._long_batch(
+                now, longs, waiting, plan, joining=joining, lacking=lacking and not kept, oldest_first=kept
+            )
+            if by_worth and alone and joining:
                 plan = self._sharing(now, shorts, longs, plan, 0.0 if due else opens_s - now)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
-            return plan._replace(order=order[::-1] if due and not plan.mixed else order)
+            return plan._replace(order=order[::-1] if due and not plan.mixed and not kept else order)
         if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
             return plan._replace(order=(SHORT,))
         may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s) and urgent != SHORT
@@ -169,6 +176,8 @@ class Pacer:
         sizes, picked = self.sizes, [shorts[i] for i in plan.picked]
         fixed_s, joining = sizes.fixed_s or 0.0, sum(sizes.whole_units(w.tokens) for w in picked)
         room = min(plan.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
+        if room < plan.tokens and joining > sizes.budget // 2:
+            return plan  # it would cut the long batch to less than half of a step
         count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
         later_s = max(0.0, long_s - after_s)
         if not count or later_s > PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + later_s):

@@ -1,0 +1,205 @@
+"""Random loads that never let up, over a small pool of KV tokens: nobody waits for ever. In virtual time, with SGLang's
+own adder and without a server."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from laps_core.config import LapsConfig
+from laps_core.latency.step import Coefficients
+from laps_core.protocol import LONG, SHORT
+from laps_core.scheduling.gap import stretch
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.room import ROOM_S
+from laps_plan.profile import Profile
+from sglang_laps.classes import Classes, Tag
+from sglang_laps.core import LapsCore
+
+from .adders import Alone, Cache, Loads, Prompt, adder
+
+__all__ = ["adder"]
+THRESHOLD = 256
+FIXED_S = 6e-3
+MODEL = Profile(name="made up", source="this test", coefficients=Coefficients(1e-8, 25e-6, 0.0, 0.0, FIXED_S)).model()
+"""Much like an 8B model on an H200."""
+SPAN_S = 30.0
+
+
+def lone_s(tokens: int) -> float:
+    """Of a prompt by itself."""
+    return MODEL.predict([(tokens, 0)]) or 0.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """As many clients of each class, each with one request at a time."""
+
+    chunk: int
+    pool: int
+    layers: int
+    """0 = no slices."""
+    transfer_s: float
+    """A prompt keeps its memory for so long after its last chunk."""
+    shorts: int
+    longs: int
+    longest: int
+
+    @classmethod
+    def random(cls, seed: int) -> Load:
+        rng = random.Random(seed)
+        chunk = rng.choice([512, 2048, 8192])
+        pool = chunk * rng.choice([2, 2, 4, 8])
+        longest = int(pool * rng.choice([0.5, 0.75, 0.95]))
+        layers, transfer_s = rng.choice([0, 12, 36]), pool * rng.choice([0.0, 2e-6, 1e-5])
+        return cls(chunk, pool, layers, transfer_s, rng.choice([4, 16, 64]), rng.choice([1, 2, 4]), longest)
+
+    @property
+    def long_share(self) -> float:
+        """Of the time, what long work has at least (docs/LAPS.md)."""
+        gap_s = FIXED_S / LapsConfig().preempt_overhead
+        return 1.0 / stretch(gap_s, lone_s(max(THRESHOLD, self.chunk // 2)))
+
+
+@dataclass
+class Virtual:
+    """A scheduler of one rank whose clock runs as fast as its batches say."""
+
+    load: Load
+    seed: int
+    now: float = 0.0
+    waiting_queue: list[Any] = field(default_factory=list)
+    chunked_req: Any = None
+    disagg_prefill_inflight_queue: list[tuple[float, Any]] = field(default_factory=list)
+    """Prompts whose KV cache is on its way, and when it has arrived."""
+    waits_s: dict[str, list[float]] = field(default_factory=lambda: {SHORT: [], LONG: []})
+    work_s: float = 0.0
+    """What long work took, without the short requests in its steps."""
+
+    page_size = 1
+    enable_staging = False
+    load_inquirer = Loads()
+
+    def __post_init__(self) -> None:
+        from sglang_laps.builder import Builder
+
+        alone: Any = Alone()
+        config = LapsConfig(length_basis="prompt")
+        self.rng = random.Random(self.seed)
+        self.cache = Cache(1, self.load.pool)
+        self.max_total_num_tokens, self.chunked_prefill_size = self.load.pool, self.load.chunk
+        pacer = Pacer(config, chunk_tokens=self.load.chunk, layers=self.load.layers, model=MODEL)
+        self.core = LapsCore(pacer, Classes(config, THRESHOLD, lambda _: 0, lambda: self.now))
+        cutter: Any = object() if self.load.layers else None
+        me: Any = self
+        self.builder = Builder(me, self.core, alone, self.stock, cutter)
+        clients = [SHORT] * self.load.shorts + [LONG] * self.load.longs
+        self.coming = [(0.1 * self.rng.random(), i, cls) for i, cls in enumerate(clients)]
+        heapq.heapify(self.coming)
+
+    def stock(self, running: Any) -> Any:
+        """What SGLang's own builder does with what it is shown."""
+        from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+        make: Any = self.builder.adder or PrefillAdder
+        made = make(1, self.cache, self.cache, None, 1.0, 1 << 20, self.chunked_prefill_size)
+        begun, self.chunked_req = self.chunked_req, None
+        if begun is not None:
+            begun.prefix_len = begun.extend_end
+            self.chunked_req = made.add_chunked_req(begun)
+        for req in self.waiting_queue:
+            chunked = self.chunked_req is not None
+            if made.add_one_req(req, has_chunked_req=chunked, truncation_align_size=None) is not AddReqResult.CONTINUE:
+                break
+        reqs = made.can_run_list
+        self.waiting_queue = [r for r in self.waiting_queue if r not in reqs]
+        self.chunked_req = made.new_chunked_req or self.chunked_req
+        new = [r.extend_len for r in reqs]
+        self.cache.free -= sum(new)
+        assert self.cache.free >= 0
+        batch = SimpleNamespace(
+            reqs=reqs, prefill_stats=None, extend_lens=new, prefix_lens=[r.prefix_len for r in reqs],
+            ends=[r for r in reqs if r.extend_end == r.seqlen],
+        )  # fmt: skip
+        return SimpleNamespace(running_batch=running, batch_to_run=batch if reqs else None)
+
+    def take_in(self) -> None:
+        """What has come, and the memory of what has arrived elsewhere."""
+        while self.coming and self.coming[0][0] <= self.now:
+            _, client, cls = heapq.heappop(self.coming)
+            low, high = (1, THRESHOLD) if cls == SHORT else (THRESHOLD + 1, self.load.longest)
+            req: Any = Prompt(self.rng.randint(low, high))
+            req.rid, req.client, req.cls, req.came_s = str(client), client, cls, self.now
+            req.seqlen = len(req.full_untruncated_fill_ids)
+            req.laps_tag = Tag(self.now, self.now, None, new_tokens=req.seqlen)
+            self.waiting_queue.append(req)
+        arrived = [r for at, r in self.disagg_prefill_inflight_queue if at <= self.now]
+        self.disagg_prefill_inflight_queue = [x for x in self.disagg_prefill_inflight_queue if x[0] > self.now]
+        self.cache.free += sum(r.seqlen for r in arrived)
+
+    def run(self, batch: Any) -> None:
+        """In slices, if it is one of long work."""
+        flight: Any = self.core.take_next()
+        flight.started = self.now
+        took_s = MODEL.predict(flight.shape) or 0.0
+        left, step = self.load.layers, flight.layers
+        if step:
+            self.core.under_way.append(flight)
+            while left > step:
+                left -= step
+                self.now += took_s * step / self.load.layers
+                self.take_in()
+                while (built := self.build(self.core.paused(flight, left, self.load.layers))) is not None:
+                    self.run(built)
+            self.core.under_way.remove(flight)
+        self.now += took_s * left / self.load.layers if step else took_s
+        flight.done = self.now
+        self.core.ended(flight, self.now)
+        longs = [part for req, part in zip(batch.reqs, flight.shape, strict=True) if req.cls == LONG]
+        self.work_s += (MODEL.predict(longs) or 0.0) if longs else 0.0
+        for req in batch.ends:
+            self.waits_s[req.cls].append(self.now - req.came_s)
+            self.disagg_prefill_inflight_queue.append((self.now + self.load.transfer_s, req))
+            heapq.heappush(self.coming, (self.now + 1e-3, req.client, req.cls))
+
+    def build(self, paused: Any = None) -> Any:
+        return self.builder.build(None, paused).batch_to_run
+
+    def serve(self) -> None:
+        """Until the time is over; those that wait then have waited so long."""
+        while self.now < SPAN_S:
+            self.take_in()
+            batch = self.build()
+            if batch is not None:
+                self.run(batch)
+            else:
+                events = [
+                    self.now + 0.01,
+                    *(at for at, *_ in self.coming),
+                    *(at for at, _ in self.disagg_prefill_inflight_queue),
+                ]
+                self.now = min(at for at in events if at > self.now)
+        begun = [] if self.chunked_req is None else [self.chunked_req]
+        for req in [*self.waiting_queue, *self.core.parked, *begun]:
+            self.waits_s[req.cls].append(self.now - req.came_s)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_nobody_waits_for_ever(seed: int, adder: Callable[[int, int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_laps import builder
+
+    load = Load.random(seed)
+    server = Virtual(load, seed)
+    monkeypatch.setattr(builder, "time", SimpleNamespace(perf_counter=lambda: server.now))
+    monkeypatch.setattr(builder.slices, "fits", lambda batch: True)
+    server.serve()
+    assert server.work_s >= 0.9 * load.long_share * SPAN_S, "its share of so short a time"
+    assert max(server.waits_s[SHORT]) <= 2 * ROOM_S
+    held = sum(r.seqlen for _, r in server.disagg_prefill_inflight_queue)
+    begun = [r for r in [server.chunked_req, *server.core.parked] if r is not None]
+    assert server.cache.free == load.pool - held - sum(r.extend_end for r in begun)
