@@ -124,6 +124,14 @@ def test_a_long_batch_that_is_cut_for_it_keeps_half_of_the_step() -> None:
     assert (whole.mixed, whole.tokens) == (True, 770), "nothing is cut"
 
 
+def test_the_oldest_prompt_has_had_no_turn_if_it_was_left_out() -> None:
+    me, longs = pacer(chunk=1000), [long(300, 0.9), long(300, 0.9), long(310, 0.0)]
+    spend(me.gap, 1.0)
+    for tokens, picked, oldest in ((45, (0, 1, 2), True), (200, (0, 1), False)):
+        plan = me.plan(1.0, [short("a", tokens), short("b", tokens)], longs)
+        assert (plan.mixed, plan.longs, plan.oldest) == (True, picked, oldest)
+
+
 def test_nothing_is_shared_that_takes_longer_than_its_patience() -> None:
     plan = pacer(chunk=None).plan(1.0, [short("a")], many(20))
     assert plan.mixed
