@@ -139,7 +139,7 @@ def write(collected: Collected, out: Path) -> None:
         files[f"{name}.json"] = json.dumps(finite(asdict(piece)), separators=(",", ":")).encode() + b"\n"
         for file in list(piece.pictures):
             kept = picture_name(name, file)
-            there = next((path for path in (folder / file, folder / kept) if path.exists()), None)
+            there = next((path for path in (folder / kept, folder / file) if path.exists()), None)
             if there:
                 files[kept] = there.read_bytes()
             else:

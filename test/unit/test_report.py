@@ -154,16 +154,17 @@ def test_a_step_tells_how_it_failed(tmp_path: Path) -> None:
 
 def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
     sample(tmp_path / "from", "headline", "azure")
-    (tmp_path / "from" / "azure" / "azure.svg").rename(tmp_path / "from" / "azure" / "a.svg")
+    # It has the name of another piece's.
+    (tmp_path / "from" / "azure" / "headline.svg").write_text("<svg>another</svg>")
     odd = piece("azure")
-    odd.pictures = {"a.svg": "A caption."}
+    odd.pictures = {"headline.svg": "A caption."}
     odd.write(tmp_path / "from" / "azure")
     first = render(tmp_path)
     (tmp_path / "from").rename(tmp_path / "gone")
     (tmp_path / "report").rename(tmp_path / "from")
     again = render(tmp_path)
     assert again == first
-    assert (tmp_path / "report" / "azure-a.svg").exists()
+    assert (tmp_path / "report" / "azure-headline.svg").read_text() == "<svg>another</svg>"
     (tmp_path / "report" / "README.md").unlink()
     argv = [
         "--from",
@@ -174,7 +175,7 @@ def test_a_page_is_made_again_from_what_a_page_keeps(tmp_path: Path) -> None:
         str(tmp_path / "README.md"),
     ]
     assert report.main(argv) == 0
-    assert (tmp_path / "report" / "azure-a.svg").exists()
+    assert (tmp_path / "report" / "azure-headline.svg").exists()
 
 
 def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: Path) -> None:
