@@ -69,7 +69,12 @@ class Interlude:
                 if built.batch_to_run is None:
                     break
                 ran, sched.running_batch = True, built.running_batch
-                self._run(built.batch_to_run)
+                batch = built.batch_to_run
+                if batch.hicache_consumer_index < 0:
+                    # A prefix that it found on the device may still be on its way there from the host, for the paused
+                    # batch. Loads of its own would come after those.
+                    batch.hicache_consumer_index = flight.batch.hicache_consumer_index
+                self._run(batch)
         if ran:
             # Which of the layer-wise loads to wait for is one number of the worker.
             sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)

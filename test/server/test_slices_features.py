@@ -53,6 +53,25 @@ def test_prefixes_that_come_back_from_the_host_while_batches_preempt(prefill: Pr
     prefill.all_tokens_are_free()
 
 
+def test_a_prefix_that_comes_back_for_the_paused_batch_is_waited_for(prefill: Prefill, reference: Reference) -> None:
+    document, before = ids(120, 1500), preemptions(prefill)
+    long, shorts = document + ids(121, 2500), [document + ids(122 + i, 20) for i in range(4)]
+
+    async def scenario() -> list[Any]:
+        async with load.session() as http:
+            assert (await post(http, prefill, ask(document)))[0] == 200
+            for i in range(POOL // 3000 + 1):
+                assert (await post(http, prefill, ask(ids(130 + i, 3000))))[0] == 200
+            running = asyncio.ensure_future(post(http, prefill, ask(long)))
+            await until_slices_run(http, prefill, running)
+            return [*[await post(http, prefill, ask(prompt)) for prompt in shorts], await running]
+
+    for (status, answer, _), prompt in zip(asyncio.run(scenario()), [*shorts, long], strict=True):
+        assert status == 200, answer
+        assert answer["output_ids"] == reference.greedy(prompt, 1), f"{len(prompt)} tokens"
+    assert preemptions(prefill) > before
+
+
 def test_grammars_of_what_is_paused_and_of_what_preempts(prefill: Prefill, reference: Reference) -> None:
     """Each grammar masks its own request's token, whichever batch ran in between."""
     wanted = {"[0-9]{4}": str.isdigit, "[a-z]{4}": str.islower, "[A-Z]{4}": str.isupper}
