@@ -69,7 +69,10 @@ def setup_of(item: pytest.Item) -> Setup | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts several servers first, for it takes longest; then what needs none; then server after server."""
+    """What starts several servers first, for it takes longest; then server after server; then what needs none.
+
+    xdist gives a process its next scope while the last one still has two tests: small scopes at the end keep both busy.
+    """
     scopes, setups = [scope(item.nodeid) for item in items], [setup_of(item) for item in items]
     count = Counter(scopes)
     first = {setup: i for i, setup in reversed(list(enumerate(setups)))}
@@ -77,8 +80,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def key(i: int) -> tuple[bool, bool, int, str, int, int]:
         setup = setups[i]
         if setup is None:
-            return scopes[i] != SEVERAL, False, 0, "", 0, i
-        return scopes[i] != SEVERAL, True, -count[scopes[i]], scopes[i], first[setup], i
+            return scopes[i] != SEVERAL, True, 0, "", 0, i
+        return scopes[i] != SEVERAL, False, -count[scopes[i]], scopes[i], first[setup], i
 
     items[:] = [items[i] for i in sorted(range(len(items)), key=key)]
 
