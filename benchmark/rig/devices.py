@@ -147,26 +147,26 @@ H200 = "h200-qwen3-8b,slow=10"
 def add_emulated(p: argparse.ArgumentParser, default: str = H200) -> None:
     """--device of a command that runs on an emulated device: a Device. ``default``: the same, or "cpu"."""
 
-    def read(text: str) -> Device:
-        try:
-            return DEVICES[CPU] if text == default == CPU else emulated(text)
-        except ValueError as e:
-            raise argparse.ArgumentTypeError(str(e)) from None
-
-    p.add_argument("--device", type=read, default=default, help="as --laps-emulate: PROFILE[,slow=K]")
+    _add(
+        p, lambda text: DEVICES[CPU] if text == default == CPU else emulated(text), default,
+        "as --laps-emulate: PROFILE[,slow=K]",
+    )  # fmt: skip
 
 
 def add_device(p: argparse.ArgumentParser) -> None:
     """--device of a command that runs on any kind of machine: a Device."""
+    _add(p, this, "", f"{KINDS} (cuda where there is one)")
 
+
+def _add(p: argparse.ArgumentParser, find: Callable[[str], Device], default: str, words: str) -> None:
     def read(text: str) -> Device:
         try:
-            return this(text)
+            return find(text)
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
 
     # argparse reads a default that is text as if it had been given.
-    p.add_argument("--device", type=read, default="", help=f"{KINDS} (cuda where there is one)")
+    p.add_argument("--device", type=read, default=default, help=words)
 
 
 def free_gib(device: Device) -> float:

@@ -83,6 +83,24 @@ def adder(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Any]:
     return make
 
 
+def filled(make: Any, cache: Cache, queue: list[Any], chunk: int, begun: Any = None) -> tuple[Any, Any]:
+    """What SGLang's own builder does with what it is shown: (the adder, with its batch; the prompt that goes on after
+    it). `make`: of the adder. `begun`: a prompt between two chunks."""
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    made = make(1, cache, cache, None, 1.0, 1 << 20, chunk)
+    cut = None
+    if begun is not None:
+        begun.prefix_len = begun.extend_end
+        cut = made.add_chunked_req(begun)
+    for req in queue:
+        said = made.add_one_req(req, has_chunked_req=cut is not None, truncation_align_size=None)
+        if said is not AddReqResult.CONTINUE:
+            break
+    cache.free -= sum(r.extend_len for r in made.can_run_list)
+    return made, made.new_chunked_req or cut
+
+
 @dataclass(frozen=True)
 class Loads:
     """SGLang's counter of what waits."""

@@ -14,7 +14,7 @@ from laps_core.scheduling.plan import Plan
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 
-from .adders import Cache, Loads, Prompt, adder, builder
+from .adders import Cache, Loads, Prompt, adder, builder, filled
 
 __all__ = ["adder"]
 POOL = 4096
@@ -50,17 +50,10 @@ class Stock:
         return PrefillAdder
 
     def get_new_batch_prefill(self, running_batch: Any) -> Any:
-        from sglang.srt.managers.schedule_policy import AddReqResult
-
-        make: Any = self.get_prefill_adder_class()
-        made = make(1, self.cache, self.cache, None, 1.0, 1 << 20, self.chunked_prefill_size)
-        for req in self.waiting_queue:
-            if made.add_one_req(req, has_chunked_req=False, truncation_align_size=None) is not AddReqResult.CONTINUE:
-                break
+        make, chunk = self.get_prefill_adder_class(), self.chunked_prefill_size
+        made, self.chunked_req = filled(make, self.cache, self.waiting_queue, chunk)
         taken = made.can_run_list
         self.waiting_queue = [r for r in self.waiting_queue if r not in taken]
-        self.chunked_req = made.new_chunked_req
-        self.cache.free -= sum(r.extend_len for r in taken)
         return SimpleNamespace(
             running_batch=running_batch, batch_to_run=SimpleNamespace(reqs=taken, prefill_stats=None) if taken else None
         )

@@ -21,7 +21,7 @@ from laps_plan.profile import Profile
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 
-from .adders import Alone, Cache, Loads, Prompt, adder
+from .adders import Alone, Cache, Loads, Prompt, adder, filled
 
 __all__ = ["adder"]
 THRESHOLD = 256
@@ -108,28 +108,15 @@ class Virtual:
         heapq.heapify(self.coming)
 
     def stock(self, running: Any) -> Any:
-        """What SGLang's own builder does with what it is shown."""
-        from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-
-        make: Any = self.builder.adder or PrefillAdder
-        made = make(1, self.cache, self.cache, None, 1.0, 1 << 20, self.chunked_prefill_size)
-        begun, self.chunked_req = self.chunked_req, None
-        if begun is not None:
-            begun.prefix_len = begun.extend_end
-            self.chunked_req = made.add_chunked_req(begun)
-        for req in self.waiting_queue:
-            chunked = self.chunked_req is not None
-            if made.add_one_req(req, has_chunked_req=chunked, truncation_align_size=None) is not AddReqResult.CONTINUE:
-                break
+        """SGLang's own way to the next batch."""
+        make, queue, chunk = self.builder.adder, self.waiting_queue, self.chunked_prefill_size
+        made, self.chunked_req = filled(make, self.cache, queue, chunk, self.chunked_req)
+        assert self.cache.free >= 0
         reqs = made.can_run_list
         self.waiting_queue = [r for r in self.waiting_queue if r not in reqs]
-        self.chunked_req = made.new_chunked_req or self.chunked_req
-        new = [r.extend_len for r in reqs]
-        self.cache.free -= sum(new)
-        assert self.cache.free >= 0
         batch = SimpleNamespace(
-            reqs=reqs, prefill_stats=None, extend_lens=new, prefix_lens=[r.prefix_len for r in reqs],
-            ends=[r for r in reqs if r.extend_end == r.seqlen],
+            reqs=reqs, prefill_stats=None, extend_lens=[r.extend_len for r in reqs],
+            prefix_lens=[r.prefix_len for r in reqs], ends=[r for r in reqs if r.extend_end == r.seqlen],
         )  # fmt: skip
         return SimpleNamespace(running_batch=running, batch_to_run=batch if reqs else None)
 
