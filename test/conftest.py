@@ -17,7 +17,7 @@ from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, start
 from benchmark.rig import servers
 
 PORTS = 17_500
-"""Above those that Mooncake takes by itself, below those of ``servers.PORTS``."""
+"""Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py")
 """They start several servers, too."""
 

@@ -22,7 +22,8 @@ from typing import Any
 import psutil
 
 HOST = "127.0.0.1"
-PORTS = (21000, 31000)
+PORTS = (30100, 32700)
+"""Above those that an SGLang server takes by itself (22000 to 29999), often before its neighbour listens on its own."""
 _handed_out: set[int] = set()
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
 """SGLang's own: a prefill server answers such a request without any decode server."""

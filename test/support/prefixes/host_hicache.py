@@ -126,10 +126,12 @@ def load() -> None:
         return
     from sglang.srt.managers import cache_controller, schedule_batch
     from sglang.srt.mem_cache import l2_transfer
-    from sglang.srt.mem_cache.pool_host import mha
+    from sglang.srt.mem_cache.pool_host import base, mha
 
     device = SimpleNamespace(__name__="host", Stream=Stream, Event=Event, stream=stream, current_stream=current_stream)
     cache_controller.device_module = l2_transfer.device_module = device
+    # 10 GiB of the machine's memory by itself, which the tests that run beside this may have.
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     mha.transfer_kv_direct = transfer_kv_direct
     mha.ALLOC_MEMORY_FUNCS["cpu"] = host_memory
     made = schedule_batch.Req.__init__
