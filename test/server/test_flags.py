@@ -286,3 +286,14 @@ def test_devices_are_emulated_on_the_host_platform_alone(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match=r"^--laps-emulate: .* without a GPU only"):
         plugin.emulate(asked)
     assert not os.environ["SGLANG_LAPS_EMULATE"]
+
+
+def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
+    import torch
+    from sglang_laps.host_platform import HostPlatform
+
+    try:
+        HostPlatform().init_backend()
+        assert (torch.full((8,), 1e-40) * 1.0).count_nonzero() == 0
+    finally:
+        torch.set_flush_denormal(False)
