@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,17 +37,22 @@ class Resolver:
 
 
 @pytest.fixture
-def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     monkeypatch.setattr(membership, "LINGER_S", 0.1)
-    return Resolver(monkeypatch)
+    # SGLang, once a test of this process has imported it, puts another loop in place, which resolves by itself.
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+    yield Resolver(monkeypatch)
+    asyncio.set_event_loop_policy(before)
 
 
 async def told(resolver: Resolver, source: Name) -> list[Found]:
     """What it says once the name has been looked up for the first time."""
     found: list[Found] = []
     task = asyncio.create_task(source.run(found.extend))
-    while not resolver.asked:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while not resolver.asked:
+            await asyncio.sleep(0.01)
     await asyncio.sleep(0.01)
     task.cancel()
     return found
