@@ -183,14 +183,9 @@ def command_line(command: str) -> Iterator[None]:
     # Also where a shell started us with interrupts ignored; and a plain kill ends the servers too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    before = asyncio.get_event_loop_policy()
     uvloop.install()
-    try:
-        with one_line_errors(command):
-            yield
-    finally:
-        # Whoever has called the command as a function goes on with the loop that he had.
-        asyncio.set_event_loop_policy(before)
+    with one_line_errors(command):
+        yield
 
 
 @contextlib.contextmanager
