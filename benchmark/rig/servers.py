@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -42,6 +42,31 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_":
 COMMON = ("--host", HOST, "--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning")
 
 
+class Process(Protocol):
+    """What is needed of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises TimeoutExpired after ``timeout`` s."""
+
+
+def execute(command: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
+    """Start a process that writes into ``log``."""
+    with log.open("wb") as out:
+        # A session of its own: Ctrl-C reaches us alone, and we end it in order.
+        return subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+        )
+
+
 class ServerError(RuntimeError):
     """A server did not start, or died. The message is one line and names its log."""
 
@@ -55,9 +80,10 @@ class Server:
     port: int
     log: Path
     env: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     bootstrap_port: int | None = None
     """Of a prefill server."""
+    launch: Callable[[Sequence[str], Mapping[str, str], Path], Process] = execute
 
     @property
     def url(self) -> str:
@@ -69,16 +95,7 @@ class Server:
         require_free(self.port, self.name)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, **ENV, **self.env}
-        with self.log.open("wb") as out:
-            # A session of its own: Ctrl-C reaches us alone, and we end it in order.
-            self.process = subprocess.Popen(
-                self.command,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=env,
-                start_new_session=True,
-            )
+        self.process = self.launch(self.command, env, self.log)
         return self
 
     def ready(self, timeout_s: float = 240.0, tick: Callable[[], None] | None = None) -> Server:

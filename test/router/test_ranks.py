@@ -69,7 +69,8 @@ def test_turns_of_a_chat_go_to_the_rank_that_holds_its_history(laps: bool) -> No
                 assert all(r.served for n in range(2) for r in ranked(s, n).ranks)
             return found
 
-    assert asyncio.run(share(True)) > 0.9
+    # Nearly all; on a busy machine a turn may rightly go elsewhere, for work waits at its rank.
+    assert asyncio.run(share(True)) > 0.75
     assert asyncio.run(share(False)) < 0.7
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import warm
 from served import checkpoint
 
 ENGINE = """
@@ -28,15 +26,8 @@ if __name__ == "__main__":
 def test_an_engine_that_is_no_prefill_server_runs_as_stock(tmp_path: Path) -> None:
     script = tmp_path / "engine.py"  # a file: the engine starts its processes from its main module
     script.write_text(ENGINE)
-    knobs = {"SGLANG_LAPS_SCHEDULER": '{"graphs": true}', "OMP_NUM_THREADS": "1", "SGLANG_HOST_IP": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, str(script), str(checkpoint())],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **knobs},
-        check=False,
-    )
+    knobs = {"SGLANG_LAPS_SCHEDULER": '{"graphs": true}', "SGLANG_HOST_IP": "127.0.0.1"}
+    done = warm.SGLANG.run(str(script), str(checkpoint()), timeout=300, env=knobs)
     assert "answered [3, 3] False --disaggregation-mode is null, not prefill None" in done.stdout, done.stderr[-3000:]
     assert "LAPS scheduler is off" in done.stdout + done.stderr
     assert "LAPS graphs" not in done.stdout + done.stderr

@@ -7,37 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
+import warm
 from laps_core.config import ConfigError
 from served import checkpoint
-
-INTERPRETER = """
-import json, os, sys, traceback
-import sglang.srt.managers.scheduler
-for line in sys.stdin:
-    code, argv, env, out, err = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        for fd, path in ((1, out), (2, err)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
-        os.environ.update(env)
-        sys.argv[1:], status = argv, 0
-        try:
-            exec(compile(code, "case", "exec"), {"__name__": "__main__"})
-        except SystemExit as e:
-            status = e.code if isinstance(e.code, int) else int(e.code is not None)
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-"""SGLang is imported once; each case runs in a process forked from there, before any plugin was loaded."""
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PARSE = """
 import json, os, sys
@@ -84,33 +58,18 @@ CASES: list[tuple[list[str], str]] = [
 ]
 
 
+def run(code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, in which no plugin is loaded yet."""
+    return warm.SGLANG.run("-c", code, *argv, env=env)
+
+
 def launch(*command: str) -> subprocess.CompletedProcess[str]:
+    """Everything as a user's command line has it."""
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """run(code, *arguments, **environment)."""
-    folder = tmp_path_factory.mktemp("flags")
-    out, err = folder / "out", folder / "err"
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERPRETER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as interpreter:
-
-        def case(code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-            assert interpreter.stdin
-            assert interpreter.stdout
-            print(json.dumps([code, argv, env, str(out), str(err)]), file=interpreter.stdin, flush=True)
-            while not (line := interpreter.stdout.readline()).strip("-\n").isdigit():
-                assert line, "it has ended"
-            return subprocess.CompletedProcess(argv, int(line), out.read_text(), err.read_text())
-
-        yield case
-        interpreter.kill()
-
-
-@pytest.fixture(scope="module")
-def answers(run: Run) -> list[str]:
+def answers() -> list[str]:
     done = run(PARSE, json.dumps([argv for argv, _ in CASES]))
     parts = (done.stdout + "\n").split("## ")[1:]
     assert len(parts) == len(CASES), done.stdout[-2000:] + done.stderr[-2000:]
@@ -176,7 +135,7 @@ DELAYER = {"SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "1"}
     ],
 )
 def test_what_nobody_typed_is_refused_too(
-    run: Run, mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
+    mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
 ) -> None:
     # Where a model sets it; with the size of the group to match.
     more = {"tp_size": 2} if declared else {}
@@ -202,18 +161,19 @@ print("runner", before == {k: id(v) for k, v in vars(ModelRunner).items()})
 """
 
 
-def test_off_is_identical(run: Run) -> None:
+def test_off_is_identical() -> None:
     done = run(SCHEDULER, SGLANG_LAPS_SCHEDULER="")
     assert "stock" in done.stdout.splitlines(), done.stderr[-2000:]
     assert "runner True" in done.stdout
 
 
-def test_the_environment_alone_turns_it_on_for_an_engine(run: Run) -> None:
+def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
     done = run(SCHEDULER, SGLANG_LAPS_SCHEDULER='{"guard": 0.5}')
     assert "LapsScheduler" in done.stdout, done.stderr[-2000:]
 
 
 TRANSFER_THREAD = """
+import sglang.srt.managers.scheduler
 from concurrent.futures import ThreadPoolExecutor
 from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager as Manager
 from sglang.srt.plugins import load_plugins
@@ -233,7 +193,7 @@ except KeyError:
 """
 
 
-def test_a_transfer_thread_outlives_a_transfer_that_is_taken_off_the_books_while_it_looks(run: Run) -> None:
+def test_a_transfer_thread_outlives_a_transfer_that_is_taken_off_the_books_while_it_looks() -> None:
     on, off = (run(TRANSFER_THREAD, SGLANG_LAPS_SCHEDULER=text).stdout for text in ("1", ""))
     assert "thread 7 there" in on
     assert "thread 8 0" in on, on  # KVPoll.Failed
@@ -263,7 +223,7 @@ except KeyError:
 """
 
 
-def test_the_thread_that_hears_decode_servers_outlives_an_abort_that_comes_in_between(run: Run) -> None:
+def test_the_thread_that_hears_decode_servers_outlives_an_abort_that_comes_in_between() -> None:
     on, off = (run(ROOMS, SGLANG_LAPS_SCHEDULER=text) for text in ("1", ""))
     assert "heard {7: {'a decode server': 'its word'}} None" in on.stdout, on.stderr[-2000:]
     assert "ended" in off.stdout, off.stderr[-2000:]

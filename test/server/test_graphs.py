@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 HERE = Path(__file__).parent
 
@@ -17,15 +16,9 @@ HERE = Path(__file__).parent
 def test_the_model_suite(dtype: str, only: str) -> None:
     suite = str(HERE / "graphs_model")
     path = os.pathsep.join(filter(None, (str(HERE.parent / "support"), os.environ.get("PYTHONPATH"))))
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "ignore", "-k", only, suite],
-        env={
-            "OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path,
-            "LAPS_TEST_GRAPHS_MODEL": "1", "LAPS_TEST_DTYPE": dtype,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    run = warm.SGLANG.run(
+        *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "ignore", "-k", only, suite), timeout=1100,
+        env={"PYTHONPATH": path, "LAPS_TEST_GRAPHS_MODEL": "1", "LAPS_TEST_DTYPE": dtype},
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-12000:] + run.stderr[-2000:]
     assert " passed" in run.stdout

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
+import warm
 from served import LAPS, NORMAL, NORMAL_LOOP, Prefill, Setup, on
 
 WORKERS = Setup("tokenizer-workers", (*LAPS, *NORMAL_LOOP, "--tokenizer-worker-num", "2"))
@@ -51,5 +50,5 @@ def test_a_server_keeps_its_pool_whichever_process_is_asked(prefill: Prefill) ->
 
 
 def test_it_takes_the_key_of_sglangs_admin_routes() -> None:
-    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=300, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == [400, 401, 400, 401, 401, 400]
+    done = warm.SGLANG.run("-c", ASKED)
+    assert json.loads(done.stdout.splitlines()[-1]) == [400, 401, 400, 401, 401, 400], done.stderr[-2000:]

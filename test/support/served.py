@@ -18,13 +18,13 @@ from typing import Any
 
 import http_load as load
 import pytest
+import warm
 
 from benchmark.rig import model, servers
 
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)
 NORMAL_LOOP = ("--disable-overlap-schedule",)
-ENV = {"OMP_NUM_THREADS": "1"}
 FOLDER = "FOLDER"
 """Stands in a server's arguments for a folder of its own."""
 SHAPE = model.Shape()
@@ -80,15 +80,20 @@ def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> 
     """A prefill server, not started. Its log is in ``folder``."""
     args = ["--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--enable-metrics"]
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
-    env = {**ENV, **setup.env}
-    return servers.prefill(checkpoint(setup.shape), folder / "server.log", *args, env=env, name=name)
+    env = {**warm.ENV, **setup.env}
+    server = servers.prefill(checkpoint(setup.shape), folder / "server.log", *args, env=env, name=name)
+    server.launch = warm.SGLANG.start
+    return server
 
 
 @contextmanager
 def started(setup: Setup, folder: Path) -> Iterator[Prefill]:
     """A running prefill server."""
-    with servers.running(prefill_server(setup, folder)) as (running,):
-        yield Prefill(setup, running)
+    server = prefill_server(setup, folder)
+    try:
+        yield Prefill(setup, server.start().ready())
+    finally:
+        server.kill()  # told to end, it would first look for work for 5 s
 
 
 class Prefill:
@@ -165,7 +170,7 @@ class Beside:
         if self._decode is None:
             log = factory.mktemp("decode") / "server.log"
             server = servers.decode(checkpoint(), log, "--max-total-tokens", "131072")
-            server.env = dict(ENV)
+            server.env, server.launch = dict(warm.ENV), warm.SGLANG.start
             self._ends.enter_context(servers.running(server))
             self._decode = server
         return self._decode

@@ -1,0 +1,92 @@
+"""Children made before they are needed: what ``multiprocessing`` would spawn begins in a copy of this process instead.
+
+A process forked while nothing but imports has happened is what a new interpreter is after the same imports. Where no
+understudy is left, ``multiprocessing`` spawns as ever.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+from multiprocessing import context, forkserver, popen_fork, popen_forkserver, popen_spawn_posix, reduction, spawn, util
+from multiprocessing import resource_tracker as tracker
+from typing import Any
+
+MESSAGE = 1 << 17
+"""Bytes; more than any environment."""
+FDS = 64
+DATA_PARALLEL = 2
+"""Understudies of SGLang's data parallel controller: the schedulers are its children."""
+_waiting: list[tuple[int, socket.socket]] = []
+
+
+def prepare(count: int) -> None:
+    """Make ``count`` understudies, and have ``multiprocessing`` take them for its next processes."""
+    for _ in range(count):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            for _, other in _waiting:
+                other.close()
+            _waiting.clear()
+            _play(theirs)
+        theirs.close()
+        _waiting.append((pid, ours))
+    context.SpawnProcess._Popen = staticmethod(_start)  # type: ignore[method-assign, assignment]
+
+
+def _start(process: Any) -> Any:
+    return _Popen(process) if _waiting else popen_spawn_posix.Popen(process)
+
+
+def _play(stage: socket.socket) -> None:
+    """Wait for a part, play it and end. Without one, end with the process that made this one."""
+    message, fds, _, _ = socket.recv_fds(stage, MESSAGE, FDS)
+    if not fds:
+        os._exit(0)
+    env, children = json.loads(message)
+    os.environ.clear()
+    os.environ.update(env)
+    prepare(children)
+    part, tracker._resource_tracker._fd, *inherited = fds  # type: ignore[attr-defined]
+    forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined]
+    sys.exit(spawn._main(part, stage.fileno()))  # type: ignore[attr-defined]
+
+
+class _Popen(popen_fork.Popen):
+    """A process of ``multiprocessing`` that an understudy plays."""
+
+    method = "spawn"
+    DupFd = popen_forkserver._DupFd  # type: ignore[attr-defined]
+
+    def __init__(self, process: Any) -> None:
+        self._fds: list[int] = []
+        super().__init__(process)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """The number by which the child finds what is ``fd`` here."""
+        self._fds.append(fd)
+        return len(self._fds) - 1
+
+    def _launch(self, process: Any) -> None:
+        text = io.BytesIO()
+        context.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            reduction.dump(spawn.get_preparation_data(process._name), text)
+            reduction.dump(process, text)
+        finally:
+            context.set_spawning_popen(None)
+        part = os.memfd_create("part")
+        os.write(part, text.getbuffer())
+        os.lseek(part, 0, os.SEEK_SET)
+        self.pid, stage = _waiting.pop(0)
+        children = DATA_PARALLEL if "data_parallel" in process._target.__name__ else 0
+        message = json.dumps((dict(os.environ), children)).encode()
+        socket.send_fds(stage, [message], [part, tracker.getfd(), *self._fds])  # type: ignore[list-item]
+        os.close(part)
+        self.sentinel = stage.detach()
+        self.finalizer = util.Finalize(self, os.close, (self.sentinel,))
