@@ -24,12 +24,13 @@ import time
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lean
 import understudies
 
-from benchmark.rig.servers import Process
+if TYPE_CHECKING:
+    from benchmark.rig.servers import Process
 
 PRELOAD = (
     "sglang.srt.entrypoints.http_server",
