@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -58,12 +59,12 @@ class Process(Protocol):
         """Its exit code. Raises TimeoutExpired after ``timeout`` s."""
 
 
-def execute(command: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
-    """Start a process that writes into ``log``."""
-    with log.open("wb") as out:
+def execute(command: Sequence[str], env: Mapping[str, str], log: Path, errors: Path | None = None) -> Process:
+    """Start a process that writes into ``log``, and what it has to say on stderr into ``errors``, if given."""
+    with log.open("wb") as out, errors.open("wb") if errors else nullcontext(subprocess.STDOUT) as err:
         # A session of its own: Ctrl-C reaches us alone, and we end it in order.
         return subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, start_new_session=True
+            command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, start_new_session=True
         )
 
 

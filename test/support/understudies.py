@@ -84,7 +84,7 @@ class _Popen(popen_fork.Popen):
         os.write(part, text.getbuffer())
         os.lseek(part, 0, os.SEEK_SET)
         self.pid, stage = _waiting.pop(0)
-        children = DATA_PARALLEL if "data_parallel" in process._target.__name__ else 0
+        children = DATA_PARALLEL if "data_parallel" in getattr(process._target, "__name__", "") else 0
         message = json.dumps((dict(os.environ), children)).encode()
         socket.send_fds(stage, [message], [part, tracker.getfd(), *self._fds])  # type: ignore[list-item]
         os.close(part)

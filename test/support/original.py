@@ -1,0 +1,125 @@
+"""The process that has imported SGLang and done nothing else, and what its copies become. ``warm`` starts it."""
+
+from __future__ import annotations
+
+import gc
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import understudies
+from understudies import MESSAGE
+
+PRELOAD = (
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.models.qwen2",
+    "fastapi.testclient",
+)
+CHILDREN = 3
+"""Of a server: two schedulers, a detokenizer."""
+UNSEEN = "sglang.srt.managers.scheduler"
+"""Whether a process has imported it tells our plugin whether it runs a scheduler."""
+
+
+def _serve(control: socket.socket) -> dict[str, Any] | None:
+    """Answer until the tests end (None); in a copy of this process, return what it is to be."""
+    codes: dict[int, int] = {}
+
+    def reap(*_: Any) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            codes[pid] = os.waitstatus_to_exitcode(status)
+
+    signal.signal(signal.SIGCHLD, reap)
+    while text := control.recv(MESSAGE):
+        asked = json.loads(text)
+        if "poll" in asked:
+            control.send(json.dumps(codes.get(asked["poll"])).encode())
+            continue
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            return dict(asked)
+        control.send(json.dumps(pid).encode())
+    return None
+
+
+def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
+    os.setsid()
+    with open(asked["log"], "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    if asked["errors"]:
+        with open(asked["errors"], "wb") as errors:
+            os.dup2(errors.fileno(), 2)
+    for name in set(given).difference(asked["env"]):
+        os.environ.pop(name, None)
+    os.environ.update(asked["env"])  # what imports have added stays
+    sys.path[0] = os.getcwd()
+    sys.path[1:1] = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and x not in sys.path]
+    sys.meta_path.insert(0, Unseen(UNSEEN))
+    understudies.prepare(CHILDREN)
+    kind, *rest = asked["argv"]
+    if kind == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = [kind, *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = [kind, *rest]
+        runpy.run_path(kind, run_name="__main__")
+
+
+class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A module that has been imported, and is not there before somebody imports it."""
+
+    def __init__(self, name: str) -> None:
+        self._module = sys.modules.pop(name)
+        self._spec = self._module.__spec__
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Once, for its name."""
+        if fullname != self._module.__name__:
+            return None
+        sys.meta_path.remove(self)
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        """As it was."""
+        return self._module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """It has been."""
+        module.__spec__ = self._spec
+
+
+def main() -> None:
+    """Import, then serve on the socket whose number is the argument."""
+    given = dict(os.environ)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for name in PRELOAD:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    if asked := _serve(control):
+        _become(asked, given)
+
+
+if __name__ == "__main__":
+    main()
