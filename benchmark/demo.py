@@ -38,7 +38,8 @@ PACE_S = (0.4, 1.0)
 only an answer that is not there yet delays the next turn."""
 TURN_TOKENS, DOCUMENT_TOKENS = (10, 60), (1800, 2200)
 ANSWER_TOKENS = 4
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
+"""After the last request of a round; documents take a second each."""
 NAMES = (LAPS, FCFS)
 ORDER = (LAPS, FCFS, FCFS, LAPS) * 2
 """Short rounds in turns: what else the machine does for half a minute meets both."""
@@ -113,6 +114,15 @@ def lone_long_s(target: Target, words: Words) -> float:
     return statistics.median(asyncio.run(client.one_by_one(target, bodies))[3:])
 
 
+def require_answers(answers: Sequence[Answer], name: str, logs: Path) -> None:
+    """Raise ServerError where a request has had no answer: who has waited so long would wait as long in every round."""
+    hung = sum(a.error == client.UNANSWERED for a in answers)
+    if hung:
+        raise servers.ServerError(
+            f"{hung} of {len(answers)} requests to {name} had no answer within {PATIENCE_S:.0f} s; the logs: {logs}"
+        )
+
+
 def summary(rounds: Sequence[Sequence[Answer]]) -> dict[str, Any]:
     """Quantiles over all requests of a variant's rounds."""
     seen = [a for answers in rounds for a in answers]
@@ -162,7 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rate = args.utilisation / min(alone)
                 for i, name in enumerate(ORDER):
                     progress(f"round {i + 1} of {len(ORDER)}, {name}")
-                    rounds[name].append(one_round(routers[name], words, args.seed + i // 2, args.seconds, rate))
+                    answers = one_round(routers[name], words, args.seed + i // 2, args.seconds, rate)
+                    require_answers(answers, name, fleet.log(name).parent)
+                    rounds[name].append(answers)
         finally:
             progress.done()
     result = {name: summary(r) for name, r in rounds.items()}

@@ -16,6 +16,8 @@ from laps_plan.traffic.job import Job
 
 from benchmark.load.connection import Connection, Target
 
+UNANSWERED = "no answer in time"
+"""The error of a request whose answer had not come when waiting ended."""
 IDLE_S = 3.0
 """A connection unused for longer is not used again: the server closes it after 5 s, perhaps just then."""
 
@@ -99,7 +101,7 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
         await asyncio.sleep(due - time.perf_counter())
         sent = time.perf_counter()
         late = max(0.0, sent - due)
-        seen[i] = Answer(job, sent - epoch, late, None, "no answer in time")
+        seen[i] = Answer(job, sent - epoch, late, None, UNANSWERED)
         seen[i] = Answer(job, sent - epoch, late, *await ask(pool, raw))
         answered[i].set()
 

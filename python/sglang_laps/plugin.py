@@ -21,8 +21,9 @@ SGLang name                                                    what LAPS does wi
 ``model_executor.model_runner_components.cuda_graph_setup``    ``capture_prefill_graph`` called once more with another
                                                                prefill ``PhaseConfig`` in ``get_exec().graph``; the
                                                                ``PrefillCudaGraphRunner`` it makes is used as it is
-``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``, ``__init__`` (its
-                                                               ``transfer_infos``): see ``transfers.py`` (enabled only)
+``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``, ``update_status``,
+                                                               ``__init__`` (its ``transfer_infos``): see
+                                                               ``transfers.py`` (enabled, or no GPU)
 ``managers.scheduler.Scheduler``                               hooked, ``init_model_worker``, ``get_internal_state``:
                                                                see ``emulation/`` (emulated devices only)
 ``layers.attention.torch_native_backend``                      ``_run_sdpa_forward_extend`` of its instances replaced
@@ -82,10 +83,13 @@ def load() -> None:
         emulated = asked.from_env()
     except ConfigError as e:
         refuse(e)
-    if config is None and emulated is None:
+    enabled, wrong = config is not None or emulated is not None, wrong_release()
+    if enabled and wrong:
+        refuse(wrong)
+    if not wrong and (config is not None or _on_host()):
+        transfers.mend()  # without a GPU for stock servers too: a comparison would learn nothing from one that hangs
+    if not enabled:
         return
-    if reason := wrong_release():
-        refuse(reason)
     if emulated is not None:
         if not _on_host():
             refuse(f"{asked.ENV}: {NO_HOST}")
@@ -97,8 +101,6 @@ def load() -> None:
     stock = sys.modules[SCHEDULER].Scheduler
     HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
     transfers.be_patient()
-    HookRegistry.register(transfers.MANAGER, transfers.forgive, HookType.AFTER)
-    HookRegistry.register(transfers.CHECK_STATUS, transfers.check_status, HookType.AROUND)
     graphs.install(config)
 
 

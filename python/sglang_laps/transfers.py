@@ -19,8 +19,8 @@ PROBE = {"SGLANG_FAILED_SESSION_PROBE_INTERVAL_S": "5", "SGLANG_FAILED_SESSION_P
 """After one failed transfer SGLang fails every other to that decode server until it has probed it, by default 30 s
 later and then ever less often, up to every 300 s."""
 
-MANAGER = "sglang.srt.disaggregation.common.conn.CommonKVManager.__init__"
-CHECK_STATUS = "sglang.srt.disaggregation.common.conn.CommonKVManager.check_status"
+MANAGER = "sglang.srt.disaggregation.common.conn.CommonKVManager"
+_writing = threading.RLock()
 
 
 def be_patient() -> None:
@@ -30,6 +30,15 @@ def be_patient() -> None:
     # One of the two bounds the other.
     if not PROBE.keys() & os.environ.keys():
         os.environ.update(PROBE)
+
+
+def mend() -> None:
+    """Hook what is wrong with the books that SGLang's threads keep of transfers together."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(f"{MANAGER}.__init__", forgive, HookType.AFTER)
+    HookRegistry.register(f"{MANAGER}.check_status", check_status, HookType.AROUND)
+    HookRegistry.register(f"{MANAGER}.update_status", update_status, HookType.AROUND)
 
 
 def check_status(original: Callable[[Any, int], Any], manager: Any, bootstrap_room: int) -> Any:
@@ -48,6 +57,22 @@ def check_status(original: Callable[[Any, int], Any], manager: Any, bootstrap_ro
         from sglang.srt.disaggregation.base.conn import KVPoll
 
         return KVPoll.Failed
+
+
+def update_status(original: Callable[[Any, int, Any], None], manager: Any, bootstrap_room: int, status: Any) -> None:
+    """Around ``CommonKVManager.update_status``: one thread at a time.
+
+    It reads the status of a room, and then writes. The scheduler opens a room while another thread hears from the
+    decode server that it is ready; where stock SGLang has the first write last, the request waits until it times out
+    (300 s).
+    """
+    from sglang.srt.disaggregation.base.conn import KVPoll
+
+    if status == KVPoll.Failed and manager.deferred_bootstrap is not None:
+        original(manager, bootstrap_room, status)  # it writes without reading, and tells a peer that may be dead
+        return
+    with _writing:
+        original(manager, bootstrap_room, status)
 
 
 class Rooms(dict[int, dict[str, Any]]):

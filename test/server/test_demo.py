@@ -1,4 +1,4 @@
-"""The demo from end to end, briefly; interrupted; on a port that is taken."""
+"""The demo from end to end, briefly; interrupted; on a port that is taken; with a server that hangs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,33 @@ from pathlib import Path
 
 import psutil
 import pytest
+from laps_plan.traffic.job import Job
 
+from benchmark.demo import require_answers
+from benchmark.load.client import UNANSWERED, Answer
 from benchmark.results.piece import Piece
 from benchmark.rig.model import REPO
+from benchmark.rig.servers import ServerError
 
 DEMO = [sys.executable, "-m", "benchmark.demo"]
+
+
+def ends_of(logs: Path) -> str:
+    """What each server has printed last."""
+    return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in sorted(logs.glob("*.log")))
 
 
 @pytest.mark.timeout(400)
 def test_the_demo_writes_a_table_a_picture_and_a_record(tmp_path: Path) -> None:
     command = [*DEMO, "--seconds", "3", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=380, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "laps / fcfs" in done.stdout
+    demo = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, told = demo.communicate(timeout=340)
+    except subprocess.TimeoutExpired:
+        demo.terminate()  # a killed one could not stop its servers
+        said, told = demo.communicate(timeout=50)
+    assert demo.returncode == 0, told[-2000:] + ends_of(tmp_path / "logs")
+    assert "laps / fcfs" in said
     piece = Piece.read(tmp_path)
     assert piece.machine
     assert piece.versions
@@ -33,6 +47,14 @@ def test_the_demo_writes_a_table_a_picture_and_a_record(tmp_path: Path) -> None:
         assert figures["rps"] > 0
         assert set(figures["short"]) == set(figures["long"]) == {"p50_ms", "p90_ms", "p99_ms"}
     assert (tmp_path / "ttft.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
+    job = Job(0.0, 40)
+    answers = [Answer(job, 0.0, 0.0, 0.1), Answer(job, 0.0, 0.0, None, UNANSWERED)]
+    require_answers(answers[:1], "fcfs", tmp_path)
+    with pytest.raises(ServerError, match="1 of 2 requests to fcfs had no answer"):
+        require_answers(answers, "fcfs", tmp_path)
 
 
 def command_of(process: psutil.Process) -> str:

@@ -172,63 +172,6 @@ def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
     assert "LapsScheduler" in done.stdout, done.stderr[-2000:]
 
 
-TRANSFER_THREAD = """
-import sglang.srt.managers.scheduler
-from concurrent.futures import ThreadPoolExecutor
-from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager as Manager
-from sglang.srt.plugins import load_plugins
-load_plugins()
-manager = Manager.__new__(Manager)
-manager.request_status = {7: "there"}
-with ThreadPoolExecutor(1) as thread:
-    for room in 7, 8:
-        try:
-            print("thread", room, thread.submit(manager.check_status, room).result())
-        except KeyError:
-            print("thread", room, "ended")
-try:
-    manager.check_status(8)
-except KeyError:
-    print("scheduler told")
-"""
-
-
-def test_a_transfer_thread_outlives_a_transfer_that_is_taken_off_the_books_while_it_looks() -> None:
-    on, off = (run(TRANSFER_THREAD, SGLANG_LAPS_SCHEDULER=text).stdout for text in ("1", ""))
-    assert "thread 7 there" in on
-    assert "thread 8 0" in on, on  # KVPoll.Failed
-    assert "scheduler told" in on
-    assert "thread 8 ended" in off
-
-
-ROOMS = """
-from types import SimpleNamespace
-from sglang.srt.disaggregation.common.conn import CommonKVManager as Manager
-from sglang.srt.plugins import load_plugins
-def books(self):
-    self.transfer_infos = {}
-Manager.__init__ = books
-import sglang.srt.managers.scheduler
-load_plugins()
-manager = SimpleNamespace()
-Manager.__init__(manager)
-rooms = manager.transfer_infos
-rooms[7] = {}
-rooms.pop(7)
-try:
-    rooms[7]["a decode server"] = "its word"
-    print("heard", rooms, rooms.pop(8))
-except KeyError:
-    print("ended")
-"""
-
-
-def test_the_thread_that_hears_decode_servers_outlives_an_abort_that_comes_in_between() -> None:
-    on, off = (run(ROOMS, SGLANG_LAPS_SCHEDULER=text) for text in ("1", ""))
-    assert "heard {7: {'a decode server': 'its word'}} None" in on.stdout, on.stderr[-2000:]
-    assert "ended" in off.stdout, off.stderr[-2000:]
-
-
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_laps import support
 
