@@ -27,6 +27,8 @@ from .fake_replies import Body, answer, prompt_tokens, rooms_of
 ROUTES = ("generate", "v1/completions", "v1/chat/completions")
 SHORT, LONG = "a" * 40, "b" * 8000
 """Prompts of the two classes."""
+JSON_TYPE = {"content-type": "application/json"}
+"""Of a body that a test writes itself."""
 PROBES = {"health_check_interval_secs": 0.3, "health_check_timeout_secs": 0.3}
 NO_PROBES = {"disable_health_check": True}
 """Arguments of a router that looks often whether its servers are well, or never."""

@@ -259,6 +259,7 @@ def test_header_bytes_reach_the_servers_as_they_came() -> None:
             reader, writer = await asyncio.open_connection(host, int(port))
             body = b'{"text":"a"}'
             lines = [b"POST /generate HTTP/1.1", b"host: x", b"connection: close", b"content-length: %d" % len(body)]
+            lines += [b"content-type: application/json"]
             lines += [b"%b: %b" % item for item in values.items()]
             writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
             assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
@@ -267,6 +268,19 @@ def test_header_bytes_reach_the_servers_as_they_came() -> None:
                 seen = {name: server.headers[0][name.decode()].encode("utf-8", "surrogateescape") for name in values}
                 assert seen == values
                 assert server.bodies[0]["text"] == "a"
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_not_declared_as_json_is_refused() -> None:
+    async def run() -> None:
+        async with stack(2) as s, aiohttp.ClientSession() as client:
+            for path in ("/generate", "/workers"):
+                text = {"content-type": "text/plain"}
+                async with client.post(s.url + path, data=b'{"text":"a"}', headers=text) as r:
+                    assert r.status == 422
+                    assert "application/json" in (await r.json())["detail"]
+            assert not s.decodes[0].bodies
 
     asyncio.run(run())
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from laps_core.pools.pressure import POOLS, Pool
 
-from .fakes import LONG, SHORT, FakeDecode, FakePrefill, Stack, events_of, stack
+from .fakes import JSON_TYPE, LONG, SHORT, FakeDecode, FakePrefill, Stack, events_of, stack
 
 
 def test_both_classes_stream_through_their_own_pool() -> None:
@@ -83,8 +83,7 @@ def test_a_batch_is_classified_by_its_total() -> None:
 def test_a_malformed_body_gets_the_stock_status_and_leaks_nothing(raw: bytes) -> None:
     async def run() -> None:
         async with stack(2) as s:
-            headers = {"content-type": "application/json"}
-            async with s.client.post(f"{s.url}/generate", data=raw, headers=headers) as r:
+            async with s.client.post(f"{s.url}/generate", data=raw, headers=JSON_TYPE) as r:
                 assert r.status in (400, 422)
                 assert "detail" in await r.json()
             await s.at_rest()
@@ -118,7 +117,7 @@ def test_numbers_only_the_standard_parser_takes_go_through() -> None:
     async def run() -> None:
         async with stack(2) as s:
             raw = b'{"text": "a", "x": NaN, "big": 123456789012345678901234567890}'
-            async with s.client.post(f"{s.url}/generate", data=raw) as r:
+            async with s.client.post(f"{s.url}/generate", data=raw, headers=JSON_TYPE) as r:
                 assert r.status == 200
             assert s.decodes[0].bodies[0]["big"] == 123456789012345678901234567890
 
@@ -290,7 +289,7 @@ def test_a_chunked_request_body_is_read_whole() -> None:
 
     async def run() -> None:
         async with stack(2) as s:
-            async with s.client.post(f"{s.url}/generate", data=pieces()) as r:
+            async with s.client.post(f"{s.url}/generate", data=pieces(), headers=JSON_TYPE) as r:
                 assert r.status == 200
             assert len(s.pool("long")[0].bodies) == 1
 

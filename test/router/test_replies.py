@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from .fake_replies import answer
-from .fakes import SHORT, Body, FakeDecode, FakePrefill, World, events_of, stack
+from .fakes import JSON_TYPE, SHORT, Body, FakeDecode, FakePrefill, World, events_of, stack
 
 
 class FailingPrefill(FakePrefill):
@@ -172,7 +172,7 @@ def test_a_body_is_let_go_of_when_the_stream_has_begun() -> None:
             tracemalloc.start()
             try:
                 for _ in range(n):
-                    r = await open_.enter_async_context(s.client.post(f"{s.url}/generate", data=raw))
+                    r = await open_.enter_async_context(s.client.post(f"{s.url}/generate", data=raw, headers=JSON_TYPE))
                     assert await r.content.readany()
                 await s.until(lambda: all(i.outstanding == 0 for i in s.lb.pools.instances))
                 end = time.monotonic() + 20

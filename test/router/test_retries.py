@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, stack
+from .fakes import JSON_TYPE, SHORT, Body, FakeDecode, FakePrefill, FakeServer, stack
 
 
 class Busy(FakeDecode):
@@ -111,7 +111,7 @@ def test_an_id_that_cannot_be_written_goes_as_it_came(rid: Any) -> None:
     async def run() -> None:
         async with stack(2) as s:
             raw = json.dumps({"text": ["a", "b"] if isinstance(rid, list) else "a", "rid": rid})
-            async with s.client.post(f"{s.url}/generate", data=raw, headers={"content-type": "application/json"}) as r:
+            async with s.client.post(f"{s.url}/generate", data=raw, headers=JSON_TYPE) as r:
                 assert r.status != 500, await r.read()
             await s.at_rest()
 

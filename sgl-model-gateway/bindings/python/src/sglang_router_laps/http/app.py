@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..prompts.reading import READERS
 from ..queue import TurnedAway
-from ..request.body import parse, read_body, refuse
+from ..request.body import parse, read_body, refuse, require_json
 from ..request.call import Call
 from ..request.passage import Passage, Retries
 from ..request.replies import BadRequest, Client, Rejection, Reply, refusal
@@ -73,6 +73,7 @@ class LapsApp:
         router.queue.make_sure_of_room()
         # A client that does not send its body holds no place.
         raw = await read_body(scope, receive, router.args)
+        require_json(scope)
         call = self._call(trail, scope, raw)
         # The call lets go of the body when it is of no more use.
         del raw

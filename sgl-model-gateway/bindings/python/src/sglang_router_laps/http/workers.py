@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..request.body import read_body
+from ..request.body import read_body, require_json
 from ..request.replies import JSON, Rejection, Reply
 from ..router import Router
 from ..servers.instances import Instance, PrefillInstance, Role
@@ -74,6 +74,7 @@ class Workers:
 
     async def _add(self, request: Request) -> Response:
         raw = await read_body(request.scope, request.receive, self._router.args)
+        require_json(request.scope)
         try:
             wanted = msgspec.json.decode(raw, type=Wanted)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
