@@ -40,25 +40,36 @@ def test_a_long_request_starts_under_a_stream_of_short_ones(prefill: Prefill, ab
             depth: int = (await reply.json())["queues"]["long"]["depth"]
             return depth
 
+    def asking(http: Any, rid: str) -> Any:
+        return http.post(prefill.server.url + "/generate", json=ask(rng.getrandbits(60), ids(1, 3000), rid))
+
+    async def one_that_waits(http: Any) -> tuple[str, asyncio.Future[Any]]:
+        """One that is not there yet cannot be aborted; nor one that found room at once, where the stream faltered."""
+        for i in range(10):
+            asked = asyncio.ensure_future(asking(http, f"in-vain-{i}"))
+            while not asked.done():
+                if await waiting(http):
+                    return f"in-vain-{i}", asked
+            async with await asked as reply:
+                assert reply.status == 200, await reply.text()
+        raise AssertionError("none waits")
+
     async def long(http: Any) -> int:
         while served < 64:  # the stream flows
             await asyncio.sleep(0.01)
-        url, before = prefill.server.url, served
-        post = http.post(url + "/generate", json=ask(rng.getrandbits(60), ids(1, 3000), f"needs-much-{aborted}"))
+        before = served
         if aborted:
-            waits = asyncio.ensure_future(post)
-            while await waiting(http) == 0:  # one that is not there yet cannot be aborted
-                assert not waits.done(), "it has started"
-            async with http.post(url + "/abort_request", json={"rid": f"needs-much-{aborted}"}) as reply:
+            rid, asked = await one_that_waits(http)
+            async with http.post(prefill.server.url + "/abort_request", json={"rid": rid}) as reply:
                 assert reply.status == 200
-            async with await waits:
+            async with await asked:
                 pass
             before = served
             assert before < enough // 2
             while served < before + 64:  # the stream flows on
                 await asyncio.sleep(0.01)
         else:
-            async with post as reply:
+            async with asking(http, "needs-much") as reply:
                 assert reply.status == 200, await reply.text()
         done.set()
         return served - before
