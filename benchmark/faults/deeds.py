@@ -40,7 +40,8 @@ class Crowd:
         self._bare, self._openai = Bare(port), OpenAi(port)
         self._numbers = numbers
         self._generating = [i for i, p in enumerate(prompts) if p.route == GENERATE and "input_ids" in p.body]
-        self._rubbish = [c for c in corpus.CASES if c.quick]
+        # The answer to a HEAD has no body to give a reason in.
+        self._rubbish = [c for c in corpus.CASES if c.quick and not c.raw.startswith(b"HEAD")]
 
     async def run(self, work: Iterator[Deed], over: Callable[[], bool]) -> None:
         """So many clients, each busy with one deed after the other until it is ``over``."""

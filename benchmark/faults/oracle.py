@@ -96,7 +96,7 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
 
 
 def _refused(seen: Seen, status: int, evidence: Evidence, roles: Roles) -> Verdict:
-    if not seen.reason and status != 405:  # which is all that the answer to a HEAD can say
+    if not seen.reason:
         return Verdict(LOST, f"{status} without a reason")
     if seen.aborted and (status >= 500 or "abort" in seen.reason.lower()):
         return Verdict(CUT, "aborted as asked")
