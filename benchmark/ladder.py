@@ -121,7 +121,7 @@ def sliced(runner: Any, vocabulary: int) -> list[dict[str, Any]]:
         rig.clear(runner)
         met: list[Any] = []
 
-        def pause(left: int, met: list[Any] = met) -> bool:
+        def pause(left: float, met: list[Any] = met) -> bool:
             met.append(rig.prefill(runner, [rig.request(f"short {left}", short)]))
             return True
 

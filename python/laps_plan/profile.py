@@ -10,10 +10,13 @@ from typing import Any
 
 import msgspec
 from laps_core.latency.model import LatencyModel
-from laps_core.latency.step import Coefficients
+from laps_core.latency.step import Coefficients, StepShape
+from laps_core.slicing import Operator, pairs, slices
 
 FOLDER = Path(__file__).parent / "profiles"
 _KIND = "laps-sim-profile"
+PROJECTIONS, OUTPUT, MLP = 0.15, 0.1, 0.75
+"""Shares of its operators in a layer's time, attention aside: about so in dense models of 8B to 70B."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,20 @@ class Profile:
     def model(self) -> LatencyModel:
         """A latency model that knows these coefficients, as a server that loaded a saved one does."""
         return LatencyModel(self.coefficients)
+
+    def slices(self, seconds: float, shape: Sequence[tuple[int, int]], each: float) -> list[float]:
+        """Durations (seconds) of the slices of a step that takes `seconds` for these (new, history) tokens, each of at
+        most `each`, where its operators allow: attention of a layer cannot be divided."""
+        tokens, attended = sum(new for new, _ in shape), pairs(shape)
+        attention_s = min(seconds, self.coefficients.alpha * StepShape.of(shape).attention)
+        token_s = (seconds - attention_s) / self.layers / tokens
+        operators = (
+            Operator(PROJECTIONS * token_s),
+            Operator(0.0, attention_s / self.layers / attended),
+            Operator(OUTPUT * token_s),
+            Operator(MLP * token_s, divisible=True),
+        )
+        return list(slices(operators, self.layers, tokens, attended, each))
 
     def eager(self) -> Profile:
         """The same without prefill graphs on the stock path, where the profile tells the two apart."""

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Pause = Callable[[int], bool]
-"""Called between two slices with the number of layers that are left; says whether anything else ran on the device."""
+Pause = Callable[[float], bool]
+"""Called between two slices with the number of layers that are left, not always a whole one; returns True if anything
+else ran on the device."""
 
 
 class Armed:
     """The part that every ``slices.Cutter`` shares."""
 
-    _armed: tuple[int, Pause] | None = None
+    _armed: tuple[float, Pause] | None = None
 
     @contextmanager
-    def cut(self, layers: int, pause: Pause) -> Iterator[None]:
-        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
+    def cut(self, layers: float, pause: Pause) -> Iterator[None]:
+        """Run the next forward pass in slices of `layers` (less than one: of operators); `pause` is called between
+        them."""
         self._armed = layers, pause
         try:
             yield
         finally:
             self._armed = None
 
-    def disarm(self) -> tuple[int, Pause] | None:
+    def disarm(self) -> tuple[float, Pause] | None:
         """What this pass runs in; None: as a whole. Passes in its pauses come here too, and are not cut."""
         armed, self._armed = self._armed, None
         return armed

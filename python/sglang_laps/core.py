@@ -57,6 +57,10 @@ class Flight(Running):
     """The prompt that goes on after it."""
     layers: int = 0
     """Of a slice; 0 = in one piece."""
+    parts: int = 1
+    """Slices of a layer."""
+    marks: tuple[Any, Any] = (None, None)
+    """Its begin and end on the device, where the host does not see them."""
 
 
 @dataclass(slots=True)
@@ -137,7 +141,7 @@ class LapsCore:
         self.pacer.arrived(now, 0)
         self.pacer.nothing_waits()
 
-    def paused(self, flight: Flight, layers_left: int, layers: int) -> Paused:
+    def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
         """Between two slices of `flight`, with `layers_left` of all `layers` to go: how the plan sees it."""
         whole_s = self.pacer.model.predict(flight.shape) or float("inf")
         reqs = [r for f in self.under_way for r in f.reqs]
@@ -240,6 +244,7 @@ class LapsCore:
             reqs=reqs,
             cut=cut,
             layers=plan.layers if cls == LONG and sliced else 0,
+            parts=plan.parts,
         )
         self.pacer.launched(now, self._next, plan)
 

@@ -7,11 +7,13 @@ it must not do to a running batch (flush, pause, new weights) waits for its end,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
@@ -29,18 +31,37 @@ if TYPE_CHECKING:
 
 AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq)
 """What may be dispatched while a batch is paused. Anything else, and all that came after it, waits for its end."""
+POLL_S = 0.01
+"""Senders of KV are polled in a pause when a request has come, or this long after they were last polled: a poll costs
+about as much as the rest of a pause, with several ranks more."""
+
+
+class PollTransfers:
+    """Rides with the requests from the leading rank to the others: all of them poll in this pause."""
 
 
 class Interlude:
     """The pauses of one scheduler's long batches."""
 
     def __init__(
-        self, scheduler: Scheduler, core: LapsCore, builder: Builder, ranks: Ranks, cutter: Cutter | None
+        self,
+        scheduler: Scheduler,
+        core: LapsCore,
+        builder: Builder,
+        ranks: Ranks,
+        cutter: Cutter | None,
+        *,
+        synchronous: bool,
     ) -> None:
-        """`cutter` None = there are no pauses."""
+        """`cutter` None = there are no pauses. `synchronous`: a forward pass has ended when its call has."""
         self._scheduler, self._core, self._builder, self._ranks = scheduler, core, builder, ranks
-        self._cutter = cutter
+        self._cutter, self._synchronous = cutter, synchronous
         self._processed: dict[int, Any] = {}
+        self._launched: tuple[Any, Any] | None = None
+        self._polled_s = 0.0
+        if scheduler.enable_lora:
+            manager = scheduler.tp_worker.model_runner.lora_manager
+            manager.fetch_new_loras = partial(self._fetch, manager.fetch_new_loras)
 
     @contextmanager
     def slicing(self, flight: Flight) -> Iterator[None]:
@@ -50,18 +71,20 @@ class Interlude:
             return
         self._core.under_way.append(flight)
         try:
-            with self._cutter.cut(flight.layers, partial(self._pause, flight, self._cutter.layers)):
+            with self._cutter.cut(flight.layers / flight.parts, partial(self._pause, flight, self._cutter.layers)):
                 yield
+            self._settle()
         finally:
             self._core.under_way.remove(flight)
             self._core.pacer.sizes.launch_s = self._cutter.launch_s
 
-    def _pause(self, flight: Flight, layers: int, layers_left: int) -> bool:
-        """Between two slices of `flight`, of `layers` in all; whether anything else ran on the device."""
+    def _pause(self, flight: Flight, layers: int, layers_left: float) -> bool:
+        """Between two slices of `flight`, of `layers` in all; True if anything else ran on the device."""
         sched = self._scheduler
         ran = False
         # The forward pass has its own stream; what is scheduled belongs on the other.
         with sched.device_module.StreamContext(sched.schedule_stream):
+            self._settle()
             self._results_so_far()
             self._take_in()
             while True:
@@ -71,14 +94,43 @@ class Interlude:
                 ran, sched.running_batch = True, built.running_batch
                 batch = built.batch_to_run
                 if batch.hicache_consumer_index < 0:
-                    # A prefix that it found on the device may still be on its way there from the host, for the paused
-                    # batch. Loads of its own would come after those.
-                    batch.hicache_consumer_index = flight.batch.hicache_consumer_index
-                self._run(batch)
+                    batch.hicache_consumer_index = self._loads_shared(batch)
+                self._launched = batch, self._launch(batch)
+                if not self._synchronous and not sched.waiting_queue:
+                    break  # the device goes on with the next slice while this result is processed
+                self._settle()
         if ran:
             # Which of the layer-wise loads to wait for is one number of the worker.
             sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
+            if sched.enable_overlap:
+                # SGLang keeps the tensors of the newest two batches: those of this one must outlive its pass.
+                sched.record_batch_in_overlap(flight.batch)
         return ran
+
+    def in_flight(self) -> list[Any]:
+        """Batches that are paused, and one that ran in a pause and has no processed result yet."""
+        return [*(f.batch for f in self._core.under_way), *([self._launched[0]] if self._launched else [])]
+
+    def adapters(self) -> set[str | None]:
+        """LoRA adapters of the batches that are paused: they stay where they are."""
+        return {r.lora_id for f in self._core.under_way for r in f.reqs}
+
+    def _fetch(self, fetch: Any, new: set[Any], running: Any = ()) -> Any:
+        return fetch(new, {*running, *self.adapters()})
+
+    def _loads_shared(self, batch: Any) -> int:
+        """The host loads to wait for, -1 for none: prefixes that were found on the device may still be on their way
+        there for a paused batch. Those of the last one come last."""
+        table = self._scheduler.req_to_token_pool.req_to_token
+        for below in (f.batch for f in reversed(self._core.under_way)):
+            if below.hicache_consumer_index < 0:
+                continue
+            rows = zip(below.reqs, below.req_pool_indices, below.prefix_lens, strict=True)
+            loads = [table[row, n - r.host_loaded_length : n] for r, row, n in rows if r.host_loaded_length]
+            found = [table[row, :n] for row, n in zip(batch.req_pool_indices, batch.prefix_lens, strict=True)]
+            if loads and bool(torch.isin(torch.cat(found), torch.cat(loads)).any()):
+                return int(below.hicache_consumer_index)
+        return -1
 
     def processed(self, result: Any) -> bool:
         """Whether this result was processed in a pause already; asked once, by the event loop."""
@@ -86,15 +138,20 @@ class Interlude:
 
     def _take_in(self) -> None:
         """New requests, those whose decode server is ready, and answers whose transfer is done."""
-        sched = self._scheduler
+        sched, now_s = self._scheduler, time.perf_counter()
         deferred = sched._deferred_input_requests
-        ours = []
-        if not deferred and self._ranks.leader:
-            ours = sched._poll_timeout_aborts()
-        deferred.extend(sched.request_receiver.recv_requests(local_reqs=ours))
+        ours: list[Any] = []
+        if self._ranks.leader:
+            ours = [] if deferred else sched._poll_timeout_aborts()
+            ours += [PollTransfers()] if now_s >= self._polled_s + POLL_S else []
+        came = sched.request_receiver.recv_requests(local_reqs=ours)
+        deferred.extend(r for r in came if not isinstance(r, PollTransfers))
         n = next((i for i, r in enumerate(deferred) if not isinstance(r, AT_ONCE)), len(deferred))
         now, deferred[:n] = deferred[:n], []
         sched.process_input_requests(now)
+        if not came:
+            return
+        self._polled_s = now_s
         sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         sched.resolve_waiting_queue_bootstrap()
         sched.process_disagg_prefill_inflight_queue()
@@ -111,7 +168,8 @@ class Interlude:
                 self._scheduler.process_batch_result(batch, result)
                 self._processed[id(result)] = result
 
-    def _run(self, batch: Any) -> None:
+    def _launch(self, batch: Any) -> Any:
+        """Its result, which may not be there yet."""
         sched = self._scheduler
         batch = sched.ngram_embedding_manager.prepare_for_forward(batch, chunked_req=None)
         if sched.enable_staging:
@@ -120,5 +178,12 @@ class Interlude:
         if sched.enable_overlap:
             sched._apply_war_barrier()
             sched.launch_batch_sample_if_needed(result, batch)
-        sched.process_batch_result(batch, result)
-        sched.process_disagg_prefill_inflight_queue()
+        return result
+
+    def _settle(self) -> None:
+        """Process the result of what ran last in a pause."""
+        if self._launched is None:
+            return
+        (batch, result), self._launched = self._launched, None
+        self._scheduler.process_batch_result(batch, result)
+        self._scheduler.process_disagg_prefill_inflight_queue()

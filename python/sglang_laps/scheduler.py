@@ -94,7 +94,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def _collect_inflight_batches(self) -> list[ScheduleBatch | None]:
         """With the batches that are paused: their requests can be aborted."""
         batches: list[ScheduleBatch | None] = super()._collect_inflight_batches()
-        return batches if self.laps is None else [*batches, *(f.batch for f in self.laps.core.under_way)]
+        return batches if self.laps is None else [*batches, *self.laps.interlude.in_flight()]
+
+    def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
+        """Whether the adapter of a request finds a place, beside those of batches that are paused."""
+        paused = set() if self.laps is None else self.laps.interlude.adapters()
+        return bool(super().can_schedule_lora_req(req, running_loras | paused))
 
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
         """Nothing runs, waits, or is parked."""
@@ -131,12 +136,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return super().run_batch(batch, *args, **kwargs)
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
-        flight.started = time.perf_counter()
-        if flight.within and self.laps.cutter is not None:
-            # The host is one slice ahead of the device.
-            flight.started = max(flight.started, self.laps.cutter.free_s)
+        flight.started = self.laps.begins_s()
+        begin = self.laps.marks and self.laps.marks.now()
         with self.laps.interlude.slicing(flight):
             result = super().run_batch(batch, *args, **kwargs)
+        if self.laps.marks:
+            flight.marks = begin, self.laps.marks.now()
         if self.laps.synchronous:
             # The overlap loop runs the next batch before it processes this one's result.
             flight.done = time.perf_counter()
@@ -157,6 +162,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             # The stock method waits for the same event first; what it does after that is not the step.
             result.copy_done.synchronize()
             flight.done = time.perf_counter()
+            if self.laps.marks:
+                # Launched behind others it began when they had ended.
+                flight.started = flight.done - self.laps.marks.seconds(*flight.marks)
         # It asks the slot whether a cut prompt goes on.
         parked = flight is not None and flight.cut in core.parked
         with self._laps_slot(flight.cut) if parked and flight else nullcontext():

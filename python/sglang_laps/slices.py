@@ -1,8 +1,8 @@
-"""Long batches in slices of a few layers, with a pause between two slices in which other work may run (FlowPrefill).
+"""Long batches in slices, with a pause between two slices in which other work may run (FlowPrefill).
 
-SGLang has the mechanism: a forward batch in split-prefill mode runs some layers and keeps its activations. Here a whole
-``ModelRunner.forward`` is made of such parts. To everything around it (sampling, streams, results) it is one forward
-pass that takes long; what happens in the pauses is the caller's.
+The model's own forward pass runs. Hooks before its layers, and before the operators in them, count what is done, and
+where a slice is over they call the pause in the middle of the pass. To everything around it (sampling, streams,
+results) it is one forward pass that takes long; what happens in the pauses is the caller's.
 """
 
 from __future__ import annotations
@@ -10,19 +10,32 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from laps_core.slicing import Cut, Operator, pairs
+from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_exec, get_forward, get_global_dwdp_manager
+from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
+from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
+from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
 from sglang_laps.armed import Armed, Pause
+from sglang_laps.layers import NoLayers, Point, decoder_layers, points
+from sglang_laps.put_back import aside, put_back
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
+"""Quantizations that leave activations alone: with a scale over all rows, blocks of rows would come out otherwise."""
 
 
 class Cutter(Protocol):
@@ -32,59 +45,84 @@ class Cutter(Protocol):
     """Of the model."""
 
     @property
-    def free_s(self) -> float:
-        """When the slice that is on the device should be over (seconds of ``time.perf_counter``): what is launched in
-        its pause begins then. In the past = nothing is known to run."""
-        ...
-
-    @property
     def launch_s(self) -> float:
-        """Host time (seconds) to launch a whole pass in slices, at its fastest; 0 = not known, or not apart."""
+        """Host time (seconds) to launch a whole pass in slices, its pauses included, at its fastest; 0 if unknown, or
+        where launching is computing."""
         ...
 
-    def cut(self, layers: int, pause: Pause) -> AbstractContextManager[None]:
-        """Run the next forward pass in slices of `layers`; `pause` is called between them."""
+    def cut(self, layers: float, pause: Pause) -> AbstractContextManager[None]:
+        """Run the next forward pass in slices of `layers` (less than one: of operators); `pause` is called between
+        them."""
         ...
 
 
-def why_not(scheduler: Scheduler, *, emulated: bool = False) -> str | None:
-    """Why this server's long batches cannot be run in slices, or None. `emulated`: its model is not what is cut."""
-    model = scheduler.tp_worker.model_runner.model
+def why_not(scheduler: Scheduler) -> str | None:
+    """Why this server's long batches cannot be run in slices, or None. The same on every rank."""
+    runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
     checks = (
-        (not (emulated or hasattr(model, "forward_split_prefill")), f"{type(model).__name__} has no split prefill"),
-        (get_parallel().enable_dp_attention, "--enable-dp-attention: its ranks meet in every layer"),
-        (not scheduler.spec_algorithm.is_none(), "speculative decoding"),
-        (scheduler.enable_lora, "LoRA: another batch may replace the adapters of the paused one"),
-        (scheduler.enable_pdmux, "--enable-pdmux uses split prefill itself"),
         (not scheduler.is_generation, "the model does not generate"),
+        (scheduler.require_mlp_sync, "data-parallel ranks meet in every layer (data-parallel attention, or experts)"),
+        (not (spec.is_none() or spec.is_eagle()), f"speculative decoding with {spec.name}"),
+        (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
+        (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
+        (execution.graph.cuda_graph_config.prefill.backend == Backend.TC_PIECEWISE, "the model is compiled"),
+        (scheduler.enable_lora_overlap_loading, "--enable-lora-overlap-loading"),
+        (
+            execution.moe.expert_distribution_recorder_mode is not None or runner.eplb_manager is not None,
+            "the recorder of experts counts one pass at a time (--enable-eplb, --expert-distribution-recorder-mode)",
+        ),
+        (get_global_experts_capturer() is not None, "--enable-return-routed-experts has one buffer"),
+        (get_global_indexer_capturer() is not None, "the capturer of indexers has one buffer"),
+        (runner.canary_manager is not None, "--kv-canary"),
+        (runner.msprobe_debugger is not None, "msprobe"),
+        (get_global_dwdp_manager() is not None, "distributed weights are fetched layer by layer"),
+        (not isinstance(get_offloader(), NoopOffloader), "weights are loaded from the host layer by layer"),
     )
     return next((why for hit, why in checks if hit), None)
 
 
 def fits(batch: ScheduleBatch) -> bool:
-    """Whether this batch can be run in slices: token ids in, logits out."""
-    return (
-        batch.forward_mode == ForwardMode.EXTEND
-        and batch.input_embeds is None
-        and not batch.return_hidden_states
-        and not any(r.multimodal_inputs is not None or r.positional_embed_overrides is not None for r in batch.reqs)
-    )
+    """Whether this batch can be run in slices."""
+    return bool(batch.forward_mode == ForwardMode.EXTEND)
+
+
+class _Pass:
+    """One forward pass in slices, each of which costs at most `share` of it."""
+
+    def __init__(self, batch: Any, everything: Operator, share: float, pause: Pause) -> None:
+        shape = list(zip(batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu, strict=True))
+        self.tokens, self.pairs = sum(new for new, _ in shape), pairs(shape)
+        self.batch, self.total, self.pause = batch, everything.cost(self.tokens, self.pairs), pause
+        self.cut = Cut(share * self.total)
+        self.sent: deque[Any] = deque()
+        self.graphs: Any = None
+        self.resumed, self.since = time.perf_counter(), 0.0
 
 
 class Slices(Armed):
-    """Stands before one model runner's ``forward``."""
+    """Stands before one model runner's ``forward``, and before the operators of its model."""
 
     def __init__(self, runner: Any) -> None:
-        self.layers: int = runner.model_config.num_hidden_layers
-        self._whole = runner.forward
-        self.free_s = -math.inf
+        """Raises NoLayers where the model has none to pause between."""
+        stack = decoder_layers(runner.model)
+        self.layers = len(stack)
+        self._runner, self._whole = runner, runner.forward
         self._launch_s = math.inf
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
+        self._pass: _Pass | None = None
+        blocks = runner.model_config.quantization in ROWS_APART and runner.lora_manager is None
+        found = [p for layer in stack for p in points(layer, blocks=blocks)]
+        self.operators = len(found) // self.layers
+        """Points of a layer at which a pass can be paused, but for blocks of rows."""
+        self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
+        for point in found:
+            self._stand_before(point)
         runner.forward = self._forward
+        runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
 
     @property
     def launch_s(self) -> float:
-        """Host time (seconds) to launch a whole pass in slices, at its fastest; 0 = not known, or not apart."""
+        """Host time (seconds) to launch a whole pass in slices, its pauses included, at its fastest; 0 if unknown."""
         return 0.0 if self._events is None or math.isinf(self._launch_s) else self._launch_s
 
     def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
@@ -92,37 +130,96 @@ class Slices(Armed):
         if armed is None:
             return self._whole(forward_batch, *args, **kwargs)
         layers, pause = armed
-        mode, forward_batch.forward_mode = forward_batch.forward_mode, ForwardMode.SPLIT_PREFILL
-        sent: deque[Any] = deque()
-        stale, ended = True, math.nan
-        try:
-            while True:
-                # Attention metadata is one per backend: a batch that ran in the pause has left its own.
-                kwargs.update(reinit_attn_backend=stale, split_forward_count=layers)
-                begin, done = time.perf_counter(), forward_batch.split_index
-                output = self._whole(forward_batch, *args, **kwargs)
-                each_s = (time.perf_counter() - begin) / (forward_batch.split_index - done)
-                self._launch_s = min(self._launch_s, each_s * self.layers)
-                left = self.layers - forward_batch.split_index
-                if left <= 0:
-                    return output
-                before, ended = ended, self._keep_pace(sent)
-                if not stale and ended > before:
-                    # As long as the one that is over, nothing else having run meanwhile.
-                    self.free_s = ended + (ended - before)
-                stale = pause(left)
-        finally:
-            forward_batch.forward_mode = mode
+        # While a graph is replayed no hook is called.
+        with self._under(_Pass(forward_batch, self._all, layers / self.layers, pause), None):
+            return self._whole(forward_batch, *args, **kwargs)
 
-    def _keep_pace(self, sent: deque[Any]) -> float:
-        """Let the host be one slice ahead of the device, and no more: preemption would come too late. When the slice
-        before that was over (seconds); not a number = not known."""
+    @contextmanager
+    def _under(self, now: _Pass | None, graphs: Any) -> Iterator[None]:
+        """The pass in slices is `now`, and these are the runner's prefill graphs."""
+        runner = self._runner
+        held = self._pass, runner.prefill_cuda_graph_runner
+        if now is not None:
+            now.graphs = held[1]
+        self._pass, runner.prefill_cuda_graph_runner = now, graphs
+        try:
+            yield
+        finally:
+            self._pass, runner.prefill_cuda_graph_runner = held
+
+    def _load_batch(self, load: Callable[..., Any], forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+        """SGLang copies a batch into buffers that all batches share: those in the pauses would overwrite them."""
+        now = self._pass
+        if now is None:
+            return load(forward_batch, *args, **kwargs)
+        now.batch = replace(forward_batch)
+        return now.batch
+
+    # -- hooks
+
+    def _stand_before(self, point: Point) -> None:
+        module, operator = point
+
+        def before(*_: Any) -> None:
+            # Also called while a graph is captured or compiled: then no pass is under way.
+            if self._pass is not None:
+                self._reach(self._pass, operator)
+
+        if not operator.divisible:
+            module.register_forward_pre_hook(before)
+            return
+        module.forward = partial(self._in_blocks, module.forward, operator)
+
+    def _in_blocks(self, whole: Callable[..., Any], operator: Operator, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """A dense MLP. Its widest activations are as long as the block, and none is held while another batch runs."""
+        now = self._pass
+        if now is None:
+            return whole(x, *args, **kwargs)
+        more = [*args, *kwargs.values()]
+        rows_apart = isinstance(x, torch.Tensor) and not any(isinstance(v, torch.Tensor) for v in more)
+        if not rows_apart or get_forward().mlp_reduce_scatter:
+            self._reach(now, operator)
+            return whole(x, *args, **kwargs)
+        n = now.cut.blocks(operator.cost(now.tokens, now.pairs), len(x))
+        done = []
+        for block in x.tensor_split(n):
+            self._reach(now, operator, 1.0 / n)
+            done.append(whole(block, *args, **kwargs))
+        return done[0] if n == 1 else torch.cat(done)
+
+    def _reach(self, now: _Pass, operator: Operator, share: float = 1.0) -> None:
+        before = now.cut.done
+        if now.cut.due(share * operator.cost(now.tokens, now.pairs)):
+            self._between(now, before)
+
+    def _between(self, now: _Pass, done: float) -> None:
+        """Between two slices, with so much of the pass done."""
+        launch_s = time.perf_counter() - now.resumed
+        self._keep_pace(now.sent)
+        begin = time.perf_counter()
+        with self._under(None, now.graphs), aside():
+            others_ran = now.pause(round(self.layers * max(0.0, 1.0 - done / now.total), 6))
+        if others_ran:
+            put_back(self._runner, now.batch)
+        else:
+            launch_s += time.perf_counter() - begin
+            self._launch_s = min(self._launch_s, launch_s * now.total / (done - now.since))
+        now.since, now.resumed = done, time.perf_counter()
+
+    def _keep_pace(self, sent: deque[Any]) -> None:
+        """Let the host be one slice ahead of the device, and no more: preemption would come too late."""
         if self._events is None:
-            return math.nan
+            return
         event = self._events.Event()
         event.record()
         sent.append(event)
-        if len(sent) < 2:
-            return math.nan
-        sent.popleft().synchronize()
-        return time.perf_counter()
+        if len(sent) > 1:
+            sent.popleft().synchronize()
+
+
+def cutter(scheduler: Scheduler, emulated: Cutter | None) -> Cutter | str:
+    """What runs this server's long batches in slices (`emulated`: its device, if it is one), or why nothing does."""
+    try:
+        return why_not(scheduler) or emulated or Slices(scheduler.tp_worker.model_runner)
+    except NoLayers as e:
+        return str(e)

@@ -21,6 +21,7 @@ from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 from sglang_laps.emulation.install import device_of
 from sglang_laps.interlude import Interlude
+from sglang_laps.marks import Marks
 from sglang_laps.ranks import Ranks
 from sglang_laps.status import Series
 from sglang_laps.support import off_reason, refuse, resolved
@@ -44,18 +45,18 @@ class Laps:
 
     def __init__(self, scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> None:
         """`stock`: the scheduler's own way to the next batch. Ends the process where LAPS cannot be."""
-        runner, page = scheduler.tp_worker.model_runner, scheduler.page_size
+        page = scheduler.page_size
         chunk: int | None = scheduler.chunked_prefill_size
         if chunk is not None:
             chunk = min(b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0)
         unit = unit_of(page, scheduler.truncation_align_size)
         device = device_of(scheduler)
-        whole = slices.why_not(scheduler, emulated=device is not None)
-        self.whole = "slice_ms is 0" if config.slice_ms == 0.0 else whole
+        made = "slice_ms is 0" if config.slice_ms == 0.0 else slices.cutter(scheduler, device)
+        self.whole = made if isinstance(made, str) else None
         """Why long batches are not run in slices."""
-        self.cutter: slices.Cutter | None = None if self.whole else device or slices.Slices(runner)
-        """Runs long batches in slices."""
-        layers = 0 if self.cutter is None else self.cutter.layers
+        self._device = device
+        cutter = None if isinstance(made, str) else made
+        layers = 0 if cutter is None else cutter.layers
         try:
             model = saved_model.load(config.profile_path)
             pacer = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=model)
@@ -86,13 +87,25 @@ class Laps:
             now=time.perf_counter(),
         )
         ranks = Ranks(scheduler.attn_tp_cpu_group)
-        self.builder = Builder(scheduler, self.core, ranks, stock, self.cutter)
-        self.interlude = Interlude(scheduler, self.core, self.builder, ranks, self.cutter)
+        self.synchronous = torch.device(scheduler.device).type == "cpu"
+        """A forward pass has ended when its call has: there is no device of its own."""
+        self.marks = None if self.synchronous else self._marks(scheduler)
+        """Of times on the device."""
+        self.builder = Builder(scheduler, self.core, ranks, stock, cutter)
+        self.interlude = Interlude(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         self.dp_rank: int = get_parallel().dp_rank or 0
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
         self.series = Series(labels, {} if device is None else device.labels) if tells else None
         """For Prometheus, on one rank."""
-        self.synchronous = torch.device(scheduler.device).type == "cpu"
-        """A forward pass has ended when its call has: there is no device of its own."""
+
+    @staticmethod
+    def _marks(scheduler: Scheduler) -> Marks:
+        stream = scheduler.forward_stream if scheduler.enable_overlap else None
+        return Marks(scheduler.device_module, stream)
+
+    def begins_s(self) -> float:
+        """When a batch begins that is sent now, as far as is known (seconds of ``time.perf_counter``)."""
+        now = time.perf_counter()
+        return now if self._device is None else max(now, self._device.free_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,7 +183,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             req("new and long", 3000),
         ],
         "chunked_req": Request("P", 5000, done=2048),
-        "laps": SimpleNamespace(core=core, cutter=None, whole="slice_ms is 0", dp_rank=3),
+        "laps": SimpleNamespace(core=core, whole="slice_ms is 0", dp_rank=3),
     }
     pacer.busy.add(0.0, 1e-6)
     pacer.slo.record(1e-9, "short", 2.0, 1.0)
@@ -227,27 +226,3 @@ def test_the_profile_reads_the_chunk_that_sglang_chose() -> None:
     )
     asyncio.run(profile.run("prefill", manager))
     assert max(lengths) == profile.CHUNKS * 2048
-
-
-def test_launches_are_timed_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that runs on its own: what the call takes is the host's."""
-    from sglang_laps import slices
-
-    calls: list[dict[str, Any]] = []
-
-    def forward(batch: Any, **kwargs: Any) -> str:
-        calls.append(kwargs)
-        time.sleep(0.05 if len(calls) == 1 else 0.004)
-        batch.split_index += kwargs["split_forward_count"]
-        return "logits"
-
-    waits: list[int] = []
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: waits.append(len(calls)))
-    monkeypatch.setattr("torch.get_device_module", lambda _: SimpleNamespace(Event=lambda: event))
-    runner = SimpleNamespace(model_config=SimpleNamespace(num_hidden_layers=8), device="cuda", forward=forward)
-    cutter = slices.Slices(runner)
-    assert cutter.launch_s == 0.0
-    with cutter.cut(2, lambda _: False):
-        assert runner.forward(SimpleNamespace(forward_mode=None, split_index=0)) == "logits"
-    assert 4 * 0.004 <= cutter.launch_s < 4 * 0.02, "the fastest of them, for all layers"
-    assert waits == [2, 3], "one slice ahead"

@@ -218,8 +218,8 @@ def server() -> Iterator[Server]:
 
 
 def test_the_host_is_one_slice_ahead(server: Server) -> None:
-    def pause(left: int) -> bool:
-        server.note(f"{left} left")
+    def pause(left: float) -> bool:
+        server.note(f"{left:g} left")
         return False
 
     with server.device.cut(3, pause):
@@ -230,7 +230,7 @@ def test_the_host_is_one_slice_ahead(server: Server) -> None:
 
 
 def test_what_runs_in_a_pause_begins_when_the_slice_has_ended(server: Server) -> None:
-    def pause(left: int) -> bool:
+    def pause(left: float) -> bool:
         if left == 4:
             server.run((1, 0))
             server.note("short")
@@ -245,12 +245,12 @@ def test_what_runs_in_a_pause_begins_when_the_slice_has_ended(server: Server) ->
 
 
 def test_a_batch_in_a_pause_may_be_in_slices_itself(server: Server) -> None:
-    def inner(left: int) -> bool:
+    def inner(left: float) -> bool:
         if left == 5:
             server.run((1, 0))
         return left == 5
 
-    def outer(left: int) -> bool:
+    def outer(left: float) -> bool:
         if left == 2:
             with server.device.cut(5, inner):
                 server.run((4, 0))
@@ -265,9 +265,9 @@ def test_a_batch_in_a_pause_may_be_in_slices_itself(server: Server) -> None:
 
 
 def test_slices_that_end_while_the_tiny_model_runs_have_no_pause() -> None:
-    server, seen = Server(layers=10, model_s=0.034), list[int]()
+    server, seen = Server(layers=10, model_s=0.034), list[float]()
 
-    def pause(left: int) -> bool:
+    def pause(left: float) -> bool:
         seen.append(left)
         return False
 
@@ -280,7 +280,7 @@ def test_slices_that_end_while_the_tiny_model_runs_have_no_pause() -> None:
 def test_a_pause_that_takes_too_long_holds_the_device_up() -> None:
     server = Server(layers=2)
 
-    def pause(left: int) -> bool:
+    def pause(left: float) -> bool:
         server.clock.at += 0.025
         return False
 
@@ -292,7 +292,7 @@ def test_a_pause_that_takes_too_long_holds_the_device_up() -> None:
 def test_a_pause_that_fails_leaves_nothing_armed() -> None:
     server = Server()
 
-    def pause(left: int) -> bool:
+    def pause(left: float) -> bool:
         raise RuntimeError("x")
 
     with pytest.raises(RuntimeError), server.device.cut(1, pause):

@@ -97,4 +97,4 @@ def test_a_chunk_takes_as_long_as_the_gap_and_no_longer() -> None:
 @pytest.mark.parametrize(("tokens", "layers"), [(200, 6), (150, 7), (100, 8), (50, 9), (10_000, 6)])
 def test_a_slice_is_as_many_layers_as_take_its_time(tokens: int, layers: int) -> None:
     longs = [Waiting(100, 0, 0.0), Waiting(100, 0, 0.0)]
-    assert sizes(layers=56).slice_layers(longs, tokens) == layers
+    assert sizes(layers=56).slice_layers(longs, tokens) == (layers, 1)

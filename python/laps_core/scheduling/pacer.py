@@ -277,11 +277,13 @@ class Pacer:
         """The batch of these, of which the last is cut where the budget (tokens) ends."""
         sizes, batch = self.sizes, [longs[i] for i in picked[:LOOKAHEAD]]
         tokens = min(budget, sum(w.tokens for w in batch))
+        layers, parts = sizes.slice_layers(batch, tokens)
         return plan._replace(
             order=(LONG,),
             longs=tuple(picked[:LOOKAHEAD]),
             tokens=0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining),
-            layers=sizes.slice_layers(batch, tokens),
+            layers=layers,
+            parts=parts,
         )
 
     # -- batches

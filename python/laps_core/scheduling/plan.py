@@ -11,7 +11,7 @@ from laps_core.protocol import LONG, SHORT, ClassName
 
 LOOKAHEAD = 512
 """Waiting requests of a class that are looked at; no batch of them is longer than this."""
-PLAN_NUMBERS = 9 + 2 * LOOKAHEAD
+PLAN_NUMBERS = 10 + 2 * LOOKAHEAD
 """Length of a Plan in whole numbers."""
 _TURNS: tuple[tuple[ClassName, ...], ...] = ((), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT))
 
@@ -88,6 +88,8 @@ class Plan(NamedTuple):
     """New tokens of the long batch; 0 = what the server's chunk holds."""
     layers: int = 0
     """Layers a slice of the long batch; 0 = in one piece."""
+    parts: int = 1
+    """Slices a layer of it, where one layer takes longer than a slice should."""
     threshold: int = 0
     """Longest short request from the next round on (tokens)."""
     waiting: bool = False
@@ -116,7 +118,7 @@ class Plan(NamedTuple):
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
-        sizes = [self.tokens, self.layers, self.threshold, len(self.picked), len(self.longs)]
+        sizes = [self.tokens, self.layers, self.parts, self.threshold, len(self.picked), len(self.longs)]
         head = [_TURNS.index(self.order), *map(int, (self.waiting, self.mixed, self.keeps_room)), *sizes]
         body = [*head, *self.picked, *self.longs]
         return body + [0] * (PLAN_NUMBERS - len(body))
@@ -124,7 +126,7 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        turn, waiting, mixed, room, tokens, layers, threshold, picks, longs = numbers[:9]
-        both = tuple(numbers[9 : 9 + picks + longs])
+        turn, waiting, mixed, room, tokens, layers, parts, threshold, picks, longs = numbers[:10]
+        both = tuple(numbers[10 : 10 + picks + longs])
         said = bool(waiting), bool(mixed), bool(room)
-        return cls(_TURNS[turn], both[:picks], both[picks:], tokens, layers, threshold, *said)
+        return cls(_TURNS[turn], both[:picks], both[picks:], tokens, layers, parts, threshold, *said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
@@ -11,6 +12,8 @@ from laps_core.scheduling.plan import Waiting
 
 TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
+MOST_PARTS = 64
+"""Slices of a layer."""
 REMEMBERED = 4096
 """Predicted times that are kept."""
 
@@ -125,20 +128,23 @@ class Sizes:
             room -= part
         return len(items), seconds
 
-    def slice_layers(self, longs: Sequence[Waiting], tokens: int) -> int:
-        """Layers that take about ``slice_ms``; 0 = the batch is too small to be worth a pause.
+    def slice_layers(self, longs: Sequence[Waiting], tokens: int) -> tuple[int, int]:
+        """Layers that take about ``slice_ms``, and in how many slices each is run where one takes longer; 0 layers: the
+        batch is too small to be worth a pause.
 
         Or the device would wait for the host: layer by layer a pass is launched without SGLang's prefill graphs.
         """
         if not self.layers or not longs:
-            return 0
+            return 0, 1
         shape, room = [], tokens
         for w in longs:
             shape.append((min(w.tokens, room), w.history))
             room -= shape[-1][0]
         took = self.model.predict(shape)
         if took is None:
-            return 1
+            return 1, 1
         if took <= 2.0 * max(self._slice_s, self.launch_s):
-            return 0
-        return max(1, min(self.layers, int(self._slice_s * self.layers / took)))
+            return 0, 1
+        # As many parts as it takes, but for those that the host could not launch in time.
+        parts = math.ceil(took / max(self._slice_s, self.launch_s / self.layers) / self.layers - 1e-9)
+        return max(1, min(self.layers, int(self._slice_s * self.layers / took))), min(max(1, parts), MOST_PARTS)

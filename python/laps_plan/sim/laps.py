@@ -27,9 +27,13 @@ class Sliced:
     parts: list[tuple[Request, int, int]]
     ending: list[Request]
     running: Running
-    slice_s: float
-    left: int
-    """Slices still to run."""
+    slices: list[float]
+    """Those still to run (seconds), the last one first."""
+
+    @property
+    def left(self) -> int:
+        """How many are still to run."""
+        return len(self.slices)
 
 
 class Laps:
@@ -100,10 +104,10 @@ class Laps:
         paused = None
         if under_way:
             top = under_way[-1]
-            left = top.left - (launched is not None)
+            left_s = sum(top.slices[: -1 if launched is not None else None])
             requests = [r for s in under_way for r, _, _ in s.parts]
             weight = pacer.sizes.weight(r.view for r in requests)
-            paused = Paused(left * top.slice_s, len(requests), len(under_way), weight=weight)
+            paused = Paused(left_s, len(requests), len(under_way), weight=weight)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         plan = pacer.plan(
@@ -148,16 +152,17 @@ class Laps:
         self.pacer.launched(now, batch.running, plan)
         batch.whole = None
         if cls == LONG and plan.layers and self._device is not None:
-            slices = -(-self._layers // plan.layers)
-            each = self._device.seconds(batch) / slices
-            self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, each, slices))
+            whole_s = self._device.seconds(batch)
+            each_s = whole_s / self._layers * plan.layers / plan.parts
+            slices = self._device.profile.slices(whole_s, shape, each_s)
+            self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, slices[::-1]))
             return self._slice(self._under_way[-1])
         return batch
 
     def _slice(self, sliced: Sliced) -> Batch:
-        sliced.left -= 1
+        slice_s = sliced.slices.pop()
         batch = Batch([], []) if sliced.left else Batch(sliced.parts, sliced.ending)
-        batch.seconds, batch.whole, batch.running = sliced.slice_s, sliced, sliced.running
+        batch.seconds, batch.whole, batch.running = slice_s, sliced, sliced.running
         return batch
 
     def finished(self, batch: Batch, now: float) -> None:

@@ -228,7 +228,7 @@ class Oracle:
         if long and self._slice_s is not None and whole_s > 2.0 * self._slice_s:
             layers = self._device.profile.layers
             each = max(1, min(layers, int(self._slice_s * layers / whole_s)))
-            step.slice_s = whole_s / -(-layers // each)
+            step.slice_s = min(whole_s / -(-layers // each), self._slice_s)
         if long:
             return self._go_on(step, math.inf)
         batch.whole = step

@@ -17,7 +17,8 @@ PREFILLS = ("EXTEND", "MIXED")
 
 
 class EmulatedDevice(Armed):
-    """Before one model runner's ``forward``. Runs long batches in slices of its layers as ``slices.Slices`` does."""
+    """Before one model runner's ``forward``. Runs long batches in slices as ``slices.Slices`` does: between layers, and
+    where one lasts too long between its operators, of which attention cannot be divided."""
 
     launch_s = 0.0
 
@@ -25,6 +26,7 @@ class EmulatedDevice(Armed):
         self.layers = asked.profile.layers
         """Of the model whose device is emulated."""
         self.asked = asked
+        self._profile = asked.profile.stretched(asked.slow)
         self.record = Record()
         self._timeline = timeline or Timeline()
         self._model = runner.forward
@@ -51,8 +53,8 @@ class EmulatedDevice(Armed):
         armed = self.disarm()
         if forward_batch.forward_mode.name not in PREFILLS:
             return self._model(forward_batch, *args, **kwargs)
-        pairs = zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True)
-        profile_s = self.asked.slow * self.asked.profile.coefficients.seconds(StepShape.of(pairs))
+        shape = list(zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True))
+        profile_s = self._profile.coefficients.seconds(StepShape.of(shape))
         time, others_s = self._timeline, self._lasted_s
         called, begin = time.now(), time.begin()
         output = self._model(forward_batch, *args, **kwargs)
@@ -60,7 +62,7 @@ class EmulatedDevice(Armed):
         if armed is None:
             time.book(begin, profile_s)
         else:
-            self._in_slices(begin, profile_s / self.layers, *armed)
+            self._in_slices(begin, profile_s, shape, *armed)
         time.wait(time.free)
         # Without the steps that ran in its pauses, which have entered theirs.
         lasted_s = time.now() - begin - (self._lasted_s - others_s)
@@ -68,16 +70,17 @@ class EmulatedDevice(Armed):
         self.record.add(profile_s, lasted_s, model_s)
         return output
 
-    def _in_slices(self, begin: float, layer_s: float, layers: int, pause: Pause) -> None:
+    def _in_slices(
+        self, begin: float, profile_s: float, shape: list[tuple[int, int]], layers: float, pause: Pause
+    ) -> None:
         """Book a pass in slices, of which the first began at `begin`; as on a GPU the host is one slice ahead."""
-        time, left = self._timeline, self.layers
+        time, left_s, each_s = self._timeline, profile_s, profile_s * layers / self.layers
         ran, launched, ended = time.now(), begin, -math.inf
-        while left > 0:
-            n = min(layers, left)
-            left -= n
-            before, ended = ended, time.book(launched, n * layer_s)
+        for slice_s in self._profile.slices(profile_s, shape, each_s):
+            left_s -= slice_s
+            before, ended = ended, time.book(launched, slice_s)
             # What ended while the tiny model ran has no pause.
-            if left > 0 and ended > ran:
+            if left_s > 1e-9 * profile_s and ended > ran:
                 time.wait(before)
-                pause(left)
+                pause(round(self.layers * left_s / profile_s, 6))
                 launched = time.now()

@@ -49,7 +49,7 @@ def test_slices_leave_the_graphs_alone(runner: Any, always: Any) -> None:
     met: list[Any] = []
     before = always.replayed
 
-    def pause(left: int) -> bool:
+    def pause(left: float) -> bool:
         met.append(rig.prefill(runner, [rig.request(f"{left} {i}", x) for i, x in enumerate(short)]))
         return True
 

@@ -1,0 +1,110 @@
+"""The decoder layers of a model of SGLang, and the operators in them that a forward pass can be paused between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from laps_core.slicing import Operator
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+from torch.nn import Module, ModuleList
+
+OUTPUT = ("o_proj", "out_proj", "dense", "c_proj", "wo")
+"""Names that models give to the projection after attention."""
+
+
+class Point(NamedTuple):
+    """A module before which a pass can be paused, and the operator from there to the next point."""
+
+    module: Module
+    operator: Operator
+
+
+class NoLayers(Exception):
+    """Why a model has no layers to pause between (one line)."""
+
+
+def decoder_layers(model: Module) -> list[Module]:
+    """The layers of the model's decoder: the smallest module list that holds all of its attention.
+
+    Raises NoLayers.
+    """
+    name, cores = type(model).__name__, _cores(model)
+    if not cores:
+        raise NoLayers(f"{name} has no attention layers")
+    # Modules come before what they hold: the last one is the smallest.
+    lists = [m for m in model.modules() if isinstance(m, ModuleList) and set(cores) <= set(_cores(m))]
+    if not lists:
+        raise NoLayers(f"the attention of {name} is not in one list of layers")
+    layers = list(lists[-1])
+    if len(layers) < 2:
+        raise NoLayers(f"{name} has one layer")
+    return layers
+
+
+def points(layer: Module, *, blocks: bool) -> list[Point]:
+    """Where a pass can be paused in this layer, in the order of execution: before it; before its attention and the
+    projection after that, where attention is not latent (little is held there: queries, keys, values); before each MLP
+    or block of experts. Never in the middle of an MLP: there its widest activations are held. A dense one takes blocks
+    of rows instead, with `blocks`.
+    """
+    children = dict(layer.named_children())
+    mixers = [m for m in children.values() if _cores(m)]
+    mlps = [m for m in children.values() if m not in mixers and len(list(m.children())) > 0 and _active(m) > 0.0]
+    found, rest = [], _active(layer) - sum(map(_active, mlps))
+    width = max(map(_width, _cores(layer)), default=0.0)
+    core, output = _plain(mixers)
+    if core is None or output is None:
+        found.append(Point(layer, Operator(2.0 * rest, 4.0 * width)))
+    else:
+        after = _active(output)
+        found.append(Point(layer, Operator(2.0 * (rest - after))))
+        found.append(Point(core, Operator(0.0, 4.0 * width)))
+        found.append(Point(output, Operator(2.0 * after)))
+    found += [Point(m, Operator(2.0 * _active(m), divisible=blocks and _dense(m))) for m in mlps]
+    return found
+
+
+def _cores(module: Module) -> list[Module]:
+    return [m for m in module.modules() if isinstance(m, RadixAttention | RadixLinearAttention)]
+
+
+def _plain(mixers: list[Module]) -> tuple[Module | None, Module | None]:
+    """Attention and output projection of a layer with one plain attention, whose own children they are."""
+    if len(mixers) != 1 or len(_cores(mixers[0])) != 1:
+        return None, None
+    children = dict(mixers[0].named_children())
+    core = next((m for m in children.values() if isinstance(m, RadixAttention)), None)
+    return core, next((children[n] for n in OUTPUT if n in children), None)
+
+
+def _width(core: Module) -> float:
+    """Heads times head size of one attention, on this rank."""
+    if not isinstance(core, RadixAttention):
+        return 0.0
+    heads: Any = core.tp_q_head_num
+    return float(heads * (core.qk_head_dim + core.v_head_dim) / 2)
+
+
+def _active(module: Module) -> float:
+    """Parameters that a token meets: of experts, those that it is routed to."""
+    return sum(_share(m) * p.numel() for m in module.modules() for p in _own(m))
+
+
+def _own(module: Module) -> Iterator[torch.nn.Parameter]:
+    return module.parameters(recurse=False)
+
+
+def _share(module: Module) -> float:
+    routed, experts = getattr(module, "top_k", None), getattr(module, "num_experts", None)
+    if isinstance(routed, int) and isinstance(experts, int) and 0 < routed < experts:
+        return routed / experts
+    return 1.0
+
+
+def _dense(module: Module) -> bool:
+    """Whether each row of its output comes from the same row of its input alone, so that rows can go in blocks."""
+    names = dict(module.named_children())
+    return {"gate_up_proj", "down_proj"} <= set(names) and not hasattr(module, "experts")

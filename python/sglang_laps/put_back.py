@@ -1,0 +1,43 @@
+"""What a batch that runs in the pause of another leaves behind, and what is put back for the paused one.
+
+SGLang keeps this state once for a process or once for a model runner, and sets it up when a forward pass begins. All of
+it is listed here; ``interlude`` puts back what the scheduler and its workers keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.layers import dp_attention
+from sglang.srt.model_executor import forward_context
+from sglang.srt.runtime_context import ForwardFlags, get_forward
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Flags and context of the pass that is paused are out of the way, as between two passes."""
+    held = forward_context.set_forward_context(None)
+    try:
+        with get_forward().scoped(**ForwardFlags._DEFAULTS):
+            yield
+    finally:
+        forward_context.set_forward_context(held)
+
+
+def put_back(runner: Any, batch: Any) -> None:
+    """Set up for `batch`, the one that goes on, what another batch has set up for itself."""
+    if batch.global_num_tokens_cpu is not None:
+        # The lengths of what data-parallel ranks gather.
+        dp_attention.set_dp_buffer_len_from_batch(batch)
+        dp_attention.set_is_extend_in_batch(batch.is_extend_in_batch)
+    if runner.lora_manager is not None:
+        # Which rows meet which adapter.
+        runner.lora_manager.prepare_lora_batch(batch)
+    if batch.forward_mode.is_idle():
+        return
+    if hasattr(runner.model, "prepare_forward_batch"):
+        runner.model.prepare_forward_batch(batch)
+    # Attention metadata: one object, or one set of buffers, for each backend.
+    runner.attn_backend.init_forward_metadata(batch)

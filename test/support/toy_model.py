@@ -1,0 +1,108 @@
+"""A model of SGLang's building blocks without weights worth the name, and a runner for it: passes in slices, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.layers.radix_attention import RadixAttention
+from torch import nn
+
+HEADS, DIM, HIDDEN = 2, 4, 8
+
+
+class Attention(nn.Module):
+    """Projections, attention and the projection after it."""
+
+    def __init__(self, layer: int, ran: Callable[[str], None]) -> None:
+        super().__init__()
+        self.qkv_proj, self.o_proj = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.attn = RadixAttention(HEADS, DIM, 1.0, HEADS, layer)
+
+        def attend(q: torch.Tensor, *_: Any) -> torch.Tensor:
+            ran("attention")
+            return q
+
+        self.attn.forward = attend
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv_proj(x).chunk(3, -1)
+        out: torch.Tensor = self.o_proj(self.attn(q, k, v, None))
+        return out
+
+
+class Mlp(nn.Module):
+    """A dense one."""
+
+    def __init__(self, ran: Callable[[str], None]) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj, self.ran = nn.Linear(HIDDEN, 64), nn.Linear(64, HIDDEN), ran
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ran(f"mlp {len(x)}")
+        out: torch.Tensor = self.down_proj(self.gate_up_proj(x).relu())
+        return out
+
+
+class Layer(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, number: int, ran: Callable[[str], None]) -> None:
+        super().__init__()
+        self.norm, self.self_attn, self.mlp = nn.LayerNorm(HIDDEN), Attention(number, ran), Mlp(ran)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.norm(x))
+        return x + self.mlp(x)
+
+
+class Model(nn.Module):
+    """So many layers; what they run is told to `ran`."""
+
+    def __init__(self, layers: int, ran: Callable[[str], None]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(Layer(i, ran) for i in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def batch(*shape: tuple[int, int]) -> Any:
+    """A forward batch of these (new, history) tokens."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    tokens = sum(new for new, _ in shape)
+    return SimpleNamespace(
+        extend_seq_lens_cpu=[new for new, _ in shape],
+        extend_prefix_lens_cpu=[old for _, old in shape],
+        global_num_tokens_cpu=None,
+        forward_mode=ForwardMode.EXTEND,
+        x=torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens)),
+    )
+
+
+class Runner(SimpleNamespace):
+    """A model runner with a model of so many layers. ``ran`` lists operators and what a pass sets up."""
+
+    def __init__(self, layers: int, device: str = "cpu") -> None:
+        ran: list[str] = []
+        metadata = lambda b: ran.append(f"metadata {sum(b.extend_seq_lens_cpu)}")  # noqa: E731
+        super().__init__(
+            ran=ran,
+            model=Model(layers, ran.append).requires_grad_(False),
+            device=device,
+            lora_manager=None,
+            prefill_cuda_graph_runner="graphs",
+            eager_runner=SimpleNamespace(load_batch=lambda b: b),
+            attn_backend=SimpleNamespace(init_forward_metadata=metadata),
+            model_config=SimpleNamespace(quantization=None),
+        )
+
+    def forward(self, b: Any) -> torch.Tensor:
+        out: torch.Tensor = self.model(b.x)
+        return out

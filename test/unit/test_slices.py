@@ -1,0 +1,275 @@
+"""A pass in slices: where it pauses, how far the host is ahead, what is put back, and that it comes out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from laps_core.slicing import MIN_ROWS
+from sglang_laps import put_back, slices
+from sglang_laps.layers import NoLayers, decoder_layers
+from sglang_laps.marks import Marks
+from toy_model import HIDDEN, Model, Runner, batch
+
+ROWS = 2 * MIN_ROWS
+
+
+def noting(told: Callable[[float], None]) -> Callable[[float], bool]:
+    """A pause in which nothing runs; `told` what is left."""
+
+    def pause(left: float) -> bool:
+        told(left)
+        return False
+
+    return pause
+
+
+def sliced(runner: Runner, layers: float, b: Any, pause: Any = lambda _: False) -> torch.Tensor:
+    cutter = slices.Slices(runner)
+    with cutter.cut(layers, pause):
+        return runner.forward(b)
+
+
+@pytest.mark.parametrize(("layers", "pauses"), [(1.0, 3), (2.0, 1), (3.0, 1), (4.0, 0), (9.0, 0)])
+def test_a_slice_is_as_many_layers_as_asked_for(layers: float, pauses: int) -> None:
+    left: list[float] = []
+    sliced(Runner(4), layers, batch((40, 7)), noting(left.append))
+    assert left == [4 - k * layers for k in range(1, pauses + 1)]
+
+
+def test_within_a_layer_it_pauses_between_operators_and_blocks_of_rows() -> None:
+    runner = Runner(2)
+    whole = runner.forward(batch((ROWS, 0)))
+    runner.ran.clear()
+    got = sliced(runner, 0.01, batch((ROWS, 0)), noting(lambda _: runner.ran.append("pause")))
+    mlp = [f"mlp {MIN_ROWS}", "pause", f"mlp {MIN_ROWS}"]
+    layer = ["pause", "attention", "pause", "pause", *mlp]
+    assert runner.ran == [*layer, "pause", *layer]
+    torch.testing.assert_close(got, whole)
+
+
+def test_a_pass_as_a_whole_pauses_nowhere_and_keeps_its_graphs() -> None:
+    runner, seen = Runner(3), []
+    slices.Slices(runner)
+    runner.model.register_forward_pre_hook(lambda *_: seen.append(runner.prefill_cuda_graph_runner))
+    runner.forward(batch((ROWS, 0)))
+    assert (runner.ran, seen) == (["attention", f"mlp {ROWS}"] * 3, ["graphs"])
+
+
+def test_in_slices_there_are_no_graphs_but_in_the_pauses() -> None:
+    runner, seen = Runner(3), []
+    runner.model.register_forward_pre_hook(lambda *_: seen.append(runner.prefill_cuda_graph_runner))
+
+    def pause(left: float) -> bool:
+        runner.forward(batch((5, 0)))
+        return True
+
+    sliced(runner, 1.0, batch((100, 0)), pause)
+    assert (seen, runner.prefill_cuda_graph_runner) == ([None, "graphs", "graphs"], "graphs")
+
+
+def test_what_ran_in_a_pause_has_its_metadata_replaced_and_only_then() -> None:
+    runner = Runner(4)
+    sliced(runner, 1.0, batch((100, 0)), lambda left: left == 2.0)
+    assert [x for x in runner.ran if x.startswith("metadata")] == ["metadata 100"]
+
+
+def test_batches_in_slices_within_a_pause() -> None:
+    runner = Runner(3)
+    cutter, seen = slices.Slices(runner), []
+    want = [runner.forward(batch((100, 0))), runner.forward(batch((30, 0)))]
+
+    def inner(left: float) -> bool:
+        seen.append(("inner", left))
+        return False
+
+    def outer(left: float) -> bool:
+        seen.append(("outer", left))
+        if left < 2.0:
+            return False
+        with cutter.cut(2.0, inner):
+            torch.testing.assert_close(runner.forward(batch((30, 0))), want[1])
+        return True
+
+    with cutter.cut(1.0, outer):
+        torch.testing.assert_close(runner.forward(batch((100, 0))), want[0])
+    assert seen == [("outer", 2.0), ("inner", 1.0), ("outer", 1.0)]
+
+
+def test_a_pause_that_fails_leaves_nothing_behind() -> None:
+    runner = Runner(3)
+    cutter = slices.Slices(runner)
+
+    def pause(_: float) -> bool:
+        raise RuntimeError("a pause")
+
+    with pytest.raises(RuntimeError, match="a pause"), cutter.cut(1.0, pause):
+        runner.forward(batch((100, 0)))
+    assert runner.prefill_cuda_graph_runner == "graphs"
+    runner.ran.clear()
+    runner.forward(batch((100, 0)))
+    assert runner.ran == ["attention", "mlp 100"] * 3
+
+
+# -- a device that runs behind the host
+
+
+class Device:
+    """Work takes its time one after the other, on a clock of its own; an event waits for what was launched before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.free = 0.0
+        monkeypatch.setattr(slices, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(torch, "get_device_module", self.module)
+
+    def launch(self, seconds: float, host_s: float = 0.0) -> None:
+        """Give it work; the host needs `host_s` for that."""
+        self.now += host_s
+        self.free = max(self.free, self.now) + seconds
+
+    def module(self, *_: str) -> Any:
+        """What stands for ``torch.cuda``."""
+        device = self
+
+        class Event:
+            at = 0.0
+
+            def __init__(self, enable_timing: bool = False) -> None:
+                pass
+
+            def record(self, stream: Any = None) -> None:
+                self.at = max(device.free, device.now)
+
+            def synchronize(self) -> None:
+                device.now = max(device.now, self.at)
+
+            def elapsed_time(self, end: Any) -> float:
+                return float(end.at - self.at) * 1e3
+
+        return SimpleNamespace(Event=Event)
+
+    def runner(self, layers: int, layer_s: float, host_s: float = 0.0) -> Runner:
+        """One whose layers take so long."""
+        runner = Runner(layers, "cuda")
+        for layer in runner.model.layers:
+            layer.register_forward_hook(lambda *_: self.launch(layer_s, host_s))
+        return runner
+
+
+def test_the_host_is_one_slice_ahead_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    ahead: list[float] = []
+    pause = noting(lambda _: ahead.append(device.free - device.now))
+    sliced(device.runner(6, 0.02, host_s=0.001), 1.0, batch((100, 0)), pause)
+    assert len(ahead) == 5
+    assert ahead == pytest.approx([0.02] * 5)
+
+
+def test_times_between_marks_are_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches sent at once: the second begins when the first has ended."""
+    device = Device(monkeypatch)
+    marks, found = Marks(device.module(), None), []
+    for seconds in (0.0, 0.03, 0.05):
+        device.launch(seconds)
+        found.append(marks.now())
+    assert marks.seconds(found[0], found[1]) == pytest.approx(0.03)
+    assert marks.seconds(found[1], found[2]) == pytest.approx(0.05)
+
+
+def test_a_launch_takes_what_its_slices_and_pauses_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    runner = device.runner(8, 0.05, host_s=0.002)
+    cutter = slices.Slices(runner)
+    assert cutter.launch_s == 0.0
+
+    def pause(_: float) -> bool:
+        device.now += 0.004
+        return False
+
+    with cutter.cut(2, pause):
+        runner.forward(batch((100, 0)))
+    assert cutter.launch_s == pytest.approx(8 * 0.002 + 4 * 0.004), "without the wait for the device"
+
+
+# -- what is put back
+
+
+def test_flags_of_the_paused_pass_are_put_aside() -> None:
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, has_forward_context
+    from sglang.srt.runtime_context import get_forward
+
+    context: Any = ForwardContext(attn_backend=SimpleNamespace())  # type: ignore[call-arg]
+    with forward_context(context), get_forward().scoped(mlp_reduce_scatter=True, multi_stream=True):
+        with put_back.aside():
+            assert not has_forward_context()
+            assert (get_forward().mlp_reduce_scatter, get_forward().multi_stream) == (False, False)
+            get_forward().set("is_extend_in_batch", True)
+        assert has_forward_context()
+        assert (get_forward().mlp_reduce_scatter, get_forward().multi_stream) == (True, True)
+        assert get_forward().is_extend_in_batch is False
+
+
+def test_adapters_and_prepared_batches_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, mine = Runner(2), batch((7, 0))
+    runner.lora_manager = SimpleNamespace(prepare_lora_batch=lambda b: runner.ran.append("adapters"))
+    runner.model.prepare_forward_batch = lambda b: runner.ran.append("prepared")
+    put_back.put_back(runner, mine)
+    assert runner.ran == ["adapters", "prepared", "metadata 7"]
+
+
+def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, mine, seen = Runner(2), batch((7, 0)), []
+    monkeypatch.setattr(put_back.dp_attention, "set_dp_buffer_len_from_batch", lambda b: seen.append(b))
+    mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
+    put_back.put_back(runner, mine)
+    assert seen == [mine]
+    assert put_back.get_forward().is_extend_in_batch is True
+    put_back.get_forward().set("is_extend_in_batch", False)
+
+
+def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:
+    from dataclasses import dataclass
+
+    @dataclass
+    class Batch:
+        extend_seq_lens_cpu: list[int]
+        extend_prefix_lens_cpu: list[int]
+
+    runner = Runner(2)
+    runner.eager_runner.load_batch = lambda b: "shared"
+    cutter, mine = slices.Slices(runner), Batch([9], [0])
+    assert runner.eager_runner.load_batch(mine) == "shared"
+    seen: list[Any] = []
+    runner.model.register_forward_pre_hook(lambda *_: seen.append(runner.eager_runner.load_batch(mine)))
+    mine.x = batch((9, 0)).x  # type: ignore[attr-defined]
+    with cutter.cut(1.0, lambda _: False):
+        runner.forward(mine)
+    assert seen[0] == mine
+    assert seen[0] is not mine
+
+
+# -- which models
+
+
+def test_layers_are_those_that_hold_all_attention() -> None:
+    model = Model(5, lambda _: None)
+    wrapped = torch.nn.Module()
+    wrapped.visual = torch.nn.ModuleList(torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(5))
+    wrapped.stages = torch.nn.ModuleList([model])
+    assert decoder_layers(wrapped) == list(model.layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (torch.nn.Linear(2, 2), "Linear has no attention layers"),
+        (torch.nn.Sequential(Model(2, print), Model(2, print)), "the attention of Sequential is not in one list of"),
+        (Model(1, print), "Model has one layer"),
+    ],
+)
+def test_why_a_model_has_no_slices(model: torch.nn.Module, why: str) -> None:
+    with pytest.raises(NoLayers, match=why):
+        decoder_layers(model)

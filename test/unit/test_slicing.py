@@ -1,0 +1,47 @@
+"""Where a pass in slices is paused: operators of any size, blocks of rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from laps_core.slicing import MIN_ROWS, Cut, Operator, pairs, slices
+
+costs = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60)
+
+
+@given(costs, st.floats(0.01, 50.0))
+def test_a_slice_is_too_long_only_where_one_operator_is(sizes: list[float], each: float) -> None:
+    cut, found = Cut(each), [0.0]
+    for size in sizes:
+        if cut.due(size):
+            found.append(0.0)
+        found[-1] += size
+    assert sum(found) == pytest.approx(cut.done) == pytest.approx(sum(sizes))
+    assert all(s <= each * 1.00001 or s in sizes for s in found)
+    assert all(a + b > each for a, b in pairwise(found)), "none that the next one had room for"
+
+
+@given(st.integers(1, 9), st.integers(1, 20_000), st.integers(0, 50_000), st.floats(0.05, 3.0))
+def test_slices_of_a_pass_add_up_to_it(layers: int, new: int, history: int, each: float) -> None:
+    attended = pairs([(new, history)])
+    ops = [Operator(1e-4), Operator(0.0, 1e-9), Operator(5e-5), Operator(6e-4, divisible=True)]
+    found = list(slices(ops, layers, new, attended, each))
+    total = layers * sum(op.cost(new, attended) for op in ops)
+    assert sum(found) == pytest.approx(total)
+    least = max(ops[0].cost(new, 0), ops[1].cost(0, attended), ops[2].cost(new, 0))
+    rows = max(1, new // MIN_ROWS)
+    assert max(found) <= max(each, least, ops[3].cost(new, 0) / rows) * 1.00001
+
+
+def test_blocks_of_rows_are_no_smaller_than_a_gemm_wants() -> None:
+    cut = Cut(1.0)
+    assert [cut.blocks(cost, 8192) for cost in (0.5, 1.0, 1.1, 4.0, 100.0)] == [1, 1, 2, 4, 8]
+    assert [cut.blocks(100.0, rows) for rows in (1, 1023, 2047, 2048)] == [1, 1, 1, 2]
+
+
+def test_pairs_of_tokens_are_those_that_attention_computes() -> None:
+    assert pairs([(3, 0)]) == 6
+    assert pairs([(2, 10), (1, 0)]) == 20 + 3 + 1
