@@ -5,7 +5,6 @@ For development and tests. It is active only where no accelerator is visible and
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_laps.host import corrections
 from sglang_laps.plugin import show_flags_in_serve_help
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ DEFAULTS: dict[str, Any] = {
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
     "disaggregation_decode_retraction_backup": "cpu_tensor",
+    # Experts are computed in PyTorch whatever is named here, but gpt-oss takes a layout of weights that it cannot read.
+    "moe_runner_backend": "triton",
 }
 """Server arguments that have no working default without a GPU; what the user gives wins."""
 
@@ -60,7 +62,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill the arguments of DEFAULTS that the user left open."""
         for name, value in DEFAULTS.items():
-            if getattr(server_args, name) is None:
+            if getattr(server_args, name) in (None, "auto"):
                 setattr(server_args, name, value)
 
     def init_backend(self) -> None:
@@ -69,8 +71,9 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         # SGLang's attention on a CPU computes with rows of memory that nobody has written, where a chunk is not its
         # prompt's first. Old integers are denormal numbers there, and a step takes up to eight times as long.
         torch.set_flush_denormal(True)
-        try:
-            mooncake = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
-        except ImportError:
-            return
-        mooncake.MooncakeKVSender.supports_host_tensor_indices = False
+        corrections.keep_mooncake_from_pinning()
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Correct what models and their attention take for granted; by now SGLang has imported all of them."""
+        for correct in corrections.OF_MODELS:
+            correct()
