@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class Architecture:
     """Fields that are written into config.json alone: transformers has them as constants, or not at all."""
     config: str = ""
     """Name of its configuration class where that is another."""
+    nextn: bool = False
+    """Whether one more layer predicts a further token (``--speculative-algorithm NEXTN``), as in real checkpoints."""
 
     @property
     def key(self) -> str:
@@ -98,6 +100,7 @@ ALL: Mapping[str, Architecture] = {
             **{"head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
             **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5},
         },
+        nextn=True,
     ),
     "gptoss": Architecture(
         "GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128}
@@ -111,6 +114,7 @@ ALL: Mapping[str, Architecture] = {
         "DeepseekV3",
         {**DEEPSEEK, "q_lora_rank": 64},
         {"moe_layer_freq": 1, "ep_size": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        nextn=True,
     ),
 }
 NAMES = tuple(ALL)
@@ -123,35 +127,68 @@ def make(folder: Path, name: str) -> Path:
     Weights are float32, seeded, saved as safetensors, with tokenizer. Raises KeyError for a name that is not in NAMES.
     """
     chosen = ALL[name]
-    out = folder / f"{name}-{chosen.key}"
+
+    def write(tmp: Path) -> None:
+        _save_weights(tmp, chosen)
+        model.save_tokenizer(tmp, model.Shape(context=SIZES["max_position_embeddings"]))
+
+    return once(folder / f"{name}-{chosen.key}", write)
+
+
+def once(out: Path, write: Callable[[Path], None]) -> Path:
+    """Fill the folder `out` by `write` unless that was done before; return it."""
     if (out / "done").exists():
         return out
-    tmp = folder / f".{out.name}.{os.getpid()}"
+    tmp = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True)
-    _save_weights(tmp, chosen)
-    model.save_tokenizer(tmp, model.Shape(context=SIZES["max_position_embeddings"]))
+    write(tmp)
     (tmp / "done").touch()
     shutil.rmtree(out, ignore_errors=True)
     tmp.rename(out)
     return out
 
 
-def _save_weights(folder: Path, chosen: Architecture) -> None:
+def random_weights(chosen: Architecture, layers: int) -> Any:
+    """A model of transformers on the CPU, with seeded weights."""
     import torch
     import transformers
 
     torch.manual_seed(SEED)
     family = getattr(transformers, f"{chosen.family}ForCausalLM")
-    config = getattr(transformers, chosen.config or f"{chosen.family}Config")(**{**SIZES, **chosen.sizes})
+    make_config = getattr(transformers, chosen.config or f"{chosen.family}Config")
+    config = make_config(**{**SIZES, **chosen.sizes, "num_hidden_layers": layers})
     config.architectures = [family.__name__]
     made = family(config).to(torch.float32)
     with torch.no_grad():
         for name, values in made.state_dict().items():
             _randomize(name, values)
-    made.save_pretrained(folder, safe_serialization=True)
+    return made
+
+
+def _save_weights(folder: Path, chosen: Architecture) -> None:
+    random_weights(chosen, LAYERS + chosen.nextn).save_pretrained(folder, safe_serialization=True)
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **chosen.written}, indent=1))
+    config = {**json.loads(path.read_text()), **chosen.written}
+    if chosen.nextn:
+        _add_nextn(folder / "model.safetensors")
+        config = {k: v[:LAYERS] if k.endswith("layer_types") else v for k, v in config.items()}
+        config |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
+    path.write_text(json.dumps(config, indent=1))
+
+
+def _add_nextn(path: Path) -> None:
+    """Have the last layer predict a further token from a hidden state and the token that it gave."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights, size, layer = load_file(path), SIZES["hidden_size"], f"model.layers.{LAYERS}"
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"{layer}.{norm}.weight"] = 1.0 + 0.1 * torch.randn(size)
+    weights[f"{layer}.eh_proj.weight"] = torch.randn(size, 2 * size) / math.sqrt(2 * size)
+    weights[f"{layer}.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights[f"{layer}.shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def _randomize(name: str, values: Any) -> None:

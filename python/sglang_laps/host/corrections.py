@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ def keep_mooncake_from_pinning() -> None:
     except ImportError:
         return
     mooncake.MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def _loaded(name: str) -> Any:
+    """A module that SGLang has imported for its model, or None: what it has not imported needs no correction."""
+    return sys.modules.get(name)
 
 
 def attend_to_all() -> None:
@@ -31,10 +37,9 @@ def attend_to_all() -> None:
 def absorb_latent_attention() -> None:
     """DeepSeek's attention takes the absorbed form always. Of a backend that it does not know it takes the one for
     Triton's, which multiplies the latent out for a prompt's first chunk and writes KV with a Triton kernel."""
-    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
-    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
-
-    AttentionBackendRegistry.register("torch_native", lambda attention, batch: AttnForwardMethod.MLA)
+    if module := _loaded("sglang.srt.models.deepseek_common.attention_backend_handler"):
+        absorbed = module.AttnForwardMethod.MLA
+        module.AttentionBackendRegistry.register("torch_native", lambda attention, batch: absorbed)
 
 
 def gather_without_triton() -> None:
@@ -54,14 +59,29 @@ def pin_no_token_counts() -> None:
 
 def gate_shared_experts_without_triton() -> None:
     """Qwen2-MoE's block, which Qwen3-Next has too, adds its shared expert in a Triton kernel."""
-    from sglang.srt.models import qwen2_moe
-
-    qwen2_moe.fused_gate_sigmoid_mul_add = add_gated
+    if module := _loaded("sglang.srt.models.qwen2_moe"):
+        module.fused_gate_sigmoid_mul_add = add_gated
 
 
 def add_gated(hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, output: torch.Tensor) -> None:
     """Add `shared` [n, size], times a gate between 0 and 1 of each of the `hidden` states [n, size], to `output`."""
     output.addcmul_(torch.sigmoid(hidden @ gate).unsqueeze(-1), shared)
+
+
+def draft_with_native_attention() -> None:
+    """A draft's pass over a prompt has the attention that the target's has; SGLang knows none for ``torch_native``. Its
+    passes of several steps, which decode servers alone run, have none here."""
+    if module := _loaded("sglang.srt.speculative.draft_utils"):
+        module.DraftBackendFactory.create_draft_extend_backend = _draft_attention
+        module.DraftBackendFactory.create_decode_backend = lambda factory: None
+
+
+def _draft_attention(factory: Any) -> Any:
+    from sglang_laps.host.attention import HostAttention
+
+    backend = HostAttention(factory.draft_model_runner)
+    backend.prefill_attention_backend_str = backend.decode_attention_backend_str = "torch_native"
+    return backend
 
 
 OF_MODELS = (
@@ -70,5 +90,6 @@ OF_MODELS = (
     gather_without_triton,
     pin_no_token_counts,
     gate_shared_experts_without_triton,
+    draft_with_native_attention,
 )
 """Called once a model is loaded. Calling them twice does no harm: a draft is a model, too."""
