@@ -89,7 +89,7 @@ def make(folder: Path, shape: Shape | None = None) -> Path:
     tmp = folder / f".{out.name}.{os.getpid()}"
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True)
-    _save_tokenizer(tmp, shape)
+    save_tokenizer(tmp, shape)
     _save_weights(tmp, shape)
     (tmp / "done").touch()
     shutil.rmtree(out, ignore_errors=True)
@@ -97,7 +97,8 @@ def make(folder: Path, shape: Shape | None = None) -> Path:
     return out
 
 
-def _save_tokenizer(folder: Path, shape: Shape) -> None:
+def save_tokenizer(folder: Path, shape: Shape) -> None:
+    """Write a tokenizer with chat template, trained on the repository's own text."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 

@@ -5,7 +5,6 @@ For development and tests. It is active only where no accelerator is visible and
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_laps.host import corrections
 from sglang_laps.plugin import show_flags_in_serve_help
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,15 @@ DEFAULTS: dict[str, Any] = {
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
     "disaggregation_decode_retraction_backup": "cpu_tensor",
+    "lora_backend": "torch_native",
+    # Experts are computed in PyTorch whatever is named here, but gpt-oss takes a layout of weights that it cannot read.
+    "moe_runner_backend": "triton",
 }
 """Server arguments that have no working default without a GPU; what the user gives wins."""
+GPU_DEFAULTS = (None, "auto", "csgmv")
+"""Values of these arguments that stand for the user's silence, or for what needs a GPU."""
+DRAFTS = ("EAGLE", "EAGLE3", "NEXTN")
+"""Speculative algorithms whose draft can follow a prompt here: on prefill servers, with one step."""
 
 
 def activate() -> str | None:
@@ -60,8 +67,12 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill the arguments of DEFAULTS that the user left open."""
         for name, value in DEFAULTS.items():
-            if getattr(server_args, name) is None:
+            if getattr(server_args, name) in GPU_DEFAULTS:
                 setattr(server_args, name, value)
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Whether a prefill server's draft model runs here."""
+        return algorithm in DRAFTS
 
     def init_backend(self) -> None:
         """Say what this platform is, keep Mooncake from pinning host memory through CUDA, and have no slow numbers."""
@@ -69,8 +80,9 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         # SGLang's attention on a CPU computes with rows of memory that nobody has written, where a chunk is not its
         # prompt's first. Old integers are denormal numbers there, and a step takes up to eight times as long.
         torch.set_flush_denormal(True)
-        try:
-            mooncake = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
-        except ImportError:
-            return
-        mooncake.MooncakeKVSender.supports_host_tensor_indices = False
+        corrections.keep_mooncake_from_pinning()
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Correct what models and their attention take for granted; by now SGLang has imported what they need."""
+        for correct in corrections.OF_MODELS:
+            correct()

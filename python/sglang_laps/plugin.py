@@ -29,7 +29,12 @@ SGLang name                                                    what LAPS does wi
 ``layers.attention.torch_native_backend``                      ``_run_sdpa_forward_extend`` of its instances replaced
                                                                (emulated devices only)
 ``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)
-``disaggregation.mooncake.conn.MooncakeKVSender``              one attribute set (no GPU only)
+``layers.attention.torch_native_backend``                      subclassed under its own name, see ``host/attention.py``
+                                                               (no GPU only)
+``disaggregation.mooncake.conn.MooncakeKVSender``,             one attribute of each set, see ``host/corrections.py``
+``layers.dp_attention``, ``model_executor.``                   (no GPU only)
+``forward_batch_info``, ``models.qwen2_moe``
+``AttentionBackendRegistry`` of DeepSeek's models              one handler registered (no GPU only)
 =============================================================  ====================================================
 """
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 GPU = Path("/dev/nvidiactl")
 NO_GPU = Path(__file__).parent / "no_gpu"
-MODELS = ("qwen2",)
+MODELS = (
+    *("qwen2", "qwen2_eagle", "qwen2_moe", "qwen3", "qwen3_moe", "llama", "mixtral", "gemma2", "gemma3_causal", "glm4"),
+    *("glm4_moe", "glm4_moe_nextn", "gpt_oss", "deepseek_v2", "deepseek_nextn"),
+)
 """Those that the tests serve, as SGLang names their modules."""
 
 

@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import understudies
+from lean import MODELS
 from understudies import MESSAGE
 
 PRELOAD = (
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.detokenizer_manager",
-    "sglang.srt.models.qwen2",
+    *(f"sglang.srt.models.{name}" for name in MODELS),
     "fastapi.testclient",
 )
 CHILDREN = 3

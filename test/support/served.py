@@ -10,7 +10,7 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ import http_load as load
 import pytest
 import warm
 
-from benchmark.rig import model, servers
+from benchmark.rig import architectures, model, servers
 
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)
@@ -39,8 +39,10 @@ class Setup:
     name: str
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
-    shape: model.Shape = SHAPE
-    """Of the model."""
+    shape: model.Shape | str = SHAPE
+    """Of the Qwen2 model, or a name in ``architectures.NAMES``."""
+    more: Callable[[Path], Sequence[str]] | None = None
+    """Further arguments, from the folder of the checkpoint: they name what is made beside it."""
     group: str | None = None
     """Setups of a group run in one process after one another, and share what runs beside them."""
 
@@ -67,21 +69,22 @@ def on(*setups: Setup) -> list[pytest.MarkDecorator]:
     return [each, pytest.mark.usefixtures("clean")]
 
 
-def checkpoint(shape: model.Shape = SHAPE) -> Path:
+def checkpoint(shape: model.Shape | str = SHAPE) -> Path:
     """The small model of this shape, made once, whoever else is about to make it."""
     folder = Path(os.environ.get("LAPS_MODELS", model.REPO / "out" / "models"))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".tests").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return model.make(folder, shape)
+        return architectures.make(folder, shape) if isinstance(shape, str) else model.make(folder, shape)
 
 
 def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> servers.Server:
     """A prefill server, not started. Its log is in ``folder``."""
     args = ["--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--enable-metrics"]
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
-    env = {**warm.ENV, **setup.env}
-    server = servers.prefill(checkpoint(setup.shape), folder / "server.log", *args, env=env, name=name)
+    env, made = {**warm.ENV, **setup.env}, checkpoint(setup.shape)
+    args += setup.more(made) if setup.more else ()
+    server = servers.prefill(made, folder / "server.log", *args, env=env, name=name)
     server.launch = warm.SGLANG.start
     return server
 
@@ -181,12 +184,18 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         import torch
-        from transformers import AutoTokenizer, Qwen2ForCausalLM
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)
         self.torch = torch
-        self.model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def first(self, ids: list[int]) -> tuple[int, float]:
+        """The next id after `ids`, and the logarithm of its probability."""
+        with self.torch.inference_mode():
+            scores = self.model(self.torch.tensor([ids]), logits_to_keep=1).logits[0, -1].log_softmax(-1)
+        return int(scores.argmax()), float(scores.max())
 
     def greedy(self, ids: list[int], tokens: int) -> list[int]:
         """The next `tokens` ids after `ids`."""

@@ -1,0 +1,78 @@
+"""Small seeded additions to the checkpoints of ``architectures``: LoRA adapters, and draft models."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig import architectures
+
+RANK, ALPHA = 8, 16
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+EAGLE = ("qwen2", "llama")
+"""Architectures for which SGLang has an EAGLE draft, and `draft` makes one."""
+
+
+def lora(folder: Path, base: Path, seed: int) -> Path:
+    """A LoRA adapter (PEFT's format) of all attention projections of the checkpoint `base`; strong enough to change
+    most answers."""
+
+    def write(tmp: Path) -> None:
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        made, random = {}, torch.Generator().manual_seed(seed)
+        for name, values in load_file(base / "model.safetensors").items():
+            module = name.removesuffix(".weight")
+            if module == name or not module.endswith(TARGETS):
+                continue
+            rows, columns = values.shape
+            a = torch.randn(RANK, columns, generator=random) / math.sqrt(columns)
+            b = torch.randn(rows, RANK, generator=random) / math.sqrt(RANK)
+            made[f"base_model.model.{module}.lora_A.weight"] = a
+            made[f"base_model.model.{module}.lora_B.weight"] = b
+        save_file(made, tmp / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
+        config |= {"target_modules": list(TARGETS), "base_model_name_or_path": base.name}
+        (tmp / "adapter_config.json").write_text(json.dumps(config))
+
+    return architectures.once(folder / f"{base.name}-lora-{seed}", write)
+
+
+def merge(model: Any, adapter: Path) -> None:
+    """Add an adapter to the weights of a model of transformers, as a server computes it."""
+    from safetensors.torch import load_file
+
+    weights = load_file(adapter / "adapter_model.safetensors")
+    parameters = dict(model.named_parameters())
+    for name, a in weights.items():
+        if "lora_A" in name:
+            target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            parameters[target].data += weights[name.replace("lora_A", "lora_B")] @ a * (ALPHA / RANK)
+
+
+def draft(folder: Path, name: str) -> Path:
+    """An EAGLE draft of one layer for the checkpoint of this name. Raises KeyError for a name that is not in EAGLE."""
+    if name not in EAGLE:
+        raise KeyError(name)
+    chosen = architectures.ALL[name]
+
+    def write(tmp: Path) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        made = architectures.random_weights(chosen, layers=1)
+        size = architectures.SIZES["hidden_size"]
+        weights = {n.removeprefix("model."): v.contiguous() for n, v in made.state_dict().items()}
+        # Embedding and head are the target's; EAGLE has no norm before its layer, nor behind it.
+        for left_out in ("lm_head.weight", "embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"):
+            del weights[left_out]
+        weights["fc.weight"] = torch.randn(size, 2 * size) / math.sqrt(2 * size)
+        weights["fc.bias"] = torch.zeros(size)
+        save_file(weights, tmp / "model.safetensors", metadata={"format": "pt"})
+        made.config.architectures = [f"{chosen.family}ForCausalLMEagle"]
+        made.config.save_pretrained(tmp)
+
+    return architectures.once(folder / f"{name}-eagle-{chosen.key}", write)

@@ -1,0 +1,210 @@
+"""Small seeded checkpoints of the architectures that prefill servers run, made here: no model hub is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmark.rig import model
+
+LAYERS = 6
+SEED = 7
+VERSION = 1
+"""Counts up where the weights of a checkpoint that lies somewhere are no longer those that would be made."""
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16384,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+"""Two key heads, so that two tensor-parallel ranks have one each."""
+EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 4096}
+DEEPSEEK: Mapping[str, Any] = {
+    **EXPERTS,
+    # As in DeepSeek's own; SGLang has no other rotary embedding for its attention on a CPU.
+    "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
+    **{"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+    **{"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One checkpoint: a configuration of Hugging Face transformers, and what SGLang wants to read besides."""
+
+    family: str
+    """Transformers has a class of this name with ``Config`` and one with ``ForCausalLM`` behind it."""
+    sizes: Mapping[str, Any]
+    """Fields of its configuration that differ from SIZES."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that are written into config.json alone: transformers has them as constants, or not at all."""
+    config: str = ""
+    """Name of its configuration class where that is another."""
+    nextn: bool = False
+    """Whether one more layer predicts a further token (``--speculative-algorithm NEXTN``), as in real checkpoints."""
+
+    @property
+    def key(self) -> str:
+        """Ten characters that change with what is written."""
+        text = json.dumps([asdict(self), dict(SIZES), VERSION, SEED], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+ALL: Mapping[str, Architecture] = {
+    "qwen2": Architecture("Qwen2", {}),
+    "qwen2moe": Architecture("Qwen2Moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 64}),
+    "qwen3": Architecture("Qwen3", {"head_dim": 16}),
+    "qwen3moe": Architecture("Qwen3Moe", {**EXPERTS, "head_dim": 16, "num_experts": 8, "norm_topk_prob": True}),
+    "qwen3next": Architecture(
+        "Qwen3Next",
+        {
+            **EXPERTS,
+            **{"head_dim": 32, "num_experts": 8, "shared_expert_intermediate_size": 64},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+            **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+        },
+    ),
+    "llama": Architecture("Llama", {}),
+    "mixtral": Architecture("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma2": Architecture(
+        "Gemma2",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 128, "tie_word_embeddings": True},
+        {"hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "gemma3": Architecture(
+        "Gemma3",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 128, "tie_word_embeddings": True},
+        config="Gemma3TextConfig",
+    ),
+    "glm4": Architecture("Glm4", {"head_dim": 16}),
+    "glm4moe": Architecture(
+        "Glm4Moe",
+        {
+            **EXPERTS,
+            **{"head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+            **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5},
+        },
+        nextn=True,
+    ),
+    "gptoss": Architecture(
+        "GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128}
+    ),
+    "deepseek2": Architecture(
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+        {"moe_layer_freq": 1, "ep_size": 1, "scoring_func": "softmax"},
+    ),
+    "deepseek3": Architecture(
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": 64},
+        {"moe_layer_freq": 1, "ep_size": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        nextn=True,
+    ),
+}
+NAMES = tuple(ALL)
+"""Each has a checkpoint."""
+
+
+def make(folder: Path, name: str) -> Path:
+    """Write the checkpoint of this name under `folder` unless it is there already; return its path.
+
+    Weights are float32, seeded, saved as safetensors, with tokenizer. Raises KeyError for a name that is not in NAMES.
+    """
+    chosen = ALL[name]
+
+    def write(tmp: Path) -> None:
+        _save_weights(tmp, chosen)
+        model.save_tokenizer(tmp, model.Shape(context=SIZES["max_position_embeddings"]))
+
+    return once(folder / f"{name}-{chosen.key}", write)
+
+
+def once(out: Path, write: Callable[[Path], None]) -> Path:
+    """Fill the folder `out` by `write` unless that was done before; return it."""
+    if (out / "done").exists():
+        return out
+    tmp = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(tmp, ignore_errors=True)
+    tmp.mkdir(parents=True)
+    write(tmp)
+    (tmp / "done").touch()
+    shutil.rmtree(out, ignore_errors=True)
+    tmp.rename(out)
+    return out
+
+
+def random_weights(chosen: Architecture, layers: int) -> Any:
+    """A model of transformers on the CPU, with seeded weights."""
+    import torch
+    import transformers
+
+    torch.manual_seed(SEED)
+    family = getattr(transformers, f"{chosen.family}ForCausalLM")
+    make_config = getattr(transformers, chosen.config or f"{chosen.family}Config")
+    config = make_config(**{**SIZES, **chosen.sizes, "num_hidden_layers": layers})
+    config.architectures = [family.__name__]
+    made = family(config).to(torch.float32)
+    with torch.no_grad():
+        for name, values in made.state_dict().items():
+            _randomize(name, values)
+    return made
+
+
+def _save_weights(folder: Path, chosen: Architecture) -> None:
+    random_weights(chosen, LAYERS + chosen.nextn).save_pretrained(folder, safe_serialization=True)
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **chosen.written}
+    if chosen.nextn:
+        _add_nextn(folder / "model.safetensors")
+        config = {k: v[:LAYERS] if k.endswith("layer_types") else v for k, v in config.items()}
+        config |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
+    path.write_text(json.dumps(config, indent=1))
+
+
+def _add_nextn(path: Path) -> None:
+    """Have the last layer predict a further token from a hidden state and the token that it gave."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights, size, layer = load_file(path), SIZES["hidden_size"], f"model.layers.{LAYERS}"
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"{layer}.{norm}.weight"] = 1.0 + 0.1 * torch.randn(size)
+    weights[f"{layer}.eh_proj.weight"] = torch.randn(size, 2 * size) / math.sqrt(2 * size)
+    weights[f"{layer}.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights[f"{layer}.shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def _randomize(name: str, values: Any) -> None:
+    """Weights with which a prompt's next token depends on all of its tokens: sharp attention, no bias of zero, no norm
+    of one."""
+    import torch
+
+    if not values.is_floating_point() or name.endswith(("A_log", "dt_bias")):
+        return
+    noise = torch.randn_like(values)
+    if "embed_tokens" in name:
+        values.copy_(noise)
+    elif values.dim() > 1:
+        sharp = 2.0 if "_proj" in name and "self_attn" in name and "o_proj" not in name else 1.0
+        values.copy_(noise * sharp / math.sqrt(values.shape[-1]))
+    elif name.endswith("sinks"):
+        values.copy_(noise.bfloat16())  # SGLang keeps them so
+    else:
+        values.add_(noise * 0.1)

@@ -1,0 +1,92 @@
+"""SGLang's attention in plain PyTorch, and what it leaves out: sinks, a cap on logits, sliding windows in a KV pool of
+their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+ROWS = 512
+"""Queries that are computed at once: scores of 512 queries of 8,192 keys and 8 heads take 128 MiB."""
+
+
+class HostAttention(TorchNativeAttnBackend):
+    """The backend ``torch_native`` of the host platform. Layers that SGLang's computes rightly are left to it."""
+
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """Sequence length of a padding row. Data-parallel attention asks for it without graphs, too."""
+        return 1
+
+    def forward_extend(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
+    ) -> torch.Tensor:
+        """Attention output [tokens, heads * value size] of new tokens over their prefixes and themselves."""
+        if not self._left_out(layer, sinks):
+            output: torch.Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+            return output
+        self._save(layer, forward_batch, k, v, save_kv_cache)
+        return self._attend(q, layer, forward_batch, forward_batch.extend_seq_lens.tolist(), sinks)
+
+    def forward_decode(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
+    ) -> torch.Tensor:
+        """Attention output [sequences, heads * value size] of one new token of each sequence."""
+        if not self._left_out(layer, sinks):
+            output: torch.Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+            return output
+        self._save(layer, forward_batch, k, v, save_kv_cache)
+        return self._attend(q, layer, forward_batch, [1] * len(forward_batch.seq_lens), sinks)
+
+    def _left_out(self, layer: Any, sinks: Any) -> bool:
+        return sinks is not None or layer.logit_cap > 0 or self._own_pool(layer)
+
+    def _own_pool(self, layer: Any) -> bool:
+        """Whether keys and values of this layer lie in the pool for sliding windows, at other rows."""
+        return self.use_sliding_window_kv_pool and layer.sliding_window_size > -1
+
+    def _save(self, layer: Any, forward_batch: Any, k: Any, v: Any, wanted: bool) -> None:
+        from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+        if wanted and k is not None:
+            where = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
+            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
+
+    def _attend(self, q: Any, layer: Any, forward_batch: Any, new: list[int], sinks: Any) -> torch.Tensor:
+        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        output = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        begin = 0
+        for i, total in enumerate(forward_batch.seq_lens.tolist()):
+            rows = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices[i], :total]
+            if self._own_pool(layer):
+                rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows)
+            key, value = keys[rows].to(q.dtype), values[rows].to(q.dtype)
+            for first in range(begin, begin + new[i], ROWS):
+                part = slice(first, min(first + ROWS, begin + new[i]))
+                at = total - new[i] + first - begin  # the position of the first query
+                output[part] = attend(q[part], key, value, at, layer, sinks)
+            begin += new[i]
+        return output
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, layer: Any, sinks: Any) -> torch.Tensor:
+    """Output [n, heads * value size] of `q` [n, heads, size], at positions `at` and following, over keys `k` [m, key
+    heads, size] from position 0 on. `layer` gives scale, window and cap; `sinks` [heads] are logits without a value."""
+    n, heads, size = q.shape
+    groups = q.view(n, k.shape[1], heads // k.shape[1], size)
+    scores = torch.einsum("ngrd,mgd->grnm", groups, k) * layer.scaling
+    if layer.logit_cap > 0:
+        scores = layer.logit_cap * torch.tanh(scores / layer.logit_cap)
+    here, there = torch.arange(at, at + n).unsqueeze(1), torch.arange(k.shape[0])
+    hidden = there > here
+    if layer.sliding_window_size > -1:
+        hidden = hidden | (there < here - layer.sliding_window_size)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(k.shape[1], -1, 1, 1).expand(-1, -1, n, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
+    return torch.einsum("grnm,mgd->ngrd", weights, v).reshape(n, -1)

@@ -1,0 +1,95 @@
+"""What SGLang takes for granted, and a machine without a GPU has not: one function each."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+
+
+def keep_mooncake_from_pinning() -> None:
+    """Mooncake's sender would pin host memory through CUDA."""
+    try:
+        mooncake = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
+    except ImportError:
+        return
+    mooncake.MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def _loaded(name: str) -> Any:
+    """A module that SGLang has imported for its model, or None: what it has not imported needs no correction."""
+    return sys.modules.get(name)
+
+
+def attend_to_all() -> None:
+    """The backend ``torch_native`` has sinks, capped logits, and sliding windows in a pool of their own."""
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    @register_attention_backend("torch_native")
+    def create(runner: Any) -> Any:
+        from sglang_laps.host.attention import HostAttention
+
+        return HostAttention(runner)
+
+
+def absorb_latent_attention() -> None:
+    """DeepSeek's attention takes the absorbed form always. Of a backend that it does not know it takes the one for
+    Triton's, which multiplies the latent out for a prompt's first chunk and writes KV with a Triton kernel."""
+    if module := _loaded("sglang.srt.models.deepseek_common.attention_backend_handler"):
+        absorbed = module.AttnForwardMethod.MLA
+        module.AttentionBackendRegistry.register("torch_native", lambda attention, batch: absorbed)
+
+
+def gather_without_triton() -> None:
+    """Data-parallel attention copies rows with a Triton kernel wherever the engine for CPUs is not chosen."""
+    from sglang.srt.layers import dp_attention
+
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu
+
+
+def pin_no_token_counts() -> None:
+    """``ForwardBatch.prepare_mlp_sync_batch`` pins memory wherever the engine for CPUs is not chosen, without asking
+    the platform whether it can."""
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info._is_cpu = True
+
+
+def gate_shared_experts_without_triton() -> None:
+    """Qwen2-MoE's block, which Qwen3-Next has too, adds its shared expert in a Triton kernel."""
+    if module := _loaded("sglang.srt.models.qwen2_moe"):
+        module.fused_gate_sigmoid_mul_add = add_gated
+
+
+def add_gated(hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, output: torch.Tensor) -> None:
+    """Add `shared` [n, size], times a gate between 0 and 1 of each of the `hidden` states [n, size], to `output`."""
+    output.addcmul_(torch.sigmoid(hidden @ gate).unsqueeze(-1), shared)
+
+
+def draft_with_native_attention() -> None:
+    """A draft's pass over a prompt has the attention that the target's has; SGLang knows none for ``torch_native``. Its
+    passes of several steps, which decode servers alone run, have none here."""
+    if module := _loaded("sglang.srt.speculative.draft_utils"):
+        module.DraftBackendFactory.create_draft_extend_backend = _draft_attention
+        module.DraftBackendFactory.create_decode_backend = lambda factory: None
+
+
+def _draft_attention(factory: Any) -> Any:
+    from sglang_laps.host.attention import HostAttention
+
+    backend = HostAttention(factory.draft_model_runner)
+    backend.prefill_attention_backend_str = backend.decode_attention_backend_str = "torch_native"
+    return backend
+
+
+OF_MODELS = (
+    attend_to_all,
+    absorb_latent_attention,
+    gather_without_triton,
+    pin_no_token_counts,
+    gate_shared_experts_without_triton,
+    draft_with_native_attention,
+)
+"""Called once a model is loaded. Calling them twice does no harm: a draft is a model, too."""

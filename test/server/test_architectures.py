@@ -1,0 +1,110 @@
+"""Stock SGLang on the host platform computes each architecture as Hugging Face transformers does: chunks, batches,
+prefixes from the cache, adapters, draft models, and data-parallel attention."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from pathlib import Path
+from typing import Any
+
+import http_load as load
+import pytest
+from served import CHUNK, Prefill, Reference, Setup, ask, checkpoint, ids, on
+
+from benchmark.rig import adapters, architectures
+
+from .slicing import CACHED
+
+CLOSE = 1e-3
+"""Between two computations in float32, of a logarithm of a probability."""
+NO_TORCH = {"qwen3next": "its linear attention is Triton's, and SGLang has no form of it in PyTorch"}
+ONE_STEP = (
+    *("--speculative-num-steps", "1", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "2"),
+    "--speculative-algorithm",
+)
+DP_ATTENTION = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+def stock(architecture: str, *args: str, name: str = "", **more: Any) -> Setup:
+    """A prefill server without LAPS that caches prefixes."""
+    return Setup(f"stock-{architecture}{name}", args, {**CACHED, **more.pop("env", {})}, architecture, **more)
+
+
+def lora_folders(base: Path) -> list[Path]:
+    return [adapters.lora(base.parent, base, seed) for seed in (1, 2)]
+
+
+def lora_args(base: Path) -> list[str]:
+    return ["--lora-paths", *(f"adapter{i}={folder}" for i, folder in enumerate(lora_folders(base)))]
+
+
+def eagle_args(base: Path) -> list[str]:
+    return ["--speculative-draft-model-path", str(adapters.draft(base.parent, base.name.partition("-")[0]))]
+
+
+PLAIN = tuple(stock(name) for name in architectures.NAMES if name not in NO_TORCH)
+DRAFTS = (
+    stock("qwen2", *ONE_STEP, "EAGLE", name="-eagle", more=eagle_args),
+    stock("deepseek3", *ONE_STEP, "NEXTN", name="-nextn"),
+    stock("glm4moe", *ONE_STEP, "NEXTN", name="-nextn"),
+)
+TOGETHER = tuple(stock(name, *DP_ATTENTION, name="-dp", env=TWO_CORES) for name in ("deepseek3", "qwen3moe"))
+LORA = (stock("qwen2", name="-lora", more=lora_args),)
+
+
+async def first_tokens(
+    prefill: Prefill, prompts: list[list[int]], adapter: list[str | None] | None = None
+) -> list[dict[str, Any]]:
+    """The answers to all prompts, sent at once; rooms alternate between data-parallel ranks."""
+
+    async def one(http: Any, i: int) -> dict[str, Any]:
+        body = ask(1000 + i, prompts[i]) | {"return_logprob": True}
+        if adapter is not None:
+            body["lora_path"] = adapter[i]
+        async with http.post(prefill.server.url + "/generate", json=body) as reply:
+            answer: dict[str, Any] = await reply.json()
+            assert reply.status == 200, answer
+            return answer
+
+    async with load.session() as http:
+        return list(await asyncio.gather(*(one(http, i) for i in range(len(prompts)))))
+
+
+def must_be(want: tuple[int, float], answer: dict[str, Any], prompt: list[int]) -> None:
+    """Require this token, with this probability."""
+    logprob, token = answer["meta_info"]["output_token_logprobs"][0][:2]
+    assert (token, logprob) == (want[0], pytest.approx(want[1], abs=CLOSE)), f"prompt of {len(prompt)} tokens"
+
+
+@on(*PLAIN, *DRAFTS, *TOGETHER)[0]
+@on(*PLAIN)[1]
+def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Reference) -> None:
+    document = ids(77, CHUNK + 200)
+    prompts = [document, *(ids(i, n) for i, n in enumerate((5, 60, 129, 300, CHUNK + 1, 2100)))]
+    later = [[*document, *ids(90 + i, n)] for i, n in enumerate((5, CHUNK + 40))] * 2  # each rank holds the document
+    answers = asyncio.run(first_tokens(prefill, [*prompts, document]))
+    answers = answers[: len(prompts)] + asyncio.run(first_tokens(prefill, later))
+    want = {tuple(p): reference.first(p) for p in (*prompts, *later)}
+    for prompt, answer in zip((*prompts, *later), answers, strict=True):
+        must_be(want[tuple(prompt)], answer, prompt)
+    assert sum(answer["meta_info"]["cached_tokens"] >= len(document) - 1 for answer in answers) >= 2
+    assert len({token for token, _ in want.values()}) >= len(want) - 2, "a server that is wrong would not be found out"
+
+
+@on(*LORA)[0]
+@on(*LORA)[1]
+def test_two_adapters_and_none_in_one_batch(prefill: Prefill, reference: Reference) -> None:
+    models: dict[str | None, Reference] = {None: reference}
+    for i, folder in enumerate(lora_folders(checkpoint("qwen2"))):
+        models[f"adapter{i}"] = merged = copy.copy(reference)
+        merged.model = copy.deepcopy(reference.model)
+        adapters.merge(merged.model, folder)
+    prompts = [ids(i, n) for i, n in enumerate((5, 60, 300, CHUNK + 1)) for _ in models]
+    chosen = [*models] * 4
+    answers = asyncio.run(first_tokens(prefill, prompts, chosen))
+    want = [models[name].first(p) for name, p in zip(chosen, prompts, strict=True)]
+    for prompt, answer, right in zip(prompts, answers, want, strict=True):
+        must_be(right, answer, prompt)
+    assert len({token for token, _ in want}) >= len(want) - 2, "an adapter that is left out would not be found out"
