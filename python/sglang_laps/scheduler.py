@@ -199,7 +199,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps is None:
             said = off(self.laps_config, self.laps_off_reason)
         else:
-            said = snapshot(self, self.laps_config, self.laps.core, self.laps.whole)
+            said = snapshot(self, self.laps_config, self.laps.core, self.laps.slices)
             said["dp_rank"] = self.laps.dp_rank
         return {**said, **emulated.status(self)}
 

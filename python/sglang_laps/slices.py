@@ -43,6 +43,8 @@ class Cutter(Protocol):
 
     layers: int
     """Of the model."""
+    operators: int
+    """At how many points of a layer a pass can be paused, blocks of rows aside."""
 
     @property
     def launch_s(self) -> float:
@@ -113,7 +115,7 @@ class Slices(Armed):
         blocks = runner.model_config.quantization in ROWS_APART and runner.lora_manager is None
         found = [p for layer in stack for p in points(layer, blocks=blocks)]
         self.operators = len(found) // self.layers
-        """Points of a layer at which a pass can be paused, but for blocks of rows."""
+        """At how many points of a layer a pass can be paused, blocks of rows aside."""
         self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
         for point in found:
             self._stand_before(point)

@@ -52,10 +52,11 @@ class Laps:
         unit = unit_of(page, scheduler.truncation_align_size)
         device = device_of(scheduler)
         made = "slice_ms is 0" if config.slice_ms == 0.0 else slices.cutter(scheduler, device)
-        self.whole = made if isinstance(made, str) else None
-        """Why long batches are not run in slices."""
         self._device = device
-        cutter = None if isinstance(made, str) else made
+        cutter, why_not = (None, made) if isinstance(made, str) else (made, None)
+        operators = 0 if cutter is None else cutter.operators
+        self.slices = {"on": why_not is None, "why_not": why_not, "operators": operators}
+        """Whether long batches run in slices, why not, and at how many points of a layer they can be paused."""
         layers = 0 if cutter is None else cutter.layers
         try:
             model = saved_model.load(config.profile_path)

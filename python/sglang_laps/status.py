@@ -35,8 +35,8 @@ def off(config: LapsConfig, reason: str | None) -> dict[str, Any]:
     return {**Status(enabled=False, version=__version__).as_dict(), "reason": reason, "config": config.as_dict()}
 
 
-def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, whole: str | None) -> dict[str, Any]:
-    """Of a scheduler with LAPS. Times in seconds, lengths in tokens. `whole`: why long batches do not run in slices."""
+def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: Mapping[str, Any]) -> dict[str, Any]:
+    """State of a scheduler with LAPS. Times in seconds, lengths in tokens. `slices`: what is known of them at start."""
     now = time.perf_counter()
     pacer = core.pacer
     seen = core.classes.seen(scheduler.waiting_queue, now)
@@ -65,7 +65,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, whole: st
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
         "in_progress": len(every),
-        "slices": {"on": whole is None, "why_not": whole, "launch_ms": 1e3 * pacer.sizes.launch_s},
+        "slices": {**slices, "launch_ms": 1e3 * pacer.sizes.launch_s},
         **pacer.status(now),
         "totals": {cls: asdict(total) for cls, total in core.totals.items()},
         "graphs": graphs.status(scheduler.tp_worker.model_runner),

@@ -35,7 +35,7 @@ def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference:
 
     got = asyncio.run(scenario())
     after = prefill.get("/laps_status")
-    assert after["slices"] == {"on": True, "why_not": None, "launch_ms": 0.0}
+    assert after["slices"] == {"on": True, "why_not": None, "operators": 4, "launch_ms": 0.0}
     assert after["preemption"]["by_short_batches"] > before["by_short_batches"]
     for i in [*range(8), *range(8, 68, 6), *range(68, 74)]:
         assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"

@@ -25,6 +25,7 @@ class EmulatedDevice(Armed):
     def __init__(self, runner: Any, asked: Asked, timeline: Timeline | None = None) -> None:
         self.layers = asked.profile.layers
         """Of the model whose device is emulated."""
+        self.operators = 4
         self.asked = asked
         self._profile = asked.profile.stretched(asked.slow)
         self.record = Record()

@@ -1,0 +1,129 @@
+"""Every architecture under LAPS, paused at every operator: first tokens and probabilities are those of transformers.
+
+The table of models in docs/LAPS.md says what is had of each; here it is compared with what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import http_load as load
+import pytest
+from served import NORMAL_LOOP, Prefill, Reference, Setup, checkpoint, ids, on
+
+from benchmark.rig import adapters, architectures
+
+from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post
+from .test_architectures import CLOSE, NO_TORCH, ONE_STEP, eagle_args, lora_args, lora_folders
+
+DOCS = Path(__file__).parents[2] / "docs" / "LAPS.md"
+TP2 = ("--tp-size", "2")
+TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+NAMES = tuple(n for n in architectures.NAMES if n not in NO_TORCH)
+
+
+def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | None = None, **more: Any) -> Setup:
+    """A server that pauses as often as it can."""
+    every = (*LAPS, *EVERY_LAYER, "--chunked-prefill-size", "4096", *args)
+    return Setup(f"slices-{architecture}{name}", every, {**CACHED, **(env or {})}, architecture, **more)
+
+
+PLAIN = tuple(served(n) for n in NAMES)
+NORMAL = tuple(served(n, *NORMAL_LOOP, name="-normal") for n in NAMES)
+RANKS = tuple(served(n, *TP2, name="-tp2", env=TWO_CORES) for n in ("deepseek3", "gptoss"))
+DRAFTS = (
+    served("qwen2", *ONE_STEP, "EAGLE", name="-eagle", more=eagle_args),
+    served("deepseek3", *ONE_STEP, "NEXTN", *NORMAL_LOOP, name="-nextn"),
+)
+ADAPTERS = (served("qwen2", "--max-loras-per-batch", "3", name="-lora", more=lora_args),)
+
+
+def crowd(rng: random.Random) -> list[list[int]]:
+    """Long prompts, and short ones that come while those run; two of each on a document that is cached."""
+    document = ids(77, 700)
+    longs = [ids(10 + i, n) for i, n in enumerate((2300, 1500, 3000))] + [[*document, *ids(14, 900)]]
+    shorts = [ids(100 + i, rng.randint(5, 200)) for i in range(14)] + [[*document, *ids(130 + i, 9)] for i in range(2)]
+    return [document, *longs, *shorts]
+
+
+async def answers(prefill: Prefill, prompts: list[list[int]], **fields: list[Any]) -> list[dict[str, Any]]:
+    """The first prompt by itself, then all others within a second and a half, the long ones first."""
+    rng = random.Random(3)
+
+    async def one(http: Any, i: int) -> dict[str, Any]:
+        body = {**ask(prompts[i]), "return_logprob": True, **{k: v[i] for k, v in fields.items()}}
+        delay_s = 0.0 if len(prompts[i]) > 800 or i == 0 else rng.random() * 1.5
+        status, answer, _ = await post(http, prefill, body, delay_s)
+        assert status == 200, answer
+        return dict(answer)
+
+    async with load.session() as http:
+        first = await one(http, 0)
+        return [first, *await asyncio.gather(*(one(http, i) for i in range(1, len(prompts))))]
+
+
+def preemptions(prefill: Prefill) -> int:
+    return int(prefill.get("/laps_status")["preemption"]["by_short_batches"])
+
+
+def must_be(want: tuple[int, float], answer: dict[str, Any], prompt: list[int]) -> None:
+    logprob, token = answer["meta_info"]["output_token_logprobs"][0][:2]
+    assert (token, logprob) == (want[0], pytest.approx(want[1], abs=CLOSE)), f"prompt of {len(prompt)} tokens"
+
+
+@on(*PLAIN, *NORMAL, *RANKS, *DRAFTS)[0]
+@on(*PLAIN)[1]
+def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Reference) -> None:
+    prompts = crowd(random.Random(5))
+    for _ in range(3):  # on a machine that is held up no batch may meet another
+        got = asyncio.run(answers(prefill, prompts))
+        for prompt, answer in zip(prompts, got, strict=True):
+            must_be(reference.first(prompt), answer, prompt)
+        if preemptions(prefill):
+            break
+    assert preemptions(prefill) > 0
+    prefill.all_tokens_are_free()
+
+
+@on(*ADAPTERS)[0]
+@on(*ADAPTERS)[1]
+def test_two_adapters_among_paused_and_preempting(prefill: Prefill, reference: Reference) -> None:
+    models: dict[str | None, Reference] = {None: reference}
+    for i, folder in enumerate(lora_folders(checkpoint("qwen2"))):
+        models[f"adapter{i}"] = merged = copy.copy(reference)
+        merged.model = copy.deepcopy(reference.model)
+        adapters.merge(merged.model, folder)
+    prompts = crowd(random.Random(6))
+    chosen = [[*models][i % 3] for i in range(len(prompts))]
+    got = asyncio.run(answers(prefill, prompts, lora_path=chosen))
+    for prompt, name, answer in zip(prompts, chosen, got, strict=True):
+        must_be(models[name].first(prompt), answer, prompt)
+    assert preemptions(prefill) > 0
+    prefill.all_tokens_are_free()
+
+
+def table() -> dict[str, str]:
+    """What docs/LAPS.md says of each architecture: class name -> where its passes are paused."""
+    rows = re.findall(r"^\| `(\w+ForCausalLM)` \| ([^|]+) \|", DOCS.read_text(), re.MULTILINE)
+    return {name: where.strip() for name, where in rows}
+
+
+WHERE = {4: "layer, attention, projection, MLP", 3: "layer, attention, projection", 2: "layer, MLP"}
+
+
+@on(*PLAIN)[0]
+@on(*PLAIN)[1]
+def test_the_manual_says_where_each_architecture_is_paused(prefill: Prefill) -> None:
+    assert isinstance(prefill.setup.shape, str)
+    name = f"{architectures.ALL[prefill.setup.shape].family}ForCausalLM"
+    assert WHERE[prefill.get("/laps_status")["slices"]["operators"]] == table()[name]
+
+
+def test_the_manual_names_each_architecture_that_is_tested() -> None:
+    tested = {f"{architectures.ALL[n].family}ForCausalLM" for n in NAMES}
+    assert tested <= set(table())
