@@ -93,7 +93,7 @@ async def _soak(args: argparse.Namespace, up: Sequence[servers.Server], say: Pro
     running = asyncio.ensure_future(load.run(lambda: time.monotonic() - begin >= end_s))
     for at_s in memory.times(end_s):
         while (left := begin + at_s - time.monotonic()) > 0:
-            say(f"{at_s / 60:.0f} of {args.minutes:g} minutes; {sum(load.ends.values())} requests")
+            say(f"{at_s / 60:.0f} of {args.minutes:g} minutes; {load.sent} requests")
             await asyncio.sleep(min(left, 5.0))
         record.take(at_s)
     await running
@@ -119,14 +119,14 @@ def result(args: argparse.Namespace, load: Load, record: Record) -> Piece:
         name="soak",
         title="Memory under load that lasts",
         text="Mixed load (conversations, long prompts, public traces; streams, aborts, clients that leave) through the "
-        "real router, two real prefill servers (one with HiCache) and a decode server. Memory is what is resident, "
-        "shared pages divided among those that share them (PSS): at the end over after the run-in, medians of a "
-        "minute.",
+        "real router, two real prefill servers (one with HiCache) and a decode server. Memory is what is resident "
+        "and of no file, shared pages divided among those that share them (PSS): at the end over after the run-in, "
+        "medians of a minute.",
         seed=args.seed,
         tables=[_table(grown, record, args.minutes)],
         figures=[
             *figures, Figure("requests that failed", float(bad), "0", bad == 0),
-            Figure("requests", float(sum(load.ends.values()))), Figure("cores kept busy", record.cores()),
+            Figure("requests", float(load.sent)), Figure("cores kept busy", record.cores()),
         ],
         data={
             "settings": {"minutes": args.minutes, "run_in": args.run_in, "rate": args.rate},

@@ -16,7 +16,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.named import Offer, Scale
 
 from benchmark.faults import wire
-from benchmark.faults.clients import HUNG_S, bounded, exchange
+from benchmark.faults.clients import bounded, exchange
 from benchmark.faults.oracle import Seen
 from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE
 from benchmark.rig import model
@@ -30,6 +30,10 @@ LONE_S_PER_TOKEN = 1e-4
 SETS = 4
 """Conversations and documents come back after so many rounds of the workloads: some from the device's cache, some from
 the host's, and some from none."""
+MOST = 16
+"""Requests under way. While there are as many none is sent: where other work has the cores, the load is less."""
+LIMIT_S = 300.0
+"""A request without an end after this long hangs."""
 ANSWER = (1, 24)
 """Tokens asked for."""
 ABORTED, LEFT, CHATS, TEXTS, STREAMED = 0.08, 0.08, 0.35, 0.15, 0.6
@@ -46,6 +50,11 @@ class Load:
         self.ends: Counter[str] = Counter()
         self.wrong: list[str] = []
         """What failed, with the server's words; the first hundred."""
+
+    @property
+    def sent(self) -> int:
+        """Requests that have ended."""
+        return self.ends.total() - self.ends["not sent"]
 
     def jobs(self) -> Iterator[tuple[float, int, Job]]:
         """Without end: when (seconds since the start), the set of prompts it draws from, and what."""
@@ -65,6 +74,9 @@ class Load:
                 await asyncio.sleep(min(left, 1.0))
             if over():
                 break
+            if len(running) >= MOST:
+                self.ends["not sent"] += 1
+                continue
             task = asyncio.ensure_future(self._one(job, prompts, random.Random(rng.random())))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -122,7 +134,9 @@ class Load:
         route, body = asked
         body = {**body, "stream": stream, **({"rid": rid} if rid else {})}
         seen = Seen(next(self._numbers), route, stream=stream, aborted=rid is not None)
-        await bounded(exchange(self._port, wire.request(route, json.dumps(body).encode()), seen), seen, leave_s)
+        await bounded(
+            exchange(self._port, wire.request(route, json.dumps(body).encode()), seen), seen, leave_s, LIMIT_S
+        )
         self._end(seen)
 
     async def _abort(self, route: str, body: dict[str, Any], stream: bool, rng: random.Random) -> None:
@@ -148,5 +162,5 @@ class Load:
             end = "aborted" if seen.aborted else "failed"
         self.ends[end] += 1
         if end in ("hung", "failed") and len(self.wrong) < 100:
-            why = f"no end after {HUNG_S:.0f} s" if seen.hung else f"{seen.status} {seen.reason} {seen.broken}"
+            why = f"no end after {LIMIT_S:.0f} s" if seen.hung else f"{seen.status} {seen.reason} {seen.broken}"
             self.wrong.append(f"{seen.deed} {seen.number}: {why}")

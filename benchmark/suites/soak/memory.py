@@ -25,11 +25,13 @@ class Sample:
 
     at_s: float
     """Since the start of the load."""
-    pss: int
-    """Resident, pages that are shared divided among those that share them; all of what is resident where the system
-    does not tell."""
+    own: int
+    """Resident pages that are of no file, shared ones divided among those that share them: how pages of libraries are
+    divided is a matter of what else runs on the machine. All of what is resident where the system does not tell."""
+    pss: int | None
+    """All resident pages, shared ones divided; None where the system does not tell."""
     private: int | None
-    """Resident and shared with nobody; None where the system does not tell."""
+    """Resident and shared with nobody."""
     threads: int
     descriptors: int
     cpu_s: float
@@ -62,22 +64,22 @@ class Growth:
         return f"{self.name}: {self.before / 1024:.1f} MiB, then {self.after / 1024:.1f} ({self.ratio - 1:+.1%})"
 
 
-def parse_rollup(text: str) -> tuple[int, int]:
-    """(Pss, private) in KiB from the text of smaps_rollup. Raises KeyError, ValueError."""
+def parse_rollup(text: str) -> tuple[int, int, int]:
+    """(of no file, PSS, private) in KiB from the text of smaps_rollup. Raises KeyError, ValueError."""
     rows = (line.split() for line in text.splitlines()[1:])
     kib = {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) >= 2}
-    return kib["Pss"], kib["Private_Clean"] + kib["Private_Dirty"]
+    return kib["Pss_Anon"] + kib["Pss_Shmem"], kib["Pss"], kib["Private_Clean"] + kib["Private_Dirty"]
 
 
 def sample(process: psutil.Process, at_s: float) -> Sample | None:
     """The process now; None: it has ended."""
     try:
-        pss, private = process.memory_info().rss // 1024, None
+        memory: tuple[int, int | None, int | None] = process.memory_info().rss // 1024, None, None
         with contextlib.suppress(OSError, KeyError, ValueError):
-            pss, private = parse_rollup(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
+            memory = parse_rollup(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
         with process.oneshot():
             used = process.cpu_times()
-            return Sample(at_s, pss, private, process.num_threads(), process.num_fds(), used.user + used.system)
+            return Sample(at_s, *memory, process.num_threads(), process.num_fds(), used.user + used.system)
     except psutil.Error:
         return None
 
@@ -123,7 +125,7 @@ class Record:
 
 
 def _median(samples: Sequence[Sample], begin_s: float, end_s: float) -> float | None:
-    within = [s.pss for s in samples if begin_s <= s.at_s <= end_s]
+    within = [s.own for s in samples if begin_s <= s.at_s <= end_s]
     return float(statistics.median(within)) if within else None
 
 
