@@ -9,8 +9,9 @@ from typing import Any
 
 import psutil
 
-IDLE_MOST = 8
-"""Connections to one server that may stand by: they are closed after 4 s, and signals and probes use one or two."""
+IDLE_MOST = 16
+"""Connections to one server that may stand by: they are closed when unused for 4 s, and signals, which are read every
+0.4 s, use them in turn, so ten or so stay."""
 
 
 @dataclass(frozen=True)
