@@ -81,7 +81,7 @@ async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Pi
         ports = [router.port for router in fleet.routers]
         crowds = [Crowd(ports[i:] + ports[:i], asked, answers, oracle, numbers) for i in range(len(ports))]
         seconds = await _load(fleet, crowds, inflictor, args, say)
-        return await _afterwards(fleet, inflictor, oracle, seconds, args, say)
+        return await _afterwards(fleet, inflictor, crowds, seconds, args, say)
     finally:
         await fleet.close()
 
@@ -127,10 +127,10 @@ async def _load(
 
 
 async def _afterwards(
-    fleet: Fleet, inflictor: Inflictor, oracle: Oracle, seconds: float, args: argparse.Namespace, say: Progress
+    fleet: Fleet, inflictor: Inflictor, crowds: Sequence[Crowd], seconds: float, args: argparse.Namespace, say: Progress
 ) -> Piece:
     """Is all as it was? Then hostile requests, and what of them is left; then the same to stock MiniLB."""
-    dead = fleet.dead()
+    dead, oracle = fleet.dead(), crowds[0].oracle
     unhealthy = await fleet.sick(0.0 if dead else 30.0)
     cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
     if dead or args.only not in (None, HOSTILE):
@@ -139,6 +139,7 @@ async def _afterwards(
     suspects = ", ".join(comparison.last_sent(cases, ours))
     dead = dead or [f"{x}; it was sent one of: {suspects}" for x in fleet.dead()]
     say("waiting for rest")
+    await asyncio.gather(*(crowd.finish() for crowd in crowds))
     left = await fleet.at_rest(0.0 if dead else REST_S)
     dead = dead or fleet.dead()
     found = logs.scan(sorted(fleet.logs.glob("*.log")))
@@ -157,7 +158,7 @@ async def _afterwards(
         seconds=seconds,
         inflicted=inflictor.done,
         wrong={
-            "counters and KV pools not at zero": left,
+            "places, leases, tasks, descriptors and KV left": left,
             "processes that ended and were not killed": dead,
             "tracebacks and alarms in logs": found.wrong,
             "faults that were not recovered from": [

@@ -24,11 +24,14 @@ Read = Callable[[Any, Seen], None]
 """Takes a whole reply, or an event of a stream, apart."""
 
 
-async def exchange(port: int, raw: bytes, seen: Seen, read: Read | None = None) -> Seen:
-    """Send ``raw`` as it is; read its reply into ``seen`` as it comes. No ``read``: any answer will do."""
+async def exchange(port: int, raw: bytes, seen: Seen, read: Read | None = None, pause_s: float | None = None) -> Seen:
+    """Send ``raw`` as it is; read its reply into ``seen`` as it comes. No ``read``: any answer will do.
+
+    ``pause_s``: after the first event it reads nothing for so long (seconds), and nor does its system.
+    """
     failed = ""
     try:
-        async with wire.exchange(port, raw) as reply:
+        async with wire.exchange(port, raw, slow=pause_s is not None) as reply:
             if reply.status >= 400:
                 seen.reason, seen.status = wire.reason(await reply.body()), reply.status
                 return seen
@@ -43,6 +46,9 @@ async def exchange(port: int, raw: bytes, seen: Seen, read: Read | None = None) 
                     seen.reason = failed = wire.told(said) or "an error"
                 elif read:
                     read(said, seen)
+                if pause_s is not None:
+                    await asyncio.sleep(pause_s)
+                    seen.unread_s, pause_s = pause_s, None
             seen.done = (seen.done or not read) and reply.ended and not failed
     except (wire.Broken, OSError, ValueError, LookupError, TypeError) as e:
         seen.broken = f"{type(e).__name__}: {e}"[:200]
@@ -126,11 +132,11 @@ def _ended(reply: Any) -> str:
     return str((reply["meta_info"]["finish_reason"] or {}).get("type", ""))
 
 
-async def bounded(call: Awaitable[object], seen: Seen, leave_s: float | None = None) -> Seen:
+async def bounded(call: Awaitable[object], seen: Seen, leave_s: float | None = None, limit_s: float = HUNG_S) -> Seen:
     """Run one request to its end, to the client's leaving (``leave_s`` seconds), or to the limit."""
     seen.begin = time.monotonic()
     try:
-        async with asyncio.timeout(HUNG_S if leave_s is None else leave_s):
+        async with asyncio.timeout(limit_s if leave_s is None else leave_s):
             await call
     except TimeoutError:
         seen.left, seen.hung = leave_s is not None, leave_s is None

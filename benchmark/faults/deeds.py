@@ -1,19 +1,22 @@
-"""What clients do: ask, leave, send half, abort, ask twice under one id, ask many things at once, send rubbish."""
+"""What clients do: ask, leave, send half, abort, ask twice, ask many things at once, send rubbish, stop reading."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmark.faults import corpus, wire
-from benchmark.faults.clients import Bare, OpenAi, bounded, exchange
+from benchmark.faults.clients import HUNG_S, Bare, OpenAi, bounded, exchange, read
 from benchmark.faults.evidence import MARKER
+from benchmark.faults.fleet import KEY, LIMIT_S
 from benchmark.faults.oracle import Oracle, Seen
-from benchmark.faults.prompts import GENERATE, Prompt
+from benchmark.faults.prompts import COMPLETIONS, GENERATE, Prompt
 from benchmark.faults.schedule import Deed
+from benchmark.rig.servers import bearer
 
 CLIENTS = 24
 """Of all routers together."""
@@ -21,6 +24,20 @@ THINK_S = 1.0
 """Longest pause of a client between two deeds: servers that start again need some of the cores too."""
 REFUSABLE = frozenset((400,))
 HALF_S = (0.1, 3.0)
+PAUSE_S = (1.0, 4.0)
+"""Of a client that reads on."""
+UNREAD_S = LIMIT_S + 15.0
+"""Of one that does not, until it looks what has become of its request: longer than the router's limit, which may count
+from when everything between is full."""
+UNREAD_MOST = 2
+"""Of these at a time, for each router."""
+STALL_TOKENS = 400
+"""Each event of /generate holds all tokens so far: a megabyte in all, and the systems between keep a quarter of it."""
+PIPELINE_TOKENS = 2000
+"""More than are generated in the time that a client's leaving may take to be noticed."""
+NOTICED_S = 5.0
+MORE = (1, 2, 200)
+"""Further requests on a connection that has an answer under way."""
 TOGETHER_S = 0.15
 """Two requests this close may each find the other's id at one of their two servers."""
 
@@ -39,6 +56,7 @@ class Crowd:
         self._prompts, self._answers, self.oracle = prompts, answers, oracle
         self._bare, self._openai = Bare(port), OpenAi(port)
         self._numbers = numbers
+        self._unread: set[asyncio.Task[None]] = set()
         self._generating = [i for i, p in enumerate(prompts) if p.route == GENERATE and "input_ids" in p.body]
         # The answer to a HEAD has no body to give a reason in.
         self._rubbish = [c for c in corpus.CASES if c.quick and not c.raw.startswith(b"HEAD")]
@@ -56,6 +74,10 @@ class Crowd:
             await asyncio.gather(*(client() for _ in range(self._share)))
         finally:
             await self._openai.close()
+
+    async def finish(self) -> None:
+        """Wait for the requests that nobody reads."""
+        await asyncio.gather(*self._unread)
 
     async def do(self, deed: Deed) -> None:
         """One deed, to the end of all its requests."""
@@ -75,10 +97,11 @@ class Crowd:
         return await bounded(client(prompt, seen, extra or {}), seen, leave_s)
 
     async def _send(
-        self, seen: Seen, path: str, body: Mapping[str, Any], share: float = 1.0, port: int = 0, **more: Any
-    ) -> Seen:
+        self, seen: Seen, path: str, body: Mapping[str, Any], share: float = 1.0, port: int = 0,
+        key: str | None = None, **more: Any,
+    ) -> Seen:  # fmt: skip
         """The ``share`` of a request that needs no answer of its own."""
-        raw = wire.request(path, json.dumps(body).encode(), {MARKER: str(seen.number)})
+        raw = wire.request(path, json.dumps(body).encode(), {MARKER: str(seen.number), **bearer(key)})
         return await bounded(exchange(port or self._port, raw[: max(1, int(share * len(raw)))], seen), seen, **more)
 
     async def _plain(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
@@ -99,7 +122,8 @@ class Crowd:
 
         async def end_it() -> Seen:
             await asyncio.sleep(_soon(rng))
-            return await self._send(self._new("abort route"), "/abort_request", {"rid": rid}, port=self._abort_port)
+            told = self._new("abort route")
+            return await self._send(told, "/abort_request", {"rid": rid}, port=self._abort_port, key=KEY)
 
         return list(await asyncio.gather(self._ask(deed, i, {"rid": rid}, aborted=True), end_it()))
 
@@ -124,6 +148,80 @@ class Crowd:
         body = {name: [self._prompts[i].body[name] for i in some] for name in ("input_ids", "sampling_params")}
         seen = self._new(deed.kind, [self._answers[i] for i in some])
         return [await bounded(self._bare(Prompt(GENERATE, body), seen, {}), seen)]
+
+    async def _stall(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
+        """A stream that is not read for a while; some until after the router's limit: those have lost their places."""
+        i = rng.choice(self._generating)
+        params = {**self._prompts[i].body["sampling_params"], "max_new_tokens": STALL_TOKENS}
+        seen = self._new(deed.kind, stream=True)
+        raw = self._raw(seen, GENERATE, {**self._prompts[i].body, "sampling_params": params})
+
+        async def ask(pause_s: float, limit_s: float) -> Seen:
+            call = exchange(self._port, raw, seen, functools.partial(read, GENERATE), pause_s)
+            await bounded(call, seen, limit_s=limit_s)
+            # The answer that is known is the begin of its own.
+            known = self._answers[i]
+            rest = (seen.got or [])[len(known) :]
+            seen.want = [*known, *rest, *([None] * (STALL_TOKENS - len(known) - len(rest)))]
+            return seen
+
+        async def unread() -> None:
+            self.oracle.ended(await ask(UNREAD_S, UNREAD_S + HUNG_S))
+
+        # These first: the end of a short campaign has not to wait for them.
+        if len(self._unread) >= UNREAD_MOST:
+            return [await ask(rng.uniform(*PAUSE_S), HUNG_S)]
+        seen.limit_s, seen.may_cut = LIMIT_S, "nobody read its stream"
+        task = asyncio.ensure_future(unread())
+        self._unread.add(task)
+        task.add_done_callback(self._unread.discard)
+        return []
+
+    async def _pipeline(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """A request with others right behind it on its connection. Its client reads the first answer; or it leaves, and
+        that must be noticed as if the others were not there."""
+        behind = wire.request("/liveness", b"", method="GET") * rng.choice(MORE)
+        if rng.random() < 0.5:
+            prompt, seen = self._prompts[i], self._new(deed.kind, self._answers[i], stream=deed.stream)
+            # A server may refuse to be asked so.
+            seen.may_cut, seen.may_refuse = "pipelined", frozenset(range(400, 500))
+            raw = self._raw(seen, prompt.route, prompt.body) + behind
+            return [await bounded(exchange(self._port, raw, seen, functools.partial(read, prompt.route)), seen)]
+        rid, seen = _rid(deed, rng), self._new(deed.kind, stream=True)
+        body = {"model": "m", "prompt": f"{rid} tell me more", "max_tokens": PIPELINE_TOKENS, "temperature": 0}
+        raw = self._raw(seen, COMPLETIONS, {**body, "ignore_eos": True, "rid": rid}) + behind
+        seen.may_cut, seen.may_refuse = "pipelined", frozenset(range(400, 500))
+        await bounded(exchange(self._port, raw, seen), seen, leave_s=rng.uniform(0.5, 1.5))
+        return [seen, await self._freed(deed, rid)]
+
+    async def _freed(self, deed: Deed, rid: str) -> Seen:
+        """Ask under an id whose client has left, until that is taken: as long as it is not, the other is under way."""
+        loop, body = asyncio.get_running_loop(), {"model": "m", "prompt": "Still there?", "max_tokens": 1, "rid": rid}
+        end = loop.time() + NOTICED_S
+        while True:
+            seen = await self._send(self._new(deed.kind), COMPLETIONS, {**body, "temperature": 0})
+            if seen.status != 400 or loop.time() > end:
+                return seen
+            await asyncio.sleep(0.2)
+
+    async def _keyless(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """A stranger aborts the request, by its id or the begin of it, or all; or leaves under an id that may be the
+        begin of others'. To everybody else nothing happens."""
+        if rng.random() < 0.3:
+            rid = f"{rng.randrange(16):x}"
+            return [await self._ask(deed, i, {"rid": rid}, leave_s=_soon(rng), may_refuse=REFUSABLE)]
+        rid = _rid(deed, rng)
+        bodies: list[dict[str, Any]] = [{"rid": rid}, {"rid": rid[: rng.randint(1, len(rid) - 1)]}, {"abort_all": True}]
+
+        async def stranger() -> Seen:
+            await asyncio.sleep(_soon(rng))
+            told = self._new("keyless abort", may_refuse=frozenset((401, 403)))
+            return await self._send(told, "/abort_request", rng.choice(bodies))
+
+        return list(await asyncio.gather(self._ask(deed, i, {"rid": rid}), stranger(), stranger()))
+
+    def _raw(self, seen: Seen, route: str, body: Mapping[str, Any]) -> bytes:
+        return wire.request(route, json.dumps({**body, "stream": seen.stream}).encode(), {MARKER: str(seen.number)})
 
     async def _hostile(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
         """A case of the corpus; what it should be answered is settled elsewhere, here it must have an end."""

@@ -13,7 +13,9 @@ MARKER = "x-faults-request"
 
 STORM_WORDS = "a storm of the campaign"
 """What a server's 5xx says where a proxy made it."""
-DEADLY = frozenset(("kill", "reset", "silent", "stop"))
+HANG = "hang"
+"""Streams stop in the middle, and their connections stay."""
+DEADLY = frozenset(("kill", "reset", "silent", "stop", HANG))
 """Faults that may end a stream that runs."""
 REFUSING = frozenset(("kill", "refuse"))
 """Faults that leave no trace of a request: nobody accepts its connection."""
@@ -26,7 +28,7 @@ class Hit:
     at: float
     server: str
     what: str
-    """"sent", "answered 400", "reset", "storm", "silent"."""
+    """"sent", "answered 400", "reset", "storm", "silent", "hang"."""
 
 
 @dataclass(slots=True)
@@ -79,13 +81,17 @@ class Evidence:
         """The fault that may have ended a stream of ``servers``, in words; None: there was none."""
         hits = [h for h in self.hits(marker) if h.server in servers]
         for h in hits:
-            if h.what in DEADLY:
+            if h.what in DEADLY and h.at <= end:
                 return f"{h.what} of {h.server}"
         for h in hits:
             for w in self.windows:
                 if w.server == h.server and w.kind in DEADLY and w.touches(max(begin, h.at), end):
                     return f"{w.kind} of {w.server}"
         return None
+
+    def hung_at(self, marker: int) -> float | None:
+        """When its stream was made to hang (monotonic seconds); None: it was not."""
+        return next((h.at for h in self.hits(marker) if h.what == HANG), None)
 
     def victims(self, marker: int, begin: float, end: float) -> set[str]:
         """Servers whose faults met this request: by trace, or since they refuse and the router cannot know it yet."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from benchmark.faults import leftovers
 from benchmark.faults.evidence import Evidence
 from benchmark.faults.proxies import Proxy
 from benchmark.faults.schedule import DECODE, PREFILL
@@ -26,12 +27,16 @@ SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
 """Fast, for what is tried are faults; its long batches can be paused."""
 PREFILLS, DECODES, ROUTERS = 2, 2, 2
 TOKENS = ("--max-total-tokens", "16384", "--context-length", "8192", "--disable-overlap-schedule")
+KEY = "the key of a campaign"
+"""The servers' --admin-api-key and the routers' --api-key: who aborts, flushes or pauses must show it."""
 PREFILL_ARGS = ("--enable-laps-scheduler", "--chunked-prefill-size", "256", *TOKENS)
 SHORT_WAITS = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30"}
 """How long a server keeps what its peer no longer wants (seconds; SGLang's own default is 300)."""
 MAX_INFLIGHT = 96
+LIMIT_S = 60.0
+"""--request-timeout-secs."""
 ROUTER_ARGS = (
-    "--enable-laps-alloc", "--request-timeout-secs", "60", "--laps-rebalance-interval-s", "2",
+    "--enable-laps-alloc", "--request-timeout-secs", f"{LIMIT_S:.0f}", "--laps-rebalance-interval-s", "2",
     "--health-check-interval-secs", "2", "--health-check-timeout-secs", "3", "--health-failure-threshold", "2",
     "--max-concurrent-requests", str(MAX_INFLIGHT),
 )  # fmt: skip
@@ -73,12 +78,14 @@ class Fleet:
         for role, number, args in ((PREFILL, PREFILLS, PREFILL_ARGS), (DECODE, decodes, TOKENS)):
             for i in range(number):
                 name, log = f"{role} {i}", self.logs / f"{role}-{i}.log"
-                server = servers.sglang(role, folder, log, *args, env=env, name=name)
+                server = servers.sglang(role, folder, log, *args, "--admin-api-key", KEY, env=env, name=name)
                 proxy = Proxy(name, servers.free_port(), server.port, evidence, seed * 100 + len(self.members))
                 self.members.append(Member(role, server, proxy))
         self._tokenizer = folder
         self.routers: list[servers.Server] = []
         self._router_kin: list[list[psutil.Process]] = []
+        self._held: list[leftovers.Held] = []
+        """Descriptors of the routers before the first request."""
 
     def of(self, role: str) -> list[Member]:
         """The servers of a role."""
@@ -118,11 +125,13 @@ class Fleet:
             await m.proxy.listen()
         module, more = "sglang_router_laps.launch_router", ("--laps-tokenizer", str(self._tokenizer))
         for i in range(ROUTERS):
-            router = self._front(f"router-{i}.log", module, *ROUTER_ARGS, *more)
+            router = self._front(f"router-{i}.log", module, *ROUTER_ARGS, *more, "--api-key", KEY)
+            router.key = KEY
             self.routers.append(router)
             await asyncio.to_thread(lambda router=router: router.start().ready(START_S))  # type: ignore[misc]
             self._router_kin.append(router.family())
         await self.sick(HEAL_S)
+        self._held = [self._descriptors(router) for router in self.routers]
 
     async def stock(self) -> servers.Server:
         """Stock MiniLB in front of the same servers; the caller stops it."""
@@ -179,17 +188,16 @@ class Fleet:
     def _not_at_rest(self) -> list[str]:
         found = [x for m in self.members for x in _held(m)]
         try:
-            for status in self.statuses():
-                if status["in_flight"]:
-                    found.append(f"router: {status['in_flight']} requests in flight")
-                found += [
-                    f"router: {i['outstanding_requests']} requests and {i['outstanding_tokens']} tokens at {i['url']}"
-                    for i in (*status["prefill"], *status["decode"])
-                    if i["outstanding_requests"] or i["outstanding_tokens"]
-                ]
-        except (OSError, ValueError) as e:
+            for i, (router, before) in enumerate(zip(self.routers, self._held, strict=True)):
+                found += [f"router {i}: {x}" for x in leftovers.of_status(router.laps_status())]
+                found += [f"router {i}: {x}" for x in leftovers.of_descriptors(self._descriptors(router), before)]
+        except (OSError, ValueError, psutil.Error) as e:
             found.append(f"router: {e}")
         return found
+
+    def _descriptors(self, router: servers.Server) -> leftovers.Held:
+        assert router.process
+        return leftovers.Held.by(psutil.Process(router.process.pid), router.port, [m.proxy.port for m in self.members])
 
     async def close(self) -> None:
         """End the proxies."""
@@ -222,5 +230,6 @@ def _loads(m: Member) -> Any:
 
 
 def _ask(m: Member, path: str, method: str = "GET") -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(m.server.url + path, method=method), timeout=30) as reply:
+    asked = urllib.request.Request(m.server.url + path, method=method, headers=servers.bearer(KEY))
+    with urllib.request.urlopen(asked, timeout=30) as reply:
         return bytes(reply.read())

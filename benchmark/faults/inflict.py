@@ -15,12 +15,12 @@ import psutil
 
 from benchmark.faults import wire
 from benchmark.faults.clients import bounded, exchange
-from benchmark.faults.fleet import HEAL_S, MAX_INFLIGHT, START_S, Fleet, Member
+from benchmark.faults.fleet import HEAL_S, KEY, MAX_INFLIGHT, START_S, Fleet, Member
 from benchmark.faults.oracle import Seen
 from benchmark.faults.prompts import GENERATE
 from benchmark.faults.proxies import PASS
 from benchmark.faults.schedule import ROUTER, Fault
-from benchmark.rig.servers import HOST
+from benchmark.rig.servers import HOST, bearer
 
 SPARE_DESCRIPTORS = 12
 """What the router may still open when its limit is lowered."""
@@ -46,7 +46,7 @@ class Inflictor:
             if fault.kind == "kill" and self._starting.locked() and not later:
                 later.append(fault)
                 continue
-            if later and not self._starting.locked():
+            if later and not self._starting.locked() and not self._over.is_set():
                 await self._inflict(later.pop())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(fault.gap_s):
@@ -167,4 +167,4 @@ class Inflictor:
 
 async def _asked(port: int, path: str, body: bytes = b"", method: str = "POST", limit_s: float | None = None) -> Seen:
     seen = Seen(0, path)
-    return await bounded(exchange(port, wire.request(path, body, method=method), seen), seen, limit_s)
+    return await bounded(exchange(port, wire.request(path, body, bearer(KEY), method), seen), seen, limit_s)

@@ -17,6 +17,10 @@ BAD = frozenset((WRONG, LOST, HUNG))
 AFTER_S = 10.0
 """How long after a fault a 503 still counts as its work: the router's longest pause between probes, and what two good
 ones take."""
+FILLED_S = 10.0
+"""What ends a stream that nobody reads later than this finds the router waiting for its client: it is full by then."""
+HANG_S = 45.0
+"""A stream whose server hangs must be ended this much later: before the limit of the whole request is what ends it."""
 DECODE = "decode"
 Roles = Mapping[str, Collection[str]]
 """Role -> names of its servers. A fault may cut the streams of decode servers only."""
@@ -54,6 +58,12 @@ class Seen:
     """Its client asked for it to be aborted."""
     may_refuse: frozenset[int] = frozenset()
     """Statuses that are right for it, besides those of any request."""
+    may_cut: str = ""
+    """Why its connection may be ended without a word, if it may."""
+    unread_s: float = 0.0
+    """For how long its client read nothing."""
+    limit_s: float = float("inf")
+    """Longest that the router may keep a place for who reads nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +82,19 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
         return Verdict(HUNG, f"no end after {seen.end - seen.begin:.0f} s")
     if seen.left:
         return Verdict(CUT, "the client left")
+    if seen.may_cut and seen.broken:
+        return Verdict(CUT, seen.may_cut)
     if seen.status is None:
         if any(w.kind == "descriptors" for w in evidence.active(seen.begin, seen.end, 1.0)):
             return Verdict(CUT, "not let in: the router's descriptors were used up")
         return Verdict(LOST, f"no reply: {_told(seen)}")
     if seen.status >= 400:
         return _refused(seen, seen.status, evidence, roles)
+    if seen.unread_s > seen.limit_s and not evidence.struck(
+        seen.number, seen.begin, seen.begin + FILLED_S, roles[DECODE]
+    ):
+        # Whoever says more now has waited for this client all the time.
+        return Verdict(HUNG, f"its place was kept while nobody read for {seen.unread_s:.0f} s")
     if seen.done and not seen.broken:
         if seen.want is None or seen.got == seen.want:
             return Verdict(RIGHT, "")
@@ -88,6 +105,9 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
         return Verdict(CUT, "aborted as asked")
     if seen.stream and seen.begun:
         fault = evidence.struck(seen.number, seen.begin, seen.end, roles[DECODE])
+        hung_at = evidence.hung_at(seen.number)
+        if hung_at is not None and seen.end - hung_at > HANG_S:
+            return Verdict(HUNG, f"its stream was ended {seen.end - hung_at:.0f} s after its server hung")
         if fault and seen.reason:
             return Verdict(CUT, f"while streaming: {fault}")
     if seen.may_refuse and seen.reason:

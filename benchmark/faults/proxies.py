@@ -1,4 +1,4 @@
-"""A TCP proxy in front of each server: it passes on, refuses, resets, falls silent, or answers 5xx itself."""
+"""A TCP proxy in front of each server: it passes on, refuses, resets, hangs, falls silent, or answers 5xx itself."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import re
 import socket
 import struct
 
-from benchmark.faults.evidence import MARKER, STORM_WORDS, Evidence
+from benchmark.faults.evidence import HANG, MARKER, STORM_WORDS, Evidence
 from benchmark.rig.servers import HOST
 
 PASS, REFUSE, RESET, SILENT, STORM = "pass", "refuse", "reset", "silent", "storm"
 STATUSES = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable"}
 HEAD_LIMIT = 1 << 20
+LAST_CHUNK = b"0\r\n\r\n"
+"""Ends a chunked reply."""
 _NUMBER = re.compile(rb"\r\n%b: *(\d+)\r\n" % MARKER.encode(), re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
@@ -32,6 +34,8 @@ class Link:
         """Nothing is owed to the router."""
         self.chunks_left: int | None = None
         """Pieces of the reply to pass before a reset; None: no reset."""
+        self.events_left: int | None = None
+        """Pieces with events of a stream to pass before it hangs; None: it does not."""
         self._owed: int | None = None
         """Bytes of a reply of known length that are to come; None: it ends with its last chunk."""
 
@@ -45,7 +49,7 @@ class Link:
             self._owed -= len(data)
             self.answered = self._owed <= 0
         else:
-            self.answered = data.endswith(b"0\r\n\r\n")
+            self.answered = data.endswith(LAST_CHUNK)
 
     def end(self, *, abrupt: bool) -> None:
         """End it both ways; ``abrupt``: with an RST."""
@@ -153,6 +157,7 @@ class Proxy:
             await link.writer.drain()
             link.answered = True
             return
+        link.events_left = self._rng.randint(1, 4) if self._mode == HANG else None
         if self._mode == RESET:
             link.chunks_left = self._rng.choice((0, 0, 1, 2, 4))
             if not link.chunks_left:
@@ -185,6 +190,14 @@ class Proxy:
                     if link.chunks_left < 0:
                         self._evidence.note(link.marker, self.name, RESET)
                         link.end(abrupt=True)
+                        return
+                if link.events_left is not None and b"data: " in data:
+                    link.events_left -= 1
+                    if link.events_left < 0 and not data.endswith(LAST_CHUNK):
+                        self._evidence.note(link.marker, self.name, HANG)
+                        # It takes in what comes, and nothing goes out any more; the router may end the connection.
+                        while await reader.read(1 << 16):
+                            pass
                         return
                 link.writer.write(data)
                 await link.writer.drain()

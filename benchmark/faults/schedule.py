@@ -18,17 +18,24 @@ SERVER_FAULTS = {
     "pause": (0.3, 3.0),
 }
 """Faults of one server, and how long they last (seconds). Of a kill: until it is started again."""
+DECODE_FAULTS = {**SERVER_FAULTS, "hang": (2.0, 8.0)}
+"""Also streams that stop in the middle, for ever, at a server that is well otherwise."""
 ROUTER_FAULTS = {"descriptors": (2.0, 5.0), "halves": (2.0, 5.0), "flush": (0.0, 0.0)}
 """Its descriptors used up; as many half-sent requests as it takes at once; its route that empties all caches."""
-LANES = {PREFILL: SERVER_FAULTS, DECODE: SERVER_FAULTS, ROUTER: ROUTER_FAULTS}
+LANES = {PREFILL: SERVER_FAULTS, DECODE: DECODE_FAULTS, ROUTER: ROUTER_FAULTS}
 """One fault at a time in each lane, so at most one server of a role is out."""
 GAP_S = {PREFILL: (1.0, 4.0), DECODE: (1.0, 4.0), ROUTER: (4.0, 12.0)}
 """Rest before a fault."""
 
-DEEDS = {PLAIN: 78, "leave": 7, "half": 2, "abort": 4, "twin": 3, "batch": 3, HOSTILE: 3}
+DEEDS = {
+    PLAIN: 71, "leave": 7, "half": 2, "abort": 4, "twin": 3, "batch": 3, "stall": 2, "pipeline": 2, "keyless": 3,
+    HOSTILE: 3,
+}  # fmt: skip
 """What clients are about, and how often: a request and nothing else; going away at a random moment; a body that is sent
-in part; an abort by id; two requests under one id; several prompts in one request; a hostile body."""
-CLASSES = (*SERVER_FAULTS, *ROUTER_FAULTS, *(d for d in DEEDS if d != PLAIN))
+in part; an abort by id; two requests under one id; several prompts in one request; a stream that is not read for a
+while, or at all; more requests on a connection that has an answer under way; aborts of others' requests without the
+key; a hostile body."""
+CLASSES = (*DECODE_FAULTS, *ROUTER_FAULTS, *(d for d in DEEDS if d != PLAIN))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ import h11
 from benchmark.rig.servers import HOST
 
 HEAD_LIMIT = 1 << 20
+SMALL = 4096
+"""What a slow reader's system keeps for it (bytes)."""
 LAST = b"data: [DONE]"
 """The event that ends a stream, of one that failed too."""
 
@@ -82,10 +85,29 @@ class Reply:
             raise Broken(f"the stream ends within an event: {rest[-60:]!r}")
 
 
+async def _connect(port: int, slow: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if not slow:
+        return await asyncio.open_connection(HOST, port)
+    sock = socket.socket()
+    try:
+        # Small segments too, for by them the sender's system measures what it keeps: then some 170 KB are under way.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
+        return await asyncio.open_connection(sock=sock, limit=SMALL)
+    except BaseException:
+        sock.close()
+        raise
+
+
 @contextlib.asynccontextmanager
-async def exchange(port: int, raw: bytes) -> AsyncIterator[Reply]:
-    """Send ``raw`` as it is, on a connection of its own, and read the head of its reply. Raises Broken, OSError."""
-    reader, writer = await asyncio.open_connection(HOST, port)
+async def exchange(port: int, raw: bytes, slow: bool = False) -> AsyncIterator[Reply]:
+    """Send ``raw`` as it is, on a connection of its own, and read the head of its reply. Raises Broken, OSError.
+
+    ``slow``: what is not read soon stops the sender.
+    """
+    reader, writer = await _connect(port, slow)
     try:
         # Some are answered, and the connection closed, before all of it is sent.
         with contextlib.suppress(OSError):

@@ -84,6 +84,8 @@ class Server:
     process: Process | None = None
     bootstrap_port: int | None = None
     """Of a prefill server."""
+    key: str | None = None
+    """What its own questions need: its --admin-api-key, of a router its --api-key."""
     launch: Callable[[Sequence[str], Mapping[str, str], Path], Process] = execute
 
     @property
@@ -122,7 +124,8 @@ class Server:
 
     def laps_status(self) -> dict[str, Any]:
         """GET /laps_status. Raises OSError, ValueError."""
-        with urllib.request.urlopen(self.url + "/laps_status", timeout=60) as reply:
+        asked = urllib.request.Request(self.url + "/laps_status", headers=bearer(self.key))
+        with urllib.request.urlopen(asked, timeout=60) as reply:
             status: dict[str, Any] = json.load(reply)
         return status
 
@@ -169,6 +172,11 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header that shows a key."""
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def free_port() -> int:

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import served
@@ -20,7 +19,7 @@ SHAPE = model.Shape(hidden=64, layers=LAYERS, heads=2, kv_heads=1, intermediate=
 """Layers enough to be cut between."""
 EVERY_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
 """A pause after each layer, and hardly a gap: as many preemptions as can be had."""
-PREFIXES = Path(__file__).parents[1] / "support" / "prefixes"
+PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
 CACHED = {"PYTHONPATH": os.pathsep.join(filter(None, (str(PREFIXES), os.environ.get("PYTHONPATH"))))}
 """Prefixes are cached though no decode server is there."""
 

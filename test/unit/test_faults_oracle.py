@@ -11,7 +11,7 @@ import pytest
 from benchmark.faults.comparison import Compared
 from benchmark.faults.corpus import Case
 from benchmark.faults.evidence import STORM_WORDS, Evidence
-from benchmark.faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
+from benchmark.faults.oracle import CUT, FILLED_S, HANG_S, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
 from benchmark.faults.outcome import complaints, piece
 from benchmark.results.piece import Piece
 
@@ -102,6 +102,33 @@ def test_a_stream_whose_connection_was_reset_is_cut(evidence: Evidence, clock: C
     sent(evidence, clock, "d0", 100.1)
     sent(evidence, clock, "d0", 101.0, "reset")
     assert end(begun(), evidence) == CUT
+
+
+def test_a_stream_that_hung_must_be_cut_in_time(evidence: Evidence, clock: Clock) -> None:
+    sent(evidence, clock, "d0", 100.1)
+    sent(evidence, clock, "d0", 101.0, "hang")
+    assert end(begun(), evidence) == CUT
+    assert end(begun(end=101.0 + HANG_S + 1.0), evidence) == HUNG
+    assert end(whole(end=101.0 + HANG_S + 1.0), evidence) == RIGHT
+
+
+def test_a_place_is_not_to_be_kept_for_who_does_not_read(evidence: Evidence) -> None:
+    stalled = {"unread_s": 65.0, "limit_s": 60.0, "may_cut": "nobody read its stream"}
+    assert end(whole(**stalled), evidence) == HUNG
+    assert end(whole(**{**stalled, "unread_s": 3.0}), evidence) == RIGHT
+    assert end(begun(broken="reset", **stalled), evidence) == CUT
+    assert end(begun(broken="reset", got=[9], **stalled), evidence) == WRONG
+    assert end(begun(broken="reset"), evidence) == LOST
+
+
+def test_who_says_a_last_word_to_a_client_that_did_not_read_has_waited_for_it(evidence: Evidence, clock: Clock) -> None:
+    stalled = {"unread_s": 65.0, "limit_s": 60.0, "may_cut": "nobody read its stream", "end": 166.0}
+    assert end(begun(**stalled), evidence) == HUNG
+    sent(evidence, clock, "d0", 100.1)
+    fault(evidence, clock, "kill", "d0", 101.0 + FILLED_S, 130.0)
+    assert end(begun(**stalled), evidence) == HUNG  # the router could not hear of it
+    fault(evidence, clock, "kill", "d0", 102.0, 130.0)
+    assert end(begun(**stalled), evidence) == CUT
 
 
 def test_a_refusal_needs_a_reason_and_an_occasion(evidence: Evidence, clock: Clock) -> None:

@@ -29,6 +29,8 @@ class Bench:
         self.gate.set()
         self.asked = asyncio.Event()
         self.left = asyncio.Event()
+        self.events = False
+        """Its pieces are events."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -37,7 +39,8 @@ class Bench:
                 self.asked.set()
                 writer.write(CHUNKED)
                 for i in range(PIECES):
-                    writer.write(b"1\r\n%d\r\n" % i)
+                    piece = b"data: %d\n\n" % i if self.events else b"%d" % i
+                    writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                     await writer.drain()
                     await asyncio.sleep(0.02)
                     if i == 0:
@@ -157,6 +160,27 @@ def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
                     await asyncio.wait_for(task, 10)
             assert b.what(1)[-1] == b.what(2)[-1] == "silent"
             assert await b.ask(3) == ALL
+
+    asyncio.run(run())
+
+
+def test_a_stream_hangs_in_the_middle_and_its_server_is_well() -> None:
+    async def run() -> None:
+        async with bench() as b:
+            b.events = True
+            await b.proxy.mode(proxies.HANG)
+            hung = [asyncio.ensure_future(b.ask(i)) for i in range(2)]
+            while not all("hang" in b.what(i) for i in range(2)):
+                await asyncio.sleep(0.01)
+            b.events = False
+            assert await b.ask(7) == ALL  # what is no stream
+            await b.proxy.mode(proxies.PASS)
+            b.events = True
+            assert (await b.ask(8))[0] == 200
+            _, waiting = await asyncio.wait(hung, timeout=0.2)
+            assert waiting == {*hung}
+            assert b.what(1) == ["sent", "answered 200", "hang"]
+        await asyncio.gather(*hung, return_exceptions=True)
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Prefix caching in tests, HiCache too, without a decode server and without a GPU.
+"""Prefix caching, HiCache too, for tests and benchmarks: without a decode server and without a GPU.
 
 Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, as others' do. SGLang's copies between device and host are
 CUDA kernels on streams of their own. Here each stream is a thread that does its work in order, a copy is torch's, and

@@ -1,0 +1,65 @@
+"""What a router must not hold any more once all requests have ended: places, leases, dead tasks, descriptors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+IDLE_MOST = 16
+"""Connections to one server that may stand by: they are closed when unused for 4 s, and signals, which are read every
+0.4 s, use them in turn, so ten or so stay."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Descriptors of a process."""
+
+    clients: int
+    """Connections of its clients."""
+    upstream: Mapping[int, int]
+    """Connections to servers, by port."""
+    broken: int
+    """Connections that the other side has closed, and it has not."""
+    others: int
+    """All other descriptors."""
+
+    @classmethod
+    def by(cls, process: psutil.Process, port: int, servers: Collection[int]) -> Held:
+        """What the process holds that listens on ``port``. ``servers``: their ports. Raises psutil.Error."""
+        # Counted first: what comes between the two counts as one less of the others.
+        number = process.num_fds()
+        some = [c for c in process.net_connections("tcp") if c.status != psutil.CONN_LISTEN]
+        upstream = Counter(c.raddr.port for c in some if c.raddr and c.raddr.port in servers)
+        clients = [c for c in some if c.laddr.port == port]
+        broken = sum(c.status != psutil.CONN_ESTABLISHED for c in some if c not in clients)
+        return cls(len(clients), upstream, broken, number - len(clients) - upstream.total())
+
+
+def of_status(status: Mapping[str, Any]) -> Iterator[str]:
+    """What its /laps_status shows: places, leases at servers, tasks that do not run."""
+    for name in ("in_flight", "queued"):
+        if status[name]:
+            yield f"{status[name]} requests {name.replace('_', ' ')}"
+    for i in (*status["prefill"], *status["decode"], *status["draining"]):
+        if i["outstanding_requests"] or i["outstanding_tokens"]:
+            yield f"{i['outstanding_requests']} requests and {i['outstanding_tokens']} tokens at {i['url']}"
+    for task in status["tasks"]:
+        if not task["alive"] or task["restarts"]:
+            yield f"the task {task['name']} failed {task['restarts']} times: {task['error']}"
+
+
+def of_descriptors(now: Held, before: Held) -> Iterator[str]:
+    """What it holds beyond what it held before the first request."""
+    if now.clients:
+        yield f"{now.clients} connections of clients"
+    if now.broken:
+        yield f"{now.broken} connections that their servers have closed"
+    for port, number in now.upstream.items():
+        if number > IDLE_MOST:
+            yield f"{number} connections to the server at port {port}"
+    if now.others > before.others:
+        yield f"{now.others - before.others} descriptors more than before the first request"

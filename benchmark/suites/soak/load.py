@@ -1,0 +1,166 @@
+"""Mixed load without end: one workload after the other, by streams and whole answers, chats, aborts and departures."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from laps_plan.traffic import named
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.named import Offer, Scale
+
+from benchmark.faults import wire
+from benchmark.faults.clients import bounded, exchange
+from benchmark.faults.oracle import Seen
+from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE
+from benchmark.rig import model
+
+WORKLOADS = ("turns", "mixed", "azure", "code", "lmsys", "whale", "mooncake")
+SEGMENT_S = 30.0
+"""How long one workload lasts before the next (seconds)."""
+SCALE = Scale(longest=4096, long=2048)
+LONE_S_PER_TOKEN = 1e-4
+"""What whales are spaced by: as on the machine that the others' rate is for (seconds)."""
+SETS = 4
+"""Conversations and documents come back after so many rounds of the workloads: some from the device's cache, some from
+the host's, and some from none."""
+MOST = 16
+"""Requests under way. While there are as many none is sent: where other work has the cores, the load is less."""
+LIMIT_S = 300.0
+"""A request without an end after this long hangs."""
+ANSWER = (1, 24)
+"""Tokens asked for."""
+ABORTED, LEFT, CHATS, TEXTS, STREAMED = 0.08, 0.08, 0.35, 0.15, 0.6
+"""Shares of requests that are aborted by id, whose clients leave, that are chats or plain text, that are streams."""
+
+
+class Load:
+    """Requests through one router. ``ends`` counts how they ended."""
+
+    def __init__(self, port: int, seed: int, rate: float) -> None:
+        self._port, self._seed, self._rate = port, seed, rate
+        self._words = sorted({w for text in model.corpus() for w in text.split() if w.isalpha()})
+        self._numbers = itertools.count(1)
+        self.ends: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        """What failed, with the server's words; the first hundred."""
+
+    @property
+    def sent(self) -> int:
+        """Requests that have ended."""
+        return self.ends.total() - self.ends["not sent"]
+
+    def jobs(self) -> Iterator[tuple[float, int, Job]]:
+        """Without end: when (seconds since the start), the set of prompts it draws from, and what."""
+        rng = random.Random(self._seed)
+        offer = Offer(1.0, SEGMENT_S, self._rate, lambda tokens: tokens * LONE_S_PER_TOKEN)
+        made = [named.make(name, SCALE) for name in WORKLOADS]
+        for n in itertools.count():
+            for job in made[n % len(made)].arrivals(offer, rng):
+                yield n * SEGMENT_S + job.at_s, n // len(made) % SETS, job
+
+    async def run(self, over: Callable[[], bool]) -> None:
+        """Send each request when it is due, until it is ``over``; then wait for those under way."""
+        begin, rng = time.monotonic(), random.Random(self._seed + 1)
+        running: set[asyncio.Task[None]] = set()
+        for at_s, prompts, job in self.jobs():
+            while not over() and (left := begin + at_s - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, 1.0))
+            if over():
+                break
+            if len(running) >= MOST:
+                self.ends["not sent"] += 1
+                continue
+            task = asyncio.ensure_future(self._one(job, prompts, random.Random(rng.random())))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await asyncio.gather(*running)
+
+    async def fill(self, tokens: int) -> None:
+        """Different prompts, so many tokens in all: the caches of servers are full afterwards."""
+        rng = random.Random(self._seed + 2)
+        for _ in range(0, tokens, 2 * SCALE.long):
+            both = (self._ask(self._generate(Job(0.0, SCALE.long), rng), False) for _ in range(2))
+            await asyncio.gather(*both)
+
+    async def _one(self, job: Job, prompts: int, rng: random.Random) -> None:
+        drawn = rng.random()
+        if drawn < CHATS + TEXTS:
+            route, body = self._text(job, prompts, rng, CHAT if drawn < CHATS else COMPLETIONS)
+        else:
+            route, body = GENERATE, self._generate(job, rng, prompts)[1]
+        stream, what = rng.random() < STREAMED, rng.random()
+        if what < ABORTED:
+            await self._abort(route, body, stream, rng)
+        else:
+            leave_s = rng.random() if what < ABORTED + LEFT else None
+            await self._ask((route, body), stream, leave_s)
+
+    def _text(self, job: Job, prompts: int, rng: random.Random, route: str) -> tuple[str, dict[str, Any]]:
+        """A stream of words in which a conversation goes on; about two tokens a word."""
+
+        def words(r: random.Random, n: int) -> list[str]:
+            return r.choices(self._words, k=max(1, n // 2))
+
+        shared = words(random.Random(f"{self._seed} {prompts} {job.stream}"), SCALE.longest)
+        if job.goes_on:
+            said = shared[: max(1, (job.cached + job.new) // 2)]
+        else:
+            said = [*shared[: job.cached // 2], *words(rng, job.new)]
+        text, answer = " ".join(said), rng.randint(*ANSWER)
+        body = {"model": "m", "max_tokens": answer, "temperature": 0, "ignore_eos": True}
+        return route, body | ({"messages": [{"role": "user", "content": text}]} if route == CHAT else {"prompt": text})
+
+    def _generate(self, job: Job, rng: random.Random, prompts: int = 0) -> tuple[str, dict[str, Any]]:
+        """The same of token ids."""
+
+        def draw(r: random.Random, n: int) -> list[int]:
+            return [r.randrange(*model.VOCABULARY) for _ in range(n)]
+
+        history = draw(random.Random(f"ids {self._seed} {prompts} {job.stream}"), job.cached + job.new * job.goes_on)
+        ids = history if job.goes_on else [*history, *draw(rng, job.new)]
+        params = {"max_new_tokens": rng.randint(*ANSWER), "temperature": 0, "ignore_eos": True}
+        return GENERATE, {"input_ids": ids, "sampling_params": params}
+
+    async def _ask(
+        self, asked: tuple[str, dict[str, Any]], stream: bool, leave_s: float | None = None, rid: str | None = None
+    ) -> None:
+        route, body = asked
+        body = {**body, "stream": stream, **({"rid": rid} if rid else {})}
+        seen = Seen(next(self._numbers), route, stream=stream, aborted=rid is not None)
+        await bounded(
+            exchange(self._port, wire.request(route, json.dumps(body).encode()), seen), seen, leave_s, LIMIT_S
+        )
+        self._end(seen)
+
+    async def _abort(self, route: str, body: dict[str, Any], stream: bool, rng: random.Random) -> None:
+        rid = f"soak-{rng.getrandbits(64):016x}"
+
+        async def end_it() -> None:
+            await asyncio.sleep(rng.random())
+            told = Seen(0, "abort")
+            raw = wire.request("/abort_request", json.dumps({"rid": rid}).encode())
+            await bounded(exchange(self._port, raw, told), told)
+            self._end(told)
+
+        await asyncio.gather(self._ask((route, body), stream, rid=rid), end_it())
+
+    def _end(self, seen: Seen) -> None:
+        end = "answered"
+        if seen.left:
+            end = "left"
+        elif seen.hung:
+            end = "hung"
+        elif not seen.done:
+            # What was aborted may be told so in any way.
+            end = "aborted" if seen.aborted else "failed"
+        self.ends[end] += 1
+        if end in ("hung", "failed") and len(self.wrong) < 100:
+            why = f"no end after {LIMIT_S:.0f} s" if seen.hung else f"{seen.status} {seen.reason} {seen.broken}"
+            self.wrong.append(f"{seen.deed} {seen.number}: {why}")

@@ -1,0 +1,138 @@
+"""Memory of processes over time, and which of them grow."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+EVERY_S = 30.0
+"""Between two samples (seconds)."""
+WINDOW_S = 60.0
+"""The memory at a time is the median of the samples of so many seconds."""
+MOST = 1.05
+"""Memory at the end over that after the run-in."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One process at one time. Memory in KiB."""
+
+    at_s: float
+    """Since the start of the load."""
+    own: int
+    """Resident pages that are of no file, shared ones divided among those that share them: how pages of libraries are
+    divided is a matter of what else runs on the machine. All of what is resident where the system does not tell."""
+    pss: int | None
+    """All resident pages, shared ones divided; None where the system does not tell."""
+    private: int | None
+    """Resident and shared with nobody."""
+    threads: int
+    descriptors: int
+    cpu_s: float
+    """User and system time since it started."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What became of one process."""
+
+    name: str
+    before: float | None
+    """Memory after the run-in (KiB); None: no sample, for it was not there."""
+    after: float | None
+    """At the end."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Memory at the end over that after the run-in; None: unknown."""
+        return self.after / self.before if self.before and self.after else None
+
+    @property
+    def fine(self) -> bool:
+        """It was there all the time and has not grown beyond the bar; to shrink is no leak."""
+        return self.ratio is not None and self.ratio <= MOST
+
+    def __str__(self) -> str:
+        if self.ratio is None or self.before is None or self.after is None:
+            return f"{self.name}: {'not there after the run-in' if self.before is None else 'not there at the end'}"
+        return f"{self.name}: {self.before / 1024:.1f} MiB, then {self.after / 1024:.1f} ({self.ratio - 1:+.1%})"
+
+
+def parse_rollup(text: str) -> tuple[int, int, int]:
+    """(of no file, PSS, private) in KiB from the text of smaps_rollup. Raises KeyError, ValueError."""
+    rows = (line.split() for line in text.splitlines()[1:])
+    kib = {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) >= 2}
+    return kib["Pss_Anon"] + kib["Pss_Shmem"], kib["Pss"], kib["Private_Clean"] + kib["Private_Dirty"]
+
+
+def sample(process: psutil.Process, at_s: float) -> Sample | None:
+    """The process now; None: it has ended."""
+    try:
+        memory: tuple[int, int | None, int | None] = process.memory_info().rss // 1024, None, None
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            memory = parse_rollup(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
+        with process.oneshot():
+            used = process.cpu_times()
+            return Sample(at_s, *memory, process.num_threads(), process.num_fds(), used.user + used.system)
+    except psutil.Error:
+        return None
+
+
+def name_of(process: psutil.Process, server: str, first: bool) -> str:
+    """What to call it: its server, and what it is there, as SGLang titles its processes."""
+    with contextlib.suppress(psutil.Error):
+        title = " ".join(process.cmdline())
+        for kind in ("scheduler", "detokenizer", "tokenizer", "resource_tracker"):
+            if f"sglang::{kind}" in title or (kind == "resource_tracker" and kind in title):
+                return f"{server}: {kind}"
+    return f"{server}: {'server' if first else f'process {process.pid}'}"
+
+
+class Record:
+    """Samples of all processes, by name."""
+
+    def __init__(self, processes: Mapping[str, psutil.Process]) -> None:
+        self._processes = dict(processes)
+        self.samples: dict[str, list[Sample]] = {name: [] for name in processes}
+
+    def take(self, at_s: float) -> None:
+        """One sample of each that is there."""
+        for name, process in self._processes.items():
+            if (one := sample(process, at_s)) is not None:
+                self.samples[name].append(one)
+
+    def growth(self, run_in_s: float, end_s: float) -> list[Growth]:
+        """Each process, after the run-in and at the end."""
+        return [
+            Growth(name, _median(some, run_in_s, run_in_s + WINDOW_S), _median(some, end_s - WINDOW_S, end_s))
+            for name, some in self.samples.items()
+        ]
+
+    def cores(self) -> float:
+        """How many cores the processes kept busy together, on average."""
+        spans = (some for some in self.samples.values() if len(some) > 1)
+        return sum((s[-1].cpu_s - s[0].cpu_s) / max(1e-9, s[-1].at_s - s[0].at_s) for s in spans)
+
+    def raw(self) -> dict[str, list[dict[str, Any]]]:
+        """JSON-ready."""
+        return {name: [asdict(s) for s in some] for name, some in self.samples.items()}
+
+
+def _median(samples: Sequence[Sample], begin_s: float, end_s: float) -> float | None:
+    within = [s.own for s in samples if begin_s <= s.at_s <= end_s]
+    return float(statistics.median(within)) if within else None
+
+
+def times(end_s: float, every_s: float = EVERY_S) -> Iterator[float]:
+    """When to sample: from 0 on, and at the end (seconds)."""
+    n = 0
+    while (at := n * every_s) < end_s:
+        yield at
+        n += 1
+    yield end_s

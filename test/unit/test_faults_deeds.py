@@ -1,0 +1,194 @@
+"""Deeds over real sockets: what a good router makes of them, and how a bad one is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from benchmark.faults import deeds, wire
+from benchmark.faults.deeds import Crowd
+from benchmark.faults.evidence import Evidence
+from benchmark.faults.fleet import KEY
+from benchmark.faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle
+from benchmark.faults.prompts import GENERATE, Prompt
+from benchmark.faults.schedule import Deed
+
+PROMPTS = [Prompt(GENERATE, {"input_ids": [3], "sampling_params": {"max_new_tokens": 2}})]
+ANSWERS = [[0, 1]]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+Writer = asyncio.StreamWriter
+
+
+class Router:
+    """A fake one: it answers with the numbers from 0 on, as many as are asked for."""
+
+    def __init__(self) -> None:
+        self.aborts: list[tuple[dict[str, Any], bool]] = []
+        """Bodies, and whether the key was shown."""
+        self.under_way: set[str] = set()
+        self.pad = "x" * 2000
+        self.drained: Callable[[Writer], Awaitable[None]] = lambda writer: writer.drain()
+        self.stays = 0.0
+        """How long a request outlives its client (seconds)."""
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            line, _, headers = head.decode().partition("\r\n")
+            length = next(x.partition(":")[2] for x in headers.split("\r\n") if x.startswith("content-length"))
+            body = json.loads(await reader.readexactly(int(length)))
+            if "/abort_request" in line:
+                keyed = f"Bearer {KEY}" in headers
+                self.aborts.append((body, keyed))
+                writer.write(whole(*((200, {}) if keyed else (401, {"error": "no key"}))))
+            elif body.get("rid") in self.under_way:
+                writer.write(whole(400, {"error": {"message": "under way"}}))
+            elif body.get("stream"):
+                await self.stream(body, reader, writer)
+            else:
+                most = body.get("sampling_params", {}).get("max_new_tokens", 1)
+                writer.write(whole(200, gen(most, most)))
+            await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            writer.transport.abort()
+        finally:
+            writer.close()
+
+    async def stream(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: Writer) -> None:
+        rid = body.get("rid", "")
+        self.under_way.add(rid)
+        try:
+            writer.write(HEAD)
+            most = body["sampling_params"]["max_new_tokens"] if "sampling_params" in body else 10**9
+            for n in range(1, most + 1):
+                event = b"data: " + json.dumps({**gen(n, most), "pad": self.pad}).encode() + b"\n\n"
+                writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+                await self.drained(writer)
+                await asyncio.sleep(0 if "sampling_params" in body else 0.01)
+            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        finally:
+            await asyncio.sleep(self.stays)
+            self.under_way.discard(rid)
+
+
+def gen(n: int, most: int) -> dict[str, Any]:
+    return {"output_ids": list(range(n)), "meta_info": {"finish_reason": {"type": "length"} if n == most else None}}
+
+
+def whole(status: int, body: Any) -> bytes:
+    raw = json.dumps(body).encode()
+    head = f"HTTP/1.1 {status} OK\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    return head.encode() + raw
+
+
+def ends(kind: str, router: Router, times: int = 1) -> dict[str, dict[str, int]]:
+    """How the requests of deeds of a kind ended."""
+
+    async def run() -> Oracle:
+        server = await asyncio.start_server(router.serve, "127.0.0.1", 0)
+        async with server:
+            router.port = server.sockets[0].getsockname()[1]
+            oracle = Oracle(Evidence(), {"prefill": ["p0"], "decode": ["d0"]})
+            crowd = Crowd([router.port], PROMPTS, ANSWERS, oracle, itertools.count(1))
+            some = (Deed(kind, 0, True, False, seed) for seed in range(times))
+            await asyncio.gather(*map(crowd.do, some))
+            await crowd.finish()
+        return oracle
+
+    return {deed: dict(c) for deed, c in asyncio.run(run()).by_deed.items()}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deeds, "PAUSE_S", (0.05, 0.1))
+    monkeypatch.setattr(deeds, "UNREAD_S", 1.0)
+    monkeypatch.setattr(deeds, "LIMIT_S", 0.5)
+    monkeypatch.setattr(deeds, "NOTICED_S", 0.5)
+
+
+def test_a_reader_that_pauses_is_served_and_one_that_never_reads_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deeds, "UNREAD_S", 3.0)
+    router = Router()
+
+    async def drained(writer: Writer) -> None:
+        await asyncio.wait_for(writer.drain(), 1.0)
+
+    router.drained = drained
+    found = ends("stall", router, 8)["stall"]
+    assert found[CUT] == deeds.UNREAD_MOST
+    assert found == {RIGHT: 8 - deeds.UNREAD_MOST, CUT: deeds.UNREAD_MOST}
+
+
+def test_a_place_that_is_kept_for_who_never_reads_is_found_out() -> None:
+    found = ends("stall", Router(), 8)["stall"]
+    assert found == {RIGHT: 8 - deeds.UNREAD_MOST, HUNG: deeds.UNREAD_MOST}
+
+
+def test_a_reader_that_stops_stops_the_sender() -> None:
+    """Or a stalled reader would be no trouble to any router."""
+    blocked, sent = asyncio.Event(), 0
+
+    async def serve(reader: asyncio.StreamReader, writer: Writer) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD)
+        try:
+            while True:
+                writer.write(b"3e8\r\n" + 1000 * b"x" + b"\r\n")
+                sent += 1000
+                await asyncio.wait_for(writer.drain(), 0.5)
+        except TimeoutError:
+            blocked.set()
+            writer.transport.abort()
+
+    async def run() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        raw = wire.request("/x", b"")
+        async with server, wire.exchange(server.sockets[0].getsockname()[1], raw, slow=True):
+            await asyncio.wait_for(blocked.wait(), 30)
+
+    asyncio.run(run())
+    # An event of SGLang's: 400 bytes, and of each token so far its id and its text.
+    assert sent < 0.5 * sum(400 + 10 * n for n in range(deeds.STALL_TOKENS))
+
+
+@pytest.mark.parametrize(("stays", "end"), [(0.0, RIGHT), (3.0, WRONG)])
+def test_a_request_that_outlives_its_client_is_found_out(stays: float, end: str) -> None:
+    router = Router()
+    router.stays, router.pad = stays, ""
+    found = ends("pipeline", router, 6)["pipeline"]
+    left = found[CUT]
+    assert found[end] - (6 - left if end == RIGHT else 0) == left > 0
+    assert sum(found.values()) == 6 + left
+
+
+def test_a_connection_that_is_closed_on_who_pipelines_is_no_loss() -> None:
+    router = Router()
+
+    async def refuse(writer: Writer) -> None:
+        raise OSError
+
+    router.drained = refuse
+    found = ends("pipeline", router, 6)["pipeline"]
+    assert found[CUT] == 6
+    assert not {WRONG, HUNG, LOST} & found.keys()
+
+
+def test_strangers_show_no_key_and_owners_do() -> None:
+    router = Router()
+    found = ends("keyless", router, 12)
+    assert found["keyless abort"] == {REFUSED: len(router.aborts)}
+    assert not any(keyed for _, keyed in router.aborts)
+    assert any(body.get("abort_all") for body, _ in router.aborts)
+    assert {*found["keyless"]} <= {RIGHT, CUT, REFUSED}
+    router = Router()
+    assert ends("abort", router, 3)["abort route"] == {RIGHT: 3}
+    assert all(keyed for _, keyed in router.aborts)

@@ -1,0 +1,68 @@
+"""What a router must not hold at rest, from its status and from its descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmark.faults.leftovers import IDLE_MOST, Held, of_descriptors, of_status
+
+SERVER = {"url": "http://p0", "outstanding_requests": 0, "outstanding_tokens": 0}
+TASK = {"name": "controller", "alive": True, "restarts": 0, "error": None}
+REST: dict[str, Any] = {
+    "in_flight": 0, "queued": 0, "prefill": [SERVER], "decode": [SERVER], "draining": [], "tasks": [TASK],
+}  # fmt: skip
+
+
+def test_a_router_at_rest_holds_nothing() -> None:
+    assert list(of_status(REST)) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ({"in_flight": 2}, "2 requests in flight"),
+        ({"queued": 1}, "1 requests queued"),
+        ({"decode": [{**SERVER, "outstanding_requests": 1, "outstanding_tokens": 9}]}, "1 requests and 9 tokens at http://p0"),
+        ({"draining": [{**SERVER, "outstanding_tokens": 9}]}, "0 requests and 9 tokens at http://p0"),
+        ({"tasks": [{**TASK, "alive": False, "error": "E: x"}]}, "the task controller failed 0 times: E: x"),
+        ({"tasks": [{**TASK, "restarts": 3, "error": "E: x"}]}, "the task controller failed 3 times: E: x"),
+    ],
+)  # fmt: skip
+def test_each_thing_that_is_left_is_named(what: dict[str, Any], found: str) -> None:
+    assert list(of_status({**REST, **what})) == [found]
+
+
+def test_descriptors_of_a_process_are_told_apart() -> None:
+    me = psutil.Process()
+    with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as server:
+        port, upstream = ours.getsockname()[1], server.getsockname()[1]
+        before = Held.by(me, port, [upstream])
+        assert (before.clients, dict(before.upstream), before.broken) == (0, {}, 0)
+        # The other ends are of this process too: they count as others.
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = ours.accept()
+        behind = socket.create_connection(("127.0.0.1", upstream))
+        ending, _ = server.accept()
+        with client, accepted, behind, ending, open(os.devnull):
+            now = Held.by(me, port, [upstream])
+            assert (now.clients, dict(now.upstream)) == (1, {upstream: 1})
+            assert now.others - before.others == 3
+            assert list(of_descriptors(now, before)) == [
+                "1 connections of clients", "3 descriptors more than before the first request",
+            ]  # fmt: skip
+            ending.close()
+            assert Held.by(me, port, [upstream]).broken == 1
+        assert Held.by(me, port, [upstream]) == before
+
+
+def test_some_connections_to_a_server_may_stand_by() -> None:
+    before = Held(0, {}, 0, 12)
+    assert list(of_descriptors(Held(0, {7: IDLE_MOST}, 0, 11), before)) == []
+    assert list(of_descriptors(Held(0, {7: IDLE_MOST + 1}, 1, 12), before)) == [
+        "1 connections that their servers have closed", f"{IDLE_MOST + 1} connections to the server at port 7",
+    ]  # fmt: skip

@@ -1,0 +1,152 @@
+"""What counts as growth, how memory is read, and what the load consists of."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmark import soak
+from benchmark.results.piece import Piece
+from benchmark.suites.soak import load, memory
+from benchmark.suites.soak.load import Load
+from benchmark.suites.soak.memory import Growth, Record, Sample
+
+ROLLUP = """\
+5589d9800000-7ffd2a1f3000 ---p 00000000 00:00 0                          [rollup]
+Rss:              884972 kB
+Pss:              741235 kB
+Pss_Dirty:        700000 kB
+Pss_Anon:         691000 kB
+Pss_File:          50000 kB
+Pss_Shmem:           235 kB
+Shared_Clean:     143000 kB
+Private_Clean:     10000 kB
+Private_Dirty:    690000 kB
+"""
+
+
+def test_the_systems_own_words_are_read() -> None:
+    assert memory.parse_rollup(ROLLUP) == (691235, 741235, 700000)
+    with pytest.raises(KeyError):
+        memory.parse_rollup(ROLLUP.replace("Pss:", "Pxx:"))
+
+
+def test_a_process_is_sampled_until_it_ends() -> None:
+    me = memory.sample(psutil.Process(), 3.0)
+    assert me is not None
+    assert me.at_s == 3.0
+    assert 0 < me.own <= (me.pss or 0)
+    assert min(me.threads, me.descriptors) >= 1
+    child = psutil.Popen(["sleep", "60"])
+    record = Record({"child": psutil.Process(child.pid)})
+    record.take(0.0)
+    child.kill()
+    child.wait()
+    record.take(1.0)
+    assert [s.at_s for s in record.samples["child"]] == [0.0]
+
+
+def record(pss: list[float], every_s: float = 30.0) -> Record:
+    made = Record({})
+    made.samples["p"] = [Sample(i * every_s, round(x), None, None, 1, 9 + i, 0.5 * i) for i, x in enumerate(pss)]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("pss", "ratio", "fine"),
+    [
+        ([500.0] * 4 + [1000.0] * 10, 1.0, True),  # what it grows before the run-in ends does not count
+        ([1000.0] * 11 + [1050.0] * 3, 1.05, True),
+        ([1000.0] * 11 + [1051.0] * 3, 1.051, False),
+        ([1000.0] * 13 + [9000.0], 1.0, True),  # one sample is chance
+        ([1000.0] * 11 + [500.0] * 3, 0.5, True),  # to shrink is no leak
+        ([1000.0] * 9, None, False),  # it has ended
+        ([], None, False),
+    ],
+)
+def test_growth_is_from_a_minute_to_a_minute(pss: list[float], ratio: float | None, fine: bool) -> None:
+    (growth,) = record(pss).growth(run_in_s=120.0, end_s=390.0)
+    assert (growth.ratio, growth.fine) == (ratio, fine)
+    assert str(growth).startswith("p: ")
+
+
+def test_cores_are_those_of_all_processes() -> None:
+    made = record([1.0] * 5)
+    made.samples["q"] = list(made.samples["p"])
+    assert made.cores() == pytest.approx(2 * 0.5 / 30)
+
+
+def test_samples_are_taken_at_the_end_too() -> None:
+    assert list(memory.times(70.0)) == [0.0, 30.0, 60.0, 70.0]
+    assert list(memory.times(60.0)) == [0.0, 30.0, 60.0]
+
+
+def test_what_grew_is_named_and_misses_its_bar(tmp_path: Path) -> None:
+    made, args = record([1000.0] * 11 + [2000.0] * 3), argparse.Namespace(minutes=6.5, run_in=2.0, rate=1.0, seed=1)
+    made.samples["gone"] = []
+    sent = Load(1, 1, 1.0)
+    sent.ends.update(answered=5, failed=1)
+    soak.result(args, sent, made).write(tmp_path)
+    piece = Piece.read(tmp_path)
+    assert [f.name for f in piece.figures if f.met is False] == [
+        "memory of p",
+        "memory of gone",
+        "requests that failed",
+    ]
+    assert piece.data["grown"] == ["p: 1.0 MiB, then 2.0 (+100.0%)", "gone: not there after the run-in"]
+    assert len(piece.data["samples"]["p"]) == 14
+    assert str(Growth("p", 10.0, None)) == "p: not there at the end"
+
+
+def test_the_load_gives_way_where_answers_take_long() -> None:
+    async def run() -> Load:
+        under_way = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            await under_way.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            made = Load(server.sockets[0].getsockname()[1], 1, 500.0)
+            running = asyncio.ensure_future(made.run(under_way.is_set))
+            while made.ends["not sent"] < 50:
+                await asyncio.sleep(0.01)
+            under_way.set()
+            await running
+        return made
+
+    made = asyncio.run(run())
+    # Those whose clients leave make room for others.
+    assert load.MOST <= made.sent + made.ends["left"] < 200
+    assert not made.wrong
+
+
+def test_a_run_that_is_too_short_to_compare_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        soak.main(["--minutes", "11"])
+    assert "less than two minutes after the run-in" in capsys.readouterr().err
+
+
+def test_the_load_has_all_workloads_and_shared_beginnings() -> None:
+    made = Load(1, 1, 3.0)
+    span_s = load.SEGMENT_S * len(load.WORKLOADS)
+    jobs = list(itertools.takewhile(lambda one: one[0] < (load.SETS + 1) * span_s, made.jobs()))
+    assert len(jobs) / ((load.SETS + 1) * span_s) == pytest.approx(3.0, rel=0.35)
+    assert {prompts for _, prompts, _ in jobs} == set(range(load.SETS))
+    assert any(job.goes_on and job.cached for *_, job in jobs)
+    assert max(job.new + job.cached for *_, job in jobs) <= load.SCALE.longest
+    job = next(job for *_, job in jobs if job.goes_on and job.cached > 100)
+    texts = [made._text(job, 0, random.Random(i), load.CHAT)[1]["messages"][0]["content"] for i in range(2)]
+    assert texts[0] == texts[1] != made._text(job, 1, random.Random(0), load.CHAT)[1]["messages"][0]["content"]
+    ids = [made._generate(job, random.Random(i))[1]["input_ids"] for i in range(2)]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == job.cached + job.new
