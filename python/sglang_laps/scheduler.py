@@ -92,9 +92,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     # -- what the rest of SGLang must see
 
     def _collect_inflight_batches(self) -> list[ScheduleBatch | None]:
-        """With the batches that are paused: their requests can be aborted."""
-        batches: list[ScheduleBatch | None] = super()._collect_inflight_batches()
-        return batches if self.laps is None else [*batches, *(f.batch for f in self.laps.core.under_way)]
+        """With what is paused and what is between two chunks: these requests are aborted, and time out, as others."""
+        batches: list[Any] = super()._collect_inflight_batches()
+        if self.laps is None:
+            return batches
+        core = self.laps.core
+        return [*batches, *(f.batch for f in core.under_way), core.in_progress(self.chunked_req)]
 
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
         """Nothing runs, waits, or is parked."""

@@ -41,7 +41,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, whole: st
     pacer = core.pacer
     seen = core.classes.seen(scheduler.waiting_queue, now)
     queues = {cls: _queue(tags, now) for cls, tags in seen.items()}
-    every = [*([] if scheduler.chunked_req is None else [scheduler.chunked_req]), *core.parked]
+    every = core.in_progress(scheduler.chunked_req).reqs
     remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
     model = pacer.model.coefficients
     load = Load(
