@@ -12,12 +12,13 @@ from functools import partial, reduce
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
+from laps_core import __version__
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.protocol import ByClass, Lengths, Load, Status, read_status
 from msgspec import structs
 
-from sglang_laps import __version__, graphs
+from sglang_laps import graphs
 from sglang_laps.classes import Tag
 from sglang_laps.core import LapsCore, Totals
 

@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from sglang_laps import __version__
+from laps_core import __version__
 
 SGLANG = "0.5.23"
 """The release whose seams are used here."""
