@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import graphs
+from sglang_laps import graphs, seams
 from sglang_laps.emulation import install as emulated
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
@@ -37,6 +37,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     waiting_queue: list[Req]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        seams.require_applied()
         super().__init__(*args, **kwargs)
         self.laps_off_reason = why_off(self, super().get_prefill_adder_class())
         if self.laps_off_reason:
@@ -201,4 +202,5 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:
     """The subclass of SGLang's Scheduler that LAPS puts in its place."""
-    return type("LapsScheduler", (LapsPrefillMixin, stock), {"laps_config": config})
+    # By __wrapped__ who looks for SGLang's own (``seams``) finds it.
+    return type("LapsScheduler", (LapsPrefillMixin, stock), {"laps_config": config, "__wrapped__": stock})
