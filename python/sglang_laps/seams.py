@@ -158,7 +158,7 @@ def changed(seam: Seam) -> str | None:
     name = seam.name.partition(".[")[0]
     owner, _, attribute = name.rpartition(".")
     try:
-        found = inspect.unwrap(getattr(inspect.unwrap(pkgutil.resolve_name(ROOT + owner)), attribute))
+        found = getattr(inspect.unwrap(pkgutil.resolve_name(ROOT + owner)), attribute)
     except (ImportError, AttributeError):
         return f"{ROOT}{name} is gone"
     if seam.says is None:
@@ -172,7 +172,7 @@ def changed(seam: Seam) -> str | None:
 def digest(function: Any) -> str:
     """The source of a function, for comparison; empty where it cannot be read."""
     try:
-        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
+        return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()[:12]
     except OSError:
         return ""
 

@@ -86,6 +86,18 @@ def test_attributes_that_are_set_for_good_are_in_the_table() -> None:
     assert found == {name.rpartition(".")[2].strip("[]") for name in of("set")}
 
 
+@pytest.mark.parametrize("name", ["add_cli_args", "from_cli_args", "resolve_once"])
+def test_what_is_hooked_already_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+    from sglang.srt.server_args import ServerArgs
+
+    stock = vars(ServerArgs)[name]
+    kind = type(stock) if isinstance(stock, (classmethod, staticmethod)) else lambda function: function
+    monkeypatch.setattr(ServerArgs, name, kind(_wrap_fn(getattr(stock, "__func__", stock), print, HookType.AROUND)))
+    (seam,) = (seam for seam in seams.SEAMS if seam.name == f"server_args.ServerArgs.{name}")
+    assert seams.changed(seam) is None
+
+
 CHANGED = """
 import sys
 import sglang.srt.managers.scheduler as module
