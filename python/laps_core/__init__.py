@@ -3,3 +3,6 @@
 Sources in docstrings: LAPS is arXiv 2601.11589 (s3.1: its section 3.1), Medha arXiv 2409.17264, FlowPrefill arXiv
 2602.16603; see docs/LAPS.md, References.
 """
+
+__version__ = "0.1.0"
+"""Of all packages of this project."""

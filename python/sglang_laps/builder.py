@@ -37,10 +37,12 @@ class Builder:
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
         self.adder: Any = None
         """Makes the adder of the part that is shown; None = nothing is."""
-        # The builder counts the waiting tokens for its log line, but sees a part: counted after it (see _built).
+        # The builder counts the waiting tokens for its log line, but sees a part: counted after it (see _built). Where
+        # SGLang counts the one prompt in the slot, those that are parked count, too.
         self._loads: Any = replace(
             scheduler.load_inquirer,
             get_waiting_queue=lambda: scheduler.waiting_queue if self.adder is None else [],
+            get_chunked_req=lambda: core.in_progress(scheduler.chunked_req),
         )
         scheduler.load_inquirer = self._loads
 

@@ -47,6 +47,23 @@ class Part:
     """Nothing may be cut."""
 
 
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """Prompts between two of their chunks, where SGLang looks for a batch, or for the one prompt in the slot."""
+
+    reqs: list[Req]
+
+    @property
+    def seqlen(self) -> int:
+        """Their tokens, in all."""
+        return sum(r.seqlen for r in self.reqs)
+
+    @property
+    def prefix_len(self) -> int:
+        """Those that are done."""
+        return sum(r.prefix_len for r in self.reqs)
+
+
 @dataclass(slots=True, kw_only=True)
 class Flight(Running):
     """A batch on the device."""
@@ -114,10 +131,14 @@ class LapsCore:
 
     # -- decisions
 
+    def in_progress(self, slot: Req | None) -> InProgress:
+        """Prompts that are begun and not done, the one in the slot first."""
+        return InProgress([r for r in (slot, *self.parked) if r is not None])
+
     def lines(self, queue: list[Req], slot: Req | None) -> Lines:
         """Of the waiting requests, with this prompt in the slot."""
         below = {id(f.cut) for f in self.under_way}
-        begun = [r for r in (slot, *self.parked) if r is not None and id(r) not in below]
+        begun = [r for r in self.in_progress(slot).reqs if id(r) not in below]
         views = self.classes.views(queue)
         return Lines(views.short, [*begun, *views.long[:LOOKAHEAD]], begun)
 
@@ -194,7 +215,7 @@ class LapsCore:
 
     def reserve(self, part: Part, slot: Req | None) -> int:
         """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
-        others = [r for r in (slot, *self.parked) if r is not None and r is not part.slot]
+        others = [r for r in self.in_progress(slot).reqs if r is not part.slot]
         return sum(len(r.full_untruncated_fill_ids) - (r.extend_end or 0) + self._page for r in others)
 
     def limit(self, part: Part) -> int | None:

@@ -12,20 +12,22 @@ from fastapi import Request, Response
 from laps_core.protocol import POOL_ROUTE, STATUS_ROUTE
 from msgspec import to_builtins
 from sglang.srt.entrypoints.http_server import app, get_global_state
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
-from sglang_laps import deadlines, prompts
+from sglang_laps import deadlines, prompts, seams
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
 from sglang_laps.status import merge
 
 __all__ = ["app"]
 
-HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", deadlines.verify, HookType.AROUND)
-HookRegistry.register(prompts.VALIDATE, prompts.validate, HookType.AROUND)
+seams.require()
+seams.hook("sampling.sampling_params.SamplingParams.verify", deadlines.verify, "AROUND")
+seams.hook(prompts.VALIDATE, prompts.validate, "AROUND")
 HookRegistry.apply_hooks()
+seams.require_applied()
 
 
 _pool = PoolCell.of_this_server()

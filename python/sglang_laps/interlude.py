@@ -17,7 +17,12 @@ import torch
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
+    CloseSessionReqInput,
+    ConfigureLoggingReq,
+    FreezeGCReq,
     GetInternalStateReq,
+    OpenSessionReqInput,
+    ProfileReq,
     TokenizedGenerateReqInput,
 )
 
@@ -29,8 +34,12 @@ from sglang_laps.slices import Cutter
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
-AT_ONCE = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq)
-"""What may be dispatched while a batch is paused. Anything else, and all that came after it, waits for its end."""
+AT_ONCE = (
+    *(TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq),
+    *(OpenSessionReqInput, CloseSessionReqInput, ProfileReq, ConfigureLoggingReq, FreezeGCReq),
+)
+"""What may be dispatched while a batch is paused: it touches neither weights nor a running batch, nor needs a server
+that is idle. Anything else, and all that came after it, waits for its end."""
 POLL_S = 0.01
 """Senders of KV are polled in a pause when a request has come, or this long after they were last polled: a poll costs
 about as much as the rest of a pause, with several ranks more."""

@@ -1,42 +1,4 @@
-"""Where LAPS meets SGLang: entry points, and every SGLang name that is hooked, subclassed or replaced.
-
-=============================================================  ====================================================
-SGLang name                                                    what LAPS does with it
-=============================================================  ====================================================
-``server_args.ServerArgs.add_cli_args``, ``from_cli_args``     hooked: the LAPS options (always)
-``server_args.ServerArgs.resolve_once``                        hooked: conflicts are refused (enabled only)
-``managers.scheduler.Scheduler``                               replaced by a subclass (enabled only)
-  ``get_new_batch_prefill``, ``process_prefill_chunk``,
-  ``get_prefill_adder_class``, ``run_batch``,
-  ``process_batch_result``, ``ingest_requests``,
-  ``on_idle``, ``get_internal_state``                          overridden there, see ``scheduler.py``
-``managers.schedule_policy.PrefillAdder``                      subclassed, see ``scheduler.py`` (enabled only)
-``entrypoints.http_server.app``                                routes added, ``GET /laps_status`` and
-                                                               ``POST /laps_pool`` (enabled only)
-``sampling.sampling_params.SamplingParams.verify``             hooked: a bad deadline is answered 400 (enabled only)
-``managers.tokenizer_manager.TokenizerManager``                hooked, ``_validate_one_request``: an empty prompt and
-                                                               n > 1 are answered 400 (enabled only)
-``entrypoints.warmup.warmup``                                  one more warm-up, ``profile.py`` (enabled only)
-``model_executor.model_runner.ModelRunner.init_cuda_graphs``   hooked (prefill graphs enabled only): ``graphs/``
-``model_executor.model_runner_components.cuda_graph_setup``    ``capture_prefill_graph`` called once more with another
-                                                               prefill ``PhaseConfig`` in ``get_exec().graph``; the
-                                                               ``PrefillCudaGraphRunner`` it makes is used as it is
-``disaggregation.common.conn.CommonKVManager``                 hooked, ``check_status``, ``update_status``,
-                                                               ``__init__`` (its ``transfer_infos``): see
-                                                               ``transfers.py`` (enabled, or no GPU)
-``managers.scheduler.Scheduler``                               hooked, ``init_model_worker``, ``get_internal_state``:
-                                                               see ``emulation/`` (emulated devices only)
-``layers.attention.torch_native_backend``                      ``_run_sdpa_forward_extend`` of its instances replaced
-                                                               (emulated devices only)
-``platforms.cpu.CpuDeviceMixin``, ``interface.SRTPlatform``    subclassed, see ``host_platform.py`` (no GPU only)
-``layers.attention.torch_native_backend``                      subclassed under its own name, see ``host/attention.py``
-                                                               (no GPU only)
-``disaggregation.mooncake.conn.MooncakeKVSender``,             one attribute of each set, see ``host/corrections.py``
-``layers.dp_attention``, ``model_executor.``                   (no GPU only)
-``forward_batch_info``, ``models.qwen2_moe``
-``AttentionBackendRegistry`` of DeepSeek's models              one handler registered (no GPU only)
-=============================================================  ====================================================
-"""
+"""Where LAPS meets SGLang: its entry points. Every SGLang name that is touched stands in ``seams``."""
 
 from __future__ import annotations
 
@@ -53,7 +15,7 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import graphs, options, saved_model, transfers
+from sglang_laps import graphs, options, saved_model, seams, transfers
 from sglang_laps.emulation import asked
 from sglang_laps.emulation.install import install
 from sglang_laps.pool import PoolCell
@@ -62,7 +24,7 @@ from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_re
 logger = logging.getLogger(__name__)
 
 SERVER_ARGS = "sglang.srt.server_args"
-RESOLVE = f"{SERVER_ARGS}.ServerArgs.resolve_once"
+RESOLVE = "server_args.ServerArgs.resolve_once"
 SCHEDULER = "sglang.srt.managers.scheduler"
 HTTP_APP_ENV = "SGLANG_HTTP_SERVER_APP_PATH"
 HTTP_APP = "sglang_laps.http_app:app"
@@ -71,16 +33,24 @@ NO_HOST = "devices are emulated on machines without a GPU only, on the platform 
 
 def load() -> None:
     """Entry point of the group ``sglang.srt.plugins``; runs once in every SGLang process."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    try:
+        _load()
+    except Exception as e:
+        # SGLang would log it, and serve without LAPS.
+        if os.environ.get(options.ENV, "0").strip() not in ("", "0"):
+            refuse(f"{options.ENV}: {type(e).__name__}: {e}")
+        raise
 
-    HookRegistry.register(f"{SERVER_ARGS}.ServerArgs.add_cli_args", _add_cli_args, HookType.AROUND)
-    HookRegistry.register(f"{SERVER_ARGS}.ServerArgs.from_cli_args", _from_cli_args, HookType.AROUND)
+
+def _load() -> None:
+    seams.hook("server_args.ServerArgs.add_cli_args", _add_cli_args, "AROUND")
+    seams.hook("server_args.ServerArgs.from_cli_args", _from_cli_args, "AROUND")
     try:
         config = options.from_env()
     except ConfigError as e:
         refuse(e)
     if config is not None:
-        HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
+        seams.hook(RESOLVE, _refuse_conflict, "AFTER")
     # Importing the scheduler costs seconds: only a process that runs one has it already.
     if SCHEDULER not in sys.modules:
         return
@@ -91,6 +61,8 @@ def load() -> None:
     enabled, wrong = config is not None or emulated is not None, wrong_release()
     if enabled and wrong:
         refuse(wrong)
+    if enabled:
+        seams.require()
     if not wrong and (config is not None or _on_host()):
         transfers.mend()  # without a GPU for stock servers too: a comparison would learn nothing from one that hangs
     if not enabled:
@@ -104,7 +76,7 @@ def load() -> None:
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
-    HookRegistry.register(f"{SCHEDULER}.Scheduler", scheduler_class(stock, config), HookType.REPLACE)
+    seams.hook("managers.scheduler.Scheduler", scheduler_class(stock, config), "REPLACE")
     transfers.be_patient()
     graphs.install(config)
 
@@ -145,7 +117,7 @@ def enable(args: argparse.Namespace) -> None:
 
     Raises ConfigError. Warns once, and leaves LAPS off, where it has nothing to do.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookRegistry
 
     if getattr(args, "enable_piecewise_cuda_graph", False):
         logger.warning("%s is ignored: SGLang's default prefill CUDA graphs now cover it.", options.PIECEWISE)
@@ -165,8 +137,9 @@ def enable(args: argparse.Namespace) -> None:
         raise ConfigError(f"{options.ENABLE}: {wrong}")
     known = saved_model.load(config.profile_path).fitted  # a bad file is refused here, before any model loads
     options.to_env(config)
-    HookRegistry.register(RESOLVE, _refuse_conflict, HookType.AFTER)
+    seams.hook(RESOLVE, _refuse_conflict, "AFTER")
     HookRegistry.apply_hooks()
+    seams.require_applied()
     if config.profile and not known:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))
     logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))

@@ -7,7 +7,7 @@ from typing import Any
 
 from laps_core.refusals import MEDIA, ONE_SAMPLE, several_samples
 
-VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+VALIDATE = "managers.tokenizer_manager.TokenizerManager._validate_one_request"
 """Every request passes it once its prompt is token ids, those of a batch one by one."""
 
 

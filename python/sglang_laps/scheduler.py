@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import graphs
+from sglang_laps import graphs, seams
 from sglang_laps.emulation import install as emulated
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
@@ -37,6 +37,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     waiting_queue: list[Req]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        seams.require_applied()
         super().__init__(*args, **kwargs)
         self.laps_off_reason = why_off(self, super().get_prefill_adder_class())
         if self.laps_off_reason:
@@ -92,9 +93,11 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     # -- what the rest of SGLang must see
 
     def _collect_inflight_batches(self) -> list[ScheduleBatch | None]:
-        """With the batches that are paused: their requests can be aborted."""
-        batches: list[ScheduleBatch | None] = super()._collect_inflight_batches()
-        return batches if self.laps is None else [*batches, *self.laps.interlude.in_flight()]
+        """With what is paused and what is between two chunks: these requests are aborted, and time out, as others."""
+        batches: list[Any] = super()._collect_inflight_batches()
+        if self.laps is None:
+            return batches
+        return [*batches, *self.laps.interlude.in_flight(), self.laps.core.in_progress(self.chunked_req)]
 
     def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
         """Whether the adapter of a request finds a place, beside those of batches that are paused."""
@@ -206,4 +209,5 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:
     """The subclass of SGLang's Scheduler that LAPS puts in its place."""
-    return type("LapsScheduler", (LapsPrefillMixin, stock), {"laps_config": config})
+    # By __wrapped__ who looks for SGLang's own (``seams``) finds it.
+    return type("LapsScheduler", (LapsPrefillMixin, stock), {"laps_config": config, "__wrapped__": stock})

@@ -12,12 +12,13 @@ from functools import partial, reduce
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
+from laps_core import __version__
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.protocol import ByClass, Lengths, Load, Status, read_status
 from msgspec import structs
 
-from sglang_laps import __version__, graphs
+from sglang_laps import graphs
 from sglang_laps.classes import Tag
 from sglang_laps.core import LapsCore, Totals
 
@@ -41,7 +42,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
     pacer = core.pacer
     seen = core.classes.seen(scheduler.waiting_queue, now)
     queues = {cls: _queue(tags, now) for cls, tags in seen.items()}
-    every = [*([] if scheduler.chunked_req is None else [scheduler.chunked_req]), *core.parked]
+    every = core.in_progress(scheduler.chunked_req).reqs
     remaining = sum(max(0, r.seqlen - r.prefix_len) for r in every)
     model = pacer.model.coefficients
     load = Load(

@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from sglang_laps import __version__
+from laps_core import __version__
 
 SGLANG = "0.5.23"
 """The release whose seams are used here."""
@@ -45,6 +45,8 @@ def conflict(args: Any) -> str | None:
         (args.enable_prefill_delayer, "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),
         (args.attn_cp_size > 1, "--attn-cp-size > 1 (context parallelism; some models set it)"),
         (args.dllm_algorithm, "--dllm-algorithm"),
+        # It makes the scheduler anew for the other role; batches, and what was learnt, stay behind.
+        (args.enable_pd_role_switch, "--enable-pd-role-switch"),
     )
     return next((f"{what} cannot be combined with it" for hit, what in checks if hit), None)
 

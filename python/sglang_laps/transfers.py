@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from sglang_laps import seams
+
 TCP = {
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
     "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
@@ -19,7 +21,7 @@ PROBE = {"SGLANG_FAILED_SESSION_PROBE_INTERVAL_S": "5", "SGLANG_FAILED_SESSION_P
 """After one failed transfer SGLang fails every other to that decode server until it has probed it, by default 30 s
 later and then ever less often, up to every 300 s."""
 
-MANAGER = "sglang.srt.disaggregation.common.conn.CommonKVManager"
+MANAGER = "disaggregation.common.conn.CommonKVManager"
 _writing = threading.RLock()
 
 
@@ -34,11 +36,9 @@ def be_patient() -> None:
 
 def mend() -> None:
     """Hook what is wrong with the books that SGLang's threads keep of transfers together."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(f"{MANAGER}.__init__", forgive, HookType.AFTER)
-    HookRegistry.register(f"{MANAGER}.check_status", check_status, HookType.AROUND)
-    HookRegistry.register(f"{MANAGER}.update_status", update_status, HookType.AROUND)
+    seams.hook(f"{MANAGER}.__init__", forgive, "AFTER")
+    seams.hook(f"{MANAGER}.check_status", check_status, "AROUND")
+    seams.hook(f"{MANAGER}.update_status", update_status, "AROUND")
 
 
 def check_status(original: Callable[[Any, int], Any], manager: Any, bootstrap_room: int) -> Any:

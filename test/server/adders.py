@@ -106,6 +106,7 @@ class Loads:
     """SGLang's counter of what waits."""
 
     get_waiting_queue: Any = None
+    get_chunked_req: Any = None
 
 
 class Alone:

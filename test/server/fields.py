@@ -41,9 +41,10 @@ class Fields:
         held: Request | None = None,
         parked: Sequence[Request] = (),
         stock: Any = lambda _: None,
+        loads: Any = None,
     ) -> None:
         self.waiting_queue, self.chunked_req = queue, held
-        self.load_inquirer = Loads()
+        self.load_inquirer: Any = loads or Loads()
         self._pending_chunked_abort_req: Any = None
         core = laps_core()
         core.parked = list(parked)

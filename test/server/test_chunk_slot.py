@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -144,3 +145,44 @@ def test_one_that_was_aborted_while_parked_and_holds_the_slot_by_now_ends_too(mi
     me.chunked_req, me.laps.core.parked = parked, [held]
     me.process_pending_chunked_abort()
     assert (me.ended, me.chunked_req, me.laps.core.parked) == ([parked], None, [held])
+
+
+def test_prompts_between_two_chunks_time_out_wherever_they_are(mixin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SGLang's own list of what is late: it knows batches alone."""
+    from sglang.srt.environ import envs
+    from sglang.srt.managers import scheduler
+
+    def begun(rid: str, ago_s: float) -> Any:
+        req: Any = Request(rid, 900, done=300)
+        req.to_finish, req.finished = None, lambda: False
+        req.time_stats = SimpleNamespace(forward_entry_time=time.perf_counter() - ago_s)
+        return req
+
+    names = ("_poll_timeout_aborts", "_collect_inflight_batches")
+    stock = type("Stock", (), {name: getattr(scheduler.Scheduler, name) for name in names})
+    monkeypatch.setattr(scheduler, "get_parallel", lambda: SimpleNamespace(pp_size=1))
+    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", "60")
+    assert envs.SGLANG_REQ_RUNNING_TIMEOUT.get() == 60
+    me: Any = type("S", (Fields, mixin, stock), {"__init__": Fields.__init__})(
+        [], begun("slot", 99.0), [begun("parked", 99.0), begun("young", 1.0)]
+    )
+    me.running_batch = me.last_batch = None
+    me.enable_continuous_input_polling = False
+    assert [abort.rid for abort in me._poll_timeout_aborts()] == ["slot", "parked"]
+    me.laps.core.parked[0].to_finish = "an abort that waits until its chunk is done"
+    assert [abort.rid for abort in me._poll_timeout_aborts()] == ["slot"]
+
+
+def test_the_load_counts_what_is_parked() -> None:
+    """With SGLang's own counters: /v1/loads, and the log line of a batch."""
+    from sglang.srt.disaggregation.utils import DisaggregationMode
+    from sglang.srt.managers.scheduler_components.load_inquirer import SchedulerLoadInquirer
+
+    fields: dict[str, Any] = dict.fromkeys(SchedulerLoadInquirer.__dataclass_fields__)
+    fields |= {"waiting_queue_prefix_matched": lambda: False, "get_recent_cache_hit_rate": lambda: 0.0}
+    stock = SchedulerLoadInquirer(**fields | {"disaggregation_mode": DisaggregationMode.PREFILL})
+    me = Fields([Request("w", 70)], Request("P", 900, done=300), [Request("Q", 5000, done=1000)], loads=stock)
+    assert me.load_inquirer.get_num_waiting_uncached_tokens() == 70 + 600 + 4000
+    assert me.load_inquirer._get_num_pending_tokens(chunk_deduct=100) == 70 + 600 + 4000 - 100
+    me.chunked_req, me.laps.core.parked = None, []
+    assert me.load_inquirer.get_num_waiting_uncached_tokens() == 70

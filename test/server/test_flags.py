@@ -49,6 +49,7 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--disaggregation-mode", "null"], "LAPS scheduler is off: --disaggregation-mode is null, not prefill"),
     ([ON, "--pp-size", "2"], "LAPS scheduler is off: --pp-size is 2"),
     ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer (or"),
+    ([ON, "--enable-pd-role-switch"], "error: --enable-laps-scheduler: --enable-pd-role-switch cannot"),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
     (["--laps-emulate", "h200-qwen3-8b,slow=2"], "EMULATED DEVICE: step times of h200-qwen3-8b"),
     (["--laps-emulate", "h9000"], "error: --laps-emulate: no profile h9000"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import time
 from typing import Any
 
 import http_load as load
@@ -98,6 +100,34 @@ def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Pref
             assert (await behind)[0] == 200
 
     asyncio.run(scenario())
+
+
+def test_what_a_running_batch_does_not_mind_is_answered_while_it_runs(prefill: Prefill) -> None:
+    """A session is opened and closed, the server profiled and configured; and new requests are taken in after that."""
+    done: dict[str, float] = {}
+
+    async def scenario() -> float:
+        async with load.session() as http:
+
+            async def ask_for(route: str, **body: Any) -> Any:
+                async with http.post(prefill.server.url + route, json=body) as reply:
+                    assert reply.status == 200, await reply.text()
+                    done[route] = time.perf_counter()
+                    return await reply.text()
+
+            long = asyncio.ensure_future(post(http, prefill, ask(ids(21, 9000))))
+            await until_slices_run(http, prefill, long)
+            session = json.loads(await ask_for("/open_session", capacity_of_str_len=1000))
+            await ask_for("/start_profile", output_dir=str(prefill.folder), activities=["CPU"], start_step=1 << 40)
+            await ask_for("/configure_logging", log_requests=False)
+            await ask_for("/freeze_gc")
+            await ask_for("/close_session", session_id=session)
+            status, _, done["a short request"] = await post(http, prefill, ask(ids(22, 40)))
+            assert status == 200
+            return (await long)[2]
+
+    end = asyncio.run(scenario())
+    assert {what: at < end for what, at in done.items()} == dict.fromkeys(done, True)
 
 
 def test_logprobs_of_prompts_that_were_preempted(prefill: Prefill) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.pools.controller import Move
+from laps_core.pools.layout import FEWEST
+from laps_core.refusals import ONE_SAMPLE
 from sglang_laps import options
 
-DOCS = Path(__file__).parents[2] / "docs"
+REPO = Path(__file__).parents[2]
+DOCS = REPO / "docs"
 MANUAL = (DOCS / "LAPS.md").read_text()
 ROUTER = (DOCS / "ROUTER.md").read_text()
 
@@ -79,3 +82,22 @@ def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
     del found["tokens"]
     named = keys(found) - {"short", "long"} | {"tokens"}
     assert not sorted(key for key in named if f"`{key}`" not in ROUTER)
+
+
+@pytest.mark.parametrize("path", [*sorted(DOCS.glob("*.md")), REPO / "README.md"], ids=lambda path: path.name)
+def test_no_table_is_split(path: Path) -> None:
+    """A row behind an empty line begins a table: the next one rules its columns."""
+    lines = ["", *path.read_text().splitlines(), ""]
+    first = [i for i, line in enumerate(lines) if line.startswith("|") and not lines[i - 1].strip()]
+    assert not [lines[i] for i in first if not lines[i + 1].startswith(("| --", "|:-", "|--"))]
+
+
+def test_the_manual_quotes_what_is_said() -> None:
+    (quoted,) = re.findall(r"^\| 400 `(n: [^`]*)`", MANUAL, re.MULTILINE)
+    assert ONE_SAMPLE.startswith(quoted)
+
+
+@pytest.mark.parametrize("path", [DOCS / "ROUTER.md", REPO / "README.md"], ids=lambda path: path.name)
+def test_the_first_example_of_pools_has_servers_enough_for_two(path: Path) -> None:
+    command = path.read_text().split("--pd-disaggregation --mini-lb")[1].split("--enable-laps-alloc")[0]
+    assert command.count("--prefill http") >= FEWEST

@@ -1,8 +1,9 @@
-"""Arrows run one way: no module imports, at any place, one that leads back to it; nor does a folder."""
+"""Arrows run one way: no module imports, at any place, one that leads back to it; nor does a folder, nor a package."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Set
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -75,3 +76,24 @@ def test_folders_hold_no_circle(package: str) -> None:
 def test_circles_are_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
     assert not circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def may_import() -> dict[str, set[str]]:
+    """Each package's row in the table of docs/ARCHITECTURE.md: the others of them that it may import."""
+    text = (REPO / "docs/ARCHITECTURE.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text, re.MULTILINE)
+    return {package: set(re.findall(r"`(\w+)`", named)) for package, named in rows if package in PACKAGES}
+
+
+def test_packages_import_what_the_table_says() -> None:
+    may = may_import()
+    assert may.keys() == PACKAGES.keys()
+    order = list(may)
+    for i, package in enumerate(order):
+        assert may[package] <= set(order[:i]), f"{package} may import what stands below it"
+        found: dict[str, set[str]] = {}
+        for name, file in modules(package).items():
+            for other in set(order) - {package}:
+                if imports(name, file, modules(other).keys()):
+                    found.setdefault(other, set()).add(name)
+        assert found.keys() <= may[package], found

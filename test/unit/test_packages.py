@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import laps_core
 import pytest
 
 REPO = Path(__file__).parents[2]
@@ -24,6 +25,10 @@ OURS = {"laps_core", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmar
 OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert laps_core.__version__ == PROJECT["version"]
 
 
 def declared(*extras: str) -> set[str]:

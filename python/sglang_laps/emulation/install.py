@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang_laps import seams
 from sglang_laps.emulation.asked import ENV, Asked
 from sglang_laps.emulation.device import EmulatedDevice
 from sglang_laps.support import off_reason, refuse, resolved
 
 logger = logging.getLogger(__name__)
 
-WORKER = "sglang.srt.managers.scheduler.Scheduler.init_model_worker"
-STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+WORKER = "managers.scheduler.Scheduler.init_model_worker"
+STATE = "managers.scheduler.Scheduler.get_internal_state"
 
 
 def install(asked: Asked) -> None:
     """Register the hooks. Call while plugins are being loaded in a scheduler process."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def loaded(result: Any, scheduler: Any) -> Any:
         if reason := off_reason(resolved(scheduler.server_args)):
@@ -32,8 +32,8 @@ def install(asked: Asked) -> None:
         return result
 
     logger.warning(asked.warning())
-    HookRegistry.register(WORKER, loaded, HookType.AFTER)
-    HookRegistry.register(STATE, state, HookType.AFTER)
+    seams.hook(WORKER, loaded, "AFTER")
+    seams.hook(STATE, state, "AFTER")
 
 
 def device_of(scheduler: Any) -> EmulatedDevice | None:

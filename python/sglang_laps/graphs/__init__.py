@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang_laps import seams
 from sglang_laps.support import off_reason, resolved
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CAPTURED = "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs"
+CAPTURED = "model_executor.model_runner.ModelRunner.init_cuda_graphs"
 """Hooked: after it, SGLang's own graphs are captured."""
 
 ATTENTION: dict[str, tuple[str, ...]] = {"cuda": ("FlashAttentionBackend",)}
@@ -27,14 +28,13 @@ def install(config: LapsConfig) -> None:
     """Register the hook, if ``config.graphs``. Call while plugins are being loaded in a scheduler process."""
     if not config.graphs:
         return
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def captured(result: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
         if off_reason(resolved(model_runner.server_args)) is None and not model_runner.is_draft_worker:
             attach(model_runner, config)
         return result
 
-    HookRegistry.register(CAPTURED, captured, HookType.AFTER)
+    seams.hook(CAPTURED, captured, "AFTER")
 
 
 def attach(model_runner: Any, config: LapsConfig) -> None:

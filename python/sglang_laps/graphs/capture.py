@@ -117,14 +117,19 @@ def _times(runner: Any, stock: Any, full: Any, new: list[int]) -> tuple[float, f
 
 
 def _batch(runner: Any, full: Any, new: list[int]) -> ForwardBatch:
-    """Requests of so many new tokens without history. Their KV goes to slot 0, the sink: there may be no other yet."""
+    """Requests of so many new tokens without history. Their KV goes to slot 0, the sink: there may be no other yet.
+
+    Any tokens, the same on all ranks: with one token everywhere a mixture of experts would read a few experts only.
+    """
     tokens, count, translator = sum(new), len(new), runner.kv_index_translator
+    seeded = torch.Generator("cpu").manual_seed(tokens)
+    ids = torch.randint(runner.model_config.vocab_size, (tokens,), generator=seeded, device="cpu").to(runner.device)
     with torch.device(runner.device):
         seq_lens = torch.tensor(new)
-        extend, zeros = seq_lens.int(), torch.zeros(tokens, dtype=torch.int64)
+        extend, sink = seq_lens.int(), torch.zeros(tokens, dtype=torch.int64)
         batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND, global_forward_mode=ForwardMode.EXTEND, batch_size=count,
-            input_ids=zeros, positions=torch.cat([torch.arange(n) for n in new]), out_cache_loc=zeros.clone(),
+            input_ids=ids, positions=torch.cat([torch.arange(n) for n in new]), out_cache_loc=sink,
             req_pool_indices=torch.arange(count), seq_lens=seq_lens, seq_lens_cpu=torch.tensor(new, device="cpu"),
             seq_lens_sum=tokens, orig_seq_lens=extend, extend_num_tokens=tokens, extend_seq_lens=extend,
             extend_seq_lens_cpu=new, extend_prefix_lens=torch.zeros_like(extend), extend_prefix_lens_cpu=[0] * count,

@@ -71,10 +71,12 @@ def test_both_paths_are_timed_and_the_table_decides(runner: Any, monkeypatch: py
 
     now = [0.0]
     took: dict[tuple[bool, int], list[Any]] = {}
+    tokens: dict[int, set[tuple[int, ...]]] = {}
 
     def forward(batch: Any) -> Any:
         graph = runner.prefill_cuda_graph_runner is not stock
         rows = next(n for n in (8, 32) if n >= len(batch.input_ids))
+        tokens.setdefault(rows, set()).add(tuple(batch.input_ids.tolist()))
         took.setdefault((graph, rows), []).append(sound(batch))
         now[0] += {(False, 8): 2.0, (True, 8): 1.0, (False, 32): 1.0, (True, 32): 1.5}[graph, rows]
         return took[graph, rows][-1]
@@ -87,6 +89,8 @@ def test_both_paths_are_timed_and_the_table_decides(runner: Any, monkeypatch: py
         assert front.status()["faster"] == [8]
         assert {len(outputs) for outputs in took.values()} == {capture.REPEATS}
         assert all(output.can_run_graph for (graph, _), outputs in took.items() for output in outputs if graph)
+        for rows, (same,) in tokens.items():
+            assert len(set(same)) > rows / 2, "a mixture of experts reads as many experts as it will"
         monkeypatch.undo()
         rng = random.Random(10)
         for length in (8, 32):

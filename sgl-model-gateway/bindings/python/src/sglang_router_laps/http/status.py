@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from laps_core import __version__
 from laps_core.pools.pressure import BOTH, POOLS, pressure
 from laps_core.protocol import Status
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from sglang_laps import __version__
 
 from ..router import Router
 from ..servers.decode import DecodeInstance

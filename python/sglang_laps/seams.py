@@ -1,0 +1,189 @@
+"""Where LAPS meets SGLang: every SGLang name that is hooked, replaced, overridden, set or followed, in one table.
+
+SGLang logs a hook that it cannot apply, and goes on without it; so names are checked before they are hooked, and hooks
+after SGLang has applied them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple
+
+from sglang_laps.support import SGLANG, refuse
+
+ROOT = "sglang.srt."
+Way = Literal["hooked", "replaced", "overridden", "set", "used", "followed"]
+"""`overridden`: by a subclass, or the class that is subclassed. `set`: an attribute of an instance, or of the class.
+`used`: called in a way of our own. `followed`: our code does the same steps, so its source is checked."""
+
+
+class Seam(NamedTuple):
+    """One name."""
+
+    name: str
+    """Below ``sglang.srt``."""
+    way: Way
+    where: str
+    """The module of ours, or several."""
+    when: str
+    says: str | None
+    """Parameters of a function or class (with a default: `name=`), or the digest of the source of one that is followed;
+    None: it must be there, no more. An attribute in brackets is made by the class, and not looked for."""
+
+
+_ON, _ALWAYS, _GRAPHS, _HOST, _EMULATED = "LAPS is on", "always", "prefill graphs", "no GPU", "emulated devices"
+_SCHEDULER, _ADDER = "managers.scheduler.Scheduler", "managers.schedule_policy.PrefillAdder"
+_KV = "disaggregation.common.conn.CommonKVManager"
+_LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+
+SEAMS: tuple[Seam, ...] = (
+    Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _ALWAYS, "parser"),
+    Seam("server_args.ServerArgs.from_cli_args", "hooked", "plugin", _ALWAYS, "args"),
+    Seam("server_args.ServerArgs.resolve_once", "hooked", "plugin", _ON, "self"),
+    Seam("sampling.sampling_params.SamplingParams.verify", "hooked", "http_app", _ON, "self, vocab_size"),
+    Seam(
+        "managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        *("hooked", "prompts", _ON, "self, obj, input_ids"),
+    ),
+    Seam("entrypoints.http_server.app", "used", "http_app", _ON, None),
+    Seam("entrypoints.warmup.warmup", "used", "profile", _ON, "name"),
+    Seam(_SCHEDULER, "replaced", "plugin", _ON, "server_args, port_args"),
+    Seam(f"{_SCHEDULER}.get_new_batch_prefill", "overridden", "scheduler", _ON, "self, running_batch"),
+    Seam(f"{_SCHEDULER}.get_prefill_adder_class", "overridden", "scheduler", _ON, "self"),
+    Seam(f"{_SCHEDULER}.ingest_requests", "overridden", "scheduler", _ON, "self, stop_at_pause="),
+    Seam(f"{_SCHEDULER}.process_prefill_chunk", "overridden", "scheduler", _ON, "self, last_batch, running_batch"),
+    Seam(f"{_SCHEDULER}._collect_inflight_batches", "overridden", "scheduler", _ON, "self"),
+    Seam(f"{_SCHEDULER}.is_fully_idle", "overridden", "scheduler", _ON, "self, for_health_check=, ignore_waiting="),
+    Seam(f"{_SCHEDULER}.abort_request", "overridden", "scheduler", _ON, "self, recv_req"),
+    Seam(f"{_SCHEDULER}.process_pending_chunked_abort", "overridden", "scheduler", _ON, "self"),
+    Seam(f"{_SCHEDULER}.run_batch", "overridden", "scheduler", _ON, "self, batch, pp_proxy_tensors="),
+    Seam(f"{_SCHEDULER}.process_batch_result", "overridden", "scheduler", _ON, "self, batch, result"),
+    Seam(f"{_SCHEDULER}.on_idle", "overridden", "scheduler", _ON, "self"),
+    Seam(f"{_SCHEDULER}.get_internal_state", "overridden", "scheduler", _ON, "self, recv_req"),
+    Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", _ON, None),
+    Seam(_ADDER, "overridden", "adder", _ON, None),
+    Seam(f"{_ADDER}.add_chunked_req", "overridden", "adder", _ON, "self, req"),
+    Seam(
+        f"{_ADDER}.add_one_req",
+        *("overridden", "adder", _ON, "self, req, has_chunked_req, truncation_align_size"),
+    ),
+    Seam(
+        f"{_ADDER}._select_prefill_admission",
+        *("overridden", "adder", _ON),
+        "self, req, *, total_tokens, host_hit_length, swa_host_hit_length, truncation_align_size, has_chunked_req=",
+    ),
+    Seam(f"{_ADDER}.add_one_req_ignore_eos", "overridden", "adder", _ON, "self, req"),
+    Seam(f"{_SCHEDULER}.ingest_requests", "followed", "interlude", _ON, "77f9e386bae1"),
+    Seam(f"{_LOOPS}.get_next_disagg_prefill_batch_to_run", "followed", "interlude", _ON, "97d4e18208d6"),
+    Seam(f"{_LOOPS}.event_loop_normal_disagg_prefill", "followed", "interlude", _ON, "b4315a1aa380"),
+    Seam(f"{_LOOPS}.event_loop_overlap_disagg_prefill", "followed", "interlude", _ON, "702058c506cb"),
+    Seam(
+        "model_executor.model_runner.ModelRunner.forward",
+        *("set", "slices, emulation", _ON),
+        "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count=",
+    ),
+    Seam(
+        "model_executor.model_runner.ModelRunner.init_cuda_graphs",
+        *("hooked", "graphs", _GRAPHS, "self, capture_decode_cuda_graph="),
+    ),
+    Seam("model_executor.model_runner.ModelRunner.[prefill_cuda_graph_runner]", "set", "graphs", _GRAPHS, None),
+    Seam(
+        "model_executor.model_runner_components.cuda_graph_setup.capture_prefill_graph",
+        *("used", "graphs", _GRAPHS, "*, model_runner, eager_runner, force_for_draft_worker="),
+    ),
+    Seam(
+        f"{_KV}.__init__",
+        *("hooked", "transfers", f"{_ON}, {_HOST}", "self, args, disaggregation_mode, server_args, is_mla_backend="),
+    ),
+    Seam(f"{_KV}.[transfer_infos]", "set", "transfers", f"{_ON}, {_HOST}", None),
+    Seam(f"{_KV}.check_status", "hooked", "transfers", f"{_ON}, {_HOST}", "self, bootstrap_room"),
+    Seam(f"{_KV}.update_status", "hooked", "transfers", f"{_ON}, {_HOST}", "self, bootstrap_room, status"),
+    Seam(f"{_SCHEDULER}.init_model_worker", "hooked", "emulation", _EMULATED, "self"),
+    Seam(f"{_SCHEDULER}.get_internal_state", "hooked", "emulation", _EMULATED, "self, recv_req"),
+    Seam(
+        "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",
+        *("set", "emulation", _EMULATED, None),
+    ),
+    Seam("platforms.cpu.CpuDeviceMixin", "overridden", "host_platform", _HOST, None),
+    Seam("platforms.interface.SRTPlatform", "overridden", "host_platform", _HOST, None),
+    Seam(
+        "disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",
+        *("set", "host_platform", _HOST, None),
+    ),
+)
+
+_registered: set[str] = set()
+"""Targets of hooks, in this process."""
+
+
+def hook(name: str, call: Callable[..., Any], kind: str) -> None:
+    """Register a hook of a name in the table. `kind`: AFTER, AROUND or REPLACE. Raises KeyError for another name."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    way = "replaced" if kind == "REPLACE" else "hooked"
+    if not any((s.name, s.way) == (name, way) for s in SEAMS):
+        raise KeyError(f"{name} is not {way} by the table of seams")
+    HookRegistry.register(ROOT + name, call, HookType[kind])
+    _registered.add(ROOT + name)
+
+
+def require() -> None:
+    """End the process with one line where a name that was imported is not as it was."""
+    wrong = next((why for seam in SEAMS if _imported(seam.name) and (why := changed(seam))), None)
+    if wrong:
+        refuse(f"this is not SGLang {SGLANG} as it was released: {wrong}")
+
+
+def require_applied() -> None:
+    """End the process with one line where SGLang has not applied a hook; call it after ``HookRegistry.apply_hooks``."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    if lost := sorted(_registered - HookRegistry._patched):
+        refuse(f"SGLang has not applied the hook of {lost[0]} (see the log)")
+
+
+def _imported(name: str) -> bool:
+    """Whether its module is there: to import one takes seconds, and what is not imported is not used here."""
+    module = takewhile(str.islower, name.split(".")[:-1])
+    return ROOT + ".".join(module) in sys.modules
+
+
+def changed(seam: Seam) -> str | None:
+    """What has become of a name, in a few words; None: nothing. Imports its module."""
+    name = seam.name.partition(".[")[0]
+    owner, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(inspect.unwrap(pkgutil.resolve_name(ROOT + owner)), attribute)
+    except (ImportError, AttributeError):
+        return f"{ROOT}{name} is gone"
+    if seam.says is None:
+        return None
+    if seam.way == "followed":
+        return None if digest(found) == seam.says else f"{ROOT}{name} has another body"
+    takes = ", ".join(parameters(found))
+    return None if takes == seam.says else f"{ROOT}{name} takes ({takes}), not ({seam.says})"
+
+
+def digest(function: Any) -> str:
+    """The source of a function, for comparison; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()[:12]
+    except OSError:
+        return ""
+
+
+def parameters(function: Any) -> Iterator[str]:
+    """Names of the parameters, as ``Seam.says`` has them."""
+    marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    found = inspect.signature(function).parameters.values()
+    star = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)
+    for p in found:
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and not star:
+            star = True
+            yield "*"
+        yield marks.get(p.kind, "") + p.name + ("" if p.default is inspect.Parameter.empty else "=")

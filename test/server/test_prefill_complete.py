@@ -1,0 +1,55 @@
+"""Decode servers that make room for a prompt once it has been prefilled: until then the prefill server keeps its KV."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import http_load as load
+import pytest
+import warm
+from served import CHUNK, SEVERAL, Prefill, Reference, checkpoint, ids, on
+
+from benchmark.rig import servers
+
+from .slicing import SHAPE, setup
+from .test_end_to_end import NEW, generate
+
+LATE = ("--disaggregation-decode-allocation-policy", "prefill_complete")
+pytestmark = on(replace(setup("late-room", *LATE), group=SEVERAL))
+
+
+@pytest.fixture(scope="module")
+def router(prefill: Prefill, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    folder = tmp_path_factory.mktemp("late")
+    decode = servers.decode(checkpoint(SHAPE), folder / "decode", "--max-total-tokens", "65536", *LATE, env=warm.ENV)
+    decode.launch = warm.SGLANG.start
+    balancer = servers.minilb([prefill.server], [decode], folder / "router")
+    with servers.running(decode), servers.running(balancer):
+        yield balancer
+
+
+def test_prompts_in_chunks_and_slices_arrive_whole_and_nothing_is_kept(
+    router: servers.Server, prefill: Prefill, reference: Reference
+) -> None:
+    """While they are begun, parked and preempted no decode server has heard of them; some clients leave meanwhile."""
+    prompts = [ids(500 + i, 3 * CHUNK + 40 * i if i % 4 == 0 else 20 + 9 * i) for i in range(24)]
+    left = range(8, 20, 3)
+
+    async def scenario() -> list[list[int] | None]:
+        async def one(i: int) -> list[int] | None:
+            await asyncio.sleep(0.05 * i)
+            try:
+                return await asyncio.wait_for(generate(http, router, prompts[i]), 0.2 if i in left else 120.0)
+            except TimeoutError:
+                assert i in left
+                return None
+
+        async with load.session() as http:
+            return list(await asyncio.gather(*map(one, range(len(prompts)))))
+
+    for i, answer in enumerate(asyncio.run(scenario())):
+        assert answer == reference.greedy(prompts[i], NEW) or (i in left and answer is None), i
+    assert prefill.get("/laps_status")["preemption"]["by_short_batches"] > 0
+    prefill.all_tokens_are_free()

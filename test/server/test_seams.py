@@ -1,0 +1,160 @@
+"""The table of SGLang's names: what it says is so in the release, and our code touches nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import warm
+from sglang_laps import seams
+
+HERE = Path(seams.__file__).parent
+SOURCES = {path.relative_to(HERE).as_posix(): path.read_text() for path in sorted(HERE.rglob("*.py"))}
+
+
+def of(way: str) -> set[str]:
+    return {seam.name for seam in seams.SEAMS if seam.way == way}
+
+
+@pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: f"{seam.name}-{seam.way}")
+def test_the_release_is_what_the_table_says(seam: seams.Seam) -> None:
+    assert seams.changed(seam) is None
+
+
+def test_each_seam_is_in_the_module_that_is_named() -> None:
+    for seam in seams.SEAMS:
+        last = seam.name.rpartition(".")[2].strip("[]")
+        for module in seam.where.split(", "):
+            texts = [text for path, text in SOURCES.items() if path.startswith((f"{module}.py", f"{module}/"))]
+            assert seam.way == "followed" or any(last in text for text in texts), (seam.name, module)
+
+
+def test_hooks_are_registered_by_the_table_alone() -> None:
+    assert [path for path, text in SOURCES.items() if "HookRegistry.register" in text] == ["seams.py"]
+    with pytest.raises(KeyError, match="is not hooked by the table"):
+        seams.hook("managers.scheduler.Scheduler.on_idle", print, "AFTER")
+
+
+def overrides(ours: type, stock: type) -> set[str]:
+    """Methods of SGLang's that a class of ours puts before them."""
+    return {name for name, own in vars(ours).items() if callable(own) and hasattr(stock, name)} - {"__init__"}
+
+
+def test_what_is_overridden_is_in_the_table(mixin: Any) -> None:
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang_laps import adder
+
+    added = (adder.LapsPrefillAdder, adder.WholePrefillAdder, adder.ShortPrefillAdder)
+    found = {f"managers.scheduler.Scheduler.{name}" for name in overrides(mixin, Scheduler) if name[:2] != "__"}
+    for ours in added:
+        found |= {f"managers.schedule_policy.PrefillAdder.{name}" for name in overrides(ours, PrefillAdder)}
+    found = {name for name in found if not name.rpartition(".")[2].startswith("__")}
+    table = {name for name in of("overridden") if name.startswith("managers.") and name.rpartition(".")[2].islower()}
+    assert found == table
+
+
+def subclassed() -> Iterator[str]:
+    """Classes of SGLang's that are bases of ours, by name."""
+    for text in SOURCES.values():
+        tree = ast.parse(text)
+        theirs = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}".removeprefix(seams.ROOT)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(seams.ROOT)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield from (theirs[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in theirs)
+
+
+def test_what_is_subclassed_is_in_the_table() -> None:
+    table = {name for name in of("overridden") if name.rpartition(".")[2][0].isupper()}
+    # The mixin's base is the scheduler for type checkers alone; it replaces it.
+    assert set(subclassed()) - {"managers.scheduler.Scheduler"} == table
+
+
+def test_attributes_that_are_set_for_good_are_in_the_table() -> None:
+    """Those that a batch finds again as they were (the slot, the queue) are put back where they are set."""
+    setting = re.compile(r"\b(?:\w*runner(?:\.attn_backend)?|scheduler|manager|mooncake\.\w+)\.(\w+) = ")
+    found = {name for text in SOURCES.values() for name in setting.findall(text) if not name.startswith("laps_")}
+    assert found == {name.rpartition(".")[2].strip("[]") for name in of("set")}
+
+
+@pytest.mark.parametrize("name", ["add_cli_args", "from_cli_args", "resolve_once"])
+def test_what_is_hooked_already_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+    from sglang.srt.server_args import ServerArgs
+
+    stock = vars(ServerArgs)[name]
+    kind = type(stock) if isinstance(stock, (classmethod, staticmethod)) else lambda function: function
+    monkeypatch.setattr(ServerArgs, name, kind(_wrap_fn(getattr(stock, "__func__", stock), print, HookType.AROUND)))
+    (seam,) = (seam for seam in seams.SEAMS if seam.name == f"server_args.ServerArgs.{name}")
+    assert seams.changed(seam) is None
+
+
+CHANGED = """
+import sys
+import sglang.srt.managers.scheduler as module
+exec(sys.argv[1])
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("served all the same")
+"""
+ON = {"SGLANG_LAPS_SCHEDULER": "1"}
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("del module.Scheduler.process_pending_chunked_abort", f"{SCHEDULER}.process_pending_chunked_abort is gone"),
+        (
+            "module.Scheduler.run_batch = lambda self, batches: None",
+            f"{SCHEDULER}.run_batch takes (self, batches), not (self, batch, pp_proxy_tensors=)",
+        ),
+        (
+            "module.Scheduler.ingest_requests = lambda self, stop_at_pause=False: []",
+            f"{SCHEDULER}.ingest_requests has another body",
+        ),
+        ("from sglang_laps import transfers; del transfers.mend", "AttributeError: module 'sglang_laps.transfers'"),
+    ],
+)
+def test_what_is_not_as_it_was_is_refused_in_one_line(change: str, says: str) -> None:
+    done = warm.SGLANG.run("-c", CHANGED, change, env=ON)
+    assert done.returncode == 2, done.stdout[-1000:] + done.stderr[-2000:]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("sglang-laps: error: ")]
+    assert says in line
+    assert "served all the same" not in done.stdout
+
+
+def test_without_laps_nobody_looks() -> None:
+    change = "module.Scheduler.run_batch = lambda self, batches: None"
+    done = warm.SGLANG.run("-c", CHANGED, change, env={"SGLANG_LAPS_SCHEDULER": ""})
+    assert "served all the same" in done.stdout, done.stderr[-2000:]
+
+
+FAILS = """
+import sglang.srt.managers.scheduler as module
+from sglang.srt.plugins import hook_registry, load_plugins
+sound = hook_registry.HookRegistry._apply_target.__func__
+def apply(cls, target, hooks):
+    if target.endswith("CommonKVManager.check_status"):
+        raise RuntimeError("another plugin was here")
+    return sound(cls, target, hooks)
+hook_registry.HookRegistry._apply_target = classmethod(apply)
+load_plugins()
+module.Scheduler(None, None)
+"""
+
+
+def test_a_hook_that_sglang_could_not_apply_is_refused_in_one_line() -> None:
+    done = warm.SGLANG.run("-c", FAILS, env=ON)
+    assert done.returncode == 2, done.stdout[-1000:] + done.stderr[-2000:]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("sglang-laps: error: ")]
+    assert "has not applied the hook of sglang.srt.disaggregation.common.conn.CommonKVManager.check_status" in line
