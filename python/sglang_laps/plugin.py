@@ -33,7 +33,10 @@ SGLang name                                                    what LAPS does wi
                                                                (no GPU only)
 ``disaggregation.mooncake.conn.MooncakeKVSender``,             one attribute of each set, see ``host/corrections.py``
 ``layers.dp_attention``, ``model_executor.``                   (no GPU only)
-``forward_batch_info``, ``models.qwen2_moe``
+``forward_batch_info``, ``models.qwen2_moe``,
+``layers.logits_processor``, ``speculative.draft_utils``,
+``lora.layers``, ``lora.backend.torch_backend``
+``mem_cache.memory_pool.MHATokenToKVPool``                     subclassed, see ``host/pool.py`` (no GPU only)
 ``AttentionBackendRegistry`` of DeepSeek's models              one handler registered (no GPU only)
 =============================================================  ====================================================
 """
