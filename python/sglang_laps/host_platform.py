@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
-from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
 from sglang_laps.host import corrections
 from sglang_laps.plugin import show_flags_in_serve_help
@@ -70,6 +70,14 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
             if getattr(server_args, name) in GPU_DEFAULTS:
                 setattr(server_args, name, value)
 
+    def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
+        """The KV pool for drafts; None: SGLang's own."""
+        if kind != "mha":
+            return None
+        from sglang_laps.host.pool import HostPool
+
+        return HostPool
+
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         """Whether a prefill server's draft model runs here."""
         return algorithm in DRAFTS
@@ -86,3 +94,4 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         """Correct what models and their attention take for granted; by now SGLang has imported what they need."""
         for correct in corrections.OF_MODELS:
             correct()
+        corrections.share_without_cuda(model)

@@ -189,6 +189,8 @@ class Reference:
         torch.set_num_threads(1)
         self.torch = torch
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        if getattr(self.model.config, "attn_logit_softcapping", None):  # which PyTorch's own attention leaves out
+            self.model.set_attn_implementation("eager")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def first(self, ids: list[int]) -> tuple[int, float]:

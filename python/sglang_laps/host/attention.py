@@ -40,7 +40,9 @@ class HostAttention(TorchNativeAttnBackend):
         return self._attend(q, layer, forward_batch, [1] * len(forward_batch.seq_lens), sinks)
 
     def _left_out(self, layer: Any, sinks: Any) -> bool:
-        return sinks is not None or layer.logit_cap > 0 or self._own_pool(layer)
+        # Latent attention SGLang's computes, too, but over the whole prefix and in PyTorch's slow form.
+        latent = layer.qk_head_dim != layer.v_head_dim
+        return latent or sinks is not None or layer.logit_cap > 0 or self._own_pool(layer)
 
     def _own_pool(self, layer: Any) -> bool:
         """Whether keys and values of this layer lie in the pool for sliding windows, at other rows."""

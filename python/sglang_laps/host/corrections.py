@@ -68,6 +68,53 @@ def add_gated(hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, ou
     output.addcmul_(torch.sigmoid(hidden @ gate).unsqueeze(-1), shared)
 
 
+def cap_logits_without_triton() -> None:
+    """Gemma 2 caps its logits in a Triton kernel on every device but Ascend's."""
+    from sglang.srt.layers import logits_processor
+
+    logits_processor.fused_softcap = cap
+
+
+def cap(logits: torch.Tensor, limit: float) -> torch.Tensor:
+    """`logits`, pressed in place between `-limit` and `limit`."""
+    return logits.div_(limit).tanh_().mul_(limit)
+
+
+def share_without_cuda(model: Any) -> None:
+    """A draft takes embedding and head of its target; DeepSeek's and GLM's then wait for a CUDA device."""
+    inner: Any = getattr(model, "model", None)
+    if not (hasattr(model, "set_embed_and_head") and hasattr(inner, "embed_tokens") and hasattr(model, "lm_head")):
+        return
+
+    def share(embedding: Any, head: Any) -> None:
+        inner.embed_tokens.weight, model.lm_head.weight = embedding, head
+
+    model.set_embed_and_head = share
+
+
+def pin_no_adapters() -> None:
+    """LoRA's layers and its PyTorch backend pin their small tensors without asking whether they can; PyTorch then looks
+    for a CUDA driver."""
+    from sglang.srt.runtime_context import get_lora
+
+    if not get_lora().enable_lora:
+        return
+    for name in ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend"):
+        importlib.import_module(name).torch = Unpinned()  # type: ignore[attr-defined]
+    # A method that only raises where there is no accelerator: nobody else can have a use for it.
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment,misc]
+
+
+class Unpinned:
+    """``torch`` as two modules of SGLang see it: new tensors are not pinned."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if name not in ("tensor", "empty", "zeros"):
+            return found
+        return lambda *values, pin_memory=False, **options: found(*values, **options)
+
+
 def draft_with_native_attention() -> None:
     """A draft's pass over a prompt has the attention that the target's has; SGLang knows none for ``torch_native``. Its
     passes of several steps, which decode servers alone run, have none here."""
@@ -90,6 +137,8 @@ OF_MODELS = (
     gather_without_triton,
     pin_no_token_counts,
     gate_shared_experts_without_triton,
+    cap_logits_without_triton,
+    pin_no_adapters,
     draft_with_native_attention,
 )
 """Called once a model is loaded. Calling them twice does no harm: a draft is a model, too."""

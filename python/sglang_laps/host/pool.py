@@ -1,0 +1,12 @@
+"""SGLang's KV pool without the Triton kernel that moves KV after a draft was verified."""
+
+from __future__ import annotations
+
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+
+class HostPool(MHATokenToKVPool):
+    """With speculative decoding the pool would try its kernel at once; prefill servers never move KV."""
+
+    def _init_kv_copy_and_warmup(self) -> None:
+        self._kv_copy_config = None
