@@ -56,11 +56,17 @@ class Gap:
     def opens_s(self, fixed_s: float | None) -> float:
         """From when on a batch may preempt: at once at first, not before the last one has ended."""
         self._gap_s = self.seconds(fixed_s)
-        if self._sent:
-            return math.inf
-        if self._full and self.ended_s - self._begun_s < RUN * self._gap_s:
-            return self.ended_s
-        return self.ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
+        return math.inf if self._sent else self._opens_s(self.ended_s)
+
+    def soonest_s(self, now: float, fixed_s: float | None) -> float:
+        """The same, as if what is on the device ended at `now`."""
+        self._gap_s = self.seconds(fixed_s)
+        return self._opens_s(now if self._sent else self.ended_s)
+
+    def _opens_s(self, ended_s: float) -> float:
+        if self._full and ended_s - self._begun_s < RUN * self._gap_s:
+            return ended_s
+        return ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
 
     def sent(self, now: float = math.inf, fixed_s: float | None = None, *, full: bool = False) -> None:
         """A batch that preempts goes to the device."""

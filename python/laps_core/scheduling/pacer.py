@@ -147,7 +147,8 @@ class Pacer:
                 now, longs, waiting, plan, joining=joining, lacking=lacking and not kept, oldest_first=kept
             )
             if by_worth and alone and joining:
-                plan = self._sharing(now, shorts, longs, plan, 0.0 if due else opens_s - now)
+                soonest_s = now if due else self.gap.soonest_s(now, self.sizes.fixed_s)
+                plan = self._sharing(now, shorts, longs, plan, soonest_s)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed and not kept else order)
         if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
@@ -169,18 +170,18 @@ class Pacer:
         return not pays
 
     def _sharing(
-        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, after_s: float
+        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
     ) -> Plan:
-        """The long batch with the short requests in its step, if that pays. `after_s`: they could preempt it so long
-        from now."""
+        """The long batch with the short requests in its step, if that pays. `soonest_s`: from when on they could
+        preempt it."""
         sizes, picked = self.sizes, [shorts[i] for i in plan.picked]
         fixed_s, joining = sizes.fixed_s or 0.0, sum(sizes.whole_units(w.tokens) for w in picked)
         room = min(plan.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
         if room < plan.tokens and joining > sizes.budget // 2:
             return plan  # it would cut the long batch to less than half of a step
         count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
-        later_s = max(0.0, long_s - after_s)
-        if not count or later_s > PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + later_s):
+        later_s = max(0.0, now + long_s - soonest_s)
+        if not count or long_s > PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + later_s):
             return plan
         mine, others = sizes.weights(picked, [*shorts, *longs])
         if not sharing_pays(mine, later_s=later_s, others=others, fixed_s=fixed_s):
