@@ -58,7 +58,8 @@ class Laps:
         layers = 0 if self.cutter is None else self.cutter.layers
         try:
             model = saved_model.load(config.profile_path)
-            pacer = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=model)
+            most = scheduler.max_prefill_tokens
+            pacer = Pacer(config, chunk_tokens=chunk, batch_tokens=most, unit=unit, layers=layers, model=model)
         except ConfigError as e:
             refuse(e)
         if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):

@@ -23,7 +23,7 @@ from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passe
 from laps_core.scheduling.packing import overtake, pack
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_core.scheduling.room import Room
-from laps_core.scheduling.sizes import Sizes
+from laps_core.scheduling.sizes import BATCH_TOKENS, Sizes
 from laps_core.scheduling.window import Window
 from laps_core.scheduling.worth import preempting_pays, sharing_pays
 from laps_core.slo import SloLedger
@@ -47,11 +47,12 @@ class Pacer:
         config: LapsConfig,
         *,
         chunk_tokens: int | None,
+        batch_tokens: int = BATCH_TOKENS,
         unit: int = 1,
         layers: int = 0,
         model: LatencyModel | None = None,
     ) -> None:
-        """`chunk_tokens`: one batch's budget; None = unlimited. `unit`: a cut prompt ends on a multiple of this
+        """`chunk_tokens`, `batch_tokens`: as of ``Sizes``. `unit`: a cut prompt ends on a multiple of this
         (tokens). `layers`: of the model; 0 = no slices. `model`: what is known of step times; None = nothing.
 
         Raises ConfigError where a chunk holds less than one unit.
@@ -60,7 +61,9 @@ class Pacer:
         self.model = LatencyModel() if model is None else model
         """How long a step takes."""
         slice_s = config.slice_ms / 1e3
-        self.sizes = Sizes(self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s)
+        self.sizes = Sizes(
+            self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s, batch_tokens=batch_tokens
+        )
         auto = config.length_threshold == AUTO
         self._threshold = usable_threshold(
             START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
@@ -128,7 +131,7 @@ class Pacer:
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         # Without slices short requests share the step of a chunk, which is left half of it.
         alone = paused is None and bool(self.sizes.layers)
-        budget = self.sizes.budget if alone else self.sizes.preempting_budget(self._threshold)
+        budget = self.sizes.budget if alone else self.sizes.preempting_budget(threshold)
         plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
         opens_s = self.gap.opens_s(self.sizes.fixed_s)
         picked = [shorts[i] for i in plan.picked]
@@ -215,7 +218,7 @@ class Pacer:
             threshold=threshold,
             contended=contended,
             passed_over=passes_over(shorts, picked),
-            full=contended and sum(shorts[i].tokens for i in picked) > budget - threshold,
+            full=contended and sum(shorts[i].tokens for i in picked) > max(budget - threshold, budget // 2),
         )
 
     def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float) -> bool:
