@@ -135,7 +135,7 @@ class Pacer:
         plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
         opens_s = self.gap.opens_s(self.sizes.fixed_s)
         picked = [shorts[i] for i in plan.picked]
-        pressed = self._pressed(now, picked, opens_s)
+        pressed = now >= self.gap.presses_s(self.sizes.fixed_s) and self._misses(now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
         kept = self._room.kept(now, lacking=owed) and owed
@@ -165,7 +165,7 @@ class Pacer:
         """Whether the short batch had better wait for the end of what is paused."""
         picked, fixed_s = [shorts[i] for i in plan.picked], self.sizes.fixed_s or 0.0
         waited_s = now - min(w.since_s for w in picked)
-        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + paused.left_s):
+        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or self._misses(now, picked, paused.left_s):
             return False
         took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
         mine, others = self.sizes.weights(picked, [*shorts, *longs])
@@ -184,7 +184,7 @@ class Pacer:
             return plan  # it would cut the long batch to less than half of a step
         count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
         later_s = max(0.0, now + long_s - soonest_s)
-        if not count or long_s > PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + later_s):
+        if not count or long_s > PATIENCE * self.gap.seconds(fixed_s) or self._misses(now, picked, later_s):
             return plan
         mine, others = sizes.weights(picked, [*shorts, *longs])
         if not sharing_pays(mine, later_s=later_s, others=others, fixed_s=fixed_s):
@@ -221,15 +221,13 @@ class Pacer:
             full=contended and sum(shorts[i].tokens for i in picked) > max(budget - threshold, budget // 2),
         )
 
-    def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float) -> bool:
-        """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
-        left between two preemptions even then."""
+    def _misses(self, now: float, picked: Sequence[Waiting], later_s: float) -> bool:
+        """Whether a deadline that can be met now would be missed by as much later."""
         deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
-        if not deadlines or opens_s == math.inf:
+        if not deadlines:
             return False
         done_s = now + (self.model.predict([(w.tokens, w.history) for w in picked]) or 0.0)
-        earliest_s = self.gap.ended_s + (self.sizes.fixed_s or 0.0)
-        return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
+        return any(done_s <= d < done_s + later_s for d in deadlines)
 
     def _long_batch(
         self,
