@@ -292,3 +292,12 @@ def test_the_order_inside_the_long_class_is_the_policys() -> None:
     assert first_three("fcfs") == [[0], [0], [1]]
     # All are late; by slack relative to work the smallest is the latest.
     assert first_three("lars") == [[2], [2], [0]]
+
+
+def test_by_the_whole_prompt_the_work_is_still_what_the_cache_leaves() -> None:
+    scheduler = VARIANTS["laps"].scheduler(CHUNK, Device(PROFILE), {"length_basis": "prompt", "slice_ms": 0.0})
+    for request in (Request(0, 0.0, 2000), Request(1, 0.0, 50, cached=30_000)):
+        scheduler.add(request, 0.0)
+    batch = scheduler.next(1.0)
+    assert isinstance(batch, Batch)
+    assert next((r.number, new, old) for r, new, old in batch.parts) == (1, 50, 30_000)

@@ -75,7 +75,7 @@ class Laps:
         if request.slo_s is None:
             request.slo_s = self._slo_s
         deadline = None if request.slo_s is None else request.ready + request.slo_s
-        request.view = Waiting(tokens, request.history, now, deadline)
+        request.view = Waiting(request.left, request.history, now, deadline)
         self.waiting_tokens += request.left
         if tokens <= self._threshold:
             self._short.append(request)
