@@ -31,7 +31,8 @@ class Tag:
     """When it was first seen waiting."""
     arrival: float
     """When it reached the server."""
-    slo_s: float | None
+    slo_s: float | None = None
+    """The default is that of the class it had then."""
     new_tokens: int = 0
     """To prefill when last looked up."""
     history: int = 0
@@ -73,8 +74,9 @@ class Classes:
         tag: Tag | None = getattr(req, "laps_tag", None)
         if tag is None:
             now = self._clock()
-            tag = req.laps_tag = Tag(now, deadlines.arrival(req, now), deadlines.slo_s(req, self._config))
+            tag = req.laps_tag = Tag(now, deadlines.arrival(req, now))
             self._look(req, tag)
+            tag.slo_s = deadlines.slo_s(req, self._config, self._class(tag))
             self.lengths.add(max(1, req.seqlen - tag.history), tag.history)
             self.new_shorts += self._class(tag) == SHORT
         return self._class(tag)
@@ -131,7 +133,7 @@ class Classes:
         def tag_of(req: Req) -> Tag:
             known: Tag | None = getattr(req, "laps_tag", None)
             arrival = deadlines.arrival(req, now)
-            return known or Tag(arrival, arrival, None, new_tokens=req.seqlen)
+            return known or Tag(arrival, arrival, new_tokens=req.seqlen)
 
         views = self._dual.peek(queue, lambda req: self._class(tag_of(req)))
         return {cls: list(map(tag_of, views.of(cls))) for cls in CLASSES}

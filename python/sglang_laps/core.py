@@ -121,7 +121,7 @@ class LapsCore:
         long = self._foremost(views.long)
         if self._not_ready:
             passed_over = set(map(id, self._not_ready))
-            long = [r for r in long if id(r) not in passed_over]
+            long = [r for r in long if id(r) not in passed_over] or long
         return Lines(self._foremost(views.short), [*begun, *long[:LOOKAHEAD]], begun)
 
     def _foremost(self, view: list[Req]) -> list[Req]:

@@ -63,6 +63,22 @@ def test_arrivals_are_known_on_a_machine_that_has_just_booted() -> None:
     assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
 
 
+def test_the_default_deadline_is_that_of_the_class_it_has_when_it_comes() -> None:
+    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.0)
+    cached = 0
+
+    def request(tokens: int) -> Any:
+        return SimpleNamespace(time_stats=times, sampling_params=SimpleNamespace(custom_params=None), seqlen=tokens)
+
+    classes = Classes(LapsConfig(ttft_slo_ms=(400.0, 4000.0)), 256, lambda _: cached, lambda: 5.0)
+    short, long = request(40), request(9000)
+    assert [classes.of(r) for r in (short, long)] == [SHORT, LONG]
+    assert [r.laps_tag.deadline_s for r in (short, long)] == [4.4, 8.0]
+    cached, classes.batches = 8990, 1
+    assert classes.views([short, long]).short == [short, long], "found in the cache meanwhile"
+    assert long.laps_tag.deadline_s == 8.0
+
+
 def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:
     times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
     found = {"cached": 8990, "new": 0, "all of it": 9000}

@@ -125,6 +125,8 @@ def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
     me.built(part, batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
     queue = [a, c]
     assert nothing_built() == ["a"], "tried first again after each batch"
+    queue = [a]
+    assert nothing_built() == ["a"], "the other was aborted"
 
 
 def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
