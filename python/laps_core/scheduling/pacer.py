@@ -92,6 +92,7 @@ class Pacer:
 
     def arrived(self, now: float, shorts: int) -> None:
         """`shorts` short requests were found waiting for the first time; call it every round."""
+        self.model.settle()
         if shorts:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, False
@@ -169,8 +170,7 @@ class Pacer:
             return False
         took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
         mine, others = self.sizes.weights(picked, [*shorts, *longs])
-        pays = preempting_pays(mine, paused, took_s=took_s, others=others, fixed_s=fixed_s)
-        return not pays
+        return not preempting_pays(mine, paused, took_s=took_s, others=others, fixed_s=fixed_s)
 
     def _sharing(
         self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
