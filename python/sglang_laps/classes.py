@@ -92,6 +92,8 @@ class Classes:
     def views(self, queue: list[Req]) -> Views[Req]:
         """Of the waiting requests; read only."""
         views = self._dual.views(queue, self.of)
+        if self._config.length_basis == "prompt":
+            return views
         changed = False
         for tag, req in islice(((r.laps_tag, r) for r in views.long if r.laps_tag.looked != self.batches), RELOOK):
             self._look(req, tag)
