@@ -71,7 +71,8 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     """Knobs that have a flag on this command line: text, texts or True of each."""
     values = {knob: typed(args, flag) for knob, flag in _FLAG.items()}
     split = {k: [n for t in v for n in t.split(",") if n] if isinstance(v, list) else v for k, v in values.items()}
-    if "," in (slo := split["ttft_slo_ms"] or ""):
+    slo: str = values["ttft_slo_ms"] or ""
+    if "," in slo:
         split["ttft_slo_ms"] = slo.split(",")
     return {knob: value for knob, value in split.items() if value is not None}
 
