@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from laps_core import deadline
+from laps_core.protocol import CLASSES, ClassName
 
 AUTO = "auto"
 """``length_threshold``: take the boundary from the fitted latency model."""
@@ -124,6 +125,7 @@ def _whole_list(of: str) -> Meta:
 Path = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]*\Z", description="a path")]
 Milliseconds = Annotated[float, _number(0.0, of="milliseconds")]
 Deadline = Annotated[float, Meta(ge=deadline.SHORTEST_MS, le=deadline.LONGEST_MS, description=deadline.RANGE)]
+Deadlines = Annotated[tuple[Deadline, ...], Meta(min_length=2, max_length=2, description="two of them, short,long")]
 Tokens = Annotated[int, _whole("tokens")]
 Requests = Annotated[int, _whole("requests")]
 
@@ -153,8 +155,9 @@ class LapsConfig(Knobs):
     """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
     wait_max_batch: Requests = 8
     """Cap on the batch depth D (requests)."""
-    ttft_slo_ms: Deadline | None = None
-    """Default deadline for the first token (ms after arrival); None = no deadlines."""
+    ttft_slo_ms: Deadline | Deadlines | None = None
+    """Default deadline for the first token (ms after arrival): one for all, or of short and of long requests; None = no
+    deadlines."""
 
     # -- the latency model
     profile: bool | Path = False
@@ -196,6 +199,13 @@ class LapsConfig(Knobs):
             "has one value for all",
         ),
     }  # fmt: skip
+
+    def deadline_s(self, kind: ClassName) -> float | None:
+        """Default deadline of a request that is of this class when it comes (seconds); None = there is none."""
+        ms = self.ttft_slo_ms
+        if isinstance(ms, tuple):
+            ms = ms[CLASSES.index(kind)]
+        return None if ms is None else ms / 1e3
 
     @property
     def profile_path(self) -> str | None:

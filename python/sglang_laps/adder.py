@@ -59,16 +59,18 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         admission = super()._select_prefill_admission(req, **kwargs)
         if isinstance(admission, AddReqResult):
             return admission
-        return admission if self._admits(req, admission.extend_len, admission.is_chunked) else AddReqResult.OTHER
+        # Of one that is to be cut, the admission holds no more than the cut.
+        left_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len - kwargs["host_hit_length"]
+        return admission if self._admits(req, left_tokens, admission.is_chunked) else AddReqResult.OTHER
 
     def add_one_req_ignore_eos(self, req: Req) -> Any:
         """SGLang's way past ``_select_prefill_admission``, for ``ignore_eos`` where the prefix cache is off."""
-        extend_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
-        cut = self.rem_chunk_tokens is not None and extend_tokens > self.rem_chunk_tokens
-        return super().add_one_req_ignore_eos(req) if self._admits(req, extend_tokens, cut) else AddReqResult.OTHER
+        left_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
+        cut = self.rem_chunk_tokens is not None and left_tokens > self.rem_chunk_tokens
+        return super().add_one_req_ignore_eos(req) if self._admits(req, left_tokens, cut) else AddReqResult.OTHER
 
-    def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
-        """Whether the request may join with this many new tokens, `cut` or whole."""
+    def _admits(self, req: Req, left_tokens: int, cut: bool) -> bool:
+        """Whether the request may join: it has this many new tokens, and runs whole or is `cut`."""
         return self._may_cut or not cut
 
 
@@ -81,10 +83,10 @@ class WholePrefillAdder(LapsPrefillAdder):
 class ShortPrefillAdder(WholePrefillAdder):
     """Builds a batch of short requests. One that is short no more waits as long."""
 
-    def _admits(self, req: Req, extend_tokens: int, cut: bool) -> bool:
-        if self._classes.outgrown(req, extend_tokens):
+    def _admits(self, req: Req, left_tokens: int, cut: bool) -> bool:
+        if self._classes.outgrown(req, left_tokens):
             return False
         if cut and not self.can_run_list:
             # Not even an empty batch holds it (a sliding window's cap on chunks, say).
-            self._classes.make_long(req)
+            self._classes.make_long(req, left_tokens)
         return not cut

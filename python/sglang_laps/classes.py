@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from laps_core.histogram import LengthCount
 from laps_core.length import classify, new_tokens
-from laps_core.protocol import CLASSES, ClassName
+from laps_core.protocol import CLASSES, SHORT, ClassName
 from laps_core.scheduling.queues import DualQueue, Views
 
 from sglang_laps import deadlines
@@ -31,10 +31,14 @@ class Tag:
     """When it was first seen waiting."""
     arrival: float
     """When it reached the server."""
-    slo_s: float | None
+    slo_s: float | None = None
+    """The default is that of the class it had then."""
     new_tokens: int = 0
+    """To prefill when last looked up."""
     history: int = 0
     """Cached tokens."""
+    at_least: int = 0
+    """Counts for its class as so many tokens or more."""
     chunk_s: float = 0.0
     """When its last chunk was built; read of a prompt in progress only."""
     looked: int = -1
@@ -70,16 +74,20 @@ class Classes:
         tag: Tag | None = getattr(req, "laps_tag", None)
         if tag is None:
             now = self._clock()
-            tag = req.laps_tag = Tag(now, deadlines.arrival(req, now), deadlines.slo_s(req, self._config))
+            tag = req.laps_tag = Tag(now, deadlines.arrival(req, now))
             self._look(req, tag)
+            tag.slo_s = deadlines.slo_s(req, self._config, self._class(tag))
             self.lengths.add(max(1, req.seqlen - tag.history), tag.history)
-            self.new_shorts += tag.new_tokens <= self.threshold
-        return classify(tag.new_tokens, self.threshold)
+            self.new_shorts += self._class(tag) == SHORT
+        return self._class(tag)
+
+    def _class(self, tag: Tag) -> ClassName:
+        counted = new_tokens(tag.new_tokens + tag.history, tag.history, self._config.length_basis)
+        return classify(max(tag.at_least, counted), self.threshold)
 
     def _look(self, req: Req, tag: Tag) -> None:
         tag.history = min(self._cached(req), req.seqlen - 1)
-        tag.new_tokens = new_tokens(req.seqlen, tag.history, self._config.length_basis)
-        tag.looked = self.batches
+        tag.new_tokens, tag.at_least, tag.looked = req.seqlen - tag.history, 0, self.batches
 
     def views(self, queue: list[Req]) -> Views[Req]:
         """Of the waiting requests; read only."""
@@ -89,7 +97,7 @@ class Classes:
         changed = False
         for tag, req in islice(((r.laps_tag, r) for r in views.long if r.laps_tag.looked != self.batches), RELOOK):
             self._look(req, tag)
-            changed |= tag.new_tokens <= self.threshold
+            changed |= self._class(tag) == SHORT
         if changed:
             self._dual.forget()
             return self._dual.views(queue, self.of)
@@ -101,17 +109,19 @@ class Classes:
             self.threshold = tokens
             self._dual.forget()
 
-    def outgrown(self, req: Req, extend_tokens: int) -> bool:
-        """Whether a request that waited as short is long by now (its prefix was evicted); it then waits as long."""
-        if self._config.length_basis == "prompt" or extend_tokens <= self.threshold:
+    def outgrown(self, req: Req, left_tokens: int) -> bool:
+        """Whether a request that waited as short has more than that to prefill by now (its prefix was evicted); it then
+        waits as long."""
+        if left_tokens <= self.threshold:
             return False
-        self.make_long(req)
+        self.make_long(req, left_tokens)
         return True
 
-    def make_long(self, req: Req) -> None:
-        """Have a request wait as long, at least until the next batch."""
+    def make_long(self, req: Req, left_tokens: int) -> None:
+        """Have a request with so much to prefill wait as long, at least until the next batch."""
         tag: Tag = req.laps_tag
-        tag.new_tokens, tag.looked = max(tag.new_tokens, self.threshold + 1), self.batches
+        tag.new_tokens, tag.history = left_tokens, max(0, req.seqlen - left_tokens)
+        tag.at_least, tag.looked = self.threshold + 1, self.batches
         self._dual.forget()
 
     def took(self, cls: ClassName, gone: set[int], left: Sequence[Req]) -> None:
@@ -125,7 +135,7 @@ class Classes:
         def tag_of(req: Req) -> Tag:
             known: Tag | None = getattr(req, "laps_tag", None)
             arrival = deadlines.arrival(req, now)
-            return known or Tag(arrival, arrival, None, new_tokens=req.seqlen)
+            return known or Tag(arrival, arrival, new_tokens=req.seqlen)
 
-        views = self._dual.peek(queue, lambda req: classify(tag_of(req).new_tokens, self.threshold))
+        views = self._dual.peek(queue, lambda req: self._class(tag_of(req)))
         return {cls: list(map(tag_of, views.of(cls))) for cls in CLASSES}

@@ -121,11 +121,14 @@ class LapsCore:
         self.lacking = False
         """The first long prompt found too little memory when it was last tried."""
         self.holding = False
-        """A short batch is held back."""
+        """A short batch is held back, or other long prompts are to be looked at: the next round is not to wait."""
         self.unsent = False
         """The chunk that ran last was not sent yet."""
         self._next: Flight | None = None
         self._aborted: list[Req] = []
+        self._not_ready: list[Req] = []
+        """Long prompts that the builder has passed over since the last batch, though there was memory: what the storage
+        holds of them, or their adapter, is on its way."""
         self._unit, self._page, self._priority = unit, page, priority
         self._flights: dict[int, Flight] = {}
 
@@ -140,7 +143,15 @@ class LapsCore:
         below = {id(f.cut) for f in self.under_way}
         begun = [r for r in self.in_progress(slot).reqs if id(r) not in below]
         views = self.classes.views(queue)
-        return Lines(views.short, [*begun, *views.long[:LOOKAHEAD]], begun)
+        long = self._foremost(views.long)
+        if self._not_ready:
+            passed_over = set(map(id, self._not_ready))
+            long = [r for r in long if id(r) not in passed_over] or long
+        return Lines(self._foremost(views.short), [*begun, *long[:LOOKAHEAD]], begun)
+
+    def _foremost(self, view: list[Req]) -> list[Req]:
+        """By priority, if the server schedules by it: only so many are looked at."""
+        return view if self._priority is None else sorted(view, key=self._priority)
 
     def decide(self, now: float, lines: Lines, paused: Paused | None, *, frees_memory: bool) -> Plan:
         """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back."""
@@ -208,10 +219,19 @@ class LapsCore:
             joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
             yield Part(LONG, queue, first, plan.tokens, whole=beside)
+            self._passed_over([r for r in picked if r is not first], lines)
             # A prompt in progress has its memory: it can go on where another cannot start.
             for req in lines.begun if not beside else ():
                 if req is not first:
                     yield Part(LONG, [], req, plan.tokens, whole=False)
+
+    def _passed_over(self, picked: list[Req], lines: Lines) -> None:
+        """The builder made nothing of these: until a batch runs, or all were tried, others are looked at."""
+        if self.lacking or not picked:
+            return
+        # The overlap loop asks again at once, and not only when something comes or ends.
+        self.holding = len(lines.long) - len(lines.begun) > len(picked)
+        self._not_ready = [*self._not_ready, *picked] if self.holding else []
 
     def reserve(self, part: Part, slot: Req | None) -> int:
         """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
@@ -250,6 +270,7 @@ class LapsCore:
             self.parked = [r for r in begun if r is not part.slot and r is not cut]
             self.unsent = cut is not None
         self.classes.batches += 1
+        self._not_ready = []
         short: Collection[int] = range(len(reqs)) if part.cls == SHORT else ()
         if part.cls == LONG and plan.mixed:
             short = {i for i, r in enumerate(reqs) if r is not cut and self.classes.of(r) == SHORT}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laps_core.config import LapsConfig
+    from laps_core.protocol import ClassName
     from sglang.srt.managers.schedule_batch import Req
 
 
@@ -23,14 +24,13 @@ def verify(original: Callable[..., Any], params: Any, *args: Any, **kwargs: Any)
     return original(params, *args, **kwargs)
 
 
-def slo_s(req: Req, config: LapsConfig) -> float | None:
-    """Seconds a request may take to its first token; None = no deadline.
+def slo_s(req: Req, config: LapsConfig, kind: ClassName) -> float | None:
+    """Seconds a request of this class may take to its first token; None = no deadline.
 
     Not every way into a scheduler passes ``verify`` (``sgl.Engine`` does not): a bad deadline counts as none here.
     """
     own = _own(req.sampling_params.custom_params)
-    ms = own if deadline.valid(own) else config.ttft_slo_ms
-    return None if ms is None else ms / 1e3
+    return own / 1e3 if deadline.valid(own) else config.deadline_s(kind)
 
 
 def _own(custom: Any) -> Any:

@@ -36,8 +36,8 @@ _VALUES = (
     (_FLAG["wait_window_ms"], "MS",
      "Longest wait for a short batch to fill (default: 5.0); 0 = never wait, dual queue only."),
     (_FLAG["wait_max_batch"], "REQUESTS", "Short batch that is never held back for more (default: 8)."),
-    (_FLAG["ttft_slo_ms"], "MS",
-     "Deadline for the first token of a request that brings none of its own (default: no deadlines)."),
+    (_FLAG["ttft_slo_ms"], "SHORT[,LONG]",
+     "Deadline for the first token of a request that brings none of its own, in ms (default: no deadlines)."),
     (LapsConfig.JSON_FLAG, "JSON", "Any other knob, as a JSON object; see docs/LAPS.md."),
     (LONGEST, "TOKENS", "Lengths beyond this are left out of L."),
     (EMULATE, "PROFILE[,slow=K]", "No GPU: step times of a profile instead of this machine's; see docs/LAPS.md."),
@@ -71,6 +71,9 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     """Knobs that have a flag on this command line: text, texts or True of each."""
     values = {knob: typed(args, flag) for knob, flag in _FLAG.items()}
     split = {k: [n for t in v for n in t.split(",") if n] if isinstance(v, list) else v for k, v in values.items()}
+    slo: str = values["ttft_slo_ms"] or ""
+    if "," in slo:
+        split["ttft_slo_ms"] = slo.split(",")
     return {knob: value for knob, value in split.items() if value is not None}
 
 

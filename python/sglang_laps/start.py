@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,7 +61,10 @@ class Laps:
         layers = 0 if cutter is None else cutter.layers
         try:
             model = saved_model.load(config.profile_path)
-            pacer = Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=model)
+            # A fit takes longer than many a slice; its result is taken over by this thread, between two decisions.
+            model.submit = ThreadPoolExecutor(1, "laps-fit").submit
+            most = scheduler.max_prefill_tokens
+            pacer = Pacer(config, chunk_tokens=chunk, batch_tokens=most, unit=unit, layers=layers, model=model)
         except ConfigError as e:
             refuse(e)
         if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):

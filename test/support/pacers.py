@@ -10,6 +10,7 @@ from laps_core.protocol import SHORT
 from laps_core.scheduling.gap import SAVED, Gap
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
+from laps_core.scheduling.sizes import BATCH_TOKENS
 from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
@@ -24,10 +25,19 @@ LAYERS, CHUNK = 28, 8192
 KNOWN = Profile(name="test", source="made up", coefficients=Coefficients(0.0, TOKEN, 0.0, 0.0, F))
 
 
-def pacer(*, known: bool = True, layers: int = LAYERS, chunk: int | None = CHUNK, unit: int = 1, **knobs: Any) -> Pacer:
+def pacer(
+    *,
+    known: bool = True,
+    layers: int = LAYERS,
+    chunk: int | None = CHUNK,
+    batch_tokens: int = BATCH_TOKENS,
+    unit: int = 1,
+    **knobs: Any,
+) -> Pacer:
     """Steps take F and TOKEN a token; `known`: it has been told."""
     config = LapsConfig(**{"wait_window_ms": 0.0, **knobs})
-    return Pacer(config, chunk_tokens=chunk, unit=unit, layers=layers, model=KNOWN.model() if known else None)
+    model = KNOWN.model() if known else None
+    return Pacer(config, chunk_tokens=chunk, batch_tokens=batch_tokens, unit=unit, layers=layers, model=model)
 
 
 def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float | None = None) -> Waiting:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
@@ -33,6 +33,11 @@ class Job:
     finished: float = -1.0
     ahead: int = 0
     """Tokens of its class that were there when it came."""
+    slo_s: float | None = None
+
+    @property
+    def due(self) -> float | None:
+        return None if self.slo_s is None else self.arrival + self.slo_s
 
     @property
     def cls(self) -> ClassName:
@@ -102,8 +107,8 @@ class Toy:
             under_way = [Waiting(j.tokens, 0, j.arrival) for b in self.paused for j, _ in b.parts]
             weight = self.pacer.sizes.weight(under_way)
             paused = Paused(top.each_s * top.slices, len(under_way), len(self.paused), weight=weight)
-        views = [Waiting(j.tokens, 0, j.arrival) for j in self.shorts[:LOOKAHEAD]]
-        seen = [Waiting(j.tokens - j.done, j.done, j.arrival, None, j.tokens, j.done > 0) for j in longs]
+        views = [Waiting(j.tokens, 0, j.arrival, j.due) for j in self.shorts[:LOOKAHEAD]]
+        seen = [Waiting(j.tokens - j.done, j.done, j.arrival, j.due, j.tokens, j.done > 0) for j in longs]
         plan = self.pacer.plan(self.now, views, seen, waiting=len(self.shorts) + len(self.longs), paused=paused)
         if plan.order:
             self._launch(plan, longs)
@@ -226,14 +231,16 @@ def test_the_device_is_never_idle_while_anything_waits(spec: list[tuple[int, flo
     assert busy == pytest.approx(last.end - first - gaps, abs=1e-6)
 
 
-def saturated(shorts: int, tokens: int, longs: list[Job], small: int, least: int, most: int) -> Feed:
-    """`shorts` short requests of `tokens` wait always, and `small` long prompts of `least` to `most` tokens; `longs`
-    come as they come."""
+def saturated(
+    shorts: int, tokens: int, longs: list[Job], small: int, least: int, most: int, slo_s: float | None = None
+) -> Feed:
+    """`shorts` short requests of `tokens` wait always, each with this deadline, and `small` long prompts of `least` to
+    `most` tokens; `longs` come as they come."""
     rest, made = played(longs), 0
 
     def feed(toy: Toy) -> list[Job]:
         nonlocal made
-        came = rest(toy) + [Job(tokens, toy.now) for _ in range(shorts - len(toy.shorts))]
+        came = rest(toy) + [Job(tokens, toy.now, slo_s=slo_s) for _ in range(shorts - len(toy.shorts))]
         little = sum(j.tokens <= most for j in toy.longs)
         for _ in range(small - little):
             made += 1
@@ -268,7 +275,11 @@ big = st.lists(st.tuples(st.integers(5000, 30_000), st.floats(0.0, 0.5)), min_si
     sizes=st.sampled_from([(257, 400), (300, 3000), (3000, 4500)]),
     share=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
     overhead=st.sampled_from([0.05, 0.15, 0.5, 1.0]),
+    slo_s=st.sampled_from([None, 0.03, 0.08, 0.2]),
 )
+@example(
+    big=[(30_000, 0.0)], shorts=8, tokens=256, small=1, sizes=(257, 400), share=1.0, overhead=0.05, slo_s=0.08
+).via("a deadline that always presses")
 @settings(deadline=None, max_examples=60)
 def test_no_long_prompt_waits_longer_than_promised(
     big: list[tuple[int, float]],
@@ -278,11 +289,13 @@ def test_no_long_prompt_waits_longer_than_promised(
     sizes: tuple[int, int],
     share: float,
     overhead: float,
+    slo_s: float | None,
 ) -> None:
-    """Smaller prompts and short requests come for ever; the promise is kept all the same."""
+    """Smaller prompts and short requests, with deadlines or without, come for ever; the promise is kept all the
+    same."""
     jobs = made(big)
     knobs: dict[str, object] = {"guard": share, "preempt_overhead": overhead}
-    toy = Toy(saturated(shorts, tokens, jobs, small, *sizes), knobs=knobs)
+    toy = Toy(saturated(shorts, tokens, jobs, small, *sizes, slo_s), knobs=knobs)
     toy.run(lambda toy: all(j.finished >= 0.0 for j in jobs), limit_s=600.0)
     everyone = {id(j): j for b in toy.ran for j, _ in b.parts if j.cls is LONG}.values()
     for job in jobs:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from dataclasses import fields
 
 import pytest
 from laps_core.config import ConfigError, LapsConfig
+from laps_core.protocol import LONG, SHORT
 from sglang_laps import options
 
 
@@ -24,6 +26,18 @@ def test_defaults() -> None:
 def test_flags_and_json() -> None:
     config = parsed("--laps-length-threshold", "auto", "--laps-config", '{"guard": 0.5}')
     assert (config.length_threshold, config.guard) == ("auto", 0.5)
+
+
+def test_one_deadline_for_all_or_one_for_each_class() -> None:
+    for argv, both in (
+        (("--laps-ttft-slo-ms", "400"), (0.4, 0.4)),
+        (("--laps-ttft-slo-ms", "400,4000"), (0.4, 4.0)),
+        (("--laps-config", '{"ttft_slo_ms": [400, 4000]}'), (0.4, 4.0)),
+        ((), (None, None)),
+    ):
+        config = parsed(*argv)
+        assert (config.deadline_s(SHORT), config.deadline_s(LONG)) == both
+        assert LapsConfig.parse({}, json.dumps(config.as_dict())) == config, "as scheduler processes read it"
 
 
 def test_limits_are_values_too() -> None:
@@ -66,6 +80,10 @@ def test_limits_are_values_too() -> None:
             "--laps-ttft-slo-ms: 5e-324 is not a number of milliseconds from 0.1",
         ),
         (["--laps-ttft-slo-ms", "1e10"], "--laps-ttft-slo-ms: 1e10 is not a number"),
+        (["--laps-ttft-slo-ms", "400,4000,9"], "--laps-ttft-slo-ms: 400 4000 9 is not a number of milliseconds"),
+        (["--laps-ttft-slo-ms", "400,"], "--laps-ttft-slo-ms: 400"),
+        (["--laps-ttft-slo-ms", "400,1e10"], "--laps-ttft-slo-ms: 400 1e10 is not a number of milliseconds"),
+        (["--laps-config", '{"ttft_slo_ms": [400]}'], "--laps-ttft-slo-ms: [400] is not a number of milliseconds"),
         (["--laps-config", '{"ttft_slo_ms": 1%s}' % (400 * "0")], "--laps-ttft-slo-ms: 1000"),
         (["--laps-config", '{"slice_ms": 1%s}' % (400 * "0")], "--laps-config: slice_ms: 1000"),
         (

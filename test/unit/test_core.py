@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from laps_core.config import LapsConfig
+from cores import Request, batch, core, flight, requests
 from laps_core.protocol import LONG, SHORT
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Plan
+from laps_core.scheduling.plan import LOOKAHEAD, Plan
 from pacers import spend
-from sglang_laps.classes import Classes, Tag
-from sglang_laps.core import Flight, LapsCore, Lines, Part
-
-
-class Request:
-    """A request as far as the core looks at it: `done` of `tokens` are computed. Compared by identity."""
-
-    def __init__(self, rid: str, tokens: int = 300, done: int = 0, priority: int | None = None) -> None:
-        self.rid, self.seqlen, self.full_untruncated_fill_ids = rid, tokens, range(tokens)
-        self.prefix_len = self.extend_end = done
-        self.priority = priority
-        self.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens, looked=0)
-
-    def __repr__(self) -> str:
-        return self.rid
-
-
-def requests(*names: str) -> list[Any]:
-    return [Request(name) for name in names]
-
-
-def core(parked: Sequence[Any] = (), **more: Any) -> LapsCore:
-    classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
-    me = LapsCore(Pacer(LapsConfig(), chunk_tokens=512, layers=28), classes, **more)
-    me.parked = list(parked)
-    return me
-
-
-def flight(me: LapsCore, cut: Any = None, **more: Any) -> Flight:
-    return Flight(cls=LONG, shape=[(400, 0)], batch=None, reqs=[Request("x", 400)], cut=cut, **more)
-
-
-def batch(*reqs: Any) -> Any:
-    lens = [r.seqlen - r.prefix_len for r in reqs]
-    return SimpleNamespace(reqs=list(reqs), extend_lens=lens, prefix_lens=[r.prefix_len for r in reqs])
-
+from sglang_laps.core import Lines, Part
 
 # -- decisions
 
@@ -121,6 +83,59 @@ def test_what_is_paused_counts_every_batch_under_way() -> None:
     me.under_way += [flight(me), one]
     paused = me.paused(one, 7, 28)
     assert (paused.requests, paused.depth, paused.left_s) == (2, 2, float("inf")), "nothing is known of step times"
+
+
+def test_behind_more_requests_than_are_looked_at_a_high_priority_is_seen() -> None:
+    me = core(priority=lambda r: -(r.priority or 0))
+    for tokens, cls in ((50, SHORT), (900, LONG)):
+        waiting = [Request(f"{i}", tokens, priority=1) for i in range(LOOKAHEAD)]
+        for r in waiting:
+            r.laps_tag.new_tokens = tokens
+        urgent = Request("urgent", tokens, priority=9)
+        lines = me.lines([*waiting, urgent], None)
+        view = lines.short if cls == SHORT else lines.long
+        assert view[:3] == [urgent, *waiting[:2]]
+    running = flight(me, layers=1)
+    me.under_way.append(running)
+    shorts = [Request(f"s{i}", 50, priority=0) for i in range(LOOKAHEAD)]
+    lines = me.lines([*shorts, Request("urgent", 50, priority=9)], None)
+    plan = me.decide(1.0, lines, me.paused(running, 20, 28), frees_memory=False)
+    assert lines.short[plan.picked[0]].rid == "urgent"
+
+
+def test_long_prompts_that_are_not_ready_make_way_for_those_that_are() -> None:
+    """With HiCache storage SGLang's builder skips a request until its pages are there."""
+    a, b, c = Request("a", 300), Request("b", 600), Request("c", 600)
+    me, queue = core(), [a, b, c]
+
+    def nothing_built() -> list[str]:
+        lines = me.lines(queue, None)
+        plan = me.decide(1.0, lines, None, frees_memory=False)
+        shown = [r.rid for part in me.parts(plan, lines, beside=False) for r in part.queue]
+        assert me.lacking is False
+        return shown
+
+    assert nothing_built() == ["a"]
+    assert me.holding, "the overlap loop is to ask again"
+    assert nothing_built() == ["b"]
+    assert nothing_built() == ["c"]
+    me.holding = False
+    assert nothing_built() == ["a"], "all were tried"
+    part = Part(LONG, [b], None, 512, whole=False)
+    me.built(part, batch(b), Plan((LONG,)), None, [], 1.0, sliced=False)
+    queue = [a, c]
+    assert nothing_built() == ["a"], "tried first again after each batch"
+    queue = [a]
+    assert nothing_built() == ["a"], "the other was aborted"
+
+
+def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
+    a, b = Request("a", 300), Request("b", 600)
+    me = core()
+    lines = me.lines([a, b], None)
+    for _ in me.parts(Plan((LONG,), longs=(0,), tokens=300), lines, beside=False):
+        me.lacking = True
+    assert (me.lines([a, b], None).long, me.holding) == ([a, b], False)
 
 
 # -- what the builder is shown
@@ -245,43 +260,3 @@ def test_parked_prompts_are_aborted_by_the_begin_of_their_id(rid: str, every: bo
     me.abort(rid, every=every)
     assert [r.rid for r in me.aborted()] == ended
     assert me.aborted() == []
-
-
-# -- classes
-
-
-def test_a_short_request_that_outgrew_its_class_waits_as_long() -> None:
-    me = core().classes
-    req: Any = Request("s", 40)
-    req.laps_tag.looked = 2
-    me.batches = 7
-    assert not me.outgrown(req, 256)
-    assert me.outgrown(req, 900)
-    # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
-    assert (req.laps_tag.new_tokens, req.laps_tag.looked) == (257, 7)
-
-
-def test_arrivals_are_known_on_a_machine_that_has_just_booted() -> None:
-    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.75)
-    params = SimpleNamespace(custom_params={"ttft_slo_ms": 60})
-    req: Any = SimpleNamespace(time_stats=times, sampling_params=params, seqlen=40)
-    assert Classes(LapsConfig(), 256, lambda _: 0, lambda: 5.0).of(req) is SHORT
-    assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
-
-
-def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:
-    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
-    found = {"cached": 8990, "new": 0, "all of it": 9000}
-
-    def request(rid: str) -> Any:
-        params = SimpleNamespace(custom_params=None)
-        return SimpleNamespace(rid=rid, time_stats=times, sampling_params=params, seqlen=9000)
-
-    classes = Classes(LapsConfig(), 256, lambda r: found[r.rid], lambda: 5.0)
-    queue = [request(rid) for rid in found]
-    views = classes.views(queue)
-    assert [r.rid for r in views.short] == ["cached", "all of it"]
-    assert [r.laps_tag.new_tokens for r in queue] == [10, 9000, 1]
-    classes.views(queue)
-    counted = [(b.requests, b.new_tokens, b.cached_tokens) for b in classes.lengths.told(1.0).buckets]
-    assert counted == [(1, 1, 8999), (1, 10, 8990), (1, 9000, 0)], "each once"

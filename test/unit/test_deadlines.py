@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from laps_core import deadline
 from laps_core.config import LapsConfig
+from laps_core.protocol import LONG, SHORT
 from sglang_laps import deadlines
 
 HOSTILE: list[Any] = [True, False, "60", [60], {}]
@@ -31,7 +32,7 @@ def test_an_unknown_time_is_no_arrival_however_young_the_machine_is(uptime: floa
 @pytest.mark.parametrize("ms", [0.1, 1, 60, 400.0, 1e9])
 def test_a_deadline_is_a_deadline(ms: float) -> None:
     assert deadline.valid(ms)
-    assert deadlines.slo_s(request({"ttft_slo_ms": ms}), LapsConfig()) == ms / 1e3
+    assert deadlines.slo_s(request({"ttft_slo_ms": ms}), LapsConfig(), SHORT) == ms / 1e3
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda v: str(v)[:12])
@@ -41,8 +42,14 @@ def test_what_is_no_deadline_is_refused_at_the_door_and_ignored_behind_it(value:
     with pytest.raises(ValueError, match=r"^sampling_params\.custom_params\.ttft_slo_ms: .* is not a number") as e:
         deadlines.verify(lambda _: None, sent.sampling_params)
     assert len(str(e.value)) < 200
-    assert deadlines.slo_s(sent, LapsConfig()) is None
-    assert deadlines.slo_s(sent, LapsConfig(ttft_slo_ms=250)) == 0.25
+    assert deadlines.slo_s(sent, LapsConfig(), LONG) is None
+    assert deadlines.slo_s(sent, LapsConfig(ttft_slo_ms=250), LONG) == 0.25
+
+
+def test_each_class_has_a_default_of_its_own_where_two_are_given() -> None:
+    both = LapsConfig(ttft_slo_ms=(400.0, 4000.0))
+    assert [deadlines.slo_s(request(), both, kind) for kind in (SHORT, LONG)] == [0.4, 4.0]
+    assert deadlines.slo_s(request({"ttft_slo_ms": 9}), both, LONG) == 0.009, "a request's own comes first"
 
 
 @pytest.mark.parametrize("custom", [None, {}, {"ttft_slo_ms": None}, {"ttft_slo_ms": 5.0}, {"other": 10**400}])

@@ -55,6 +55,19 @@ def test_one_that_is_still_on_the_device_keeps_the_next_away() -> None:
     assert gap.opens_s(F) == pytest.approx(0.2 + F / 0.15)
 
 
+def test_what_is_on_the_device_is_taken_to_end_now_by_whoever_cannot_wait_to_know() -> None:
+    gap = Gap(0.15)
+    g = gap.seconds(F)
+    assert gap.soonest_s(1.0, F) == gap.opens_s(F), "nothing is there"
+    gap.sent(1.0, F)
+    assert gap.soonest_s(1.5, F) == 1.5, "others are saved up"
+    gap.ran(1.0, 2.0)
+    spend(gap, 2.0)
+    assert gap.soonest_s(2.0, F) == gap.opens_s(F) == pytest.approx(2.0 + g)
+    gap.sent(2.0 + g, F)
+    assert gap.soonest_s(2.5, F) == pytest.approx(2.5 + g)
+
+
 def test_full_batches_follow_each_other_for_some_gaps_and_the_rest_with_them() -> None:
     gap = Gap(0.15)
     g, took = gap.seconds(F), 0.9 * gap.seconds(F)

@@ -263,6 +263,20 @@ def test_a_batch_is_full_when_the_longest_short_request_would_not_fit() -> None:
     assert pacer().plan(0.0, [*shorts, short("one more", 1)], [long(9000)]).full
 
 
+def test_a_batch_that_is_nearly_empty_is_not_full_though_the_longest_short_request_would_not_fit() -> None:
+    for tokens, full in ((10, False), (128, False), (129, True)):
+        plan = pacer(chunk=512).plan(0.0, [short("a", tokens)], [long(9000)], paused=paused())
+        assert (plan.order, plan.full) == ((SHORT,), full)
+
+
+def test_what_preempts_is_bounded_by_the_threshold_in_force() -> None:
+    me = pacer(chunk=300, length_threshold="auto")
+    me.plan(0.0, [], [long(9000)])
+    assert me.threshold_tokens == 200, "the knee; it began with 256"
+    shorts = [short("a", 100), short("b", 100), short("c", 50)]
+    assert me.plan(0.1, shorts, [long(9000)], paused=paused()).picked == (0, 1)
+
+
 def test_who_is_answered_in_time_is_counted_by_class() -> None:
     me = pacer()
     me.slo.record(1000.0, SHORT, 1.0, 1.5)

@@ -20,7 +20,8 @@ def test_a_batch_stays_within_the_chunk_and_what_preempts_within_half() -> None:
     assert me.plan(1.0, many, [long(5000)]).picked == (0, 1, 2, 3, 4)
     assert me.plan(1.0, many, [], paused=paused()).picked == (0, 1), "beside the activations of what is paused"
     assert me.plan(1.0, [short("a", 256)], [], paused=paused()).picked == (0,)
-    assert len(pacer(chunk=None).plan(1.0, many, [], paused=paused()).picked) == 50
+    assert len(pacer(chunk=None).plan(1.0, many, [], paused=paused()).picked) == 40, "nor is it more where none is cut"
+    assert len(pacer(chunk=None, batch_tokens=4000).plan(1.0, many, [], paused=paused()).picked) == 10
     small = pacer(chunk=300).plan(1.0, [short("a", 256), short("b", 256)], [], paused=paused())
     assert small.picked == (0,), "a short request fits, whatever the half"
 

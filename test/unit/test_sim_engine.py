@@ -292,3 +292,21 @@ def test_the_order_inside_the_long_class_is_the_policys() -> None:
     assert first_three("fcfs") == [[0], [0], [1]]
     # All are late; by slack relative to work the smallest is the latest.
     assert first_three("lars") == [[2], [2], [0]]
+
+
+def test_by_the_whole_prompt_the_work_is_still_what_the_cache_leaves() -> None:
+    scheduler = VARIANTS["laps"].scheduler(CHUNK, Device(PROFILE), {"length_basis": "prompt", "slice_ms": 0.0})
+    for request in (Request(0, 0.0, 2000), Request(1, 0.0, 50, cached=30_000)):
+        scheduler.add(request, 0.0)
+    batch = scheduler.next(1.0)
+    assert isinstance(batch, Batch)
+    assert next((r.number, new, old) for r, new, old in batch.parts) == (1, 50, 30_000)
+
+
+def test_each_class_has_a_deadline_of_its_own_and_is_judged_by_it() -> None:
+    scheduler = VARIANTS["laps"].scheduler(CHUNK, Device(PROFILE), {"ttft_slo_ms": (1.0, 4000.0)})
+    requests = [Request(0, 0.0, 50), Request(1, 0.0, 600), Request(2, 0.0, 600)]
+    requests[2].slo_s = 7.0
+    for request in requests:
+        scheduler.add(request, 0.0)
+    assert [r.slo_s for r in requests] == [0.001, 4.0, 7.0]

@@ -9,7 +9,7 @@ from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.packing import AHEAD
 from laps_core.scheduling.plan import Paused, Plan, Waiting
 from laps_core.scheduling.worth import preempting_pays, sharing_pays
-from pacers import GAP, TOKEN, F, ended, launch, long, pacer, short, spend
+from pacers import CHUNK, GAP, TOKEN, F, ended, launch, long, pacer, short, spend
 
 LONE = F + 50 * TOKEN
 """Of a short request."""
@@ -158,6 +158,29 @@ def test_while_the_gap_is_closed_only_what_comes_after_it_counts() -> None:
     spend(me.gap, 1.0)
     assert me.plan(1.0, [short("a")], longs).mixed
     assert not me.plan(1.0, [short("a")], [long(1200)]).mixed, "half a gap too long"
+
+
+def test_a_short_request_shares_no_long_step_for_nothing_while_another_preempts() -> None:
+    """In the overlap loop a batch is built before the one before it has ended: then no gap is known to open."""
+    shorts, longs = [short("a")], [long(CHUNK, 1.0)]
+    for now in (1.0, 2.0):
+        me = pacer(chunk=2 * CHUNK)
+        before = me.plan(0.99, shorts, longs)
+        spend(me.gap, 0.99 - GAP)
+        on_the_device = launch(me, 0.99, before)
+        plan = me.plan(now, shorts, longs)
+        assert (plan.order, plan.mixed) == ((LONG, SHORT), False)
+        assert me.plan(now, shorts, [long(300, 1.0)]).mixed, "this one costs it less than it brings"
+        ended(me, on_the_device, 0.99, now)
+
+
+def test_a_step_that_is_shared_takes_no_longer_than_the_patience_though_the_gap_is_closed() -> None:
+    most = round(PATIENCE * GAP / TOKEN)
+    for tokens, shared in ((most - 1, True), (most + 1, False)):
+        me = pacer(chunk=most + 300)
+        spend(me.gap, 1.0)
+        waiting = [long(tokens, 0.0), *[long(9000, 0.5)] * 500]
+        assert me.plan(1.0, [short("a", 250)], waiting, waiting=9000).mixed == shared
 
 
 def test_a_priority_shares_nothing() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -31,6 +31,18 @@ _REFIT_AT_MOST_EVERY = 512
 
 _Row = tuple[Count, Count, Count, Count, Annotated[float, Meta(gt=0.0, le=sys.float_info.max)]]
 """A StepSample in a file."""
+
+
+class Fitting(Protocol):
+    """A fit under way, as a ``concurrent.futures.Future``."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Coefficients | str: ...
+
+
+Submit = Callable[[Callable[[Sequence[StepSample]], "Coefficients | str"], Sequence[StepSample]], Fitting]
+"""Has a function called elsewhere, as ``concurrent.futures.Executor.submit``."""
 
 
 class _Saved(msgspec.Struct, kw_only=True):
@@ -59,6 +71,9 @@ class LatencyModel:
         self._held_out: deque[StepSample] = deque(maxlen=_HELD_OUT)
         self._refit_at = MIN_SAMPLES
         self._why_not: str | None = "no steps measured"
+        self.submit: Submit | None = None
+        """Where fits are made, which take some milliseconds; None = at once, by whoever reports a step."""
+        self._fitting: Fitting | None = None
 
     @property
     def fitted(self) -> bool:
@@ -66,6 +81,7 @@ class LatencyModel:
 
     def observe(self, sample: StepSample) -> None:
         """Take in one measured step; refits when enough new ones came in. A time that is not positive is ignored."""
+        self.settle()
         if not (0.0 < sample.seconds < math.inf and sample.shape.requests > 0):
             return
         self.observed += 1
@@ -77,16 +93,27 @@ class LatencyModel:
             self.fit()
 
     def fit(self) -> None:
-        """Fit now. Where the steps do not allow it an earlier fit stays, and the status says why."""
+        """Fit now, or have it done where fits are made. Where the steps do not allow it an earlier fit stays, and the
+        status says why."""
         self._refit_at = self.observed + min(max(_REFIT_EVERY, self.observed // 4), _REFIT_AT_MOST_EVERY)
-        kept = self._samples()
-        self._why_not = _degenerate(kept, self.observed)
-        if self._why_not:
-            return
-        try:
-            self.coefficients = fit(kept)
-        except RuntimeError as e:
-            self._why_not = str(e)
+        if self.observed < MIN_SAMPLES:
+            self._why_not = f"too few steps measured ({self.observed} of {MIN_SAMPLES})"
+        elif self.submit is None:
+            self._take(learn(self._samples()))
+        elif self._fitting is None:
+            self._fitting = self.submit(learn, self._samples())
+
+    def settle(self) -> None:
+        """Take over a fit that was made elsewhere, if one is done; call it where nothing is being decided."""
+        if self._fitting is not None and self._fitting.done():
+            found, self._fitting = self._fitting.result(), None
+            self._take(found)
+
+    def _take(self, found: Coefficients | str) -> None:
+        if isinstance(found, str):
+            self._why_not = found
+        else:
+            self._why_not, self.coefficients = None, found
 
     def predict(self, requests: Requests) -> float | None:
         """Predicted time of a step of these (L, H) requests (seconds); None = not fitted."""
@@ -158,11 +185,12 @@ class LatencyModel:
         self._strata.move_to_end(key)
 
 
-def _degenerate(samples: Sequence[StepSample], observed: int) -> str | None:
-    """Why these samples cannot be fitted, or None."""
-    if observed < MIN_SAMPLES:
-        return f"too few steps measured ({observed} of {MIN_SAMPLES})"
+def learn(samples: Sequence[StepSample]) -> Coefficients | str:
+    """The model of these steps, or why there is none."""
     lengths = {s.shape.tokens for s in samples}
     if len(lengths) < 3 or max(lengths) < 2 * min(lengths):
         return f"steps too alike ({min(lengths)} to {max(lengths)} tokens, {len(lengths)} sizes)"
-    return None
+    try:
+        return fit(samples)
+    except RuntimeError as e:
+        return str(e)

@@ -7,7 +7,8 @@ import math
 PATIENCE = 8.0
 """A short request that has waited this many gaps preempts even where that does not pay."""
 RUN = 3.0
-"""Full short batches may follow each other for this many gaps, before long work has its next one."""
+"""Full short batches, and those with a deadline that presses, may follow each other for this many gaps, before long
+work has its next one."""
 SAVED = 4
 """So many preemptions may follow each other at once, where there was none for as many gaps."""
 UNKNOWN = 2.0
@@ -26,7 +27,7 @@ class Gap:
 
     Once the gap is over a batch preempts where that pays (``worth``), and in any case when one of its requests has
     waited for PATIENCE gaps. In a burst full batches follow each other, for RUN gaps: most of such a batch is not fixed
-    time.
+    time. So do, a fixed time apart, batches that would miss a deadline by waiting; they may cost more than `overhead`.
 
     Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
     R = RUN G + S, P = (SAVED - 1) S, and S the longest short batch: a quarter to a fifth of a long time while S is
@@ -56,11 +57,26 @@ class Gap:
     def opens_s(self, fixed_s: float | None) -> float:
         """From when on a batch may preempt: at once at first, not before the last one has ended."""
         self._gap_s = self.seconds(fixed_s)
-        if self._sent:
-            return math.inf
-        if self._full and self.ended_s - self._begun_s < RUN * self._gap_s:
-            return self.ended_s
-        return self.ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
+        return math.inf if self._sent else self._opens_s(self.ended_s)
+
+    def soonest_s(self, now: float, fixed_s: float | None) -> float:
+        """The same, as if what is on the device ended at `now`."""
+        self._gap_s = self.seconds(fixed_s)
+        return self._opens_s(now if self._sent else self.ended_s)
+
+    def presses_s(self, fixed_s: float | None) -> float:
+        """From when on a batch may preempt that a deadline does not let wait: a fixed time after the last one, in a run
+        of RUN gaps. Infinite where only ``opens_s`` counts."""
+        self._gap_s = self.seconds(fixed_s)
+        return math.inf if self._sent or not self._runs(self.ended_s) else self.ended_s + (fixed_s or 0.0)
+
+    def _runs(self, ended_s: float) -> bool:
+        return ended_s - self._begun_s < RUN * self._gap_s
+
+    def _opens_s(self, ended_s: float) -> float:
+        if self._full and self._runs(ended_s):
+            return ended_s
+        return ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
 
     def sent(self, now: float = math.inf, fixed_s: float | None = None, *, full: bool = False) -> None:
         """A batch that preempts goes to the device."""

@@ -23,7 +23,7 @@ from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passe
 from laps_core.scheduling.packing import overtake, pack
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_core.scheduling.room import Room
-from laps_core.scheduling.sizes import Sizes
+from laps_core.scheduling.sizes import BATCH_TOKENS, Sizes
 from laps_core.scheduling.window import Window
 from laps_core.scheduling.worth import preempting_pays, sharing_pays
 from laps_core.slo import SloLedger
@@ -47,11 +47,12 @@ class Pacer:
         config: LapsConfig,
         *,
         chunk_tokens: int | None,
+        batch_tokens: int = BATCH_TOKENS,
         unit: int = 1,
         layers: int = 0,
         model: LatencyModel | None = None,
     ) -> None:
-        """`chunk_tokens`: one batch's budget; None = unlimited. `unit`: a cut prompt ends on a multiple of this
+        """`chunk_tokens`, `batch_tokens`: as of ``Sizes``. `unit`: a cut prompt ends on a multiple of this
         (tokens). `layers`: of the model; 0 = no slices. `model`: what is known of step times; None = nothing.
 
         Raises ConfigError where a chunk holds less than one unit.
@@ -60,7 +61,9 @@ class Pacer:
         self.model = LatencyModel() if model is None else model
         """How long a step takes."""
         slice_s = config.slice_ms / 1e3
-        self.sizes = Sizes(self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s)
+        self.sizes = Sizes(
+            self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s, batch_tokens=batch_tokens
+        )
         auto = config.length_threshold == AUTO
         self._threshold = usable_threshold(
             START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
@@ -89,6 +92,7 @@ class Pacer:
 
     def arrived(self, now: float, shorts: int) -> None:
         """`shorts` short requests were found waiting for the first time; call it every round."""
+        self.model.settle()
         if shorts:
             self.window.arrived(now, shorts, self._seen_s if self._blind else None)
         self._seen_s, self._blind = now, False
@@ -128,11 +132,11 @@ class Pacer:
         waiting = len(shorts) + len(longs) if waiting is None else waiting
         # Without slices short requests share the step of a chunk, which is left half of it.
         alone = paused is None and bool(self.sizes.layers)
-        budget = self.sizes.budget if alone else self.sizes.preempting_budget(self._threshold)
+        budget = self.sizes.budget if alone else self.sizes.preempting_budget(threshold)
         plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
         opens_s = self.gap.opens_s(self.sizes.fixed_s)
         picked = [shorts[i] for i in plan.picked]
-        pressed = self._pressed(now, picked, opens_s)
+        pressed = now >= self.gap.presses_s(self.sizes.fixed_s) and self._misses(now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
         kept = self._room.kept(now, lacking=owed) and owed
@@ -147,7 +151,8 @@ class Pacer:
                 now, longs, waiting, plan, joining=joining, lacking=lacking and not kept, oldest_first=kept
             )
             if by_worth and alone and joining:
-                plan = self._sharing(now, shorts, longs, plan, 0.0 if due else opens_s - now)
+                soonest_s = now if due else self.gap.soonest_s(now, self.sizes.fixed_s)
+                plan = self._sharing(now, shorts, longs, plan, soonest_s)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed and not kept else order)
         if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
@@ -161,26 +166,25 @@ class Pacer:
         """Whether the short batch had better wait for the end of what is paused."""
         picked, fixed_s = [shorts[i] for i in plan.picked], self.sizes.fixed_s or 0.0
         waited_s = now - min(w.since_s for w in picked)
-        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + paused.left_s):
+        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or self._misses(now, picked, paused.left_s):
             return False
         took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
         mine, others = self.sizes.weights(picked, [*shorts, *longs])
-        pays = preempting_pays(mine, paused, took_s=took_s, others=others, fixed_s=fixed_s)
-        return not pays
+        return not preempting_pays(mine, paused, took_s=took_s, others=others, fixed_s=fixed_s)
 
     def _sharing(
-        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, after_s: float
+        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
     ) -> Plan:
-        """The long batch with the short requests in its step, if that pays. `after_s`: they could preempt it so long
-        from now."""
+        """The long batch with the short requests in its step, if that pays. `soonest_s`: from when on they could
+        preempt it."""
         sizes, picked = self.sizes, [shorts[i] for i in plan.picked]
         fixed_s, joining = sizes.fixed_s or 0.0, sum(sizes.whole_units(w.tokens) for w in picked)
         room = min(plan.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
         if room < plan.tokens and joining > sizes.budget // 2:
             return plan  # it would cut the long batch to less than half of a step
         count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
-        later_s = max(0.0, long_s - after_s)
-        if not count or later_s > PATIENCE * self.gap.seconds(fixed_s) or self._pressed(now, picked, now + later_s):
+        later_s = max(0.0, now + long_s - soonest_s)
+        if not count or long_s > PATIENCE * self.gap.seconds(fixed_s) or self._misses(now, picked, later_s):
             return plan
         mine, others = sizes.weights(picked, [*shorts, *longs])
         if not sharing_pays(mine, later_s=later_s, others=others, fixed_s=fixed_s):
@@ -214,18 +218,16 @@ class Pacer:
             threshold=threshold,
             contended=contended,
             passed_over=passes_over(shorts, picked),
-            full=contended and sum(shorts[i].tokens for i in picked) > budget - threshold,
+            full=contended and sum(shorts[i].tokens for i in picked) > max(budget - threshold, budget // 2),
         )
 
-    def _pressed(self, now: float, picked: Sequence[Waiting], opens_s: float) -> bool:
-        """Whether a deadline that can be met would be missed if the batch waited for the gap. A step's fixed time is
-        left between two preemptions even then."""
+    def _misses(self, now: float, picked: Sequence[Waiting], later_s: float) -> bool:
+        """Whether a deadline that can be met now would be missed by as much later."""
         deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
-        if not deadlines or opens_s == math.inf:
+        if not deadlines:
             return False
         done_s = now + (self.model.predict([(w.tokens, w.history) for w in picked]) or 0.0)
-        earliest_s = self.gap.ended_s + (self.sizes.fixed_s or 0.0)
-        return now >= earliest_s and any(done_s <= d < done_s + opens_s - now for d in deadlines)
+        return any(done_s <= d < done_s + later_s for d in deadlines)
 
     def _long_batch(
         self,

@@ -112,7 +112,7 @@ class Plan(NamedTuple):
     oldest: bool = False
     """The long batch holds the prompt that has waited longest, first in it or whole; for the same books."""
     full: bool = False
-    """No further short request fits into the batch; for the same books."""
+    """The batch is more than half full, and another short request may not fit; for the same books."""
     contended: bool = False
     """Long work waits or is paused; for the same books."""
 

@@ -14,6 +14,8 @@ TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
 MOST_PARTS = 64
 """Slices of a layer."""
+BATCH_TOKENS = 16384
+"""SGLang's default for --max-prefill-tokens."""
 REMEMBERED = 4096
 """Predicted times that are kept."""
 
@@ -22,9 +24,17 @@ class Sizes:
     """Of one server. Lengths are tokens, times seconds."""
 
     def __init__(
-        self, model: LatencyModel, *, chunk_tokens: int | None, unit: int, layers: int, slice_s: float
+        self,
+        model: LatencyModel,
+        *,
+        chunk_tokens: int | None,
+        unit: int,
+        layers: int,
+        slice_s: float,
+        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
-        """`chunk_tokens`: one batch's budget; None = unlimited. `unit`: a cut prompt ends on a multiple of this.
+        """`chunk_tokens`: one batch's budget; None = no prompt is cut. Then `batch_tokens` is what a batch of several
+        holds. `unit`: a cut prompt ends on a multiple of this.
         `layers`: of the model; 0 = no slices. `slice_s`: a long batch makes way about this often.
 
         Raises ConfigError where a chunk holds less than one unit.
@@ -37,6 +47,7 @@ class Sizes:
         self.chunk, self.unit, self.layers = chunk_tokens, unit, layers
         self.budget = chunk_tokens or 1 << 30
         """New tokens of a batch."""
+        self._half = (chunk_tokens or batch_tokens) // 2
         self.launch_s = 0.0
         """Host time to launch a whole pass in slices; 0 = not known, or nothing is launched."""
         self._slice_s = slice_s
@@ -99,7 +110,7 @@ class Sizes:
     def preempting_budget(self, threshold: int) -> int:
         """New tokens of a batch that preempts: half a chunk. Then its activations and those of what is paused, which
         are two tensors of hidden states, are less than SGLang has set aside for one whole chunk."""
-        return self.budget if self.chunk is None else max(threshold, self.budget // 2)
+        return max(threshold, self._half)
 
     def timely_chunk(self, first: Waiting, joining: int, gap_s: float) -> int:
         """Without slices: the largest chunk that takes no longer than the gap, in whole units, at least one (Medha).

@@ -11,8 +11,8 @@ from itertools import islice
 
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
-from laps_core.length import new_tokens
-from laps_core.protocol import LONG, SHORT, ClassName
+from laps_core.length import classify, new_tokens
+from laps_core.protocol import CLASSES, LONG, SHORT, ClassName
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
@@ -60,7 +60,7 @@ class Laps:
         self._device = device
         self._kv = kv_tokens
         self._basis = config.length_basis
-        self._slo_s = None if config.ttft_slo_ms is None else config.ttft_slo_ms / 1e3
+        self._slo_s = {kind: config.deadline_s(kind) for kind in CLASSES}
         self._room = chunk or 1 << 30
         self._short: deque[Request] = deque()
         self._long: list[Request] = []
@@ -77,9 +77,9 @@ class Laps:
         """A request arrives: it is classed once, by the threshold of that moment."""
         tokens = request.class_tokens = new_tokens(request.prompt, request.history, self._basis)
         if request.slo_s is None:
-            request.slo_s = self._slo_s
+            request.slo_s = self._slo_s[classify(tokens, self._threshold)]
         deadline = None if request.slo_s is None else request.ready + request.slo_s
-        request.view = Waiting(tokens, request.history, now, deadline)
+        request.view = Waiting(request.left, request.history, now, deadline)
         self.waiting_tokens += request.left
         if tokens <= self._threshold:
             self._short.append(request)

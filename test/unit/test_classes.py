@@ -1,0 +1,97 @@
+"""Which waiting requests are short: what the prefix cache leaves of them, and what the builder finds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from cores import Request, core
+from laps_core.config import LapsConfig
+from laps_core.protocol import LONG, SHORT
+from laps_core.scheduling.pacer import Pacer
+from pacers import KNOWN
+from sglang_laps.classes import Classes
+from sglang_laps.core import LapsCore
+
+
+def test_a_short_request_that_outgrew_its_class_waits_as_long_with_the_work_that_it_has() -> None:
+    me = core().classes
+    req: Any = Request("s", 1000)
+    req.laps_tag.new_tokens, req.laps_tag.history = 40, 960
+    req.laps_tag.looked = 2
+    me.batches = 7
+    assert not me.outgrown(req, 256)
+    assert me.outgrown(req, 900)
+    # Long until a batch has run: looked up again at once it might come back short, and be refused for ever.
+    assert (req.laps_tag.new_tokens, req.laps_tag.history, req.laps_tag.looked) == (900, 100, 7)
+    assert me.of(req) is LONG
+
+
+def test_what_the_builder_cannot_place_waits_as_long_however_short_it_is() -> None:
+    me = core().classes
+    req: Any = Request("s", 40)
+    me.batches = 7
+    me.make_long(req, 40)
+    queue = [req]
+    assert (me.views(queue).long, req.laps_tag.new_tokens) == (queue, 40)
+    me.batches = 8
+    assert me.views(queue).short == queue, "looked up again after a batch"
+
+
+def test_by_the_whole_prompt_the_class_counts_history_and_the_work_does_not() -> None:
+    """A turn of 50 tokens on 30,000 cached ones is long, and takes no longer than any 50 tokens."""
+    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
+    req: Any = SimpleNamespace(
+        time_stats=times, sampling_params=SimpleNamespace(custom_params=None), seqlen=30_050, priority=None
+    )
+    config = LapsConfig(length_basis="prompt")
+    classes = Classes(config, 256, lambda _: 30_000, lambda: 5.0)
+    me = LapsCore(Pacer(config, chunk_tokens=512, layers=28, model=KNOWN.model()), classes)
+    lines = me.lines([req], None)
+    assert lines.long == [req]
+    plan = me.decide(5.0, lines, None, frees_memory=False)
+    assert plan.tokens == 50
+    assert plan.layers == 0, "it is too small to be worth a pause"
+    assert me.classes.seen([req], 6.0)[LONG][0].new_tokens == 50
+
+
+def test_arrivals_are_known_on_a_machine_that_has_just_booted() -> None:
+    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.75)
+    params = SimpleNamespace(custom_params={"ttft_slo_ms": 60})
+    req: Any = SimpleNamespace(time_stats=times, sampling_params=params, seqlen=40)
+    assert Classes(LapsConfig(), 256, lambda _: 0, lambda: 5.0).of(req) is SHORT
+    assert (req.laps_tag.arrival, req.laps_tag.slo_s) == (4.75, 0.06)
+
+
+def test_the_default_deadline_is_that_of_the_class_it_has_when_it_comes() -> None:
+    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=4.0)
+    cached = 0
+
+    def request(tokens: int) -> Any:
+        return SimpleNamespace(time_stats=times, sampling_params=SimpleNamespace(custom_params=None), seqlen=tokens)
+
+    classes = Classes(LapsConfig(ttft_slo_ms=(400.0, 4000.0)), 256, lambda _: cached, lambda: 5.0)
+    short, long = request(40), request(9000)
+    assert [classes.of(r) for r in (short, long)] == [SHORT, LONG]
+    assert [r.laps_tag.deadline_s for r in (short, long)] == [4.4, 8.0]
+    cached, classes.batches = 8990, 1
+    assert classes.views([short, long]).short == [short, long], "found in the cache meanwhile"
+    assert long.laps_tag.deadline_s == 8.0
+
+
+def test_what_the_prefix_cache_holds_makes_a_request_short() -> None:
+    times = SimpleNamespace(created_time=0.0, scheduler_recv_time=0.0)
+    found = {"cached": 8990, "new": 0, "all of it": 9000}
+
+    def request(rid: str) -> Any:
+        params = SimpleNamespace(custom_params=None)
+        return SimpleNamespace(rid=rid, time_stats=times, sampling_params=params, seqlen=9000)
+
+    classes = Classes(LapsConfig(), 256, lambda r: found[r.rid], lambda: 5.0)
+    queue = [request(rid) for rid in found]
+    views = classes.views(queue)
+    assert [r.rid for r in views.short] == ["cached", "all of it"]
+    assert [r.laps_tag.new_tokens for r in queue] == [10, 9000, 1]
+    classes.views(queue)
+    counted = [(b.requests, b.new_tokens, b.cached_tokens) for b in classes.lengths.told(1.0).buckets]
+    assert counted == [(1, 1, 8999), (1, 10, 8990), (1, 9000, 0)], "each once"
