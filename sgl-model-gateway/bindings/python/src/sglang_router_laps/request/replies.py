@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,10 @@ ABORTED = "aborted by the prefill server"
 TRANSFER_FAILED = b"KVTransferError"
 """In SGLang's error where the KV could not be handed over: the decode server may be gone."""
 JSON = b"application/json"
+UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Headers of a stream: what stands between the router and its reader is to pass events on as they come."""
+EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
+"""Between the events of a stream."""
 
 
 @dataclass(slots=True)
@@ -103,7 +108,7 @@ def fault(reply: bytes) -> Reply | None:
     # Nearly every reply is done with here; text that holds these words costs a parse and no more.
     if b'"error"' not in reply and b'"abort"' not in reply:
         return None
-    for event in reply.split(b"\n\n") if reply.startswith(b"data:") else (reply,):
+    for event in EVENT_END.split(reply) if reply.startswith(b"data:") else (reply,):
         try:
             payload = orjson.loads(event.removeprefix(b"data:"))
         except orjson.JSONDecodeError:
@@ -180,7 +185,7 @@ class Client:
         """The head of a stream."""
         self.started = True
         self.trail.status = status
-        headers = [(b"content-type", content_type), self.trail.header]
+        headers = [(b"content-type", content_type), *UNBUFFERED, self.trail.header]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def go_on(self, part: bytes, *, more: bool = True) -> None:
