@@ -287,6 +287,7 @@ class Attempt:
         client.started = True
         self._response = response
         self.call.forget()
+        client.hold.end()
 
         def ended_late(_: asyncio.Task[Reply]) -> None:
             """An error of the prefill leg is the end of the stream."""
