@@ -279,7 +279,7 @@ def test_a_body_that_is_not_declared_as_json_is_refused() -> None:
                 text = {"content-type": "text/plain"}
                 async with client.post(s.url + path, data=b'{"text":"a"}', headers=text) as r:
                     assert r.status == 422
-                    assert "application/json" in (await r.json())["detail"]
+                    assert "application/json" in (await r.json())["error"]["message"]
             assert not s.decodes[0].bodies
 
     asyncio.run(run())

@@ -19,16 +19,24 @@ from .fakes import LONG, NO_PROBES, SHORT, FakeDecode, Stack, World, entry, stac
 
 @contextlib.asynccontextmanager
 async def separate_router(
-    s: Stack, limit: tuple[int, int] | None, tmp: Path, *more: str
+    s: Stack, limit: tuple[int, int] | None, tmp: Path, *more: str, space: int | None = None
 ) -> AsyncIterator[tuple[int, str]]:
-    """(pid, URL) of a router of its own process in front of the fakes of ``s``."""
+    """(pid, URL) of a router of its own process in front of the fakes of ``s``: with a ``limit`` of descriptors, and of
+    its address ``space`` (bytes)."""
+
+    def bound() -> None:
+        if limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        if space:
+            resource.setrlimit(resource.RLIMIT_AS, (space, space))
+
     flags = [f for p in s.prefills for f in ("--prefill", p.url, "8998")]
     flags += [f for d in s.decodes for f in ("--decode", d.url)]
     with (tmp / "router.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "sglang_router_laps.launch_router", "--mini-lb", "--pd-disaggregation",
             "--enable-laps-alloc", "--host", "127.0.0.1", "--port", "0", *flags, *more, stdout=log, stderr=log,
-            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)) if limit else None,
+            preexec_fn=bound if limit or space else None,
         )  # fmt: skip
         try:
             async with asyncio.timeout(180):

@@ -119,12 +119,15 @@ def test_the_budget_of_retries_is_a_share_of_the_requests() -> None:
     assert SAVED_MAX <= spent <= SAVED_MAX + 0.2 * 1000 + 1
 
 
+@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("size", range(1, 12))
-def test_events_come_whole_whatever_the_pieces(size: int) -> None:
-    text = b'data: {"a": 1}\n\ndata: {"b": 2}\n\n\n\ndata: [DONE]\n\nda'
+def test_events_come_whole_whatever_the_pieces(size: int, line: bytes) -> None:
+    text = b'data: {"a": 1}\n\ndata: {"b": 2}\n\n\n\ndata: [DONE]\n\nda'.replace(b"\n", line)
     events = Events()
     out = [events.feed(text[i : i + size]) for i in range(0, len(text), size)]
-    assert all(not part or part.endswith(b"\n\n") for part in out)
+    assert all(not part or part.endswith(line * 2) for part in out)
+    # The first does not wait for the last.
+    assert any(out[: len(out) // 2])
     assert b"".join(out) == text[:-2]
     assert events.flush() == b"da"
 

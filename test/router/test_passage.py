@@ -85,7 +85,7 @@ def test_a_malformed_body_gets_the_stock_status_and_leaks_nothing(raw: bytes) ->
         async with stack(2) as s:
             async with s.client.post(f"{s.url}/generate", data=raw, headers=JSON_TYPE) as r:
                 assert r.status in (400, 422)
-                assert "detail" in await r.json()
+                assert (await r.json())["error"]["type"] == "invalid_request_error"
             await s.at_rest()
             assert (await s.status())["counts"]["refused"] == 1
             assert not any(p.bodies for p in s.prefills)

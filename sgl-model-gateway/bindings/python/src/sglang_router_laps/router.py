@@ -9,6 +9,7 @@ from sglang_router.router_args import RouterArgs
 
 from .config import AllocConfig
 from .membership import Membership
+from .memory import Budget
 from .pools.control import Control
 from .pools.record import Records
 from .prompts.tokens import ByteCounter, TokenizerCounter
@@ -35,6 +36,7 @@ class Router:
         self.pools, self.decoders, self.readers = members.pools, members.pools.decoders, members.readers
         self.instances, self.sessions, self.health = members.instances, members.sessions, members.health
         self.queue = Queue(args, self.served)
+        self.bodies = Budget(args.max_payload_size)
         self.draining = False
         """It is being stopped: no new requests are to come."""
         self.aborter = Aborter(self.sessions, self.instances, args.api_key)

@@ -58,8 +58,8 @@ COUNTERS = {
     "copied": ("copied", "", "Requests sent to the short pool to leave a copy of a shared prefix there"),
     "retried": ("retried", "", "Requests sent to a second instance"),
     "waited": ("waited", "", "Requests that waited in the queue"),
-    "failed": ("failed", "", "Requests answered 502 or 504, or cut off"),
-    "rejected": ("rejected", "", "Requests answered 503, or 429 or 408 by the queue"),
+    "failed": ("failed", "", "Requests answered 500, 502 or 504, or cut off"),
+    "rejected": ("rejected", "", "Requests answered 503 or 429, or 408 by the queue"),
     "predicted_late": (
         "predicted_late",
         "",

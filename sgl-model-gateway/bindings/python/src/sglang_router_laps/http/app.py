@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..memory import HOLD, Hold
 from ..prompts.reading import READERS
 from ..queue import TurnedAway
 from ..request.body import parse, read_body, refuse, require_json
 from ..request.call import Call
 from ..request.passage import Passage, Retries
-from ..request.replies import BadRequest, Client, Rejection, Reply, refusal
+from ..request.replies import INVALID, BadRequest, Client, Rejection, Reply, refusal
 from ..request.trail import GONE, ID_HEADERS, AccessLog, Trail, request_id
 from ..router import Router
 from ..tracing import Tracer
@@ -22,6 +25,9 @@ from .routes import Rest
 from .siblings import Siblings
 
 logger = logging.getLogger(__name__)
+
+LINGER_S = 2.0
+"""How long the rest of a refused body is still read, and dropped, so that its client reads why (seconds)."""
 
 
 class LapsApp:
@@ -45,6 +51,8 @@ class LapsApp:
             return
         endpoint = self._generating.get(scope["path"]) if scope["method"] == "POST" else None
         trail = Trail(request_id(scope["headers"], self._id_headers), endpoint or "")
+        hold = Hold(self._router.bodies, unread=endpoint is not None)
+        scope[HOLD] = hold
         try:
             if endpoint is None:
                 await self._rest(scope, receive, _marked(send, trail))
@@ -59,14 +67,39 @@ class LapsApp:
         except Rejection as e:
             self._router.counts.refused += 1
             await self._answer(trail, e.reply, scope, receive, send)
+        except HTTPException as e:
+            self._router.counts.refused += 1
+            reply = refusal(e.status_code, INVALID, f"{scope['method']} {scope['path']}: {e.detail}")
+            reply.headers = [(k.lower().encode(), v.encode()) for k, v in (e.headers or {}).items()]
+            await self._answer(trail, reply, scope, receive, send)
+        except Exception:
+            self._router.counts.failed += 1
+            logger.exception("request %s failed", trail.id)
+            message = f"request {trail.id}: the router failed, and its log says how"
+            try:
+                await self._answer(trail, refusal(500, "internal_error", message), scope, receive, send)
+            except RuntimeError:
+                # The answer has begun. What breaks off is no whole answer.
+                raise ConnectionAbortedError(message) from None
         finally:
+            hold.end()
             if endpoint is not None:
                 self._ended(trail)
 
     @staticmethod
     async def _answer(trail: Trail, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
         trail.status = reply.status
-        await reply(scope, receive, _marked(send, trail))
+        send = _marked(send, trail)
+        if not scope[HOLD].unread:
+            await reply(scope, receive, send)
+            return
+        await reply.close(send)
+        # A connection that closes on what has not been read takes the answer with it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
 
     async def _generate(self, trail: Trail, scope: Scope, receive: Receive, send: Send) -> None:
         router = self._router
@@ -79,7 +112,7 @@ class LapsApp:
         del raw
         if self._tracer is not None:
             self._tracer.start(trail, call.headers)
-        await self._carry(call, receive, send)
+        await self._carry(call, scope[HOLD], receive, send)
 
     def _call(self, trail: Trail, scope: Scope, raw: bytes) -> Call:
         """What is asked. Raises Rejection."""
@@ -91,9 +124,9 @@ class LapsApp:
             raise BadRequest(f"rid: a request with the id {call.ids.name} is under way")
         return call
 
-    async def _carry(self, call: Call, receive: Receive, send: Send) -> None:
+    async def _carry(self, call: Call, hold: Hold, receive: Receive, send: Send) -> None:
         """Have it served; a client that goes away cancels it, and both its legs with it."""
-        client = Client(send, call.stream, call.ids, call.trail)
+        client = Client(send, call.stream, call.ids, call.trail, hold)
         task = asyncio.current_task()
         assert task is not None
         gone = False

@@ -13,11 +13,12 @@ import aiohttp
 import orjson
 from laps_core.protocol import STATUS_ROUTE
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.routing import Router as Routes
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..request.body import read_body
 from ..request.replies import JSON, BadRequest, refusal
@@ -57,7 +58,23 @@ class Rest:
             Route(f"/{FLUSH}", self.flush, methods=["POST"]),
             *Workers(router).routes,
         ]
-        self.app = Routes(routes, redirect_slashes=False, default=stock, lifespan=self._lifespan)
+        self._stock = stock
+        self._routes = Routes(routes, redirect_slashes=False, default=self._others, lifespan=self._lifespan)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it, or raise HTTPException."""
+        if scope["type"] == "http":
+            # With it the routes raise what they would answer in a shape of their own.
+            scope["app"] = self
+        await self._routes(scope, receive, send)
+
+    async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The stock routes. Raises HTTPException where there is none, or not for this method."""
+        if scope["type"] == "http":
+            found = max((r.matches(scope)[0].value for r in getattr(self._stock, "routes", ())), default=0)
+            if found != Match.FULL.value:
+                raise HTTPException(405 if found else 404)
+        await self._stock(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
@@ -70,7 +87,8 @@ class Rest:
         """``?history=1`` adds all samples, ``&last=N`` the last N of them."""
         history, last = 0, request.query_params.get("last", "")
         if request.query_params.get("history") == "1":
-            history = int(last) if last.isdecimal() else sys.maxsize
+            # More digits than any number of samples has are all of them.
+            history = int(last) if last.isdecimal() and len(last) < 10 else sys.maxsize
         return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
     async def metrics(self, _: Request) -> Response:

@@ -53,6 +53,12 @@ class Attempt:
     """The decode server's, once it is passed on as a stream."""
     _expired: bool = False
     """It has been given up."""
+    _asked_at: float | None = None
+    """Since when the stream's next piece is waited for (monotonic seconds)."""
+    _silence: asyncio.TimerHandle | None = None
+    """Looks whether the stream stands still."""
+    _hangs: Lost | None = None
+    """The decode server, where it did."""
     _late: Refused | None = None
     """The prefill server's error, where the stream had begun already."""
 
@@ -105,6 +111,8 @@ class Attempt:
             raise
         finally:
             expiry.cancel()
+            if self._silence is not None:
+                self._silence.cancel()
             if response is None and _has_result(decode):
                 response = decode.result()[0]
             if response is not None:
@@ -131,6 +139,16 @@ class Attempt:
         self._decode.cancel()
         if self._response is not None:
             self._response.close()
+
+    def _look(self) -> None:
+        """Close a stream that stands still. A timer for each piece would cost more than the piece."""
+        decoder, health = self.decoder, self.router.health
+        silent_s = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+        if silent_s >= health.silence_s(decoder) and self._response is not None:
+            self._hangs = Lost(decoder, "lost" if decoder.healthy else "cut", f"it sent nothing for {silent_s:.1f} s")
+            self._response.close()
+        else:
+            self._silence = asyncio.get_running_loop().call_later(health.look_s, self._look)
 
     async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
         return await self.router.sessions.of(instance).post(
@@ -269,6 +287,7 @@ class Attempt:
         client.started = True
         self._response = response
         self.call.forget()
+        client.hold.end()
 
         def ended_late(_: asyncio.Task[Reply]) -> None:
             """An error of the prefill leg is the end of the stream."""
@@ -280,6 +299,7 @@ class Attempt:
             self._prefill.add_done_callback(ended_late)
         await client.begin(response.status, content_type(response))
         chunk, part, content = first, b"", response.content
+        self._look()
         try:
             while chunk:
                 part = events.feed(chunk)
@@ -290,12 +310,14 @@ class Attempt:
                     await client.go_on(part)
                 # What has come meanwhile goes on in one piece: a write costs more than a turn of the loop.
                 await asyncio.sleep(0)
+                self._asked_at = time.monotonic()
                 chunk, part = await content.readany(), b""
+                self._asked_at = None
                 self.decoder.heard()
         except (aiohttp.ClientError, ConnectionError) as e:
             if self._expired:
                 raise TimeoutError from e
-            raise self._late or failure(self.decoder, e) from e
+            raise self._late or self._hangs or failure(self.decoder, e) from e
         if self._late is not None:
             raise self._late
         await client.go_on(part + events.flush(), more=False)

@@ -17,12 +17,17 @@ from sglang_router.router_args import RouterArgs
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from ..prompts.reading import GENERATE
-from .replies import JSON, BadRequest, Rejection, Reply, refusal
+from ..memory import HOLD, Hold
+from ..prompts.reading import CHAT, GENERATE
+from .replies import INVALID, BadRequest, Rejection, refusal
 
 PAUSE_S = 30.0
 """A client that sends nothing for so long in the middle of a body is gone: TCP has sent again several times by then
 (seconds)."""
+SLOWEST = 1 << 14
+"""A body comes at least so fast, PAUSE_S aside (bytes/s)."""
+PARTS_MAX = 8192
+"""Most prompts of a batch, and most messages and parts of a chat: each is looked at by itself, while all else waits."""
 DEEP = 900
 """The standard library, and so MiniLB, gives up near a thousand levels: with so many brackets it is asked."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
@@ -30,8 +35,8 @@ ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 PREFILL_RANK = "disagg_prefill_dp_rank"
 """The data-parallel rank at the prefill server, for both servers."""
 RANKS = frozenset((PREFILL_RANK, "routed_dp_rank", "data_parallel_rank"))
-RANK_HEADERS = ("x-data-parallel-rank", "x-override-routed-dp-rank", "x-override-disagg-prefill-dp-rank")
-"""Members and headers in which a client names data-parallel ranks itself."""
+RANK_HEADER = "x-data-parallel-rank"
+"""Members and header in which a client names data-parallel ranks itself."""
 LATE_HEADER = "x-sgl-ttft-slo-late"
 """Beside a deadline: whether a request that can no longer meet it is to be served all the same, or refused."""
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
@@ -40,14 +45,16 @@ _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
     """The whole body, of --max-payload-size bytes at most.
 
-    Raises ClientDisconnect, and Rejection: also where it takes longer than --request-timeout-secs or stands still for
-    PAUSE_S.
+    Raises ClientDisconnect, TurnedAway where the bodies of all requests have no room for it, and Rejection: also where
+    it takes longer than --request-timeout-secs, comes slower than SLOWEST or stands still for PAUSE_S.
     """
+    hold: Hold = scope[HOLD]
+    hold.unread = True
     limit, timeout_s = args.max_payload_size, args.request_timeout_secs
     # The server has checked that it is a number.
     declared = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
     loop = asyncio.get_running_loop()
-    end = loop.time() + timeout_s
+    began = loop.time()
     chunks: list[bytes] = []
     size = 0
     try:
@@ -56,26 +63,30 @@ async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
                 message = await receive()
                 if message["type"] != "http.request":
                     raise ClientDisconnect
-                chunks.append(message["body"])
-                size += len(chunks[-1])
-                if size <= limit and not message.get("more_body"):
+                chunk = message["body"]
+                size += len(chunk)
+                if size > limit:
+                    break
+                hold.take(len(chunk))
+                chunks.append(chunk)
+                if not message.get("more_body"):
+                    hold.unread = False
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                patience.reschedule(min(loop.time() + PAUSE_S, end))
+                slow = began + PAUSE_S + size / SLOWEST
+                patience.reschedule(min(loop.time() + PAUSE_S, slow, began + timeout_s))
     except TimeoutError:
-        late = refusal(408, "request_timeout", "the body did not arrive in time")
-        late.headers = ((b"connection", b"close"),)
-        raise Rejection(late) from None
+        raise Rejection(refusal(408, "request_timeout", "the body did not arrive in time")) from None
     raise Rejection(refusal(413, "payload_too_large", f"the body is larger than {limit} bytes"))
 
 
 def require_json(scope: Scope) -> None:
-    """Raise Rejection, as MiniLB does, where a body does not call itself JSON: a web page may send such a body to a
-    router in its reader's network without asking it first."""
+    """Raise Rejection, with MiniLB's status, where a body does not call itself JSON: a web page may send such a body to
+    a router in its reader's network without asking it first."""
     said = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     kind, slash, form = said.partition(b";")[0].strip().lower().partition(b"/")
     if not (kind == b"application" and slash and (form == b"json" or (form.endswith(b"+json") and b"/" not in form))):
         detail = "the body is not declared as JSON: content-type: application/json"
-        raise Rejection(Reply(422, JSON, orjson.dumps({"detail": detail})))
+        raise Rejection(refusal(422, INVALID, detail))
 
 
 def read_json(raw: bytes) -> Any:
@@ -99,7 +110,7 @@ def write_json(value: Any) -> bytes:
 
 def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
     """``raw`` as UTF-8, and the JSON object in it. Raises Rejection when it holds none, or one nested deeper than
-    MiniLB reads: with MiniLB's status, and in the shape of its answer."""
+    MiniLB reads: with MiniLB's status."""
     try:
         if raw.count(b"[") + raw.count(b"{") >= DEEP:
             _read_slowly(raw)
@@ -110,9 +121,9 @@ def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
     except ValueError as e:
         # Decoding, depth, or a number of too many digits.
         status = 422 if isinstance(e, json.JSONDecodeError) else 400
-        raise Rejection(Reply(status, JSON, orjson.dumps({"detail": f"the body is no JSON: {e}"}))) from None
+        raise Rejection(refusal(status, INVALID, f"the body is no JSON: {e}")) from None
     if not isinstance(body, dict):
-        raise Rejection(Reply(422, JSON, b'{"detail":"the body is no JSON object"}'))
+        raise Rejection(refusal(422, INVALID, "the body is no JSON object"))
     return raw, body
 
 
@@ -154,7 +165,7 @@ def splice(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
 
 def names_rank(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Whether the client has named a data-parallel rank itself."""
-    return not RANKS.isdisjoint(body) or any(h in headers for h in RANK_HEADERS)
+    return not RANKS.isdisjoint(body) or RANK_HEADER in headers
 
 
 def read_deadline(texts: list[str]) -> float:
@@ -211,8 +222,14 @@ def _with_deadline(params: Any, slo_ms: float) -> Any:
 
 
 def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise BadRequest where a text to generate from is empty, which stock servers do not survive, or where more than
-    one sample of a prompt is asked for, which would never be answered."""
+    """Raise Rejection where a text to generate from is empty, which stock servers do not survive, where more than one
+    sample of a prompt is asked for, which would never be answered, and where there are more than PARTS_MAX prompts."""
+    if _parts(endpoint, body) > PARTS_MAX:
+        what = "messages and parts" if endpoint == CHAT else "prompts"
+        raise Rejection(refusal(413, "payload_too_large", f"there are more than {PARTS_MAX} {what}"))
+    rid = body.get("rid")
+    if rid is not None and not all(isinstance(one, str) for one in (rid if isinstance(rid, list) else [rid])):
+        raise BadRequest("rid: neither a string nor a list of strings")
     text, params = body.get("text"), body.get("sampling_params")
     if endpoint != GENERATE:
         text, params = None, {"n": body.get("n")}
@@ -221,3 +238,17 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
         raise BadRequest("text: the prompt is empty")
     if any(map(several_samples, params if isinstance(params, list) else (params,))):
         raise BadRequest(ONE_SAMPLE)
+
+
+def _parts(endpoint: str, body: Mapping[str, Any]) -> int:
+    """What is looked at one by one: messages and their parts, or prompts with their parameters."""
+    if endpoint == CHAT:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or len(messages) > PARTS_MAX:
+            return len(messages) if isinstance(messages, list) else 0
+        parts = (m.get("content") for m in messages if isinstance(m, dict))
+        return sum(len(one) if isinstance(one, list) else 1 for one in parts)
+    lists = (body.get(name) for name in ("text", "input_ids", "prompt", "sampling_params"))
+    long = [one for one in lists if isinstance(one, list) and len(one) > PARTS_MAX]
+    # One long prompt of token ids is looked at as a whole.
+    return max((len(one) for one in long if set(map(type, one)) != {int}), default=0)

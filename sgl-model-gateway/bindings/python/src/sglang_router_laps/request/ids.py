@@ -47,7 +47,9 @@ class Ids:
     @property
     def name(self) -> str:
         """For people, whatever the client sent as one."""
-        return self.rid if isinstance(self.rid, str) and len(self.rid) <= NAME_MAX else reprlib.repr(self.rid)
+        short = isinstance(self.rid, str) and len(self.rid) <= NAME_MAX
+        # As JSON, so that none begins a line of its own in a log.
+        return json.dumps(self.rid if short else reprlib.repr(self.rid))[1:-1]
 
     def renew(self) -> None:
         """A server that has seen an id in another attempt refuses it until that is gone, and then aborts whatever has

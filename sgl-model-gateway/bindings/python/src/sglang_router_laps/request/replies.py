@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import aiohttp
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from ..memory import Hold
 from ..servers.instances import Instance
 from .ids import Ids
 from .trail import Trail
@@ -19,6 +21,11 @@ ABORTED = "aborted by the prefill server"
 TRANSFER_FAILED = b"KVTransferError"
 """In SGLang's error where the KV could not be handed over: the decode server may be gone."""
 JSON = b"application/json"
+INVALID = "invalid_request_error"
+UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Headers of a stream: what stands between the router and its reader is to pass events on as they come."""
+EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
+"""Between the events of a stream."""
 
 
 @dataclass(slots=True)
@@ -38,12 +45,20 @@ class Reply:
         headers = () if after is None else ((b"retry-after", after.encode("latin-1", "replace")),)
         return cls(response.status, content_type(response), body, headers)
 
+    async def close(self, send: Send) -> None:
+        """Send it as the last of its connection, but for the end of the answer."""
+        self.headers = (*self.headers, (b"connection", b"close"))
+        await self._send(send, more=True)
+
     async def __call__(self, scope: Scope | None, receive: Receive | None, send: Send) -> None:
         """Send it, as starlette's responses are sent, but its headers as the bytes they are."""
+        await self._send(send, more=False)
+
+    async def _send(self, send: Send, *, more: bool) -> None:
         length = b"%d" % len(self.body)
         headers = [(b"content-type", self.content_type), (b"content-length", length), *self.headers]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
+        await send({"type": "http.response.body", "body": self.body, "more_body": more})
 
 
 def content_type(response: aiohttp.ClientResponse) -> bytes:
@@ -82,7 +97,7 @@ class BadRequest(Rejection):
     """A request that the router answers 400. The message names what is wrong."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(refusal(400, "invalid_request_error", message))
+        super().__init__(refusal(400, INVALID, message))
 
 
 def refusal(status: int, kind: str, message: str, after_s: int | None = None) -> Reply:
@@ -103,7 +118,7 @@ def fault(reply: bytes) -> Reply | None:
     # Nearly every reply is done with here; text that holds these words costs a parse and no more.
     if b'"error"' not in reply and b'"abort"' not in reply:
         return None
-    for event in reply.split(b"\n\n") if reply.startswith(b"data:") else (reply,):
+    for event in EVENT_END.split(reply) if reply.startswith(b"data:") else (reply,):
         try:
             payload = orjson.loads(event.removeprefix(b"data:"))
         except orjson.JSONDecodeError:
@@ -158,6 +173,7 @@ class Client:
     """Whether it expects one."""
     ids: Ids
     trail: Trail
+    hold: Hold
     started: bool = False
     """Something has been sent."""
     finished: bool = False
@@ -180,7 +196,7 @@ class Client:
         """The head of a stream."""
         self.started = True
         self.trail.status = status
-        headers = [(b"content-type", content_type), self.trail.header]
+        headers = [(b"content-type", content_type), *UNBUFFERED, self.trail.header]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def go_on(self, part: bytes, *, more: bool = True) -> None:

@@ -10,8 +10,10 @@ import contextlib
 from typing import Any
 
 from .body import read_json, write_json
+from .replies import EVENT_END
 
-END = b"\n\n"
+ENDS = b"\n\n", b"\r\n\r\n"
+END = ENDS[0]
 FIELD = "input_token_logprobs"
 
 
@@ -24,13 +26,13 @@ class Events:
     def feed(self, chunk: bytes) -> bytes:
         """The events that ``chunk`` completes; chunks need not end where events do."""
         held = self._held
-        if not held and chunk.endswith(END):
+        if not held and chunk.endswith(ENDS):
             return chunk
-        if held and held[-1].endswith(b"\n") and chunk.startswith(b"\n"):
+        if held and held[-1].endswith((b"\r", b"\n")) and chunk.startswith((b"\r", b"\n")):
             # The end of an event, cut in two.
             chunk = held.pop() + chunk
-        cut = chunk.rfind(END) + len(END)
-        if cut < len(END):
+        cut = max(at + len(end) if (at := chunk.rfind(end)) >= 0 else 0 for end in ENDS)
+        if not cut:
             held.append(chunk)
             return b""
         whole = b"".join((*held, chunk[:cut]))
@@ -50,14 +52,14 @@ class MergedEvents(Events):
     def __init__(self, prefill: bytes) -> None:
         super().__init__()
         self._first: dict[int, Any] = {}
-        for event in prefill.split(END):
+        for event in EVENT_END.split(prefill):
             reply = _payload(event)
             if isinstance(reply, dict):
                 self._first.setdefault(reply.get("index", 0), reply)
 
     def feed(self, chunk: bytes) -> bytes:
         """The events that ``chunk`` completes, merged."""
-        return b"".join(self._merged(event) + END for event in super().feed(chunk).split(END)[:-1])
+        return b"".join(self._merged(event) + END for event in EVENT_END.split(super().feed(chunk))[:-1])
 
     def _merged(self, event: bytes) -> bytes:
         reply = _payload(event)

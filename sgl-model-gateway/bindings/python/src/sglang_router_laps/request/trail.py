@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import sys
@@ -77,7 +76,7 @@ class Trail:
         """A line that says all of it; ``at``: the time of day."""
         prefill, decode, rid = self.prefill, self.decode, self.rid
         if rid is not self.id and not _PLAIN.fullmatch(rid):
-            rid = json.dumps(rid).replace(" ", r"\u0020")
+            rid = '"' + rid.replace(" ", r"\u0020") + '"'
         return (
             f"{at} id={self.id} rid={rid} route=/{self.endpoint} "
             f"class={self.length_class} tokens={self.tokens} prefill={prefill.url if prefill else '-'} "

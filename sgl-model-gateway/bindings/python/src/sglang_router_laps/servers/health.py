@@ -27,6 +27,9 @@ JITTER = 0.3
 """A pause is stretched by up to this share, so that many routers do not probe in step."""
 REFUSAL_S = 2.0
 """How long a connection is waited for that is to tell whether a server is still there (seconds)."""
+SILENCE = 1 / 6
+"""Longest pause of a stream, as a share of --request-timeout-secs: five minutes, if that is not given. A decode server
+that has taken KV back computes it again first."""
 
 
 class Health:
@@ -42,6 +45,9 @@ class Health:
         once."""
         self._successes: int = args.health_success_threshold
         self._probes_healthy = not args.disable_health_check
+        self._silence_s: float = SILENCE * args.request_timeout_secs
+        self.look_s = min(self._silence_s, self._timeout_s)
+        """How often is looked whether a stream stands still (seconds)."""
 
     def answered(self, instance: Instance, status: int) -> None:
         """A request was answered with ``status``, or as if with it."""
@@ -62,6 +68,10 @@ class Health:
             return
         instance.breaker.failed()
         self._failed(instance, f"connection {kind}", at_once=kind == "refused")
+
+    def silence_s(self, instance: Instance) -> float:
+        """Longest pause of a stream from ``instance`` (seconds): one that answers no probe has no more time for it."""
+        return self._silence_s if instance.healthy else self.look_s
 
     def timed_out(self, instance: Instance, began: float) -> None:
         """A request that was sent at ``began`` has run into its time limit; one that others were answered beside

@@ -28,6 +28,10 @@ DROPPED = frozenset(
 )  # fmt: skip
 """Request headers that belong to one hop, or that the rewritten body makes wrong."""
 
+OVERRIDES = b"x-override-"
+"""Begins headers that SGLang takes instead of members of the body, those that the router sets among them: where the two
+servers meet, the id, the rank."""
+
 Answer = tuple[int, bytes]
 """Status and body of a server's reply."""
 Kind = Literal["refused", "unreachable", "lost", "cut", "local", "exhausted"]
@@ -152,7 +156,14 @@ class Sessions:
 def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
     """The client's headers as the servers shall see them."""
     kept = CIMultiDict([("content-type", "application/json")])
+    named = []
     for name, value in headers:
-        if name not in DROPPED:
+        if name not in DROPPED and not name.startswith(OVERRIDES):
             kept.add(name.decode("latin-1"), value.decode("latin-1"))
+        elif name == b"connection":
+            named += value.decode("latin-1").split(",")
+    for one in named:
+        # What it names is for this hop alone (RFC 9110, s7.6.1).
+        if one.strip().lower() != "content-type":
+            kept.popall(one.strip(), None)
     return kept

@@ -1,0 +1,221 @@
+"""What the router refuses, in the shape of OpenAI's errors, and what of a request goes no further."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.entrypoints.request_headers import _HEADER_OVERRIDES
+from sglang_router_laps.http import routes
+from sglang_router_laps.request import body as bodies
+
+from .fakes import SHORT, Body, stack
+from .test_connections import connection
+
+HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
+def refused(answer: bytes, status: int) -> Body:
+    """The error in an answer that ends its connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in head
+    error: Body = json.loads(body)["error"]
+    assert error["code"] == status
+    assert "\n" not in error["message"]
+    return error
+
+
+def test_headers_of_one_hop_and_those_that_stand_for_members_go_no_further() -> None:
+    assert len(_HEADER_OVERRIDES) == 8
+    headers = {**dict.fromkeys(_HEADER_OVERRIDES, "1"), "connection": "X-Hop, keep-alive, content-type", "x-hop": "1"}
+
+    async def run() -> None:
+        async with stack(2) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT}, headers={**headers, "x-end": "1"}) as r:
+                assert r.status == 200
+            for server in (s.pool("short")[0], s.decodes[0]):
+                (seen,) = server.headers
+                assert not [name for name in headers if name != "connection" and name in seen]
+                assert seen["x-end"] == "1"
+                assert seen["content-type"] == "application/json"
+
+    asyncio.run(run())
+
+
+def test_bodies_have_one_budget_together() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            s.lb.bodies.most = 20_000
+            async with connection(s.url) as (_, first):
+                first.write(HEAD % 15_000 + b'{"text": "' + b"a" * 12_000)
+                await s.until(lambda: s.lb.bodies.taken > 12_000)
+                async with connection(s.url) as (reader, writer):
+                    writer.write(HEAD % 15_000 + b'{"text": "' + b"a" * 12_000)
+                    assert refused(await asyncio.wait_for(reader.read(), 60), 429)["type"] == "overloaded"
+            await s.until(lambda: s.lb.bodies.taken == 0)
+            assert s.lb.counts.rejected == 1
+            assert (await s.post(text="a" * 12_000))[0] == 200
+            assert s.lb.bodies.taken == 0
+
+    asyncio.run(run())
+
+
+def test_a_body_that_drips_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "PAUSE_S", 1.0)
+
+    async def run() -> None:
+        async with stack(2) as s, connection(s.url) as (reader, writer):
+
+            async def drip() -> None:
+                writer.write(HEAD % 100_000)
+                while not reader.at_eof():
+                    writer.write(b" ")
+                    await asyncio.sleep(0.02)
+
+            dripping = asyncio.create_task(drip())
+            error = refused(await asyncio.wait_for(reader.read(), 60), 408)
+            assert error["type"] == "request_timeout"
+            await dripping
+
+    asyncio.run(run())
+
+
+def test_who_sends_too_much_reads_why() -> None:
+    async def run() -> None:
+        async with stack(2, args={"max_payload_size": 100_000}) as s, connection(s.url) as (reader, writer):
+            size = 1 << 23
+            writer.write(HEAD % size + b" " * size)
+            assert refused(await asyncio.wait_for(reader.read(), 60), 413)["type"] == "payload_too_large"
+
+    asyncio.run(run())
+
+
+def test_who_is_turned_away_before_its_body_is_read_has_its_connection_closed() -> None:
+    async def run() -> None:
+        async with stack(2, args={"max_concurrent_requests": 1, "queue_size": 0}) as s:
+            for p in s.prefills:
+                p.gate.clear()
+            held = asyncio.create_task(s.post(text=SHORT))
+            await s.until(lambda: s.lb.queue.in_flight == 1)
+            async with connection(s.url) as (reader, writer):
+                writer.write(HEAD % 15_000 + b'{"text": "')
+                assert refused(await asyncio.wait_for(reader.read(), 60), 429)["type"] == "overloaded"
+            for p in s.prefills:
+                p.gate.set()
+            assert (await held)[0] == 200
+
+    asyncio.run(run())
+
+
+MANY = bodies.PARTS_MAX + 1
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status"),
+    [
+        ("generate", {"text": ["a"] * MANY}, 413),
+        ("generate", {"input_ids": [[1]] * MANY}, 413),
+        ("generate", {"text": "a", "sampling_params": [{}] * MANY}, 413),
+        ("v1/completions", {"prompt": [1, *["a"] * MANY]}, 413),
+        ("v1/chat/completions", {"messages": [{}] * MANY}, 413),
+        ("v1/chat/completions", {"messages": [{"content": [{}] * MANY}]}, 413),
+        ("v1/completions", {"prompt": [1] * MANY}, 200),
+        ("generate", {"input_ids": [1] * MANY}, 200),
+    ],
+)
+def test_a_batch_has_no_end_of_prompts(route: str, body: Body, status: int) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            found, reply = await s.post(route, **body)
+            assert found == status
+            if status == 413:
+                assert str(bodies.PARTS_MAX) in reply["error"]["message"]
+                assert not s.decodes[0].bodies
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("POST", "/v1/nowhere", 404),
+        ("GET", "/generate", 405),
+        ("PUT", "/v1/chat/completions", 405),
+        ("POST", "/laps_status", 405),
+        ("GET", "/abort_request", 405),
+        ("POST", "/generate", 422),
+    ],
+)
+def test_what_is_not_served_is_told_so_as_openai_does(method: str, path: str, status: int) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            async with s.client.request(method, s.url + path, data=b"x") as r:
+                assert r.status == status
+                error = (await r.json())["error"]
+            assert (error["code"], error["type"]) == (status, "invalid_request_error")
+            assert s.lb.counts.refused == 1
+
+    asyncio.run(run())
+
+
+def test_what_fails_in_the_router_itself_is_told_so_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "PAGE", Path("nowhere.html"))
+
+    async def run() -> None:
+        async with stack(2) as s:
+            async with s.client.get(f"{s.url}/laps") as r:
+                assert r.status == 500
+                assert (await r.json())["error"]["type"] == "internal_error"
+                assert r.headers["x-request-id"] in (await r.json())["error"]["message"]
+            assert s.lb.counts.failed == 1
+            assert (await s.post(text=SHORT))[0] == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("last", ["9" * 5000, "99999999999", "3", "٣"])
+def test_any_number_of_samples_may_be_asked_for(last: str) -> None:
+    async def run() -> None:
+        async with stack(2) as s, s.client.get(f"{s.url}/laps_status?history=1&last={last}") as r:
+            assert r.status == 200
+
+    asyncio.run(run())
+
+
+def test_an_id_that_is_nested_deeply_is_no_traceback() -> None:
+    rid: Any = "a"
+    for _ in range(500):
+        rid = [rid]
+
+    async def run() -> None:
+        async with stack(2) as s:
+            status, reply = await s.post(text=SHORT, rid=rid)
+            assert status == reply["error"]["code"] == 400
+            assert s.lb.counts.refused == 1
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_an_id_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            s.decodes[0].break_after = 0
+            s.decodes[0].chunks = 2
+            async with s.client.post(
+                f"{s.url}/generate", json={"text": SHORT, "stream": True, "rid": "a\nforged\u2028line"}
+            ) as r:
+                await r.read()
+            await s.at_rest()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(run())
+    told = [r.getMessage() for r in caplog.records if "forged" in r.getMessage()]
+    assert told
+    assert all(line.isprintable() for line in told)

@@ -1,0 +1,93 @@
+"""Streams that stand still, and what stands between the router and their readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from .fakes import NO_PROBES, PROBES, SHORT, Body, FakeDecode, events_of, stack
+
+
+class StoppingDecode(FakeDecode):
+    """Stands still in the middle of a stream, and answers no probe from then on if it is ``deaf``."""
+
+    deaf = False
+    stopped = False
+
+    async def _health(self, request: web.Request) -> web.Response:
+        while self.stopped and self.deaf:
+            await asyncio.sleep(3600)
+        return await super()._health(request)
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await self.world.event(body["bootstrap_room"]).wait()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text": "t0"}\n\ndata: {"te')
+        self.stopped = True
+        await asyncio.sleep(3600)
+        return response
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["answers-probes", "deaf"])
+def test_a_stream_that_stands_still_ends_as_that_of_a_server_that_dies(deaf: bool) -> None:
+    args: dict[str, Any] = PROBES if deaf else {"request_timeout_secs": 6, **NO_PROBES}
+
+    async def run() -> None:
+        async with stack(2, args=args, make_decode=StoppingDecode) as s:
+            decode: Any = s.decodes[0]
+            decode.deaf = deaf
+            async with (
+                asyncio.timeout(120),
+                s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r,
+            ):
+                events = [json.loads(e) for e in await events_of(r)]
+            assert [e.get("text") for e in events] == ["t0", None]
+            assert events[-1]["error"]["type"] == "upstream_lost"
+            assert "it sent nothing for" in events[-1]["error"]["message"]
+            await s.at_rest()
+            assert (await s.status())["counts"]["failed"] == 1
+            if not deaf:
+                await s.until(lambda: bool(decode.aborted))
+
+    asyncio.run(run())
+
+
+class CarefulDecode(FakeDecode):
+    """Sends an event whose lines end as ``ends`` says, piece by piece, and waits to be told before it ends."""
+
+    pieces = (b'data: {"text"', b': "t0"}\r', b"\n\r\n")
+
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self.may_end = asyncio.Event()
+
+    async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
+        await self.world.event(body["bootstrap_room"]).wait()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in self.pieces:
+            await response.write(piece)
+            await asyncio.sleep(0.02)
+        await self.may_end.wait()
+        await response.write(b"data: [DONE]\r\n\r\n")
+        return response
+
+
+def test_events_with_the_line_ends_of_the_standard_pass_at_once_and_unbuffered() -> None:
+    async def run() -> None:
+        async with stack(2, make_decode=CarefulDecode) as s:
+            decode: Any = s.decodes[0]
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
+                assert r.headers["cache-control"] == "no-cache"
+                assert r.headers["x-accel-buffering"] == "no"
+                async with asyncio.timeout(30):
+                    assert await r.content.readuntil(b"\r\n\r\n") == b'data: {"text": "t0"}\r\n\r\n'
+                decode.may_end.set()
+                assert await r.read() == b"data: [DONE]\r\n\r\n"
+
+    asyncio.run(run())
