@@ -64,7 +64,7 @@ def test_a_stock_server_is_read_by_its_loads() -> None:
             2, config={"interval_s": 0.2}, make_prefill=lambda world: StockPrefill(world, next(loads))
         ) as s:
             await s.until(lambda: s.lb.readers[0].source == "v1/loads")
-            assert s.lb.readers[0].load.backlog_tokens == 123
+            await s.until(lambda: s.lb.readers[0].load.backlog_tokens == 123)
             assert s.lb.readers[1].source == "router"
             assert not any(r.instance.outlook.parks for r in s.lb.readers)
 
