@@ -51,8 +51,8 @@ class Outlook:
     """
 
     __slots__ = (
-        "_alone", "_at", "_learnt", "_long", "_others", "_short", "_since", "arrivals", "done", "own_model", "parks",
-        "shared",
+        "_alone", "_at", "_learnt", "_long", "_others", "_short", "_since", "arrivals", "done", "idle", "own_model",
+        "parks", "shared",
     )  # fmt: skip
 
     def __init__(self, learnt: Learnt) -> None:
@@ -63,6 +63,8 @@ class Outlook:
         self.shared = False
         """Others' requests were seen to be at work there when it was last asked."""
         self.arrivals = Arrivals()
+        self.idle = True
+        """No work is known there."""
         self.done = Work()
         """This router's work there that is done, since the start (seconds)."""
         self._learnt = learnt
@@ -79,6 +81,7 @@ class Outlook:
 
     def enter(self, now: float, cls: ClassName, work_s: float) -> None:
         """This router sends it a request."""
+        self.idle = False
         # Alone there: it is what the time to its first token teaches.
         self._alone = not (self.shared or any(self.waiting(now)))
         if not (self._short or self._long):
@@ -102,6 +105,7 @@ class Outlook:
         else:
             self.done = Work(self.done.short, self.done.long + work_s)
             self._long = self._long - work_s if self._long - work_s > 1e-9 else 0.0
+        self.idle = not (self._short or self._long) and self._others is None
 
     def seen(self, others: bool) -> None:
         """Whether others' requests are at work there now, however little of them waits."""
@@ -119,6 +123,7 @@ class Outlook:
     def _note(self, now: float, short_s: float, long_s: float) -> None:
         self._others = Work(max(0.0, short_s), max(0.0, long_s)) if short_s > 0.0 or long_s > 0.0 else None
         self._at = now
+        self.idle = not (self._short or self._long) and self._others is None
         self._alone = self._alone and self._others is None
 
     def waiting(self, now: float) -> Work:
@@ -147,7 +152,10 @@ class Outlook:
         """Until a request of so many tokens would be answered, sent now, and how much later it makes a long one that
         it goes before (seconds)."""
         model = self.own_model or self._learnt.model
-        step_s, work_s = model.step_s, model.work_s(new, cached)
+        return self.with_work_s(now, model.step_s, model.work_s(new, cached), short)
+
+    def with_work_s(self, now: float, step_s: float, work_s: float, short: bool) -> float:
+        """The same of a request that adds so much work to a step. Where no work is known it is their sum."""
         if self._others is None:
             ahead, long = self._short, self._long
         else:
