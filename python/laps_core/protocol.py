@@ -17,6 +17,8 @@ CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
 
 STATUS_ROUTE = "laps_status"
 """``GET`` it of a prefill server for a ``Status``. The router answers under the same name with a status of its own."""
+MAX_AGE = "max_age_s"
+"""Parameter of that route: the answer may be as old as this (seconds)."""
 
 POOL_ROUTE = "laps_pool"
 """``POST`` a ``PoolChange`` to a prefill server: 200 with the record it made, or 409 with the one that it did not."""
@@ -163,6 +165,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     dp_size: Count | msgspec.UnsetType = msgspec.UNSET
     """Of a prefill server alone: a request goes to the data-parallel rank ``bootstrap_room`` modulo this. 1: there is
     one rank, or another rule says which."""
+    age_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """How long ago all this was so (seconds)."""
     ranks: list[RankStatus] | msgspec.UnsetType = msgspec.UNSET
     """What each of its data-parallel ranks says, where several do."""
 

@@ -17,6 +17,7 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
 from sglang_laps import deadlines, prompts, seams
+from sglang_laps.kept import Kept
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
 from sglang_laps.status import merge
@@ -33,13 +34,21 @@ seams.require_applied()
 _pool = PoolCell.of_this_server()
 
 
+async def _merged() -> dict[str, Any]:
+    states = await get_global_state().tokenizer_manager.get_internal_state()
+    return merge([s["laps"] for s in states if "laps" in s])
+
+
+_status = Kept(_merged)
+
+
 @app.get(f"/{STATUS_ROUTE}")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
-async def laps_status() -> dict[str, Any]:
-    """What the LAPS scheduler is doing; one entry a data-parallel rank under "ranks" where there are several."""
-    states = await get_global_state().tokenizer_manager.get_internal_state()
-    merged = merge([s["laps"] for s in states if "laps" in s])
-    return {**merged, "pool": to_builtins(_pool.read()), "dp_size": dp_size_by_room()}
+async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
+    """What the LAPS scheduler is doing; one entry a data-parallel rank under "ranks" where there are several. Each
+    answer takes the scheduler some time: who asks often says how old one may be (seconds)."""
+    status, age_s = await _status.get(max_age_s)
+    return {**status, "age_s": round(age_s, 3), "pool": to_builtins(_pool.read()), "dp_size": dp_size_by_room()}
 
 
 @app.post(f"/{POOL_ROUTE}")

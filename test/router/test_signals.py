@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from laps_core.pools.controller import PoolController
 
 from .fakes import FakePrefill, World, stack
 
@@ -64,7 +65,7 @@ def test_a_stock_server_is_read_by_its_loads() -> None:
             2, config={"interval_s": 0.2}, make_prefill=lambda world: StockPrefill(world, next(loads))
         ) as s:
             await s.until(lambda: s.lb.readers[0].source == "v1/loads")
-            assert s.lb.readers[0].load.backlog_tokens == 123
+            await s.until(lambda: s.lb.readers[0].load.backlog_tokens == 123)
             assert s.lb.readers[1].source == "router"
             assert not any(r.instance.outlook.parks for r in s.lb.readers)
 
@@ -169,5 +170,75 @@ def test_a_number_beyond_all_numbers_is_no_signal() -> None:
             with reader.instance.lease(100):
                 await s.until(lambda: made[0].asked > 0 and reader.load.backlog_tokens == 100)
                 assert (await s.status())["prefill"][0]["signals"]["source"] == "router"
+
+    asyncio.run(run())
+
+
+def test_a_server_that_answers_late_is_as_it_was_and_is_heard_when_it_answers() -> None:
+    """Its answers take longer than the period: it is not read as idle, and is asked once at a time."""
+    made: list[SlowPrefill] = []
+
+    def slow(world: World) -> SlowPrefill:
+        made.append(SlowPrefill(world))
+        return made[-1]
+
+    async def run() -> None:
+        async with stack(2, config={"interval_s": 0.2}, make_prefill=slow) as s:
+            reader, server = s.lb.readers[0], made[0]
+            server.load = {"backlog_tokens": 1e6, "slo_deviation": 0.0, "busy_share": 1.0}
+            await s.until(lambda: reader.load.backlog_tokens == 1e6)
+            server.answers.clear()
+            await s.until(lambda: server.waiting == 1)
+            beats = len(s.lb.journal.samples)
+            await s.until(lambda: len(s.lb.journal.samples) >= beats + 5)
+            assert (reader.load.busy_share, reader.source, server.waiting) == (1.0, "laps_status", 1)
+            assert reader.load.backlog_tokens > 0
+            server.load = {"backlog_tokens": 5e6, "slo_deviation": 0.0, "busy_share": 1.0}
+            server.answers.set()
+            await s.until(lambda: reader.load.backlog_tokens == 5e6)
+
+    asyncio.run(run())
+
+
+class SlowPrefill(FakePrefill):
+    """Says how it is while ``answers`` is set."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.answers, self.waiting = asyncio.Event(), 0
+        self.answers.set()
+
+    async def _laps_status(self, request: web.Request) -> web.Response:
+        self.waiting += 1
+        await self.answers.wait()
+        self.waiting -= 1
+        return await super()._laps_status(request)
+
+
+def test_a_beat_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, broken = PoolController.step, True
+
+    def fails(self: PoolController, *told: Any) -> Any:
+        if broken:
+            raise ArithmeticError("less than nothing")
+        return step(self, *told)
+
+    monkeypatch.setattr(PoolController, "step", fails)
+
+    async def run() -> None:
+        nonlocal broken
+        async with stack(2, config={"interval_s": 0.2}) as s:
+            await s.until(lambda: s.lb.counts.failed_beats >= 3)
+            s.prefills[0].load = {"backlog_tokens": 77, "slo_deviation": 0.0, "busy_share": 0.0}
+            await s.until(lambda: s.lb.readers[0].load.backlog_tokens == 77)
+            found = await s.status()
+            (task,) = (t for t in found["tasks"] if t["name"] == "controller")
+            assert (task["alive"], task["restarts"]) == (True, 0)
+            assert task["error"] == "ArithmeticError: less than nothing"
+            assert found["counts"]["failed_beats"] >= 3
+            async with s.client.get(f"{s.url}/metrics") as r:
+                assert "laps_router_failed_beats_total" in await r.text()
+            broken = False
+            await s.until(lambda: len(s.lb.journal.samples) > 3)
 
     asyncio.run(run())

@@ -229,3 +229,25 @@ def test_the_first_token_is_foretold_by_what_was_learnt_where_something_waits() 
         one.leave(1.0, "long", 1.0, 10_000)
     assert two.first_s(0.0, 1000, 0, False) == pytest.approx(5.1, rel=0.01)
     assert one.first_s(1.0, 1000, 0, False) is None, "the request is one to learn from"
+
+
+def test_nothing_is_learnt_of_a_request_behind_others_work() -> None:
+    """100 tokens behind 10 s of another router's, told before it came or while it waited."""
+    learnt = Learnt()
+    one, before = Outlook(learnt), learnt.model
+    one.told_others(0.0, "long", 10.0)
+    one.enter(0.1, "short", 0.01)
+    one.leave(10.2, "short", 0.01, 100)
+    one.told_others(20.0, "long", 0.0)
+    one.enter(20.1, "short", 0.01)
+    one.told_others(21.0, "long", 9.0)
+    one.leave(30.2, "short", 0.01, 100)
+    one.told_others(40.0, "long", 0.0)
+    one.seen(True)
+    one.enter(40.1, "short", 0.01)
+    one.leave(50.2, "short", 0.01, 100)
+    assert learnt.model is before
+    one.seen(False)
+    one.enter(60.0, "short", 0.01)
+    one.leave(60.5, "short", 0.01, 100)
+    assert learnt.model.linear == pytest.approx(0.005)

@@ -50,6 +50,7 @@ def shape(traffic: Traffic) -> list[tuple[float, int, int]]:
     ("text", "kind", "found"),
     [
         (CSV, "csv", [(0.0, 10, 0), (0.5, 20, 5)]),
+        ("session,t_ms,new_tokens\n7,0,10\n7,2000,20\n", "sessions", [(0.0, 10, 0), (2.0, 20, 0)]),
         (AZURE, "azure", [(0.0, 374, 0), (4.315, 396, 0)]),
         # Behind another beginning the same blocks are others; of a prompt that is all cached one token is computed.
         (lines(MOONCAKE), "mooncake", [(0.0, 1100, 0), (2.5, 476, 1024), (3.0, 1, 1023), (4.0, 600, 0)]),
@@ -144,3 +145,15 @@ def test_lengths_are_drawn_as_they_were_counted() -> None:
 def test_where_nothing_was_counted_there_is_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="no request"):
         counted(LengthCount().told(10.0))
+
+
+def test_sessions_start_at_drawn_times_and_one_too_long_goes_on_at_the_beginning(tmp_path: Path) -> None:
+    rows = [f"{session},{hour * 3_600_000},{hour + 1},5" for session in range(50) for hour in range(12)]
+    path = written(tmp_path, "\n".join(["session,t_ms,new_tokens,cached_tokens", *rows]))
+    one, again, other = (read(path, seed=seed) for seed in (1, 1, 2))
+    assert len(one.jobs) == 600
+    assert max(job.at_s for job in one.jobs) < 4 * 3600.0
+    assert shape(one) == shape(again) != shape(other)
+    halves = [sum(job.at_s < 2 * 3600.0 for job in one.jobs if (job.new > 6) == late) for late in (False, True)]
+    assert all(100 <= n <= 200 for n in halves), "as many at all times"
+    assert "drawn" in one.notes[0]

@@ -37,11 +37,44 @@ def by_chance(rng: random.Random, requests: float, n: int) -> list[float]:
     return found
 
 
-def test_what_comes_is_what_is_done_and_what_more_waits() -> None:
+def test_of_a_server_whose_requests_nobody_counts_that_comes_which_it_is_busy_with() -> None:
     demand = Demand(PressureConfig(period_s=PERIOD_S))
     for t in range(6):
         demand.observe(t, [InstanceSignals(name="a", pool="long", busy=Work(0.2, 0.8), waiting=Work(0.0, 2.0 * t))])
-    assert demand.servers() == (pytest.approx(0.2), pytest.approx(0.8 + 2.0))
+    assert demand.servers() == (pytest.approx(0.2), pytest.approx(0.8))
+
+
+def test_the_end_of_a_long_prompt_takes_no_work_away() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for t in range(111):
+        waits = Work(0.0, 100.0 if t < 100 else 0.0)
+        busy = Work(0.0, 1.0 if t <= 100 else 0.0)
+        signals = [InstanceSignals(name=f"l{i}", pool="long", busy=busy, waiting=waits) for i in range(3)]
+        came = demand.observe(float(t), signals)
+        assert min(came) >= 0.0
+        assert max(came) <= 3.0
+
+
+def known(t: int, came: Work, busy: Work, waiting: Work = Work()) -> list[InstanceSignals]:  # noqa: B008
+    return [InstanceSignals(name="a", pool="both", came=came, busy=busy, waiting=waiting)]
+
+
+def test_what_comes_is_what_was_predicted_corrected_by_what_it_took() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for t in range(200):
+        came = demand.observe(float(t), known(t, Work(0.1, 0.4), Work(0.2, 0.3)))
+    assert came == (pytest.approx(0.2, rel=0.1), pytest.approx(0.3, rel=0.02))
+    # More comes than the server does: what it took is known from before.
+    for t in range(200, 300):
+        came = demand.observe(float(t), known(t, Work(0.1, 4.0), Work(0.2, 0.8), Work(0.0, 3.0 * (t - 199))))
+    assert came == (pytest.approx(0.2, rel=0.1), pytest.approx(3.0, rel=0.02))
+
+
+def test_what_others_send_to_a_server_that_does_not_tell_counts_too() -> None:
+    demand = Demand(PressureConfig(period_s=PERIOD_S))
+    for t in range(100):
+        came = demand.observe(float(t), known(t, Work(0.0, 0.01), Work(0.5, 0.3)))
+    assert came == (pytest.approx(0.5), pytest.approx(0.3, rel=0.02))
 
 
 def test_one_sick_instance_does_not_make_up_the_demand() -> None:
@@ -96,11 +129,29 @@ def test_what_changes_all_the_time_is_noise() -> None:
 
 def test_a_server_that_tells_its_classes_apart_is_believed() -> None:
     spent, outlook = Spent(), Outlook(Learnt())
-    assert spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook) == (0.1, 0.5), "of the time since 0"
+    assert spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook) == (0.0, 0.0), "nobody knows since when"
     assert spent.since(12.0, 0.9, ByClass(short=1.5, long=6.5), outlook) == (0.25, 0.75)
-    assert spent.since(12.0, 0.9, ByClass(short=2.5, long=8.5), outlook) == (0.0, 0.0), "no time has passed"
-    assert spent.since(14.0, 0.9, ByClass(short=2.5, long=9.5), outlook) == (0.0, 0.5), "one class has nothing"
-    assert spent.since(18.0, 0.9, ByClass(short=4.5, long=9.5), outlook) == (0.5, 0.0)
+    assert spent.since(12.0, 0.9, ByClass(short=1.5, long=6.5), outlook) == (0.25, 0.75), "the same answer again"
+    assert spent.since(14.0, 0.9, ByClass(short=1.5, long=7.5), outlook) == (0.0, 0.5), "one class has nothing"
+    assert spent.since(18.0, 0.9, ByClass(short=3.5, long=7.5), outlook) == (0.5, 0.0)
+
+
+def test_after_missed_answers_the_work_is_that_of_all_the_time_since() -> None:
+    spent, outlook = Spent(), Outlook(Learnt())
+    spent.since(10.0, 0.9, ByClass(short=1.0, long=5.0), outlook)
+    assert spent.since(16.0, 0.9, ByClass(short=1.0, long=10.4), outlook) == (0.0, pytest.approx(0.9))
+
+
+def test_a_device_is_never_busy_for_more_than_the_time_and_no_time_is_lost() -> None:
+    """A step of 4 s is told at its end."""
+    spent, outlook = Spent(), Outlook(Learnt())
+    told = [0.0, 0.0, 0.0, 0.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+    shares = [spent.since(float(t), 0.9, ByClass(short=0.0, long=x), outlook).long for t, x in enumerate(told)]
+    assert max(shares) == 1.0
+    assert sum(shares) == pytest.approx(4.0)
+    for huge in (1e308, 1.7e308):
+        share = spent.since(20.0 + huge / 1e308, 0.9, ByClass(short=huge, long=huge), outlook)
+        assert 0.0 <= sum(share) <= 1.0
 
 
 @pytest.mark.parametrize(("short", "long"), [(0.5, 9.0), (3.0, 1.0), (0.0, 0.0)])
@@ -130,13 +181,6 @@ def test_of_one_that_does_not_its_busy_time_is_divided_as_this_routers_work_is()
     outlook.leave(7.0, "short", 1.0, 10)
     outlook.leave(7.0, "long", 1.0, 10)
     assert spent.since(7.0, 0.5, None, outlook) == (0.25, 0.25), "as much of either"
-
-
-def test_what_more_waits_came_over_the_time_since() -> None:
-    demand = Demand(PressureConfig(period_s=PERIOD_S))
-    for now, waits in ((0.0, 1.0), (4.0, 3.0)):
-        came = demand.observe(now, [InstanceSignals(name="a", pool="long", waiting=Work(0.0, waits))])
-    assert came == (0.0, 0.5)
 
 
 @pytest.mark.parametrize("steady", [6, 9, 12, 15])

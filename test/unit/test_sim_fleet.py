@@ -101,3 +101,15 @@ def test_two_servers_are_no_slower_than_behind_a_balancer_that_takes_turns() -> 
         )
         for cls in ("short", "long"):
             assert pools[cls].ttft["p90"] <= 1.05 * plain[cls].ttft["p90"], (share, cls)
+
+
+def test_prompts_of_a_million_tokens_do_not_end_the_controller() -> None:
+    rng = random.Random(4)
+    profile = Profile(name="test", source="made up", coefficients=Coefficients(1e-10, 1e-5, 1e-9, 1e-4, 5e-3))
+    for servers in (2, 4):
+        rows, at = [], 0.0
+        for _ in range(200):
+            at += rng.expovariate(servers / 8.0)
+            rows.append(Job(at, int(10 ** rng.uniform(2.0, 6.0)), 20_000))
+        outcome = run(VARIANTS["fcfs"], Trace(rows), profile, servers=servers, router="pools")
+        assert len(outcome.record) == 200

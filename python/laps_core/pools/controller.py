@@ -82,7 +82,7 @@ class PoolController:
         self.need = Work()
         """Servers that each class needs, since the work last changed."""
         self._demand = Demand(config)
-        self._usual = Work()
+        self.usual = Work()
         """``need``, averaged for longer."""
         self._recent, self._longer = dict(self.raw), dict(self.raw)
         """Two means of the pool pressures."""
@@ -137,8 +137,8 @@ class PoolController:
             self._hurry_until = now - self._demand.span_s + 3 * self.config.period_s
         self.need = self._demand.servers()
         over_s = LAYOUT_PERIODS * self.config.period_s
-        means = (_faded(mean, value, span, over_s) for mean, value in zip(self._usual, came, strict=True))
-        self._usual = Work(*means)
+        means = (_faded(mean, value, span, over_s) for mean, value in zip(self.usual, came, strict=True))
+        self.usual = Work(*means)
 
     def decide(self, now: float) -> list[Move]:
         """The moves that are due; none of them is bound to be carried out. Two decisions that move anything are a
@@ -179,7 +179,7 @@ class PoolController:
         if now - self._laid_out_at < LAYOUT_PERIODS * self.config.period_s:
             return []
         parks = all(s.parks for s in everyone)
-        best = layout(self._usual, n, n_min, parks=parks, divided=divided)
+        best = layout(self.usual, n, n_min, parks=parks, divided=divided)
         if (best.short is not None) == divided and not stray:
             return []
         self._laid_out_at = now
@@ -191,7 +191,7 @@ class PoolController:
         """A pool for each of these: the short one first takes those with the least long work."""
         if not undivided:
             return []
-        wanted = short_servers(self._usual, len(self._healthy), self.config.n_min)
+        wanted = short_servers(self.usual, len(self._healthy), self.config.n_min)
         short = max(0, wanted - sum(s.pool == SHORT for s in self._healthy))
         free = sorted(undivided, key=lambda s: (s.waiting.long, s.outstanding, s.name))
         return [Move(s.name, BOTH, SHORT if i < short else LONG, now, reason) for i, s in enumerate(free)]

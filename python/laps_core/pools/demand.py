@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from laps_core.pools.outlook import Outlook
-from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work, bounded
+from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
 from laps_core.protocol import ByClass
 
 MOST_PERIODS = 4
@@ -24,33 +24,57 @@ MEMORY = 0.99
 """How much of what was learnt of the noise counts beside one more sample (ratio)."""
 EXACT = 0.02
 """No work is known better than to this share of itself from one sample."""
+LONGEST_STEP_S = 60.0
+"""No step takes a device longer (seconds)."""
+CAUGHT_UP = 0.1
+"""A server has caught up while no more waits there than this share of what it has done since (0..1)."""
+HORIZON_S = 120.0
+"""What requests took counts for about so long (seconds of each server)."""
+FREE_S = 1.0
+"""As if so much had come and taken as long as predicted, to begin with (seconds)."""
+MOST_RATIO = 8.0
+"""Requests take at most so many times as long as predicted, or as many times less."""
 
 
 class Spent:
     """Which part of the device's time went to which class, from one sample to the next."""
 
     def __init__(self) -> None:
-        self._at = 0.0
-        self._seen = self._done = Work()
+        self._at: float | None = None
+        self._seen = self._over = self._done = self._last = Work()
 
     def since(self, now: float, busy_share: float, told: ByClass | None, outlook: Outlook) -> Work:
-        """Shares of the time since the last sample (0..1 each). ``told``: seconds of each class since the server's
-        start; None: it does not tell them apart, and its ``busy_share`` counts as this router's own work is made up."""
-        span, self._at = now - self._at, now
+        """Shares of the time since the last sample (0..1, their sum too); without time between, as they were last.
+
+        ``told``: seconds of each class since the server's start, ``now`` by one clock; None: it does not tell them
+        apart, and its ``busy_share`` counts as this router's own work is made up."""
         done, before = outlook.done, self._done
         self._done = done
         if told is not None:
-            seen, last = Work(told.short, told.long), self._seen
-            self._seen = seen
-            if span <= 0.0 or min(seen.short - last.short, seen.long - last.long) < 0.0:
-                # It was started again.
-                return Work()
-            return Work((seen.short - last.short) / span, (seen.long - last.long) / span)
+            return self._of_told(now, Work(told.short, told.long))
         short, long = done.short - before.short, done.long - before.long
         if not short + long:
             short, long = outlook.waiting(now)
         part = short / (short + long) if short + long else 0.5
         return Work(busy_share * part, busy_share * (1.0 - part))
+
+    def _of_told(self, now: float, told: Work) -> Work:
+        at, seen = self._at, self._seen
+        if at is not None and now == at:
+            return self._last
+        self._at, self._seen = now, told
+        if at is None or now < at or told.short < seen.short or told.long < seen.long:
+            # The first answer, or it was started again.
+            self._over = self._last = Work()
+            return self._last
+        # A step is told when it ends, all of it at once: a device is busy no more than all of the time, so what is over
+        # belongs to the samples before, and is counted in those that follow.
+        due = [min(t - s, LONGEST_STEP_S) + o for t, s, o in zip(told, seen, self._over, strict=True)]
+        total = sum(due)
+        counted = min(1.0, (now - at) / total) if total > 0.0 else 0.0
+        self._over = Work(*(min(d * (1.0 - counted), LONGEST_STEP_S) for d in due))
+        self._last = Work(*(min(1.0, d * counted / (now - at)) for d in due))
+        return self._last
 
 
 class _Sample(NamedTuple):
@@ -58,8 +82,43 @@ class _Sample(NamedTuple):
     came: Work
 
 
+class _Ledger:
+    """What requests took of devices, beside what had been predicted of them when they came, by class."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[float, Work, Work]] = {}
+        """Of each server that has not caught up: time, what it was busy with, and what came (seconds)."""
+        self._seconds, self._took, self._came = 0.0, [0.0, 0.0], [0.0, 0.0]
+
+    def observe(self, span: float, known: Sequence[tuple[InstanceSignals, Work]]) -> None:
+        """Take in a sample of all servers of which it is known what comes."""
+        before, self._open = self._open, {}
+        for s, came in known:
+            seconds, took_s, came_s = before.get(s.name, (0.0, Work(), Work()))
+            seconds += span
+            took_s = Work(*(t + span * b for t, b in zip(took_s, s.busy, strict=True)))
+            came_s = Work(*(t + span * c for t, c in zip(came_s, came, strict=True)))
+            if sum(s.waiting) > CAUGHT_UP * sum(took_s):
+                # It has yet to do what came.
+                self._open[s.name] = seconds, took_s, came_s
+                continue
+            keep = math.exp(-seconds / (HORIZON_S * len(known)))
+            self._seconds = keep * self._seconds + seconds
+            for c in (0, 1):
+                self._took[c] = keep * self._took[c] + took_s[c]
+                self._came[c] = keep * self._came[c] + came_s[c]
+
+    def corrected(self, c: int, came: float, servers: int) -> float:
+        """So much predicted work (servers), as it will take; and what else the ``servers`` are busy with, which others
+        send who are not seen to."""
+        ratio = (FREE_S + self._took[c]) / (FREE_S + self._came[c])
+        ratio = min(max(ratio, 1.0 / MOST_RATIO), MOST_RATIO)
+        rest = max(0.0, self._took[c] - ratio * self._came[c]) / self._seconds if self._seconds else 0.0
+        return ratio * came + rest * servers
+
+
 class Demand:
-    """What comes, in servers: what is worked on, and what more waits than before.
+    """What comes, in servers: the work that was predicted of requests when they came, corrected by what such work took.
 
     Averaged since it last changed, which is where the work of a class before and after differs by more than chance
     makes it. Requests come by chance, so the variance of a class is taken to be in proportion to its work, as it has
@@ -69,26 +128,27 @@ class Demand:
     def __init__(self, config: PressureConfig) -> None:
         self._config = config
         self._at: float | None = None
-        self._waits = Work()
+        self._ledger = _Ledger()
         self._seen: deque[_Sample] = deque()
         self._noise = [_Noise(), _Noise()]
 
     def observe(self, now: float, healthy: Sequence[InstanceSignals]) -> Work:
-        """Take in a sample of all healthy instances; the work that came since the last one (servers). An instance with
-        an endless backlog counts no more than as two others."""
-        config = self._config
-        waits = Work(*(sum(bounded([s.waiting[c] for s in healthy], config.ratio, config.period_s)) for c in (0, 1)))
-        span, before = 0.0 if self._at is None else now - self._at, self._waits
+        """Take in a sample of all healthy instances; the work that came since the last one (servers). Of an instance of
+        which it is not known what comes that counts which it is busy with."""
+        span = 0.0 if self._at is None else now - self._at
         if self._at is None or span > 0.0:
-            self._at, self._waits = now, waits
+            self._at = now
         if span <= 0.0:
             return Work()
-        came = Work(*(sum(s.busy[c] for s in healthy) + (waits[c] - before[c]) / span for c in (0, 1)))
+        known = [(s, s.came) for s in healthy if s.came is not None]
+        self._ledger.observe(span, known)
+        of_known = (self._ledger.corrected(c, sum(came[c] for _, came in known), len(known)) for c in (0, 1))
+        came = Work(*(w + sum(s.busy[c] for s in healthy if s.came is None) for c, w in enumerate(of_known)))
         if self._seen:
             for c, noise in enumerate(self._noise):
                 noise.observe(self._seen[-1].came[c], came[c])
         self._seen.append(_Sample(span, came))
-        while self.span_s - self._seen[0].span_s > MOST_PERIODS * config.period_s * 0.99:
+        while self.span_s - self._seen[0].span_s > MOST_PERIODS * self._config.period_s * 0.99:
             self._seen.popleft()
         return came
 
@@ -107,7 +167,7 @@ class Demand:
     def servers(self) -> Work:
         """Of each class, how many servers it needs."""
         span = self.span_s
-        return Work(*(max(0.0, sum(s.span_s * s.came[c] for s in self._seen) / span) if span else 0.0 for c in (0, 1)))
+        return Work(*(sum(s.span_s * s.came[c] for s in self._seen) / span if span else 0.0 for c in (0, 1)))
 
     def error(self) -> Work:
         """Standard error of ``servers``."""
@@ -123,7 +183,7 @@ class _Noise:
 
     def observe(self, before: float, now: float) -> None:
         """Two samples that follow one another."""
-        square, level = (now - before) ** 2 / 2, max(0.0, (before + now) / 2)
+        square, level = (now - before) ** 2 / 2, (before + now) / 2
         if self._seen >= FIRST:
             # A change is no noise, unless there are many.
             square = min(square, SURE * SURE * self.variance(level))
@@ -140,7 +200,7 @@ class _Noise:
         n, total = len(values), sum(values)
         if not n:
             return 0
-        most, at = SURE * SURE * self.variance(max(0.0, total / n)), 0
+        most, at = SURE * SURE * self.variance(total / n), 0
         for k, before in enumerate(accumulate(values[: n - LEAST]), 1):
             squared = (before / k - (total - before) / (n - k)) ** 2 / (1 / k + 1 / (n - k))
             if squared > most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from laps_core.latency.step import Coefficients
+from laps_core.pools.arrivals import Arrivals
 from laps_core.pools.pressure import Work
 from laps_core.protocol import SHORT, Assignment, ClassName
 
@@ -50,7 +51,8 @@ class Outlook:
     """
 
     __slots__ = (
-        "_alone", "_at", "_learnt", "_long", "_others", "_short", "_since", "done", "own_model", "parks",
+        "_alone", "_at", "_learnt", "_long", "_others", "_short", "_since", "arrivals", "done", "idle", "own_model",
+        "parks", "shared",
     )  # fmt: skip
 
     def __init__(self, learnt: Learnt) -> None:
@@ -58,6 +60,11 @@ class Outlook:
         """What a step takes there, as the server says; None: it does not."""
         self.parks = False
         """It is known to run LAPS: a long prefill there is parked while short ones run."""
+        self.shared = False
+        """Others' requests were seen to be at work there when it was last asked."""
+        self.arrivals = Arrivals()
+        self.idle = True
+        """No work is known there."""
         self.done = Work()
         """This router's work there that is done, since the start (seconds)."""
         self._learnt = learnt
@@ -74,9 +81,13 @@ class Outlook:
 
     def enter(self, now: float, cls: ClassName, work_s: float) -> None:
         """This router sends it a request."""
-        self._alone = not (self._short or self._long)
-        if self._alone:
+        self.idle = False
+        # Alone there: it is what the time to its first token teaches.
+        self._alone = not (self.shared or any(self.waiting(now)))
+        if not (self._short or self._long):
             self._since = now
+        if self.arrivals.lengths is None:
+            self.arrivals.add(now, cls, work_s)
         if cls == SHORT:
             self._short += work_s
         else:
@@ -94,6 +105,12 @@ class Outlook:
         else:
             self.done = Work(self.done.short, self.done.long + work_s)
             self._long = self._long - work_s if self._long - work_s > 1e-9 else 0.0
+        self.idle = not (self._short or self._long) and self._others is None
+
+    def seen(self, others: bool) -> None:
+        """Whether others' requests are at work there now, however little of them waits."""
+        self.shared = others
+        self._alone = self._alone and not others
 
     def told(self, now: float, short_s: float, long_s: float) -> None:
         """The server has said what work waits there: what is not this router's is others' (seconds)."""
@@ -106,6 +123,8 @@ class Outlook:
     def _note(self, now: float, short_s: float, long_s: float) -> None:
         self._others = Work(max(0.0, short_s), max(0.0, long_s)) if short_s > 0.0 or long_s > 0.0 else None
         self._at = now
+        self.idle = not (self._short or self._long) and self._others is None
+        self._alone = self._alone and self._others is None
 
     def waiting(self, now: float) -> Work:
         """Work there (seconds)."""
@@ -133,7 +152,10 @@ class Outlook:
         """Until a request of so many tokens would be answered, sent now, and how much later it makes a long one that
         it goes before (seconds)."""
         model = self.own_model or self._learnt.model
-        step_s, work_s = model.step_s, model.work_s(new, cached)
+        return self.with_work_s(now, model.step_s, model.work_s(new, cached), short)
+
+    def with_work_s(self, now: float, step_s: float, work_s: float, short: bool) -> float:
+        """The same of a request that adds so much work to a step. Where no work is known it is their sum."""
         if self._others is None:
             ahead, long = self._short, self._long
         else:

@@ -86,6 +86,8 @@ class InstanceSignals:
     """Work in flight (tokens): the least of it makes the cheapest instance to move."""
     busy: Work = NO_WORK
     """Share of the time since the last sample that the device spent on each class (0..1)."""
+    came: Work | None = None
+    """Predicted work that came since the last sample (servers; see ``Arrivals``); None: not known."""
     waiting: Work = NO_WORK
     """Work that waits there (seconds)."""
     parks: bool = False

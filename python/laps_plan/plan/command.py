@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _read(args: argparse.Namespace) -> Traffic:
     if args.file is not None:
-        traffic = files.read(args.file, args.format).cut(args.requests, newest=args.newest)
+        traffic = files.read(args.file, args.format, args.seed).cut(args.requests, newest=args.newest)
     elif args.mix is not None:
         traffic = poisson(mixed.by_hand(args.mix), args.requests, args.mix, seed=args.seed, timed=False)
     else:

@@ -162,6 +162,7 @@ class Pooled(Plain):
             ),
             outstanding=instance.outstanding_tokens,
             busy=busy,
+            came=outlook.arrivals.since(now),
             waiting=outlook.waiting(now),
             parks=outlook.parks,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import random
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
@@ -23,6 +24,14 @@ Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 class _Plain(msgspec.Struct):
     new_tokens: Tokens
     arrival_ms: Number = 0.0
+    cached_tokens: Tokens = 0
+
+
+class _Turn(msgspec.Struct):
+    session: str
+    new_tokens: Tokens
+    t_ms: Number
+    """Since the session's start."""
     cached_tokens: Tokens = 0
 
 
@@ -46,6 +55,24 @@ Row = tuple[float, int, int, list[int | str]]
 def _plain(lines: Iterable[str]) -> Iterator[Row]:
     for _, row in _csv(lines, _Plain):
         yield (row.arrival_ms / 1e3, row.new_tokens, row.cached_tokens, [])
+
+
+def _sessions(lines: Iterable[str]) -> Iterator[Row]:
+    for _, row in _csv(lines, _Turn):
+        yield (row.t_ms / 1e3, row.new_tokens, row.cached_tokens, [row.session])
+
+
+def _drawn(rows: Iterable[Row], seed: int) -> list[Row]:
+    """Sessions that start at any time of the span; what is left of one at the end of the span is at its beginning, as
+    if the session had begun before. So there are as many at all times."""
+    rng = random.Random(seed)
+    starts: dict[Hashable, float] = {}
+    found: list[Row] = []
+    for at, new, cached, (session,) in rows:
+        if session not in starts:
+            starts[session] = rng.uniform(0.0, SPAN_S)
+        found.append(((starts[session] + at) % SPAN_S, new, cached, []))
+    return found
 
 
 def _azure(lines: Iterable[str]) -> Iterator[Row]:
@@ -84,11 +111,18 @@ def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[Row]]:
 
 FORMATS: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
     "csv": (_plain, 0),
+    "sessions": (_sessions, 0),
     "azure": (_azure, 0),
     "mooncake": (_blocks(1e-3), 512),
     "bailian": (_blocks(1.0), 16),
 }
 """What reads each, and its tokens in a block; 0 = it says nothing of blocks."""
+SPAN_S = 4 * 3600.0
+"""Sessions without times of their own are spread over so long (seconds)."""
+DRAWN = (
+    "The times at which sessions start are drawn, over four hours; within a session requests come at their recorded "
+    "times, however fast the servers are."
+)
 INFINITE = (
     "What is cached is the longest prefix that came before, in a cache that never forgets and all servers share: real "
     "servers compute more."
@@ -106,6 +140,8 @@ def kind_of(first: str) -> str:
             return "bailian" if "chat_id" in keys else "mooncake"
     else:
         heads = set(next(csv.reader([first]), []))
+        if {"session", "t_ms", "new_tokens"} <= heads:
+            return "sessions"
         if "new_tokens" in heads:
             return "csv"
         if {"TIMESTAMP", "ContextTokens"} <= heads:
@@ -113,8 +149,9 @@ def kind_of(first: str) -> str:
     raise ValueError(f"line 1: none of the formats {', '.join(FORMATS)}")
 
 
-def read(path: Path, kind: str | None = None) -> Traffic:
-    """All of a file, also of one that is compressed (gzip); ``kind`` None: told by its first line.
+def read(path: Path, kind: str | None = None, seed: int = 0) -> Traffic:
+    """All of a file, also of one that is compressed (gzip); ``kind`` None: told by its first line. ``seed``: of what is
+    drawn.
 
     Raises ValueError or OSError, in one line that names the file, and the line where it is a broken one.
     """
@@ -124,6 +161,7 @@ def read(path: Path, kind: str | None = None) -> Traffic:
             f.seek(0)
             reader, block = FORMATS[kind]
             rows = list(reader(f))
+            rows = _drawn(rows, seed) if kind == "sessions" else rows
     except (ValueError, EOFError, csv.Error, zlib.error) as e:
         raise ValueError(f"{path}: {e}") from None
     if len(rows) < 2:
@@ -137,7 +175,7 @@ def read(path: Path, kind: str | None = None) -> Traffic:
             known = min(cached(names), tokens - 1)
             tokens -= max(0, known)
         jobs.append(Job(at - first_s, max(1, tokens), max(0, known)))
-    what, notes = f"{path.name} ({kind})", (INFINITE,) if block else ()
+    what, notes = f"{path.name} ({kind})", (INFINITE,) if block else (DRAWN,) if kind == "sessions" else ()
     if rows[-1][0] > first_s:
         return Traffic(jobs, what, notes)
     lengths = iter([(job.new, job.cached) for job in jobs])

@@ -62,7 +62,7 @@ class Membership:
         """They get no requests and finish those that they have."""
         self._args = args
         self._tasks = tasks
-        self._signal_s = max(config.pressure.sample_s, 1.0)
+        self._signal_s, self._threshold = config.pressure.sample_s, config.threshold
         self._found: dict[str, dict[str, Found]] = {}
         """What each source has said last, by URL."""
         self._watchers: dict[Instance, Task | None] = {}
@@ -168,7 +168,7 @@ class Membership:
 
     def _read(self, i: Instance) -> None:
         if isinstance(i, PrefillInstance):
-            self.readers.append(SignalReader(i, self.sessions, self._args.api_key, self._signal_s))
+            self.readers.append(SignalReader(i, self.sessions, self._args.api_key, self._signal_s, self._threshold))
         elif isinstance(i, DecodeInstance):
             self.kv_readers.append(KvReader(i, self.sessions, self._args.api_key, self._signal_s))
 

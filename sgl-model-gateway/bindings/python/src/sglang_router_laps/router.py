@@ -20,6 +20,8 @@ from .telemetry import Journal
 
 HISTORY_S = 300.0
 """How far back status and page look (seconds)."""
+CONTROLLER = "controller"
+"""Name of the task that moves servers between the pools."""
 
 
 class Router:
@@ -45,7 +47,13 @@ class Router:
         self.counts = self.journal.counts
         records = Records(self.pools, self.sessions, args.api_key)
         self.control = Control(
-            self.pools, self.readers, records, pressure, self.journal.note_beat, kv_readers=members.kv_readers
+            self.pools,
+            self.readers,
+            records,
+            pressure,
+            self.journal.note_beat,
+            kv_readers=members.kv_readers,
+            failed=self._beat_failed,
         )
         self.started_at = time.monotonic()
         self.worker: tuple[int, Sequence[str]] = 0, ("",)
@@ -63,7 +71,11 @@ class Router:
     async def open(self) -> None:
         """Start the background tasks."""
         self.members.open()
-        self.tasks.keep("controller", self.control.run)
+        self.tasks.keep(CONTROLLER, self.control.run)
+
+    def _beat_failed(self, failure: Exception) -> None:
+        self.counts.failed_beats += 1
+        self.tasks.note(CONTROLLER, failure)
 
     async def close(self) -> None:
         """Stop the background tasks and close all connections."""

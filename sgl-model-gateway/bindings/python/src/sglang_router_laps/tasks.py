@@ -52,6 +52,12 @@ class Tasks:
         """Run ``work``, which ends when cancelled; where it fails, that is logged and it starts again after a pause."""
         return self.spawn(self._keep(name, work))
 
+    def note(self, name: str, failure: Exception) -> None:
+        """Work of this name has failed in part, and goes on."""
+        for watched in self.watched:
+            if watched.name == name:
+                watched.error = f"{type(failure).__name__}: {failure}"
+
     async def close(self) -> None:
         """End all of it."""
         self._closing = True

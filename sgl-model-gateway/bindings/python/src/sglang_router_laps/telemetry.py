@@ -47,6 +47,7 @@ class Counts:
     predicted_late: int = 0
     refused: int = 0
     disconnected: int = 0
+    failed_beats: int = 0
 
 
 COUNTERS = {
@@ -67,6 +68,7 @@ COUNTERS = {
     ),
     "refused": ("refused", "", "Requests answered 4xx by the router"),
     "disconnected": ("disconnected", "", "Requests whose client went away"),
+    "failed_beats": ("failed_beats", "", "Beats of the pools' controller that failed"),
 }
 """Of each of Counts the name of its metric, the metric's label, and what it is."""
 

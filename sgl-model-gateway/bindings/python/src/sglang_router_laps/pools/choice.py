@@ -15,7 +15,7 @@ from laps_core.pools.pressure import BOTH, Assignment, Pool
 from laps_core.protocol import LONG, SHORT
 
 from ..config import AllocConfig
-from ..prompts.prefixes import Ask, SharedPrefixes
+from ..prompts.prefixes import Ask, Fingerprint, PrefixIndex, SharedPrefixes
 from ..servers.decode import DecodeInstance, roomiest
 from ..servers.instances import Clock, Instance, Lease, Place, PrefillInstance, open_to
 from ..servers.ranks import Rank
@@ -27,6 +27,7 @@ EASE = 0.5
 Offer = tuple[float, int, Place]
 """What a request costs at a place (seconds), how many tokens are new to it, and the place."""
 _cost = itemgetter(0)
+NOTHING = PrefixIndex(0)
 FLOOD = 8
 """A pool with this many times ``load_unit`` in flight everywhere need not find an idle instance to spill long
 requests to: one with as many times less in flight does."""
@@ -196,19 +197,7 @@ class Pools:
             return None
         now, threshold, total = self._clock(), self.config.threshold, max(1, ask.total)
         known = [p for p in ask.prompts if p.hashes]
-        prefixed = total > threshold
-        own: list[Offer] = []
-        others: list[Offer] = []
-        """Of those in the other pool."""
-        for i in usable:
-            pool = i.pool
-            for place in i.places:
-                new = ask.new(place.prefixes) if known else total
-                short = new <= threshold
-                offer = place.outlook.cost_s(now, new, total - new, short), new, place
-                # What is short only because its history lies there is at home with it.
-                at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
-                (own if at_home else others).append(offer)
+        own, others = self._offers(usable, ask, known, now)
         spilled = copies = False
         _, new, chosen = self._first(own or others, ask)
         length_class = SHORT if new <= threshold else LONG
@@ -237,6 +226,46 @@ class Pools:
         work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
         return Choice(chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, late_s)
 
+    def _offers(
+        self, usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float
+    ) -> tuple[list[Offer], list[Offer]]:
+        """What the request costs at the places of these, at home and in the other pool. Of the places of a server
+        that hold nothing of the prompt, one without work costs least, and the one of them that has served least stands
+        for those and for all that have requests: none of them is better in anything."""
+        threshold, total = self.config.threshold, max(1, ask.total)
+        prefixed = total > threshold
+        own: list[Offer] = []
+        others: list[Offer] = []
+        heads = {p.hashes[0] for p in known}
+        head = next(iter(heads), 0)
+        fresh = ask.new(NOTHING) if known else total
+        fresh_short = fresh <= threshold
+        for i in usable:
+            pool, model = i.pool, i.outlook.model
+            step_s, fresh_s = model.step_s, model.work_s(fresh, total - fresh)
+            # What is short only because its history lies there is at home with it.
+            offers = own if pool == BOTH or (pool == SHORT) == fresh_short or (fresh_short and prefixed) else others
+            best: Place | None = None
+            rest: list[Place] = []
+            for place in i.places:
+                blocks = place.prefixes.blocks
+                if head in blocks if len(heads) == 1 else not blocks.keys().isdisjoint(heads):
+                    new = ask.new(place.prefixes)
+                    short = new <= threshold
+                    offer = place.outlook.cost_s(now, new, total - new, short), new, place
+                    at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
+                    (own if at_home else others).append(offer)
+                elif place.outstanding or not place.outlook.idle:
+                    rest.append(place)
+                elif best is None or place.served_tokens < best.served_tokens:
+                    best = place
+                    rest.append(place)
+            if best is not None:
+                # Others' work may be done by now, and then less may have been sent there.
+                rest = [p for p in rest if p is best or not (p.outstanding or p.outlook.idle)]
+            offers += [(p.outlook.with_work_s(now, step_s, fresh_s, fresh_short), fresh, p) for p in rest]
+        return own, others
+
     @staticmethod
     def _first(offers: list[Offer], ask: Ask) -> Offer:
         """Where it is answered first; with a deadline that several keep with ease, where that is the least work."""
@@ -244,8 +273,7 @@ class Pools:
             easy = [o for o in offers if o[0] <= EASE * ask.slo_s]
             if easy:
                 return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
-        least = min(offers, key=_cost)[0]
-        return min((o for o in offers if o[0] == least), key=lambda o: _load(o[2]))
+        return _least(offers)
 
     def _host_of_copy(self, ask: Ask, holder: Place, others: list[Offer]) -> Offer | None:
         """The short-pool place that takes a request which is short only in the long pool, to hold what it shares
@@ -256,7 +284,8 @@ class Pools:
         blocks = holder.prefixes.depth(prompt)
         if not self._shared.due(prompt, blocks):
             return None
-        host = min((o for o in others if o[2].pool == SHORT), key=_cost, default=None)
+        hosts = [o for o in others if o[2].pool == SHORT]
+        host = _least(hosts) if hosts else None
         if host is None or host[2].outstanding_tokens > self.config.load_unit:
             return None
         self._shared.copied(prompt, blocks)
@@ -278,6 +307,12 @@ class Pools:
         if self.config.spill == "auto":
             return home == SHORT or to.outlook.parks
         return self.config.spill in ("both", home)
+
+
+def _least(offers: list[Offer]) -> Offer:
+    """The cheapest, and of several with the least in flight."""
+    least = min(offers, key=_cost)[0]
+    return min((o for o in offers if o[0] == least), key=lambda o: _load(o[2]))
 
 
 def _load(p: Place) -> tuple[int, int, int]:

@@ -19,6 +19,8 @@ from .record import Records
 
 logger = logging.getLogger(__name__)
 
+Failed = Callable[[Exception], None]
+"""Told of each beat that failed."""
 Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Sequence[Move], Sequence[Move]], None]
 """Told of each beat: the servers, the pressure of each pool, moves that were made, and those of other routers."""
 
@@ -35,6 +37,7 @@ class Control:
         note: Note,
         clock: Clock = time.monotonic,
         kv_readers: Sequence[KvReader] = (),
+        failed: Failed = lambda e: None,
     ) -> None:
         self.controller = PoolController(config, clock())
         """What decides."""
@@ -44,13 +47,17 @@ class Control:
         self._pools = pools
         self._clock = clock
         self._sample_s = config.sample_s
-        self._note = note
+        self._note, self._failed = note, failed
 
     async def run(self) -> None:
-        """Sample on a fixed grid, decide every control period."""
+        """Sample on a fixed grid, decide every control period. A beat that fails is told, and the next one comes."""
         at = self._clock()
         while True:
-            await self.step()
+            try:
+                await self.step()
+            except Exception as e:
+                logger.exception("a beat of the controller failed")
+                self._failed(e)
             at += self._sample_s
             now = self._clock()
             if at <= now:
@@ -60,7 +67,9 @@ class Control:
 
     async def step(self) -> None:
         """One sample, and a decision when one is due."""
-        await asyncio.gather(*(r.read() for r in (*self._readers, *self._kv_readers)))
+        readers = (*self._readers, *self._kv_readers)
+        # What one of them fails with is told at the end: the others have been read, and wait for nobody.
+        read = await asyncio.gather(*(r.read() for r in readers), return_exceptions=True)
         self._pools.traffic = traffic(self._pools.decoders)
         others = self._records.news()
         if others is not None:
@@ -73,3 +82,5 @@ class Control:
         for m in (*moves, *(others or ())):
             logger.info("%s moves from %s to %s: %s", m.name, m.source, m.target, m.reason)
         self._note(self._pools.instances, self.controller.raw, moves, others or ())
+        for failure in filter(None, read):
+            raise failure

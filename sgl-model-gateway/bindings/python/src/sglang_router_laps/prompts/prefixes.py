@@ -77,21 +77,22 @@ class PrefixIndex:
 
     def __init__(self, tokens: int) -> None:
         self._limit = tokens // TOKENS_PER_BLOCK
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+        """Those held; the one longest unused first."""
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self.blocks)
 
     def depth(self, prompt: Fingerprint) -> int:
         """How many blocks of ``prompt`` are held."""
         hashes = prompt.hashes
-        if not hashes or hashes[0] not in self._blocks:
+        if not hashes or hashes[0] not in self.blocks:
             return 0
-        return bisect_left(hashes, True, key=lambda h: h not in self._blocks)
+        return bisect_left(hashes, True, key=lambda h: h not in self.blocks)
 
     def add(self, prompt: Fingerprint) -> None:
         """Note that the instance is about to hold ``prompt``."""
-        blocks = self._blocks
+        blocks = self.blocks
         for h in reversed(prompt.hashes[: self._limit]):
             blocks[h] = None
             blocks.move_to_end(h)
@@ -102,12 +103,12 @@ class PrefixIndex:
         """Of a prompt of which so many tokens were ``expected`` to be held the server ``found`` fewer: it forgets
         sooner than this index, and so what is oldest here is taken to be gone there."""
         if found < HALF * expected and expected > TOKENS_PER_BLOCK:
-            for _ in range(len(self._blocks) // 4):
-                self._blocks.popitem(last=False)
+            for _ in range(len(self.blocks) // 4):
+                self.blocks.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything: the instance was restarted or its cache flushed."""
-        self._blocks.clear()
+        self.blocks.clear()
 
 
 @dataclass(slots=True)

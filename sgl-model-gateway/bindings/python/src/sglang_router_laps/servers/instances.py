@@ -162,6 +162,8 @@ class PrefillInstance(Instance):
         self.pool: Assignment = pool
         self.record: PoolRecord | None = None
         """The pool that the server itself says it is in; None: it keeps no such record."""
+        self.taken_at = -math.inf
+        """When that was last told."""
         self.prefixes = PrefixIndex(PREFIX_TOKENS)
         self._learnt = learnt or Learnt()
         self.outlook = Outlook(self._learnt)
@@ -178,7 +180,7 @@ class PrefillInstance(Instance):
 
     def take(self, record: PoolRecord | None) -> None:
         """What the server itself says counts for all routers."""
-        self.record = record
+        self.record, self.taken_at = record, self.clock()
         if record and record.assignment:
             self.pool = record.assignment
 

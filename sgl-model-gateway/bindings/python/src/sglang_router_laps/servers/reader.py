@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import aiohttp
@@ -14,6 +16,8 @@ from .upstream import Sessions
 
 RETRY_S = 60.0
 """How long a server that lacks a route is believed to lack it (seconds): it may come back as another."""
+PATIENCE_S = 30.0
+"""How long a server may take to answer; nothing else is asked of it meanwhile (seconds)."""
 LOADS = "v1/loads?include=core"
 """A route of stock servers."""
 
@@ -54,13 +58,17 @@ Parse = Callable[[bytes], Awaitable[None]]
 class Reader:
     """Of one server."""
 
-    def __init__(self, instance: Instance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
+    def __init__(self, instance: Instance, sessions: Sessions, api_key: str | None, period_s: float) -> None:
+        """``period_s``: it is asked so often (seconds)."""
         self.routes: tuple[tuple[str, Parse], ...] = ()
         """In order of preference."""
         self._server = instance
         self._sessions = sessions
         self._key = f"Bearer {api_key}" if api_key else None
-        self._timeout_s = timeout_s
+        self._period_s = period_s
+        self._asking: asyncio.Task[str | None] | None = None
+        self._asked_at = -math.inf
+        """When the question was put that has been answered last."""
         self._level = 0
         self._stepped_at = instance.clock()
 
@@ -74,18 +82,33 @@ class Reader:
         raise NotImplementedError
 
     async def ask(self) -> str | None:
-        """The route whose answer has been taken in; None: it has none of them, or was not reached."""
+        """The route whose answer has been taken in since the last call, perhaps to a question of long ago; None: it has
+        none of them, was not reached, or has not answered for half a period. It is asked again once it has."""
         clock = self._server.clock
         if self._level and clock() - self._stepped_at > RETRY_S:
             self._level = 0
+        if self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        try:
+            done, _ = await asyncio.wait((self._asking,), timeout=self._period_s / 2)
+        except asyncio.CancelledError:
+            self._asking.cancel()
+            raise
+        if not done:
+            return None
+        asked, self._asking = self._asking, None
+        return asked.result()
+
+    async def _ask(self) -> str | None:
         while self._server.healthy and not self.bare:
             path, parse = self.routes[self._level]
+            self._asked_at = self._server.clock()
             try:
                 await parse(await self.get(path))
                 return path.partition("?")[0]
             except (Missing, ValueError, OverflowError):
                 self._level += 1
-                self._stepped_at = clock()
+                self._stepped_at = self._server.clock()
             except (aiohttp.ClientError, OSError):
                 # Slow or gone; health is judged elsewhere, and the route is not to blame.
                 break
@@ -93,7 +116,7 @@ class Reader:
 
     async def get(self, path: str) -> bytes:
         """The answer. Raises Missing where that is a refusal, aiohttp.ClientError, and OSError."""
-        status, text = await self._sessions.ask(self._server, path, self._timeout_s, self._key)
+        status, text = await self._sessions.ask(self._server, path, PATIENCE_S, self._key)
         if status != 200:
             raise Missing
         return text
@@ -102,17 +125,22 @@ class Reader:
 class KvReader(Reader):
     """Keeps ``DecodeInstance.kv``."""
 
-    def __init__(self, instance: DecodeInstance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
-        super().__init__(instance, sessions, api_key, timeout_s)
+    def __init__(self, instance: DecodeInstance, sessions: Sessions, api_key: str | None, period_s: float) -> None:
+        super().__init__(instance, sessions, api_key, period_s)
         self.instance = instance
         self.routes = ((LOADS, self._take),)
         self._own = 0
+        self._told_at = -math.inf
 
     async def read(self) -> None:
-        """See Reader. One that says nothing now is not held to what it said before."""
-        # What is sent while it answers may be in the answer or not: it is taken not to be.
-        self._own = self.instance.outstanding_tokens
-        if await self.ask() is None:
+        """See Reader. One that says nothing for long is not held to what it said before."""
+        if self._asking is None:
+            # What is sent while it answers may be in the answer or not: it is taken not to be.
+            self._own = self.instance.outstanding_tokens
+        now = self.instance.clock
+        if await self.ask() is not None:
+            self._told_at = now()
+        elif self.bare or not self.instance.healthy or now() - self._told_at > PATIENCE_S:
             self.instance.kv = None
 
     async def _take(self, text: bytes) -> None:

@@ -14,13 +14,19 @@ import aiohttp
 import msgspec
 from laps_core.pools.demand import Spent
 from laps_core.pools.pressure import InstanceSignals, Work
-from laps_core.protocol import IDLE, STATUS_ROUTE, Count, Load, PoolRecord, read, read_status
+from laps_core.protocol import IDLE, MAX_AGE, STATUS_ROUTE, Count, Load, PoolRecord, read, read_status
+from msgspec import structs
 
-from .instances import Place, PrefillInstance
+from ..config import AllocConfig
+from .instances import SPAN_S, Place, PrefillInstance
 from .reader import LOADS, RETRY_S, Missing, Reader, read_loads
 from .upstream import Sessions
 
 OWN = "router"
+OTHERS = 0.2
+"""Others are at work on a server that is busy for this much more of the time than this router has work there (0..1)."""
+FRESH = 0.8
+"""An answer may be so old, in periods of the signals: all who ask in a period may have the same one."""
 SERVER_INFO = "server_info"
 BY_ROOM = "follow_bootstrap_room"
 """Of SGLang's --load-balance-method: a request goes to the rank that its room names."""
@@ -38,15 +44,31 @@ class SignalReader(Reader):
     """Reads the signals of one prefill instance, its ranks, and its pool record. ``read`` never raises: it falls
     back."""
 
-    def __init__(self, instance: PrefillInstance, sessions: Sessions, api_key: str | None, timeout_s: float) -> None:
-        super().__init__(instance, sessions, api_key, timeout_s)
-        self.routes = ((STATUS_ROUTE, self._laps), (LOADS, self._loads), ("metrics", self._metrics))
+    def __init__(
+        self,
+        instance: PrefillInstance,
+        sessions: Sessions,
+        api_key: str | None,
+        period_s: float,
+        threshold: int = AllocConfig().threshold,
+    ) -> None:
+        """``threshold``: longest short request (tokens)."""
+        super().__init__(instance, sessions, api_key, period_s)
+        status = f"{STATUS_ROUTE}?{MAX_AGE}={FRESH * period_s:g}"
+        self.routes = ((status, self._laps), (LOADS, self._loads), ("metrics", self._metrics))
         self.instance = instance
         self.load = IDLE
         self.source = OWN
         """Where ``load`` comes from."""
         self._spent = Spent()
-        self._busy = Work()
+        self._busy = self._came = Work()
+        self._own_share = 0.0
+        """Share of the time in which this router had something in flight there (0..1)."""
+        self._threshold = threshold
+        self._told = IDLE
+        """What it has said last."""
+        self._told_at = instance.clock()
+        """When that was so."""
         self._by_rank: Mapping[int, Load] = {}
         self._sized: tuple[int, int, float] | None = None
         """Ranks that a stock server has told of, to how many of them it deals out by room, and when it said so."""
@@ -54,29 +76,43 @@ class SignalReader(Reader):
         """When a counter of busy seconds was last read, and what it was."""
 
     async def read(self) -> None:
-        """Refresh ``load``."""
+        """Refresh ``load``: by what the server says, by what it last said where it is late, or by the router's own
+        books where it never says anything."""
         i, own = self.instance, self._own()
-        self._by_rank = {}
         route = await self.ask()
         if route != STATUS_ROUTE and self._level:
             i.take(None)
             i.is_known(False, None, None)
+            if i.outlook.arrivals.lengths:
+                i.outlook.arrivals.forget()
+        if route is None and not self.bare and self.source != OWN and i.healthy:
+            self.load = self._aged(own)
+            return
         if route is None:
-            self.load = own
+            self._by_rank = {}
             if self.bare:
                 i.spread(1)
-        self.source = route or OWN
-        self._tell()
+            self._take(own)
+        self.source, self.load = route or OWN, self._told
 
-    def _tell(self) -> None:
-        """What was read, for the choice of a server and for the controller."""
-        i = self.instance
-        now = i.clock()
-        _tell_others(now, i, self.load, len(i.places))
+    def _aged(self, own: Load) -> Load:
+        """What it last said, as it may be now: no less than this router has sent."""
+        rest = self._told.backlog_tokens * 2.0 ** (-(self.instance.clock() - self._told_at) / SPAN_S)
+        return structs.replace(self._told, backlog_tokens=max(own.backlog_tokens, rest))
+
+    def _take(self, load: Load, age_s: float = 0.0, counted_at: float | None = None) -> None:
+        """It says so, of ``age_s`` seconds ago; at ``counted_at`` by the clock that its counters go by (seconds). Told
+        at once to the choice of a server: what this router has sent is less a moment later."""
+        i, arrivals = self.instance, self.instance.outlook.arrivals
+        at = i.clock() - age_s
+        self._told, self._told_at = load, at
+        _tell_others(at, i, load, len(i.places))
         for p in i.places:
             if p.rank is not None:
-                _tell_others(now, p, self._by_rank.get(p.rank.number, IDLE))
-        self._busy = self._spent.since(now, self.load.busy_share, self.load.busy_s, i.outlook)
+                _tell_others(at, p, self._by_rank.get(p.rank.number, IDLE))
+        counted_at = at if counted_at is None else counted_at
+        self._busy = self._spent.since(counted_at, load.busy_share, load.busy_s, i.outlook)
+        self._came = arrivals.since(counted_at if arrivals.lengths else at)
 
     def signals(self) -> InstanceSignals:
         """For the controller."""
@@ -88,6 +124,8 @@ class SignalReader(Reader):
             load=self.load,
             outstanding=i.outstanding_tokens,
             busy=self._busy,
+            # A server with LAPS that does not count its requests may have others' too: what it is busy with counts.
+            came=self._came if self.source != STATUS_ROUTE or i.outlook.arrivals.lengths else None,
             waiting=i.outlook.waiting(i.clock()),
             parks=i.outlook.parks,
         )
@@ -96,12 +134,17 @@ class SignalReader(Reader):
         said, i = read_status(text), self.instance
         if said.load is None:
             raise Missing
-        i.take(said.pool if isinstance(said.pool, PoolRecord) else None)
+        if self._asked_at >= i.taken_at:
+            # Else the answer may be older than what this router has set meanwhile.
+            i.take(said.pool if isinstance(said.pool, PoolRecord) else None)
         i.spread(1 if said.dp_size is msgspec.UNSET else said.dp_size)
         i.is_known(True, said.model, said.longest)
         ranks = [] if said.ranks is msgspec.UNSET else said.ranks
         self._by_rank = {r.dp_rank: r.load for r in ranks if r.load is not None}
-        self.load = said.load
+        if said.lengths is not None:
+            i.outlook.arrivals.told(said.lengths, i.outlook.model, self._threshold)
+        # An answer that the server has kept for a while is told from a new one by its own clock.
+        self._take(said.load, said.age_s, None if said.lengths is None else said.lengths.seconds)
 
     async def _loads(self, text: bytes) -> None:
         ranks = read_loads(text)
@@ -109,9 +152,12 @@ class SignalReader(Reader):
         if len(waiting) < len(ranks):
             raise Missing
         busy_s = sum(r.total_prefill_busy_us for r in ranks) / len(ranks) / 1e6
-        self.load = self._load(sum(waiting), self._share("theirs", busy_s) or 0.0)
+        share = self._share("theirs", busy_s)
+        share = self._told.busy_share if share is None else share
         self.instance.spread(await self._size(len(ranks)))
         self._by_rank = {r.dp_rank: self._load(n, 0.0) for r, n in zip(ranks, waiting, strict=True)}
+        self.instance.outlook.seen(share > self._own_share + OTHERS)
+        self._take(self._load(sum(waiting), share))
 
     async def _size(self, ranks: int) -> int:
         """To how many of its ``ranks`` a stock server deals requests out by their rooms; 1: it has another rule, or
@@ -136,12 +182,14 @@ class SignalReader(Reader):
             raise Missing
         i = self.instance
         mean = i.served_tokens / i.served if i.served else 0.0
-        self.load = self._load(sum(map(float, found)) * mean, self.load.busy_share)
         i.spread(1)
+        self._by_rank = {}
+        self._take(self._load(sum(map(float, found)) * mean, self._own_share))
 
     def _own(self) -> Load:
         share = self._share(OWN, self.instance.busy_seconds())
-        return self._load(self.instance.outstanding_tokens, self.load.busy_share if share is None else share)
+        self._own_share = self._own_share if share is None else share
+        return self._load(self.instance.outstanding_tokens, self._own_share)
 
     def _share(self, counter: str, busy_s: float) -> float | None:
         """Growth of a counter of busy seconds over the time since it was last read (0..1); None when that is now."""

@@ -1,0 +1,104 @@
+"""How much work comes to one server, counted when it comes."""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+
+from laps_core.latency.step import Coefficients
+from laps_core.pools.pressure import Work
+from laps_core.protocol import CLASSES, LONG, SHORT, Bucket, ClassName, Lengths
+
+BRIEF_S = 0.1
+"""A request predicted to take less than this counts at once (seconds)."""
+ENTRIES = 4096
+"""Requests that are spread over their time, of each class; what comes beside them counts at once."""
+MOST_WORK_S = 3600.0
+"""No request is taken for more work, whatever a server says of its speed (seconds): sums stay finite."""
+MOST_REQUESTS, MOST_TOKENS = 1_000_000, 100_000_000
+"""Requests of one length from one answer of a server to the next, and tokens of one of them, that are believed."""
+LEAST_S = 0.01
+"""Least time over which work is divided (seconds)."""
+
+
+class _Flow:
+    """Work of one class."""
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, int]] = []
+        self._rate, self._at, self._total_s = 0, -math.inf, 0.0
+
+    def add(self, now: float, seconds: float, requests: int) -> None:
+        """So many requests come, each predicted to take so long."""
+        if seconds < BRIEF_S or len(self._ends) >= ENTRIES:
+            self._total_s += requests * seconds
+            return
+        self.total_s(now)
+        heappush(self._ends, (now + seconds, requests))
+        self._rate += requests
+
+    def total_s(self, now: float) -> float:
+        """All that has come until ``now`` (seconds)."""
+        while self._ends and self._ends[0][0] <= now:
+            end, requests = heappop(self._ends)
+            self._to(end)
+            self._rate -= requests
+        self._to(now)
+        return self._total_s
+
+    def _to(self, at: float) -> None:
+        if self._rate and at > self._at:
+            self._total_s += self._rate * (at - self._at)
+        self._at = max(self._at, at)
+
+
+class Arrivals:
+    """Predicted work that comes, in servers. A request counts as one server for as long as it is predicted to take,
+    from when it comes, whether it is being served or waits: the mean of that is the work that comes (Little's law), and
+    one huge prompt never looks like more than the one server that it keeps busy.
+
+    Times are one clock's (seconds): of the caller, or of the server where that tells what comes.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: another process, or another clock."""
+        self._flows = {c: _Flow() for c in CLASSES}
+        self._at: float | None = None
+        self._seen = self._last = Work()
+        self.lengths: Lengths | None = None
+        """What the server has counted; None: it does not tell, and the router's own requests count."""
+
+    def add(self, now: float, cls: ClassName, seconds: float, requests: int = 1) -> None:
+        """So many requests come, each predicted to take so long."""
+        self._flows[cls].add(now, min(max(0.0, seconds), MOST_WORK_S), requests)
+
+    def told(self, lengths: Lengths, model: Coefficients, threshold: int) -> None:
+        """A server has counted these requests, whoever sent them. ``threshold``: longest short request (tokens)."""
+        before, now = self.lengths, lengths.seconds
+        if before is None or now < before.seconds:
+            # It was started again, or it is not known when they came.
+            self.forget()
+            before = lengths
+        self.lengths = lengths
+        counted = {b.up_to: b for b in before.buckets}
+        for b in lengths.buckets:
+            last = counted.get(b.up_to) or Bucket(up_to=b.up_to, requests=0, new_tokens=0, cached_tokens=0)
+            n = min(b.requests - last.requests, MOST_REQUESTS)
+            if n > 0:
+                new = min(max(1, (b.new_tokens - last.new_tokens) // n), MOST_TOKENS)
+                cached = min(max(0, (b.cached_tokens - last.cached_tokens) // n), MOST_TOKENS)
+                self.add(now, SHORT if new <= threshold else LONG, model.work_s(new, cached), n)
+
+    def since(self, now: float) -> Work:
+        """What came since this was last asked (servers); without time between, as it was said last."""
+        seen = Work(*(flow.total_s(now) for flow in self._flows.values()))
+        if self._at is None:
+            self._at, self._seen = now, seen
+        elif now > self._at:
+            span, before = now - self._at, self._seen
+            self._at, self._seen = now, seen
+            self._last = Work(*((s - b) / max(span, LEAST_S) for s, b in zip(seen, before, strict=True)))
+        return self._last

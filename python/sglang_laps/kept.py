@@ -1,0 +1,43 @@
+"""An answer that interrupts a scheduler, kept for all who take one that is a little old."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+OLDEST_S = 10.0
+"""Nobody gets an older answer (seconds)."""
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """Asks at most once at a time for those who take an old answer."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._last: tuple[T, float] | None = None
+        """And when it came."""
+        self._asking: asyncio.Task[T] | None = None
+
+    async def get(self, oldest_s: float = 0.0) -> tuple[T, float]:
+        """The answer, and its age; one of no more than ``oldest_s`` may be kept from before (seconds)."""
+        if not oldest_s > 0.0:
+            return await self._new(), 0.0
+        if self._last is not None:
+            answer, at = self._last
+            age_s = self._clock() - at
+            if age_s <= min(oldest_s, OLDEST_S):
+                return answer, age_s
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._new())
+        # Whoever asked first may leave; the others wait on.
+        return await asyncio.shield(self._asking), 0.0
+
+    async def _new(self) -> T:
+        answer = await self._ask()
+        self._last = answer, self._clock()
+        return answer

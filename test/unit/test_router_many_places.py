@@ -1,0 +1,75 @@
+"""Many servers with many ranks: the place that is found is the one that looking at each of them finds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laps_core.latency.step import Coefficients
+from laps_core.pools.pressure import BOTH
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools.choice import Choice, Offer, Pools
+from sglang_router_laps.prompts.prefixes import Ask, fingerprint
+
+MODEL = Coefficients(alpha=1e-9, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, fixed=4e-3)
+
+
+def each(pools: Pools, usable: list, ask: Ask, known: list, now: float) -> tuple[list[Offer], list[Offer]]:  # type: ignore[type-arg]
+    """The straightforward rule."""
+    threshold, total = pools.config.threshold, max(1, ask.total)
+    own: list[Offer] = []
+    others: list[Offer] = []
+    for i in usable:
+        for place in i.places:
+            new = ask.new(place.prefixes) if known else total
+            short = new <= threshold
+            at_home = i.pool == BOTH or (i.pool == "short") == short or (short and total > threshold)
+            offer = place.outlook.cost_s(now, new, total - new, short), new, place
+            (own if at_home else others).append(offer)
+    return own, others
+
+
+def fleet(seed: int, n: int, ranks: int) -> Pools:
+    rng = random.Random(seed)
+    config = AllocConfig(initial_short=n // 3 if rng.random() < 0.5 and n >= 3 else None, spill="both", load_unit=2000)
+    pools = Pools([(f"http://p{i}", 1) for i in range(n)], config, clock=lambda: 100.0)
+    for i in pools.instances:
+        i.spread(ranks)
+        i.is_known(rng.random() < 0.5, MODEL if rng.random() < 0.7 else None, None)
+        for place in i.places:
+            if rng.random() < 0.3:
+                place.outlook.told(99.0 + rng.random(), rng.random() * 0.1, rng.random() * 2.0)
+    return pools
+
+
+def said(choice: Choice | None) -> tuple[object, ...] | None:
+    if choice is None:
+        return None
+    rank = choice.rank.number if choice.rank else 0
+    return choice.instance.url, rank, choice.length_class, choice.new_tokens, choice.spilled, choice.copies
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 12), ranks=st.integers(1, 4))
+def test_the_choice_is_that_of_looking_at_each_place(seed: int, n: int, ranks: int) -> None:
+    rng = random.Random(seed)
+    both, leases = (fleet(seed, n, ranks), fleet(seed, n, ranks)), []
+    texts = [bytes([65 + i]) * 256 * rng.randint(1, 12) for i in range(6)]
+    for turn in range(40):
+        prompts = [rng.choice(texts) + bytes([97 + turn % 26]) * 300 for _ in range(rng.choice((0, 1, 1, 1, 3)))]
+        tokens, slo_s = rng.choice((10, 200, 300, 5000, 40_000)), rng.choice((None, None, 0.5))
+        found = []
+        for k, pools in enumerate(both):
+            ask = Ask(tokens, [fingerprint(p) for p in prompts], slo_s=slo_s)
+            with pytest.MonkeyPatch.context() as patch:
+                if k:
+                    patch.setattr(Pools, "_offers", each)
+                found.append(pools.choose(ask))
+        assert said(found[0]) == said(found[1])
+        made = [choice.lease().__enter__() for choice in found if choice]
+        leases.append(made)
+        if rng.random() < 0.5:
+            for lease in leases.pop(rng.randrange(len(leases))):
+                lease.end()
