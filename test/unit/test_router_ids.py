@@ -72,6 +72,8 @@ def test_what_is_no_id_goes_as_it_came_and_then_without_a_name(rid: Any) -> None
         (GENERATE, {"input_ids": [1, 2]}, ["r"]),
         (COMPLETIONS, {"prompt": ["a"]}, ["r_0"]),
         (COMPLETIONS, {"prompt": "a"}, ["r"]),
+        (GENERATE, {"input_embeds": [[0.1], [0.2]]}, ["r"]),
+        (GENERATE, {"input_embeds": [[[0.1]], [[0.2]]]}, ["r_0", "r_1"]),
         (CHAT, {"messages": []}, ["r"]),
     ],
 )

@@ -14,7 +14,7 @@ from laps_core.scheduling.plan import Waiting
 from starlette.types import Scope
 
 from ..prompts.prefixes import NOTHING, measure
-from ..prompts.reading import GENERATE, Prompt, answer_tokens, batch_size, read_prompt
+from ..prompts.reading import Prompt, answer_tokens, batch_size, read_prompt
 from ..prompts.tokens import TokenCounter
 from ..servers.instances import PrefillInstance
 from ..servers.ranks import ROOM_BITS, Rank
@@ -38,8 +38,9 @@ class Call:
         self.logprobs = any(asked) if isinstance(asked, list) else bool(asked)
         """Whether it asks for log-probabilities (of any prompt of a batch)."""
         batch = batch_size(endpoint, body)
-        self.rooms = batch if endpoint == GENERATE else None
-        """How many rooms a batch meets in, one for each prompt; None: all of the request meets in one."""
+        self.rooms = batch
+        """Number of bootstrap rooms of a batch, one for each prompt: SGLang would count up from a single one, and by
+        their rooms it deals prompts out to data-parallel ranks. None: one prompt, one room."""
         self.ids = Ids(body.get("rid"), batch, trail.id if trail.made else None)
         self.length_class: Pool = "short"
         self.first_token_seen = False
