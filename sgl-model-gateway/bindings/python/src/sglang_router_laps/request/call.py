@@ -21,6 +21,7 @@ from ..servers.ranks import ROOM_BITS, Rank
 from ..servers.upstream import forwarded
 from . import body as bodies
 from .ids import Ids
+from .replies import BadRequest
 from .trail import Trail
 
 
@@ -28,7 +29,8 @@ class Call:
     """A request whose body has been read."""
 
     def __init__(self, trail: Trail, scope: Scope, raw: bytes, body: dict[str, Any]) -> None:
-        """``raw`` and ``body`` are what ``body.parse`` gave. Raises BadRequest where a deadline in a header is none."""
+        """``raw`` and ``body`` are what ``body.parse`` gave. Raises BadRequest where a deadline in a header, or a
+        ``rid``, is none."""
         self.trail = trail
         self.endpoint = endpoint = trail.endpoint
         self.arrived = time.monotonic()
@@ -41,7 +43,11 @@ class Call:
         self.rooms = batch
         """Number of bootstrap rooms of a batch, one for each prompt: SGLang would count up from a single one, and by
         their rooms it deals prompts out to data-parallel ranks. None: one prompt, one room."""
-        self.ids = Ids(body.get("rid"), batch, trail.id if trail.made else None)
+        try:
+            own = trail.id if trail.made else None
+            self.ids = Ids(body.get("rid"), batch, own, self.headers.get("authorization"))
+        except ValueError as e:
+            raise BadRequest(f"rid: {e}") from None
         self.length_class: Pool = "short"
         self.first_token_seen = False
         self.prompt: Prompt | None = None
@@ -95,7 +101,7 @@ class Call:
             "bootstrap_room": rooms[0] if n is None else rooms,
         }
         prefill, decode = (
-            bodies.splice(self._raw, self._body, orjson.dumps({**meeting, **ids})) for ids in self.ids.members()
+            bodies.splice(self._raw, self._body, orjson.dumps({**meeting, "rid": rid})) for rid in self.ids.servers()
         )
         return prefill, decode
 

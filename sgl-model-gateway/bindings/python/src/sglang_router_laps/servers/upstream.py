@@ -24,6 +24,7 @@ DROPPED = frozenset(
     (
         b"host", b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"connection",
         b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect", b"accept-encoding", b"user-agent",
+        b"x-override-rid",
     )
 )  # fmt: skip
 """Request headers that belong to one hop, or that the rewritten body makes wrong."""
