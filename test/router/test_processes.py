@@ -156,7 +156,7 @@ def serve(index, beat):
         if index == 0 or os.path.exists("mended"):
             beat()
         time.sleep(0.1)
-Processes([[], []], serve, hung_s=2.0).run()
+Processes([[], []], serve, hung_s=6.0).run()
 """
 
 
@@ -165,7 +165,7 @@ def test_a_worker_that_hangs_is_replaced_and_no_other(tmp_path: Path) -> None:
     assert parent.stdout is not None
     try:
         seen = [parent.stdout.readline().split() for _ in range(3)]
-        assert sorted(index for index, _ in seen) == ["0", "1", "1"]
+        assert sorted(index for index, _ in seen) == ["0", "1", "1"], seen
         hung, again = (int(pid) for index, pid in seen if index == "1")
         assert hung != again
         assert not alive(hung)
