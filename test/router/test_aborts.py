@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from sglang_router_laps.request.ids import hashed
 
 from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, World, stack
 
@@ -92,10 +93,10 @@ def test_an_id_in_use_is_refused_and_ends_nothing_else() -> None:
             gate = s.pool("short")[0].gate
             gate.clear()
             first = asyncio.create_task(s.post(text=SHORT, rid="mine"))
-            await s.until(lambda: "mine" in s.decodes[0].running_ids)
+            await s.until(lambda: hashed("mine") in s.decodes[0].running_ids)
             status, reply = await s.post(text=SHORT, rid="mine")
             assert status == 400
-            assert "mine is under way" in reply["error"]["message"]
+            assert "'mine' is under way" in reply["error"]["message"]
             gate.set()
             assert (await first)[0] == 200
             await s.at_rest()
@@ -112,38 +113,40 @@ def test_only_the_server_that_took_a_refused_request_is_told_to_drop_it() -> Non
             long.gate.clear()
             # As by another router, on another prefill server: here one leg of a second request runs, one is refused.
             first = asyncio.create_task(
-                s.client.post(f"{s.decodes[0].url}/generate", json={"rid": "mine", "bootstrap_room": 1})
+                s.client.post(f"{s.decodes[0].url}/generate", json={"rid": hashed("mine"), "bootstrap_room": 1})
             )
-            await s.until(lambda: "mine" in s.decodes[0].running_ids)
-            assert (await s.post(text="b" * 8000, rid="mine"))[0] == 400
+            await s.until(lambda: hashed("mine") in s.decodes[0].running_ids)
+            status, reply = await s.post(text="b" * 8000, rid="mine")
+            assert (status, reply["error"]["message"]) == (400, "Duplicate request ID detected: mine")
             await s.until(lambda: len(long.aborted) == 1)
-            assert (short.aborted, long.aborted, s.decodes[0].aborted) == ([], ["mine.prefill"], [])
+            assert (short.aborted, long.aborted, s.decodes[0].aborted) == ([], [f"{hashed('mine')}.prefill"], [])
             first.cancel()
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "ids"),
+    ("route", "body", "n"),
     [
-        ("generate", {"text": SHORT, "rid": "r"}, ["r{}"]),
-        ("generate", {"text": [SHORT, SHORT], "rid": "r"}, ["r{}_0", "r{}_1"]),
-        ("generate", {"text": [SHORT, SHORT], "rid": ["x", "y"]}, ["x{}", "y{}"]),
-        ("v1/completions", {"prompt": [SHORT, SHORT, SHORT], "rid": "r"}, ["r{}_0", "r{}_1", "r{}_2"]),
-        ("v1/completions", {"prompt": [[1, 2], [3]], "rid": "r"}, ["r{}_0", "r{}_1"]),
-        ("v1/completions", {"prompt": [1, 2, 3], "rid": "r"}, ["r{}"]),
-        ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}], "rid": "r"}, ["r{}"]),
+        ("generate", {"text": SHORT, "rid": "r"}, 1),
+        ("generate", {"text": [SHORT, SHORT], "rid": "r"}, 2),
+        ("generate", {"text": [SHORT, SHORT], "rid": ["x", "y"]}, 2),
+        ("v1/completions", {"prompt": [SHORT, SHORT, SHORT], "rid": "r"}, 3),
+        ("v1/completions", {"prompt": [[1, 2], [3]], "rid": "r"}, 2),
+        ("v1/completions", {"prompt": [1, 2, 3], "rid": "r"}, 1),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}], "rid": "r"}, 1),
     ],
 )
-def test_the_ids_of_an_abort_are_those_sglang_knows(route: str, body: Body, ids: list[str]) -> None:
+def test_the_ids_of_an_abort_are_those_that_were_sent(route: str, body: Body, n: int) -> None:
     async def run() -> None:
         async with stack(2) as s:
             await leave(s, route=route, **body)
             prefill = next(p for p in s.prefills if p.bodies)
-            both: tuple[tuple[FakeServer, str], ...] = ((prefill, ".prefill"), (s.decodes[0], ""))
-            for server, there in both:
-                await s.until(partial(lambda f: len(f.aborted) == len(ids), server))
-                assert server.aborted == [one.format(there) for one in ids]
+            both: tuple[FakeServer, ...] = (prefill, s.decodes[0])
+            for server in both:
+                await s.until(partial(lambda f: len(f.aborted) == n, server))
+                sent = server.bodies[0]["rid"]
+                assert server.aborted == (sent if isinstance(sent, list) else [sent])
 
     asyncio.run(run())
 
@@ -154,7 +157,7 @@ def test_the_routers_key_opens_what_the_clients_does_not() -> None:
             for f in (*s.prefills, *s.decodes):
                 f.admin_key = "admin"
             await leave(s, {"Authorization": "Bearer client"}, text=SHORT, rid="r")
-            await s.until(lambda: s.decodes[0].aborted == ["r"])
+            await s.until(lambda: s.decodes[0].aborted == [hashed("r", "Bearer client")])
 
     asyncio.run(run())
 
@@ -179,6 +182,12 @@ async def ask_abort(s: Stack, body: Any, **more: Any) -> tuple[int, bytes]:
         return r.status, await r.read()
 
 
+def done(server: FakeServer) -> list[str]:
+    """Aborts that are about a request, and not only about who may ask for them."""
+    names = [r for b in server.bodies for r in (b["rid"] if isinstance(b["rid"], list) else [b["rid"]])]
+    return [a for a in server.aborted if a in names]
+
+
 def test_a_client_aborts_at_the_router_what_it_sent_through_it() -> None:
     async def run() -> None:
         async with strict(3, 2) as s:
@@ -187,16 +196,16 @@ def test_a_client_aborts_at_the_router_what_it_sent_through_it() -> None:
             held = asyncio.create_task(s.post(text=SHORT, rid="mine"))
             other = asyncio.create_task(s.post(text=SHORT, rid="other"))
             await s.until(lambda: sum(len(f.running_ids) for f in (*s.prefills, *s.decodes)) == 4)
-            has = [f for f in (*s.prefills, *s.decodes) if any(r.startswith("mine") for r in f.running_ids)]
+            mine = hashed("mine")
+            has = {f.url: [r for r in f.running_ids if r.startswith(mine)] for f in (*s.prefills, *s.decodes)}
+            assert sorted(r for ids in has.values() for r in ids) == [mine, f"{mine}.prefill"]
             assert await ask_abort(s, {"rid": "mine"}) == (200, b"")
-            assert [f.aborted for f in (*s.prefills, *s.decodes)] == [
-                [] if f not in has else ["mine"] if f in s.decodes else ["mine.prefill"]
-                for f in (*s.prefills, *s.decodes)
-            ]
+            assert {f.url: done(f) for f in (*s.prefills, *s.decodes)} == has
             async with asyncio.timeout(120):
                 status, reply = await held
             # The reply is the decode server's, as of one server alone.
             assert (status, reply["meta_info"]["finish_reason"]["type"]) == (200, "abort")
+            assert reply["meta_info"]["id"] == "mine"
             for p in s.prefills:
                 p.gate.set()
             assert (await other)[0] == 200
@@ -212,11 +221,11 @@ def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
             held = asyncio.create_task(s.post("v1/completions", prompt=[SHORT, SHORT], rid="mine"))
             await s.until(lambda: s.decodes[0].running > 0 and any(p.running for p in s.prefills))
             assert (await ask_abort(s, {"rid": "mine"}))[0] == 200
-            assert s.decodes[0].aborted == ["mine_0", "mine_1"]
-            assert [p.aborted for p in s.prefills if p.bodies] == [["mine.prefill_0", "mine.prefill_1"]]
+            both = [f for f in (*s.prefills, *s.decodes) if f.bodies]
+            assert [done(f) for f in both] == [f.bodies[0]["rid"] for f in both]
             # One of them alone.
             assert (await ask_abort(s, {"rid": "mine_1"}))[0] == 200
-            assert [f.aborted[2:] for f in (*s.prefills, *s.decodes) if f.bodies] == [["mine.prefill_1"], ["mine_1"]]
+            assert [done(f)[2:] for f in both] == [f.bodies[0]["rid"][1:] for f in both]
             for p in s.prefills:
                 p.gate.set()
             await held
@@ -225,12 +234,16 @@ def test_a_batch_is_aborted_by_the_id_its_client_gave() -> None:
 
 
 def test_an_unknown_id_and_all_go_to_every_server() -> None:
+    """For another router may have the request, under an id that is found from the client's."""
+
     async def run() -> None:
-        async with strict(2, 2) as s:
-            assert (await ask_abort(s, {"rid": "elsewhere"}))[0] == 200
-            assert (await ask_abort(s, {"abort_all": True}))[0] == 200
-            assert (await ask_abort(s, {"rid": ""}))[0] == 200
-            assert [f.aborted for f in (*s.prefills, *s.decodes)] == [["elsewhere", "*"]] * 4
+        async with strict(2, 2, args={"api_key": "admin"}) as s:
+            headers = {"Authorization": "Bearer admin"}
+            for body in ({"rid": "elsewhere"}, {"abort_all": True}, {"rid": ""}):
+                assert (await ask_abort(s, body, headers=headers))[0] == 200
+            there = hashed("elsewhere", "Bearer admin")
+            assert [f.aborted for f in s.prefills] == [[f"{there}.prefill", "*"]] * 2
+            assert [f.aborted for f in s.decodes] == [[there, "*"]] * 2
 
     asyncio.run(run())
 

@@ -275,7 +275,7 @@ def test_header_bytes_reach_the_servers_as_they_came() -> None:
 def test_a_body_that_is_not_declared_as_json_is_refused() -> None:
     async def run() -> None:
         async with stack(2) as s, aiohttp.ClientSession() as client:
-            for path in ("/generate", "/workers"):
+            for path in ("/generate", "/abort_request"):
                 text = {"content-type": "text/plain"}
                 async with client.post(s.url + path, data=b'{"text":"a"}', headers=text) as r:
                     assert r.status == 422

@@ -55,13 +55,12 @@ def test_each_route_reaches_both_servers_as_it_came(route: str, body: dict[str, 
             (prefill,) = [p for p in s.prefills if p.bodies]
             assert prefill in s.pool("short")
             seen, also = prefill.bodies[0], s.decodes[0].bodies[0]
-            assert seen == {**also, "rid": also["rid"] + ".prefill"}
+            names = [r if isinstance(r, list) else [r] for r in (seen["rid"], also["rid"])]
+            assert names[0] == [f"{r}.prefill" for r in names[1]]
+            assert seen == {**also, "rid": seen["rid"]}
             assert {k: seen[k] for k in body} == body
-            batch = (
-                route == "generate"
-                and isinstance(next(iter(body.values()))[0], (list, str))
-                and not isinstance(next(iter(body.values())), str)
-            )
+            prompts = next(iter(body.values()))
+            batch = isinstance(prompts, list) and isinstance(prompts[0], (list, str))
             assert seen["bootstrap_port"] == ([8998, 8998] if batch else 8998)
             assert seen["bootstrap_host"] == (["127.0.0.1"] * 2 if batch else "127.0.0.1")
             await s.at_rest()
@@ -129,9 +128,9 @@ def test_a_room_given_by_the_client_is_replaced() -> None:
         async with stack(2) as s:
             await s.post(text=SHORT, bootstrap_room=7, rid="mine")
             assert s.decodes[0].bodies[0]["bootstrap_room"] != 7
-            assert s.decodes[0].bodies[0]["rid"] == "mine"
+            rid = s.decodes[0].bodies[0]["rid"]
             # A decode server that takes KV back asks the prefill server again, under its own id.
-            assert [b["rid"] for p in s.prefills for b in p.bodies] == ["mine.prefill"]
+            assert [b["rid"] for p in s.prefills for b in p.bodies] == [f"{rid}.prefill"]
 
     asyncio.run(run())
 

@@ -90,11 +90,10 @@ def test_workers_share_a_port_and_each_tells_the_numbers_of_all(tls: bool, tmp_p
             for i in range(N):
                 async with (await connected(url, i))[0] as client:
                     assert await requests_told(client, url) == {"0": 1.0, "1": 3.0}
-                    # Both have told the servers' caches to be flushed: each forgets what it knew.
                     async with client.post(f"{url}/flush_cache") as r:
                         await r.read()
                         assert r.status == 200
-            assert [f.flushed for f in s.prefills] == [2 * N] * 2
+            assert [f.flushed for f in s.prefills] == [N] * 2, "by the one that was asked alone"
 
     asyncio.run(run())
 
@@ -113,10 +112,68 @@ def test_an_abort_reaches_the_worker_that_has_the_request(tmp_path: Path) -> Non
             async with await held as r:
                 # The decode server's word: its own router has asked for the end.
                 assert (r.status, (await r.json())["meta_info"]["finish_reason"]["type"]) == (200, "abort")
+            before = [len(f.aborted) for f in (*s.prefills, *s.decodes)]
+            async with other.post(f"{url}/abort_request", json={"rid": "unknown"}) as r:
+                assert r.status == 200
+            # Once each, and one of each role is asked whether the client may.
+            told = [len(f.aborted) - n for f, n in zip((*s.prefills, *s.decodes), before, strict=True)]
+            assert sorted(told) == [1, 2, 2]
+            # Nobody passes for one of them.
+            async with other.post(f"{url}/flush_cache", headers={"x-laps-router-worker": "1"}) as r:
+                assert r.status == 200
+            assert [f.flushed for f in s.prefills] == [1, 1]
             for client in (one, other):
                 await client.close()
 
     asyncio.run(run())
+
+
+def test_any_worker_says_that_another_one_hangs(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with workers(tmp_path) as (_, _, url):
+            client, hung = await connected(url, 1)
+            other, _ = await connected(url, 0)
+            for stop, said in (
+                (False, (200, "alive")),
+                (True, (503, "worker 1 does not answer")),
+                (False, (200, "alive")),
+            ):
+                os.kill(hung, signal.SIGSTOP if stop else signal.SIGCONT)
+                async with other.get(f"{url}/liveness") as r:
+                    assert (r.status, await r.text()) == said
+            for c in (client, other):
+                await c.close()
+
+    asyncio.run(run())
+
+
+HANGS = """
+import os, time
+from sglang_router_laps.processes import Processes
+def serve(index, beat):
+    print(index, os.getpid(), flush=True)
+    while True:
+        if index == 0 or os.path.exists("mended"):
+            beat()
+        time.sleep(0.1)
+Processes([[], []], serve, hung_s=6.0).run()
+"""
+
+
+def test_a_worker_that_hangs_is_replaced_and_no_other(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", HANGS], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    try:
+        seen = [parent.stdout.readline().split() for _ in range(3)]
+        assert sorted(index for index, _ in seen) == ["0", "1", "1"], seen
+        hung, again = (int(pid) for index, pid in seen if index == "1")
+        assert hung != again
+        assert not alive(hung)
+        (tmp_path / "mended").touch()
+    finally:
+        parent.terminate()
+        rest = parent.communicate(timeout=60)[0]
+    assert "0" not in rest.split()
 
 
 def test_a_worker_that_dies_is_started_again_and_all_end_with_their_parent(tmp_path: Path) -> None:

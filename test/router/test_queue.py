@@ -113,10 +113,11 @@ def test_the_id_of_one_that_waits_is_taken_and_can_be_aborted() -> None:
             assert (status, "under way" in reply["error"]["message"]) == (400, True)
             async with s.client.post(f"{s.url}/abort_request", json={"rid": "mine"}) as r:
                 assert r.status == 200
-            for p in s.prefills:
-                p.gate.set()
+            # At once, not when its turn comes.
             status, reply = await waiting
             assert (status, reply["error"]["type"]) == (400, "abort")
+            for p in s.prefills:
+                p.gate.set()
             await first
             assert sum(len(d.bodies) for d in s.decodes) == 1
 

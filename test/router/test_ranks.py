@@ -121,13 +121,14 @@ def test_work_is_spread_over_the_ranks(each: bool) -> None:
     asyncio.run(run())
 
 
-def test_all_prompts_of_a_batch_go_to_one_rank_and_each_has_a_room_of_its_own() -> None:
+@pytest.mark.parametrize(("route", "prompts"), [("generate", "text"), ("v1/completions", "prompt")])
+def test_all_prompts_of_a_batch_go_to_one_rank_and_each_has_a_room_of_its_own(route: str, prompts: str) -> None:
     async def run() -> None:
         async with stack(2, config=ONE_POOL, make_prefill=servers(3, 3)) as s:
             for n in range(2):
                 await known(s, 3, n)
             for _ in range(6):
-                assert (await s.post(text=["one", "two", LONG]))[0] == 200
+                assert (await s.post(route, **{prompts: ["one", "two", LONG]}))[0] == 200
             bodies = [b for p in s.prefills for b in p.bodies]
             rooms = [b["bootstrap_room"] for b in bodies]
             assert all(len(set(r)) == 3 and len({room % 3 for room in r}) == 1 for r in rooms)

@@ -12,6 +12,7 @@ from .fakes import LONG, FakePrefill, Stack, stack
 
 Body = dict[str, Any]
 ADMIN, USER = ("1", "name", "admins", "admin"), ("2", "name", "users", "user")
+KEYED = {"api_key": "sesame"}
 FIELDS = {
     "id", "url", "model_id", "priority", "cost", "worker_type", "is_healthy", "load", "connection_mode",
     "disable_health_check", "metadata",
@@ -19,8 +20,9 @@ FIELDS = {
 
 
 async def ask(
-    s: Stack, method: str, path: str = "", body: object = None, key: str | None = None
+    s: Stack, method: str, path: str = "", body: object = None, key: str | None = "the router's"
 ) -> tuple[int, Body, str]:
+    key = s.lb.args.api_key if key == "the router's" else key
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with s.client.request(method, f"{s.url}/workers{path}", json=body, headers=headers) as r:
         return r.status, await r.json(), r.headers.get("location", "")
@@ -28,7 +30,7 @@ async def ask(
 
 def test_workers_are_listed_added_and_deleted() -> None:
     async def run() -> None:
-        async with stack(2, 1) as s:
+        async with stack(2, 1, args=KEYED) as s:
             status, listed, _ = await ask(s, "GET")
             assert (status, listed["total"]) == (200, 3)
             assert listed["stats"] == {"prefill_count": 2, "decode_count": 1, "regular_count": 0}
@@ -83,7 +85,7 @@ def test_workers_are_listed_added_and_deleted() -> None:
 )
 def test_what_cannot_be_added_is_refused(body: object, status: int, says: str) -> None:
     async def run() -> None:
-        async with stack(2, 1) as s:
+        async with stack(2, 1, args=KEYED) as s:
             found, reply, _ = await ask(s, "POST", body=body)
             assert found == status
             assert says in reply["error"]
@@ -94,7 +96,7 @@ def test_what_cannot_be_added_is_refused(body: object, status: int, says: str) -
 
 def test_another_kind_of_server_at_the_same_place_is_a_conflict() -> None:
     async def run() -> None:
-        async with stack(2, 1) as s:
+        async with stack(2, 1, args=KEYED) as s:
             status, reply, _ = await ask(s, "POST", body={"url": s.prefills[0].url, "worker_type": "decode"})
             assert (status, reply["code"]) == (409, "CONFLICT")
             assert (await ask(s, "GET", "/abc"))[0] == 400
@@ -107,7 +109,7 @@ def test_another_kind_of_server_at_the_same_place_is_a_conflict() -> None:
 
 def test_what_the_other_processes_of_a_router_would_not_know_is_refused() -> None:
     async def run() -> None:
-        async with stack(2, 1, config={"router_workers": 2}) as s:
+        async with stack(2, 1, config={"router_workers": 2}, args=KEYED) as s:
             status, listed, _ = await ask(s, "GET")
             assert status == 200
             status, reply, _ = await ask(s, "DELETE", f"/{listed['workers'][0]['id']}")
@@ -123,7 +125,6 @@ def test_what_the_other_processes_of_a_router_would_not_know_is_refused() -> Non
         ({"api_key": "sesame"}, ["sesame"], ["other", None]),
         ({"api_key": "sesame", "control_plane_api_keys": [ADMIN, USER]}, ["admins"], ["sesame", "users", None]),
         ({"control_plane_api_keys": [USER]}, [], ["users", None]),
-        ({}, ["any", None], []),
     ],
 )  # fmt: skip
 def test_a_key_is_asked_for(args: Body, good: list[str | None], bad: list[str | None]) -> None:
@@ -134,5 +135,23 @@ def test_a_key_is_asked_for(args: Body, good: list[str | None], bad: list[str | 
             for key in bad:
                 for method, path in (("GET", ""), ("POST", ""), ("GET", "/x"), ("DELETE", "/x")):
                     assert (await ask(s, method, path, key=key))[0] == 401
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("host", "reads"),
+    [("127.0.0.1", 200), ("::1", 200), ("localhost", 200), ("0.0.0.0", 403), ("::", 403), ("10.1.2.3", 403)],
+)
+def test_a_router_without_a_key_shows_its_servers_on_loopback_and_changes_nothing(host: str, reads: int) -> None:
+    async def run() -> None:
+        async with stack(2, 1, args={"host": host}) as s:
+            for key in (None, "any"):
+                assert (await ask(s, "GET", key=key))[0] == reads
+                wanted = {"url": "http://a.stranger:1", "worker_type": "prefill"}
+                status, reply, _ = await ask(s, "POST", body=wanted, key=key)
+                assert (status, "--api-key" in reply["error"]) == (403, True)
+                assert (await ask(s, "DELETE", "/x", key=key))[0] == 403
+            assert len(s.lb.instances) == 3
 
     asyncio.run(run())

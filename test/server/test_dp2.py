@@ -97,3 +97,20 @@ def test_chats_stay_with_their_ranks_and_both_ranks_hand_over(
     # The decode server is read, too.
     (decode,) = status(router)["decode"]
     assert decode["kv_tokens"]["capacity"] > 0
+
+
+def test_the_prompts_of_a_batch_of_completions_meet_on_one_rank(router: servers.Server) -> None:
+    """SGLang deals prompts out by their rooms, which it would count up from a single one."""
+
+    async def run() -> None:
+        async with load.session() as http, asyncio.timeout(120):
+            for n in range(3):
+                prompts = [ids(9400 + 10 * n + i, 60) for i in range(3)]
+                body = {"model": "m", "prompt": prompts, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+                async with http.post(router.url + "/v1/completions", json=body) as reply:
+                    answer = await reply.json()
+                    assert reply.status == 200, answer
+                assert answer["usage"]["prompt_tokens"] == 180
+                assert [c["finish_reason"] for c in answer["choices"]] == ["length"] * 3
+
+    asyncio.run(run())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -10,58 +12,71 @@ import pytest
 pytest.importorskip("sglang_router")
 
 from sglang_router_laps.prompts.reading import CHAT, COMPLETIONS, GENERATE, batch_size
-from sglang_router_laps.request.ids import Ids
-from sglang_router_laps.request.ids import ids as ids_of
+from sglang_router_laps.request.ids import Ids, elsewhere, fresh
 
 
-def test_a_request_without_an_id_gets_one_for_each_attempt() -> None:
+def reply(rid: Any) -> bytes:
+    return json.dumps({"meta_info": {"id": rid}}).encode()
+
+
+def seen(ids: Ids, rid: Any) -> Any:
+    return json.loads(ids.as_asked(reply(rid)))["meta_info"]["id"]
+
+
+def test_a_request_without_an_id_shows_that_of_the_router_whatever_attempt_answers() -> None:
     ids = Ids(None, None)
-    assert ids.chosen() == []
-    seen = []
-    for _ in range(2):
-        ids.renew()
-        prefill, decode = ids.members()
-        assert prefill == {"rid": f"{ids.rid}.prefill"}
-        assert decode == {"rid": ids.rid}
-        assert ids.known_as() == ([f"{ids.rid}.prefill"], [ids.rid])
-        assert ids.as_asked(ids.rid.encode()) == ids.rid.encode()
-        seen.append(ids.rid)
-    assert seen[0] != seen[1]
-
-
-def test_the_first_attempt_goes_by_the_id_of_the_client() -> None:
-    ids = Ids("mine", None)
-    ids.renew()
-    assert ids.members() == ({"rid": "mine.prefill"}, {})
-    assert ids.chosen() == ["mine", "mine"]
-    assert ids.as_asked(b"mine.prefill") == b"mine.prefill"
-
-
-@pytest.mark.parametrize("rid", ["mine", 'm"i\\n\u00e9', ["a", "b"]])
-def test_a_further_attempt_has_ids_of_its_own_and_the_client_sees_those_it_chose(rid: Any) -> None:
-    ids = Ids(rid, None)
+    first = ids.name
+    assert list(ids.asked_by()) == [first]
+    names = set()
     for _ in range(3):
         ids.renew()
-    (at_prefill,), (at_decode,) = (list(m.values()) for m in ids.members())
-    names, fresh = (at_prefill, at_decode) if isinstance(rid, list) else ([at_prefill], [at_decode])
-    assert names == [f"{f}.prefill" for f in fresh]
-    assert not {*fresh} & {*(rid if isinstance(rid, list) else [rid])}
-    assert json.loads(ids.as_asked(json.dumps(at_decode).encode())) == rid
-    assert ids.rid == rid
+        prefill, decode = ids.servers()
+        assert (prefill, decode) == (f"{ids.name}.prefill", ids.name)
+        assert ids.known_as() == ([prefill], [decode])
+        assert seen(ids, decode) == seen(ids, prefill) == first
+        names.add(decode)
+    assert len(names) == 3
+    assert first in names
 
 
-@pytest.mark.parametrize("rid", [7, {"a": 1}, ["good", 10**30], ["\ud800"]])
-def test_what_is_no_id_goes_as_it_came_and_then_without_a_name(rid: Any) -> None:
-    ids = Ids(rid, None)
-    ids.renew()
-    assert ids.members() == ({}, {})
-    ids.renew()
-    prefill, decode = ids.members()
-    json.dumps([prefill, decode])
-    if isinstance(rid, list):
-        assert all(r is None or isinstance(r, str) for r in (*prefill["rid"], *decode["rid"]))
-    else:
-        assert (prefill, decode) == ({"rid": None}, {"rid": None})
+@pytest.mark.parametrize("rid", ["mine", 'm"i\\n\u00e9', "\ud800", ["a", "b"], ["a", "ab"]])
+def test_servers_never_see_the_clients_ids_and_the_client_no_others(rid: Any) -> None:
+    ids = Ids(rid, len(rid) if isinstance(rid, list) else None, first="0" * 32)
+    for _ in range(3):
+        ids.renew()
+        for made in ids.servers():
+            each = made if isinstance(made, list) else [made]
+            assert all(re.fullmatch("[0-9a-f]{32}(.prefill)?", r) for r in each)
+            assert seen(ids, made) == rid
+    assert seen(ids, "another " + "f" * 32) == "another " + "f" * 32
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 11, 120])
+@pytest.mark.parametrize("rid", [None, "r"])
+def test_no_id_is_a_prefix_of_another(rid: str | None, n: int) -> None:
+    ids = Ids(rid, n)
+    for _ in range(2):
+        ids.renew()
+        for each in ids.known_as():
+            assert len(each) == n
+            assert not any(b.startswith(a) for a, b in permutations([*each, fresh()], 2))
+
+
+@pytest.mark.parametrize(
+    ("rid", "batch", "says"),
+    [
+        (7, None, "neither a string nor"),
+        ({"a": 1}, None, "neither a string nor"),
+        (["good", 10**30], 2, "neither a string nor"),
+        (["a"], None, "1 ids for one prompt"),
+        (["a"], 2, "1 ids for 2 prompts"),
+        (["a", "a"], 2, "equal"),
+        (["a", ""], 2, "empty"),
+    ],
+)
+def test_what_sglang_takes_for_no_id_is_refused(rid: Any, batch: int | None, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Ids(rid, batch)
 
 
 @pytest.mark.parametrize(
@@ -69,24 +84,35 @@ def test_what_is_no_id_goes_as_it_came_and_then_without_a_name(rid: Any) -> None
     [
         (GENERATE, {"text": ["a", "b"]}, ["r_0", "r_1"]),
         (GENERATE, {"input_ids": [[1], [2]]}, ["r_0", "r_1"]),
-        (GENERATE, {"input_ids": [1, 2]}, ["r"]),
+        (GENERATE, {"input_ids": [1, 2]}, []),
         (COMPLETIONS, {"prompt": ["a"]}, ["r_0"]),
-        (COMPLETIONS, {"prompt": "a"}, ["r"]),
-        (CHAT, {"messages": []}, ["r"]),
+        (COMPLETIONS, {"prompt": "a"}, []),
+        (GENERATE, {"input_embeds": [[0.1], [0.2]]}, []),
+        (GENERATE, {"input_embeds": [[[0.1]], [[0.2]]]}, ["r_0", "r_1"]),
+        (CHAT, {"messages": []}, []),
     ],
 )
 def test_the_parts_of_a_batch_have_ids_of_their_own(endpoint: str, body: dict[str, Any], parts: list[str]) -> None:
     ids = Ids("r", batch_size(endpoint, body))
     ids.renew()
-    assert ids.known_as()[1] == parts
-    assert ids.chosen() == ["r", *parts]
+    assert ids.asked_by() == {"r": None, **{part: i for i, part in enumerate(parts)}}
+    assert [seen(ids, made) for made in ids.known_as()[1]] == (parts or ["r"])
 
 
-def test_a_long_id_is_shortened_for_people() -> None:
-    assert len(Ids("x" * 1000, None).name) < 100
-    assert Ids("x" * 200, None).name == "x" * 200
+@pytest.mark.parametrize("rid", ["mine", None])
+def test_another_router_finds_the_ids_of_a_first_attempt(rid: str | None) -> None:
+    ids = Ids(rid, None, owner="me")
+    ids.renew()
+    (named,) = ids.asked_by()
+    there = elsewhere(named, "me")
+    prefill, decode = ids.known_as()
+    assert {*prefill} <= {*there["prefill"]}
+    assert {*decode} <= {*there["decode"]}
+    assert rid not in there["decode"]
+    # Another client's with the same id is another one.
+    assert not rid or not {*decode} & {*elsewhere(named, "you")["decode"]}
 
 
-@pytest.mark.parametrize("rid", ["", 7, None, ["", 7, "good"], {"a": 1}, True])
-def test_what_is_no_id_is_not_aborted(rid: Any) -> None:
-    assert ids_of(rid, None) == (["good"] if isinstance(rid, list) else [])
+def test_an_empty_id_is_none() -> None:
+    ids = Ids("", None)
+    assert list(ids.asked_by()) == [ids.name]

@@ -37,6 +37,9 @@ REPLACED, KILLED = 4.5, 6.5
 BEAT_S = 0.05
 """How often the routers are asked (seconds)."""
 
+KEY = "fleet"
+BEARER = {"authorization": f"Bearer {KEY}"}
+"""Without a key a router takes no changes of its servers."""
 Pools = frozenset[str]
 """URLs of the short pool."""
 
@@ -73,7 +76,7 @@ class Scene:
     async def look(self) -> None:
         """Ask the routers that are left, again and again. Ends when cancelled."""
         timeout = aiohttp.ClientTimeout(total=5)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, headers=BEARER) as session:
             while True:
                 alive = [r for r in self.routers if r.alive()]
                 try:
@@ -87,7 +90,7 @@ class Scene:
     async def replace(self, server: servers.Server) -> None:
         """Take a server away, and give the routers another one."""
         new = await self.emulated.prefill()
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(headers=BEARER) as session:
             for router in self.routers:
                 body = {"url": new.url, "worker_type": "prefill", "bootstrap_port": new.bootstrap_port}
                 async with session.post(f"{router.url}/workers", json=body) as reply:
@@ -126,7 +129,7 @@ async def play(phases: int, phase_s: float, period_s: float, out: Path, say: Cal
     prompts = Prompts(model.VOCABULARY, 1, LONG_TOKENS, reuse=False, prefill_only=False)
     emulated = Emulated(log / "emulated.log", SPEED)
     prefills, decode = [await emulated.prefill() for _ in range(PREFILLS)], await emulated.decode()
-    more = flags(PREFILLS, period_s)
+    more = (*flags(PREFILLS, period_s), "--api-key", KEY)
     routers = [
         servers.minilb(prefills, [decode], log / f"router{i}.log", *more, module=MODULES[LAPS], name=f"router {i}")
         for i in range(ROUTERS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import resource
+import secrets
+import socket
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -22,10 +25,11 @@ from starlette.middleware.cors import CORSMiddleware
 from . import stock_flags
 from .config import AllocConfig
 from .http.app import LapsApp
+from .http.keys import has_keys, is_local
 from .http.parser import BoundedProtocol
-from .processes import Processes, listen, listen_alone
+from .processes import BEAT_S, Processes, listen, listen_alone
 from .request.trail import ID_HEADER, AccessLog
-from .router import Router
+from .router import Router, Worker
 from .servers.instances import Instance
 from .tracing import Tracer
 
@@ -82,6 +86,9 @@ class LapsBalancer:
             queue.most, queue.size = enough, min(queue.size, enough)
         for pool in POOLS:
             logger.info("%s pool: %s", pool, " ".join(i.url for i in router.pools.members(pool)))
+        if not has_keys(router.args):
+            open_for = "only answers GET" if is_local(router.args) else "is closed"
+            logger.info("/workers %s: neither --api-key nor --control-plane-api-keys is given", open_for)
         AccessLog.to_stderr()
         # The stock module imports all of SGLang: half a million objects, which the garbage collector would go through
         # again and again, 170 ms each time with every request waiting. Workers share what is frozen before they start.
@@ -103,9 +110,11 @@ class LapsBalancer:
         logger.info("%d workers running on %s://%s:%d", n, scheme, args.host, port)
         urls = [f"{scheme}://127.0.0.1:{alone.getsockname()[1]}" for _, alone in sockets]
 
-        def serve(index: int) -> None:
-            self.router.worker = index, urls
-            Server(self.server_config(), self.router).run(sockets[index])
+        secret = secrets.token_hex()
+
+        def serve(index: int, beat: Callable[[], None]) -> None:
+            self.router.worker = Worker(index, urls, secret)
+            Server(self.server_config(), self.router, beat).run(sockets[index])
 
         Processes(sockets, serve).run()
 
@@ -134,11 +143,25 @@ class LapsBalancer:
 
 
 class Server(uvicorn.Server):
-    """Says at once that it is no longer ready when it is told to stop."""
+    """Says at once that it is no longer ready when it is told to stop, and shows its parent process that it runs."""
 
-    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+    def __init__(self, config: uvicorn.Config, router: Router, beat: Callable[[], None] | None = None) -> None:
         super().__init__(config)
         self._router = router
+        self._beat = beat
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Call ``beat`` for as long as the event loop turns."""
+        beating = asyncio.create_task(self._keep_beating())
+        try:
+            await super().serve(sockets)
+        finally:
+            beating.cancel()
+
+    async def _keep_beating(self) -> None:
+        while self._beat is not None:
+            self._beat()
+            await asyncio.sleep(BEAT_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What uvicorn calls on a signal."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import mmap
 import os
 import signal
 import socket
@@ -19,6 +21,10 @@ PAUSE_S = 1.0
 """Before a worker that has ended is started again (seconds)."""
 BACKLOG = 2048
 """Connections that wait for a worker, as in uvicorn."""
+BEAT_S = 0.5
+"""How often a worker shows that its event loop turns (seconds)."""
+HUNG_S = 20.0
+"""A worker that has not shown it for so long is killed and started again (seconds)."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -45,9 +51,20 @@ class Processes:
     """One process for each list of sockets. The sockets stay open here, so that none who has connected is turned away
     while a worker is started again."""
 
-    def __init__(self, sockets: Sequence[Sequence[socket.socket]], serve: Callable[[int], None]) -> None:
-        """``serve`` is called in worker ``i`` with ``i``, and ends with it, or at SIGTERM."""
+    def __init__(
+        self,
+        sockets: Sequence[Sequence[socket.socket]],
+        serve: Callable[[int, Callable[[], None]], None],
+        hung_s: float = HUNG_S,
+    ) -> None:
+        """``serve`` is called in worker ``i`` with ``i`` and with what it is to call every BEAT_S, and ends with it, or
+        at SIGTERM. ``hung_s``: after how long without such a call a worker is taken to hang (seconds)."""
         self._sockets = sockets
+        self._hung_looks = math.ceil(hung_s / BEAT_S)
+        self._beats = mmap.mmap(-1, max(1, len(sockets)))
+        """A number for each worker, which it changes; shared with all of them."""
+        self._seen: dict[int, tuple[int, int]] = {}
+        """That number when it was looked at, and how many looks since then found it unchanged, by process id."""
         self._serve = serve
         self._running: dict[int, int] = {}
         """Workers by process id."""
@@ -62,7 +79,13 @@ class Processes:
         for i in range(len(self._sockets)):
             self._start(i)
         while self._running:
-            pid, status = os.wait()
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                self._kill_hung()
+                # A signal is heard meanwhile.
+                time.sleep(BEAT_S)
+                continue
+            self._seen.pop(pid, None)
             index = self._running.pop(pid, None)
             if index is None or self._told:
                 continue
@@ -73,6 +96,16 @@ class Processes:
             signal.signal(s, handler)
         if self._told:
             signal.raise_signal(self._told)
+
+    def _kill_hung(self) -> None:
+        """Looks are counted, not seconds: who is stopped himself must not think that of his workers."""
+        for pid, index in () if self._told else list(self._running.items()):
+            beat, (before, looks) = self._beats[index], self._seen.get(pid, (-1, 0))
+            self._seen[pid] = beat, looks + 1 if beat == before else 0
+            if looks >= self._hung_looks:
+                logger.error("worker %d hangs; it is killed", index)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _end(self, number: int, _: FrameType | None) -> None:
         """Pass a signal on; a second SIGINT ends workers in the middle of their requests, as it does uvicorn."""
@@ -96,6 +129,10 @@ class Processes:
 
     def _work(self, index: int) -> None:
         """All that the new process does."""
+
+        def beat() -> None:
+            self._beats[index] = (self._beats[index] + 1) % 256
+
         code = 1
         try:
             # A terminal's Ctrl-C is for the parent, which passes it on.
@@ -107,7 +144,7 @@ class Processes:
             for theirs in (s for i, each in enumerate(self._sockets) if i != index for s in each):
                 theirs.close()
             threading.Thread(target=self._end_with_parent, daemon=True).start()
-            self._serve(index)
+            self._serve(index, beat)
             code = 0
         except SystemExit as e:
             code = e.code if isinstance(e.code, int) else 1

@@ -96,9 +96,8 @@ class Queue:
         self.in_flight += 1
         return True
 
-    async def wait(self, waiting: Waiting, until: float, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait in the line for a place. Raises TurnedAway: after the time-out, at ``until`` (monotonic seconds), and
-        where it is ``given_up`` when its turn comes."""
+    async def wait(self, waiting: Waiting, until: float) -> None:
+        """Wait in the line for a place. Raises TurnedAway: after the time-out, and at ``until`` (monotonic seconds)."""
         ticket = _Ticket(waiting)
         self._line[ticket] = None
         try:
@@ -113,9 +112,6 @@ class Queue:
             raise self.too_late(until) from None
         finally:
             self._line.pop(ticket, None)
-        if given_up():
-            self.leave()
-            raise TurnedAway(400, "abort", "aborted before it was sent to a server")
 
     def too_late(self, until: float) -> TurnedAway:
         """What a request is told that has waited for nothing, until its deadline or the time-out."""

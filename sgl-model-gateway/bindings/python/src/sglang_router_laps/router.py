@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sglang_router.router_args import RouterArgs
 
@@ -22,6 +23,17 @@ HISTORY_S = 300.0
 """How far back status and page look (seconds)."""
 CONTROLLER = "controller"
 """Name of the task that moves servers between the pools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process of those behind one port."""
+
+    index: int = 0
+    urls: Sequence[str] = ("",)
+    """Where each of them is reached alone."""
+    secret: str = ""
+    """What they know one another by."""
 
 
 class Router:
@@ -56,8 +68,7 @@ class Router:
             failed=self._beat_failed,
         )
         self.started_at = time.monotonic()
-        self.worker: tuple[int, Sequence[str]] = 0, ("",)
-        """Which of the processes behind the port this is, and where each of them is reached alone (URLs)."""
+        self.worker = Worker()
 
     def served(self) -> bool:
         """Whether each role has a server that is healthy."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable
 from hmac import compare_digest
+from ipaddress import ip_address
 
 from sglang_router.router_args import RouterArgs
 from starlette.requests import Request
@@ -16,20 +17,33 @@ ASK = {"www-authenticate": 'Basic realm="LAPS router"'}
 """Has a browser ask its reader for a password, and give that with what the page fetches."""
 
 
+def has_keys(args: RouterArgs) -> bool:
+    """Whether any of those flags is given."""
+    return bool(args.control_plane_api_keys or args.api_key)
+
+
+def is_local(args: RouterArgs) -> bool:
+    """Whether only this machine reaches the router."""
+    try:
+        return ip_address(args.host).is_loopback
+    except ValueError:
+        return bool(args.host == "localhost")
+
+
 def allowed(request: Request, args: RouterArgs) -> bool:
-    """Whether ``request`` brings a key that may change something. Without any of those flags everybody may."""
+    """Whether ``request`` brings a key that may change something."""
     # As the stock flag is parsed: id, name, key, role.
     keys = [key for _, _, key, role in args.control_plane_api_keys if role == "admin"]
     if not args.control_plane_api_keys and args.api_key:
         keys = [args.api_key]
-    return _brings(request, keys) or not (args.control_plane_api_keys or args.api_key)
+    return _brings(request, keys)
 
 
 def keyed(endpoint: Endpoint, args: RouterArgs) -> Endpoint:
     """``endpoint`` for those alone who bring any of the keys. Without any of those flags for everybody."""
-    keys = [key for _, _, key, _ in args.control_plane_api_keys] + ([args.api_key] if args.api_key else [])
-    if not keys:
+    if not has_keys(args):
         return endpoint
+    keys = [key for _, _, key, _ in args.control_plane_api_keys] + ([args.api_key] if args.api_key else [])
 
     async def asked(request: Request) -> Response:
         if _brings(request, keys):

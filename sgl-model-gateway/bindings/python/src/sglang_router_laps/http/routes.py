@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from starlette.routing import Match, Route
 from starlette.routing import Router as Routes
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..request.body import read_body
+from ..request.body import read_body, require_json
+from ..request.ids import elsewhere, fresh
 from ..request.replies import JSON, BadRequest, refusal
 from ..router import Router
 from ..servers.aborts import ABORT
 from ..servers.upstream import Answer
 from .keys import keyed
+from .siblings import HUNG_S, TOLD_S, Siblings, merged
 from .status import Metrics, status
 from .workers import Workers
 
@@ -45,6 +47,7 @@ class Rest:
     def __init__(self, router: Router, stock: ASGIApp, closed: Callable[[], None]) -> None:
         """``closed`` is called when the router has been."""
         self._router = router
+        self._siblings = Siblings(router)
         self._closed = closed
         self._metrics = Metrics(router)
         routes = [
@@ -91,16 +94,26 @@ class Rest:
             history = int(last) if last.isdecimal() and len(last) < 10 else sys.maxsize
         return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
-    async def metrics(self, _: Request) -> Response:
-        """For Prometheus."""
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus: of all processes behind the port, unless one of them asks."""
+        mine = self._metrics.text()
+        if self._siblings.others and not self._siblings.ask_me(request):
+            answers = await self._siblings.ask(request)
+            texts = {i: answer[1] for i, answer in answers.items() if answer and answer[0] == 200}
+            mine = merged({**texts, self._router.worker.index: mine})
+        return Response(mine, media_type=CONTENT_TYPE_LATEST)
 
     async def page(self, _: Request) -> Response:
         """For people."""
         return HTMLResponse(PAGE.read_bytes())
 
-    async def liveness(self, _: Request) -> Response:
-        """Whether this process answers."""
+    async def liveness(self, request: Request) -> Response:
+        """Whether this process answers, and all others behind the port."""
+        if self._siblings.others and not self._siblings.ask_me(request):
+            answers = await self._siblings.ask(request, timeout_s=HUNG_S)
+            silent = [str(i) for i, answer in answers.items() if answer is None]
+            if silent:
+                return PlainTextResponse(f"worker {', '.join(silent)} does not answer", 503)
         return PlainTextResponse("alive")
 
     async def readiness(self, _: Request) -> Response:
@@ -119,18 +132,30 @@ class Rest:
         return UNREACHED
 
     async def flush(self, request: Request) -> ASGIApp:
-        """To every healthy server. One that is not reached counts for nothing: its cache is gone."""
-        self._router.pools.forget_prefixes()
-        key = request.headers.get("authorization")
-        up = [i for i in self._router.instances if i.healthy]
-        answers = await asyncio.gather(*(self._router.sessions.tell(i, FLUSH, key, FLUSH_S) for i in up))
-        return _first_bad([a for a in answers if a is not None] or None, "text/plain")
+        """To every healthy server, with the client's key. One that is not reached counts for nothing: its cache is
+        gone. What a prefill server is thought to hold is forgotten once it has agreed. Raises Rejection."""
+        if "origin" in request.headers:
+            # A page of another site may send what has no body, or one that is not declared as JSON.
+            require_json(request.scope)
+        router, key = self._router, request.headers.get("authorization")
+        if self._siblings.ask_me(request):
+            router.pools.forget_prefixes()
+            return PlainTextResponse("")
+        up = [i for i in router.instances if i.healthy]
+        answers = await asyncio.gather(*(router.sessions.tell(i, FLUSH, key, FLUSH_S) for i in up))
+        if any(i.role == "prefill" and a and a[0] < 400 for i, a in zip(up, answers, strict=True)):
+            router.pools.forget_prefixes()
+            await self._siblings.ask(request)
+        reached = [a for a in answers if a is not None]
+        bad = (a for a in reached if a[0] >= 400)
+        return _reply(next(bad, (200, b"")) if reached else None, "text/plain")
 
     async def abort(self, request: Request) -> ASGIApp:
-        """A client's abort, with its own key, to every server that has the request. Raises ClientDisconnect, and
-        Rejection."""
-        router = self._router
-        raw = await read_body(request.scope, request.receive, router.args)
+        """A client's abort, with its own key, to every server that has the request. Nothing is done for one who may
+        not. Raises ClientDisconnect, and Rejection."""
+        aborter = self._router.aborter
+        raw = await read_body(request.scope, request.receive, self._router.args)
+        require_json(request.scope)
         try:
             body = orjson.loads(raw)
             rid, everything = body.get("rid") or "", body.get("abort_all", False)
@@ -138,12 +163,25 @@ class Rest:
                 raise ValueError
         except (ValueError, AttributeError):
             raise BadRequest('/abort_request takes {"rid": "..."} or {"abort_all": true}') from None
-        return _first_bad(await router.aborter.forward(rid, everything, request.headers.get("authorization")))
+        if not (rid or everything):
+            # As SGLang.
+            return _reply((200, b""))
+        rid, key = "" if everything else rid, request.headers.get("authorization")
+        if self._siblings.ask_me(request):
+            return _reply(await aborter.forward(rid, None, key))
+        allowed = await aborter.may(key, fresh())
+        if allowed is None or allowed[0] >= 400:
+            return _reply(allowed)
+        # Whoever has the request knows of its abort before its servers do.
+        told = await self._siblings.ask(request, raw, TOLD_S)
+        # An id that is not known here may be another router's.
+        answers = [*told.values(), await aborter.forward(rid, elsewhere(rid, key) if rid else {}, key)]
+        bad = (a for a in answers if a and a[0] >= 400)
+        return _reply(next(bad, answers[-1]))
 
 
-def _first_bad(answers: Sequence[Answer] | None, media_type: str = JSON.decode()) -> ASGIApp:
-    """The first bad answer, or that all is well; None: nobody has answered."""
-    if answers is None:
+def _reply(answer: Answer | None, media_type: str = JSON.decode()) -> ASGIApp:
+    """``answer`` as the router's own; None: nobody has answered."""
+    if answer is None:
         return UNREACHED
-    code, body = next((a for a in answers if a[0] >= 400), (200, b""))
-    return Response(body, code, media_type=media_type if body else "text/plain")
+    return Response(answer[1], answer[0], media_type=media_type if answer[1] else "text/plain")

@@ -1,86 +1,67 @@
-"""One of several processes behind a port: what is told to one is told to all, and one says the numbers of all."""
+"""The processes behind one port: what is told to one is told to all, and one says the numbers and the health of all."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from hmac import compare_digest
 
 import aiohttp
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..request.body import read_body
 from ..router import Router
 from ..servers.upstream import Answer, forwarded
 
 MARK = "x-laps-router-worker"
-"""A header: asked by a sibling, for this process alone."""
+"""A header, with their secret: asked by a sibling, for this process alone."""
 LABEL = b"router_worker"
 """Of every sample, where there are several processes."""
-METRICS = "/metrics"
-METRICS_S = 5.0
-"""A sibling that takes longer is left out (seconds)."""
-TOLD = ("/abort_request", "/flush_cache")
-"""What all must know."""
+ASK_S = 5.0
+"""How long the others' answers are waited for (seconds)."""
 TOLD_S = 40.0
 """Longer than a server's answer is waited for (seconds)."""
+HUNG_S = 3.0
+"""A process that takes longer to say that it is alive is not (seconds)."""
 
 
 class Siblings:
-    """In front of the routes that do not generate."""
+    """The other processes, as this one asks them."""
 
-    def __init__(self, app: ASGIApp, router: Router) -> None:
-        self._app = app
-        self._router = router
-        self._me, self._all = router.worker
+    def __init__(self, router: Router) -> None:
+        self._worker = router.worker
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on where it is for this process alone. Raises ClientDisconnect, and Rejection."""
-        if scope["type"] == "http" and len(self._all) > 1 and not any(n == MARK.encode() for n, _ in scope["headers"]):
-            if scope["path"] == METRICS:
-                answers = await self._ask(range(len(self._all)), scope, b"", METRICS_S)
-                texts = {i: text for i, (status, text) in answers.items() if status == 200}
-                await Response(merged(texts), media_type=CONTENT_TYPE_LATEST)(scope, receive, send)
-                return
-            if scope["path"] in TOLD:
-                await self._tell(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    def ask_me(self, request: Request) -> bool:
+        """Whether ``request`` is a sibling's."""
+        secret, given = self._worker.secret, request.headers.get(MARK, "")
+        return bool(secret) and compare_digest(given.encode(), secret.encode())
 
-    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """All others first: whoever has the request that an abort is about knows it before its servers do."""
-        body = await read_body(scope, receive, self._router.args)
-        await self._ask([i for i in range(len(self._all)) if i != self._me], scope, body, TOLD_S)
+    @property
+    def others(self) -> list[int]:
+        """Their numbers."""
+        return [i for i in range(len(self._worker.urls)) if i != self._worker.index]
 
-        async def again() -> dict[str, object]:
-            return {"type": "http.request", "body": body, "more_body": False}
+    async def ask(self, request: Request, body: bytes = b"", timeout_s: float = ASK_S) -> dict[int, Answer | None]:
+        """The same of all others: their answers by number; None where one gave none."""
+        if not self.others:
+            return {}
+        headers = forwarded(request.scope["headers"])
+        headers[MARK] = self._worker.secret
+        path = f"{request.url.path}?{request.url.query}"
 
-        await self._app(scope, again, send)
-
-    async def _ask(self, whom: Sequence[int], scope: Scope, body: bytes, timeout_s: float) -> dict[int, Answer]:
-        """The answers of those that gave one."""
-        headers = forwarded(scope["headers"])
-        headers[MARK] = str(self._me)
-        url = Request(scope).url
-        path = f"{url.path}?{url.query}"
-        found: dict[int, Answer] = {}
-
-        async def ask(http: aiohttp.ClientSession, i: int) -> None:
+        async def ask(http: aiohttp.ClientSession, i: int) -> Answer | None:
             try:
-                async with http.request(scope["method"], self._all[i] + path, data=body, headers=headers) as reply:
-                    found[i] = reply.status, await reply.read()
+                async with http.request(
+                    request.method, self._worker.urls[i] + path, data=body, headers=headers
+                ) as reply:
+                    return reply.status, await reply.read()
             except (aiohttp.ClientError, OSError):
-                # It is being started again.
-                pass
+                # It hangs, or is being started again.
+                return None
 
         # Its certificate is for the name that clients know.
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=False), timeout=aiohttp.ClientTimeout(timeout_s)
         ) as http:
-            await asyncio.gather(*(ask(http, i) for i in whom))
-        return found
+            return dict(zip(self.others, await asyncio.gather(*(ask(http, i) for i in self.others)), strict=True))
 
 
 def merged(texts: dict[int, bytes]) -> bytes:

@@ -18,11 +18,14 @@ from ..request.replies import JSON, Rejection, Reply
 from ..router import Router
 from ..servers.instances import Instance, PrefillInstance, Role
 from ..stock_flags import is_url
-from .keys import allowed
+from .keys import allowed, has_keys, is_local
 
 ROUTE = "/workers"
 API = "workers API"
 """The source of a server that was added here."""
+
+
+NO_KEY = "the router has no key: start it with --api-key or --control-plane-api-keys"
 
 
 class Wanted(msgspec.Struct):
@@ -110,9 +113,13 @@ class Workers:
         return told
 
     def _check(self, request: Request) -> None:
-        if not allowed(request, self._router.args):
+        args, reads = self._router.args, request.method in ("GET", "HEAD")
+        if not has_keys(args):
+            if not (reads and is_local(args)):
+                _reject(403, "FORBIDDEN", NO_KEY)
+        elif not allowed(request, args):
             _reject(401, "UNAUTHORIZED", "a key is needed: authorization: Bearer KEY")
-        if request.method not in ("GET", "HEAD") and self._router.config.router_workers > 1:
+        if not reads and self._router.config.router_workers > 1:
             why = "this is one of --router-workers, and the others would not know: use --service-discovery or dns://"
             _reject(501, "NOT_IMPLEMENTED", why)
 

@@ -71,6 +71,11 @@ def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
         if text is not None:
             return len(text) if isinstance(text, list) else None
         prompts = body.get("input_ids")
+        if prompts is None:
+            # Rows of numbers are one prompt.
+            match body.get("input_embeds"):
+                case [[[*_], *_], *_] as prompts:
+                    pass
     return len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else None
 
 

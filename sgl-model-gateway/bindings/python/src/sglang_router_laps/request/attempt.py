@@ -12,11 +12,11 @@ import aiohttp
 from ..pools.choice import Choice
 from ..prompts.tokens import cached_tokens, reported_tokens
 from ..router import Router
-from ..servers.aborts import Held
+from ..servers.aborts import LiveRequest
 from ..servers.instances import Instance, Lease
 from ..servers.upstream import Lost, failure
 from .call import Call
-from .ids import AT_PREFILL
+from .ids import IDS_MAX
 from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
 from .streams import Events, MergedEvents, merge_reply
 
@@ -43,8 +43,7 @@ class Attempt:
     decoder: Instance
     left_s: float
     """Until it is given up (seconds)."""
-    held: Held = field(init=False)
-    """This attempt, as the servers know it."""
+    live: LiveRequest
     _prefill: asyncio.Task[Reply] = field(init=False)
     _decode: asyncio.Task[Decoding] = field(init=False)
     _raced: asyncio.Future[None] = field(init=False)
@@ -62,17 +61,13 @@ class Attempt:
     _late: Refused | None = None
     """The prefill server's error, where the stream had begun already."""
 
-    def __post_init__(self) -> None:
-        ids = self.call.ids
-        ids.renew()
-        self.held = Held(ids.rid, dict(zip((self.choice.instance, self.decoder), ids.known_as(), strict=True)))
-
     async def run(self) -> None:
         """Answer the client. Raises Refused, Lost or TimeoutError where the servers did not."""
-        health, aborter = self.router.health, self.router.aborter
+        health, live = self.router.health, self.live
         prefiller, decoder = self.choice.instance, self.decoder
         began = time.monotonic()
         self.call.trail.try_at(prefiller, decoder, began)
+        self.call.ids.renew()
         for_prefill, for_decode = self.call.wires(prefiller, self.choice.rank)
         share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
@@ -86,7 +81,8 @@ class Attempt:
         del for_prefill, for_decode
         response: aiohttp.ClientResponse | None = None
         served = False
-        aborter.add(self.held)
+        known = self.call.ids.known_as()
+        live.at = {at: ids[:IDS_MAX] for at, ids in zip((prefiller, decoder), known, strict=True)}
         try:
             with share, load:
                 response, first = await self._race()
@@ -118,7 +114,6 @@ class Attempt:
             if response is not None:
                 # Closes what has not been read to its end, keeps what has.
                 response.close()
-            aborter.remove(self.held)
             if not served:
                 # On a closed connection alone a server notices only after seconds. Where it has answered there is
                 # nothing to drop: the id may be another's.
@@ -126,6 +121,7 @@ class Attempt:
                     self._abort(prefiller)
                 if not decode.done() or (self.call.stream and response is not None and response.status < 400):
                     self._abort(decoder)
+            live.at = {}
             for leg in (prefill, decode):
                 if leg.done():
                     _look_at(leg)
@@ -169,8 +165,6 @@ class Attempt:
             reply = fault(reply.body) or reply
         self.router.health.answered(instance, reply.status)
         if reply.status >= 400:
-            # An error may name the request.
-            reply.body = reply.body.replace(AT_PREFILL.encode(), b"")
             return reply
         now = call.trail.prefilled = time.monotonic()
         instance.note_answer(now - (call.trail.sent or now))
@@ -228,7 +222,7 @@ class Attempt:
         if not decode.done():
             refused = self._refusal()
             # Of an abort both servers were told; what the client expects is the decode server's reply.
-            await asyncio.wait((decode,), timeout=ABORTED_S if self.held.asked else 0.0)
+            await asyncio.wait((decode,), timeout=ABORTED_S if self.live.aborted else 0.0)
             if refused is not None and not decode.done():
                 raise refused
         response, first = self._result(decode, self.decoder)
@@ -245,7 +239,7 @@ class Attempt:
         A stream says so in its first event, for its status line was sent before. Without a reason, where nobody has
         aborted the request, the reason is the prefill server's.
         """
-        found = None if self.held.asked else fault(first)
+        found = None if self.live.aborted else fault(first)
         if found is None:
             return
         if TRANSFER_FAILED in found.body:
@@ -324,10 +318,10 @@ class Attempt:
 
     def _abort(self, instance: Instance) -> None:
         """Ask ``instance`` to drop the request, without waiting for it."""
-        ids = self.held.ids[instance]
+        ids = self.live.at[instance]
         if instance.healthy and ids:
             key = self.call.headers.get("authorization")
-            self.router.spawn(self.router.aborter.drop(instance, ids, key))
+            self.router.spawn(self.router.aborter.drop(instance, self.live, ids, key))
 
 
 def _has_result(leg: asyncio.Task[Any]) -> bool:

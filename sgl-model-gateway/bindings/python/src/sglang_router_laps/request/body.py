@@ -227,9 +227,6 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
     if _parts(endpoint, body) > PARTS_MAX:
         what = "messages and parts" if endpoint == CHAT else "prompts"
         raise Rejection(refusal(413, "payload_too_large", f"there are more than {PARTS_MAX} {what}"))
-    rid = body.get("rid")
-    if rid is not None and not all(isinstance(one, str) for one in (rid if isinstance(rid, list) else [rid])):
-        raise BadRequest("rid: neither a string nor a list of strings")
     text, params = body.get("text"), body.get("sampling_params")
     if endpoint != GENERATE:
         text, params = None, {"n": body.get("n")}

@@ -14,13 +14,14 @@ from laps_core.scheduling.plan import Waiting
 from starlette.types import Scope
 
 from ..prompts.prefixes import NOTHING, measure
-from ..prompts.reading import GENERATE, Prompt, answer_tokens, batch_size, read_prompt
+from ..prompts.reading import Prompt, answer_tokens, batch_size, read_prompt
 from ..prompts.tokens import TokenCounter
 from ..servers.instances import PrefillInstance
 from ..servers.ranks import ROOM_BITS, Rank
 from ..servers.upstream import forwarded
 from . import body as bodies
 from .ids import Ids
+from .replies import BadRequest
 from .trail import Trail
 
 
@@ -28,7 +29,8 @@ class Call:
     """A request whose body has been read."""
 
     def __init__(self, trail: Trail, scope: Scope, raw: bytes, body: dict[str, Any]) -> None:
-        """``raw`` and ``body`` are what ``body.parse`` gave. Raises BadRequest where a deadline in a header is none."""
+        """``raw`` and ``body`` are what ``body.parse`` gave. Raises BadRequest where a deadline in a header, or a
+        ``rid``, is none."""
         self.trail = trail
         self.endpoint = endpoint = trail.endpoint
         self.arrived = time.monotonic()
@@ -38,9 +40,14 @@ class Call:
         self.logprobs = any(asked) if isinstance(asked, list) else bool(asked)
         """Whether it asks for log-probabilities (of any prompt of a batch)."""
         batch = batch_size(endpoint, body)
-        self.rooms = batch if endpoint == GENERATE else None
-        """How many rooms a batch meets in, one for each prompt; None: all of the request meets in one."""
-        self.ids = Ids(body.get("rid"), batch, trail.id if trail.made else None)
+        self.rooms = batch
+        """Number of bootstrap rooms of a batch, one for each prompt: SGLang would count up from a single one, and by
+        their rooms it deals prompts out to data-parallel ranks. None: one prompt, one room."""
+        try:
+            own = trail.id if trail.made else None
+            self.ids = Ids(body.get("rid"), batch, own, self.headers.get("authorization"))
+        except ValueError as e:
+            raise BadRequest(f"rid: {e}") from None
         self.length_class: Pool = "short"
         self.first_token_seen = False
         self.prompt: Prompt | None = None
@@ -94,7 +101,7 @@ class Call:
             "bootstrap_room": rooms[0] if n is None else rooms,
         }
         prefill, decode = (
-            bodies.splice(self._raw, self._body, orjson.dumps({**meeting, **ids})) for ids in self.ids.members()
+            bodies.splice(self._raw, self._body, orjson.dumps({**meeting, "rid": rid})) for rid in self.ids.servers()
         )
         return prefill, decode
 

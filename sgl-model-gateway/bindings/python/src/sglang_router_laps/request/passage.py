@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from sglang_router.router_args import RouterArgs
 
 from ..pools.choice import Choice, Tried
-from ..queue import too_late_there
+from ..queue import TurnedAway, too_late_there
 from ..router import Router
-from ..servers.aborts import Held
+from ..servers.aborts import Aborted, LiveRequest
 from ..servers.instances import Instance
 from ..servers.upstream import Lost
 from .attempt import Attempt
@@ -69,25 +69,33 @@ class Passage:
     call: Call
     client: Client
     tried: Tried = field(default_factory=Tried)
+    live: LiveRequest = field(init=False)
     deaths: int = 0
     """Servers that were lost with this request on them."""
 
+    def __post_init__(self) -> None:
+        self.live = LiveRequest(self.call.ids.asked_by())
+
     async def run(self) -> None:
         """Wait for a place if there is none, then try. Raises TurnedAway."""
-        queue = self.router.queue
-        self.call.read(self.router.counter)
+        router, queue = self.router, self.router.queue
+        self.call.read(router.counter)
         placed = queue.enter()
+        router.aborter.add(self.live)
         try:
             if not placed:
                 await self._wait()
                 placed = True
             await self._try()
+        except Aborted:
+            raise TurnedAway(400, "abort", "aborted while no server worked on it") from None
         finally:
+            router.aborter.remove(self.live)
             if placed:
                 queue.leave()
 
     async def _wait(self) -> None:
-        """Raises TurnedAway."""
+        """Raises TurnedAway and Aborted."""
         router, call = self.router, self.call
         new, threshold = call.ask.total, router.config.threshold
         if new > threshold:
@@ -95,23 +103,21 @@ class Passage:
         router.queue.make_sure_of_room()
         router.counts.waited += 1
         began = time.monotonic()
-        # At no server yet, but no other is to come with its id, and who aborts it finds it.
-        held = Held(call.ids.rid, {})
-        router.aborter.add(held)
         try:
-            await router.queue.wait(call.waiting(new, threshold), call.until, lambda: held.asked)
+            async with self.live.waiting():
+                await router.queue.wait(call.waiting(new, threshold), call.until)
         finally:
-            router.aborter.remove(held)
             call.trail.placed = began, time.monotonic()
 
     async def _pair(self) -> tuple[Choice, Instance] | None:
         """Where to try next, once there is somewhere; None: one role has nobody healthy for longer than one waits."""
         pools, queue, call = self.router.pools, self.router.queue, self.call
-        while (pair := pools.choose_pair(call.ask, self.tried, call.kv_tokens)) is None and await queue.recovered(
-            call.until
-        ):
-            pass
-        return pair
+        async with self.live.waiting():
+            while (pair := pools.choose_pair(call.ask, self.tried, call.kv_tokens)) is None and await queue.recovered(
+                call.until
+            ):
+                pass
+            return pair
 
     async def _try(self) -> None:
         """On a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
@@ -120,6 +126,8 @@ class Passage:
         ended: Ended | None = None
         for n in range(self.retries.attempts):
             pair = router.pools.choose_pair(call.ask, self.tried, call.kv_tokens) or await self._pair()
+            if self.live.aborted:
+                raise Aborted
             if call.until < time.monotonic():
                 raise router.queue.too_late(call.until)
             if pair is None:
@@ -132,10 +140,8 @@ class Passage:
                 call.length_class = call.trail.length_class = pair[0].length_class
                 call.trail.tokens = pair[0].new_tokens
             try:
-                attempt = Attempt(
-                    router, call, client, *pair, router.sessions.left_s(call.age_s if n or call.trail.placed else 0.0)
-                )
-                await attempt.run()
+                left_s = router.sessions.left_s(call.age_s if n or call.trail.placed else 0.0)
+                await Attempt(router, call, client, *pair, left_s, self.live).run()
                 return
             except (Refused, Lost) as e:
                 ended = e
@@ -148,13 +154,14 @@ class Passage:
             else:
                 self.tried.servers.add(ended.instance)
             again = await self._worth_another(ended)
-            again = again and not (client.started or attempt.held.asked) and n + 1 < self.retries.attempts
+            again = again and not (client.started or self.live.aborted) and n + 1 < self.retries.attempts
             if again or not isinstance(ended, Refused):
                 logger.warning("%s %s%s", call.ids.name, ended, "; trying another" if again else "")
             if not again:
                 break
             router.counts.retried += 1
-            await asyncio.sleep(self.retries.pause_s(n))
+            async with self.live.waiting():
+                await asyncio.sleep(self.retries.pause_s(n))
         await self._conclude(ended)
 
     async def _worth_another(self, ended: Ended) -> bool:

@@ -74,11 +74,9 @@ class Trail:
 
     def told(self, at: str, now: float) -> str:
         """A line that says all of it; ``at``: the time of day."""
-        prefill, decode, rid = self.prefill, self.decode, self.rid
-        if rid is not self.id and not _PLAIN.fullmatch(rid):
-            rid = '"' + rid.replace(" ", r"\u0020") + '"'
+        prefill, decode = self.prefill, self.decode
         return (
-            f"{at} id={self.id} rid={rid} route=/{self.endpoint} "
+            f"{at} id={self.id} rid={self.rid} route=/{self.endpoint} "
             f"class={self.length_class} tokens={self.tokens} prefill={prefill.url if prefill else '-'} "
             f"decode={decode.url if decode else '-'} queue_ms={_ms(*self.placed) if self.placed else 0} "
             f"prefill_ms={_ms(self.sent, self.prefilled)} first_ms={_ms(self.began, self.first)} "

@@ -1,15 +1,16 @@
-"""Dropping requests at the servers: which are there now, and who may be dropped."""
+"""Aborting requests: which are under way, who may end them, and which ids their servers know them by."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from hmac import compare_digest
 from typing import Any
 from weakref import WeakSet
 
-from .instances import Instance
+from .instances import Instance, Role
 from .upstream import Answer, Sessions
 
 logger = logging.getLogger(__name__)
@@ -17,64 +18,91 @@ logger = logging.getLogger(__name__)
 ABORT = "abort_request"
 TIMEOUT_S = 5.0
 
+Body = Mapping[str, Any]
+"""What an abort asks for."""
 
-@dataclass(eq=False, slots=True)
-class Held:
-    """A request as the servers that work on it know it."""
 
-    rid: Any
-    """The client's."""
-    ids: Mapping[Instance, Sequence[str]]
-    """Those of its prompts, in the same order at each server."""
-    asked: bool = False
-    """A client has asked for its end."""
+class Aborted(Exception):
+    """A request that was at no server when a client asked for its end."""
 
-    def names(self) -> set[str]:
-        """All that it is known by."""
-        own = {self.rid} if self.rid and isinstance(self.rid, str) else set()
-        return own.union(*self.ids.values())
 
-    def asked_of(self, rid: str) -> Mapping[Instance, Sequence[str]]:
-        """The ids to abort at each server for the id ``rid``: that of one prompt, or of all."""
-        prompts = sorted({i for ids in self.ids.values() for i, one in enumerate(ids) if one == rid})
-        return {at: [ids[i] for i in prompts] for at, ids in self.ids.items()} if prompts else self.ids
+class LiveRequest:
+    """A request from its arrival to its end, as an abort sees it."""
+
+    def __init__(self, names: Mapping[str, int | None]) -> None:
+        self.names = names
+        """The client's ids: of all of it (None), or of a prompt of a batch."""
+        self.at: Mapping[Instance, Sequence[str]] = {}
+        """The ids of its prompts, in the same order at each server that works on it."""
+        self.aborted = False
+        """A client who may has asked for its end."""
+        self._wait: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """The time that it spends at no server. Raises Aborted as soon as its end is asked for."""
+        if self.aborted:
+            raise Aborted
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._wait = wait
+                yield
+        except TimeoutError:
+            if wait.expired():
+                raise Aborted from None
+            raise
+        finally:
+            self._wait = None
+
+    def abort(self) -> None:
+        """Start nothing more for it. What its servers do is theirs to end."""
+        self.aborted = True
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(0)
+
+    def at_servers(self, rid: str) -> Mapping[Instance, Sequence[str]]:
+        """The ids to abort at each server for the client's id ``rid``, or for all of it."""
+        i = self.names.get(rid)
+        return self.at if i is None else {server: ids[i : i + 1] for server, ids in self.at.items()}
 
 
 class Aborter:
-    """Knows the requests that are at a server now, and sends aborts."""
+    """Knows the requests that are under way, and sends aborts."""
 
     def __init__(self, sessions: Sessions, instances: Sequence[Instance], api_key: str | None) -> None:
-        self._by_id: dict[str, list[Held]] = {}
+        self._live: dict[str, list[LiveRequest]] = {}
         self._sessions = sessions
         self._instances = instances
         self._key = f"Bearer {api_key}" if api_key else None
         self._refused: WeakSet[Instance] = WeakSet()
         """Servers whose refusal has been logged."""
 
-    def add(self, held: Held) -> None:
-        """Its attempt begins."""
-        for name in held.names():
-            self._by_id.setdefault(name, []).append(held)
+    def add(self, live: LiveRequest) -> None:
+        """Its passage begins."""
+        for name in live.names:
+            self._live.setdefault(name, []).append(live)
 
-    def remove(self, held: Held) -> None:
-        """Its attempt has ended."""
-        for name in held.names():
-            same = self._by_id[name]
-            same.remove(held)
+    def remove(self, live: LiveRequest) -> None:
+        """Its passage has ended."""
+        for name in live.names:
+            same = self._live[name]
+            same.remove(live)
             if not same:
-                del self._by_id[name]
+                del self._live[name]
 
-    def named(self, rid: str) -> Sequence[Held]:
-        """Requests whose id, or whose batch's id, is ``rid``."""
-        return self._by_id.get(rid, ())
+    def named(self, rid: str) -> Sequence[LiveRequest]:
+        """Requests whose id, or one of whose prompts' ids, is the client's ``rid``."""
+        return self._live.get(rid, ())
 
-    async def drop(self, instance: Instance, ids: Sequence[str], authorization: str | None) -> None:
-        """Ask ``instance`` to drop requests that have ended here; never one that another live request is known by."""
+    async def drop(self, instance: Instance, live: LiveRequest, ids: Sequence[str], authorization: str | None) -> None:
+        """Ask ``instance`` to drop ``live``, which has ended there, and is known there by ``ids``."""
+        # Its client may have sent another one with its id.
+        twins = [other for name in live.names for other in self.named(name)]
         # A server with an admin key takes no other for this; the router's own key goes first.
         keys: list[str | None] = list(dict.fromkeys(k for k in (self._key, authorization) if k))
         keys = keys or [None]
         for rid in ids:
-            if any(rid in held.ids.get(instance, ()) for held in self.named(rid)):
+            if any(rid in other.at.get(instance, ()) for other in twins):
                 continue
             status = 401
             while keys and status in (401, 403):
@@ -94,36 +122,44 @@ class Aborter:
             if not keys:
                 return
 
-    async def forward(self, rid: str, everything: bool, authorization: str | None) -> Sequence[Answer] | None:
-        """A client's abort to every server that has the request, with the client's own key; None: none was reached."""
-        wanted = self._wanted(rid, everything)
-        answers = await asyncio.gather(*(self._forward(i, bodies, authorization) for i, bodies in wanted.items()))
-        reached = [a for a in answers if a is not None]
-        return None if answers and not reached else reached
+    async def may(self, authorization: str | None, unused: str) -> Answer | None:
+        """Whether a client with this key may abort: it has the router's, or a server of each role takes an abort of the
+        ``unused`` id with it. The first server's refusal, or 200; None: no server was reached."""
+        if self._key and compare_digest((authorization or "").encode(), self._key.encode()):
+            return 200, b""
+        one_of_each = {i.role: i for i in self._instances if i.healthy}.values()
+        return _worst(await asyncio.gather(*(self._tell(i, [{"rid": unused}], authorization) for i in one_of_each)))
 
-    def _wanted(self, rid: str, everything: bool) -> dict[Instance, list[dict[str, Any]]]:
-        """What to ask of whom."""
-        known = [held for same in self._by_id.values() for held in same] if everything else self.named(rid)
-        for held in known:
-            held.asked = True
-        if known and not everything:
-            wanted: dict[Instance, dict[str, None]] = {}
-            for held in known:
-                for instance, ids in held.asked_of(rid).items():
-                    wanted.setdefault(instance, {}).update(dict.fromkeys(ids))
-            return {instance: [{"rid": one} for one in ids] for instance, ids in wanted.items()}
-        if not (rid or everything):
-            return {}
-        # An id that is not known here may have come by another router.
-        return {i: [{"abort_all": True} if everything else {"rid": rid}] for i in self._instances if i.healthy}
-
-    async def _forward(
-        self, instance: Instance, wanted: Sequence[dict[str, Any]], authorization: str | None
+    async def forward(
+        self, rid: str, elsewhere: Mapping[Role, Sequence[str]] | None, authorization: str | None
     ) -> Answer | None:
-        """The server's first bad answer, or its last; None when it cannot be reached."""
-        answer: Answer | None = (200, b"")
-        for body in wanted:
+        """End what clients call ``rid`` ("": all), here and at the servers that work on it. ``elsewhere``: the ids by
+        which all servers are told of it where nobody has it here, and of all in any case; None: they are not. The first
+        bad answer, or 200; None: no server was reached."""
+        known = self.named(rid) if rid else dict.fromkeys(live for same in self._live.values() for live in same)
+        wanted: dict[Instance, list[Body]] = {}
+        for live in known:
+            live.abort()
+            for at, ids in live.at_servers(rid).items() if rid else ():
+                wanted.setdefault(at, []).extend({"rid": one} for one in ids)
+        if elsewhere is not None and not (rid and known):
+            every = [i for i in self._instances if i.healthy]
+            wanted = {i: [{"rid": one} for one in elsewhere[i.role]] if rid else [{"abort_all": True}] for i in every}
+        if not wanted:
+            return 200, b""
+        return _worst(await asyncio.gather(*(self._tell(i, bodies, authorization) for i, bodies in wanted.items())))
+
+    async def _tell(self, instance: Instance, bodies: Sequence[Body], authorization: str | None) -> Answer | None:
+        """The server's first bad answer, or its last; None where it cannot be reached."""
+        answer: Answer | None = None
+        for body in bodies:
             answer = await self._sessions.tell(instance, ABORT, authorization, TIMEOUT_S, body)
             if answer is None or answer[0] >= 400:
                 break
         return answer
+
+
+def _worst(answers: Sequence[Answer | None]) -> Answer | None:
+    """The first bad answer, or any; None without one."""
+    reached = [a for a in answers if a is not None]
+    return next((a for a in reached if a[0] >= 400), reached[0] if reached else None)

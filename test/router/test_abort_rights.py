@@ -1,0 +1,191 @@
+"""Who may abort and flush, and that nothing is done for those who may not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from .fakes import NO_PROBES, SHORT, Stack, events_of, stack
+from .test_aborts import ask_abort, strict
+
+ADMIN = {"Authorization": "Bearer admin"}
+
+
+@asynccontextmanager
+async def guarded(prefills: int = 2, decodes: int = 1, args: Any = None) -> AsyncIterator[Stack]:
+    """Servers with an admin key, which the router has."""
+    async with strict(prefills, decodes, args={"api_key": "admin", **(args or {})}) as s:
+        for f in (*s.prefills, *s.decodes):
+            f.admin_key = "admin"
+        yield s
+
+
+def test_clients_that_leave_end_nobody_elses_streams_and_a_keyless_abort_of_all_changes_nothing() -> None:
+    """SGLang ends every request whose id begins with an abort's, and the router's key opens that."""
+
+    async def run() -> None:
+        async with guarded() as s, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as leaving:
+            (decode,) = s.decodes
+            for p in s.prefills:
+                p.gate.clear()
+            body = {"text": SHORT, "stream": True}
+
+            async def stream() -> list[str]:
+                async with s.client.post(f"{s.url}/generate", json=body) as r:
+                    return await events_of(r)
+
+            whole = [asyncio.create_task(stream()) for _ in range(64)]
+            left = [
+                asyncio.create_task(leaving.post(f"{s.url}/generate", json={**body, "rid": digit}))
+                for digit in "0123456789abcdef"
+            ]
+            await s.until(lambda: decode.running == sum(p.running for p in s.prefills) == 80)
+            for task in left:
+                task.cancel()
+            await s.until(lambda: len(decode.aborted) >= 16 and sum(len(p.aborted) for p in s.prefills) >= 16)
+            assert (await ask_abort(s, {"abort_all": True}))[0] == 401
+            assert (await ask_abort(s, {"rid": "0"}))[0] == 401
+            for p in s.prefills:
+                p.gate.set()
+            for events in await asyncio.gather(*whole):
+                assert (len(events), events[-1]) == (4, "[DONE]")
+            await s.at_rest()
+            assert len(decode.aborted) == 16
+
+    asyncio.run(run())
+
+
+def test_an_abort_of_all_ends_what_waits_without_an_id_for_those_who_may_alone() -> None:
+    async def run() -> None:
+        async with guarded(args={"max_concurrent_requests": 1}) as s:
+            for p in s.prefills:
+                p.gate.clear()
+            first = asyncio.create_task(s.post(text=SHORT))
+            await s.until(lambda: s.decodes[0].running == 1)
+            second = asyncio.create_task(s.post(text=SHORT))
+            await s.until(lambda: s.lb.queue.waiting == 1)
+            assert (await ask_abort(s, {"abort_all": True}))[0] == 401
+            assert not second.done()
+            assert not any(f.aborted for f in (*s.prefills, *s.decodes))
+            assert (await ask_abort(s, {"abort_all": True}, headers=ADMIN))[0] == 200
+            status, reply = await second
+            assert (status, reply["error"]["type"]) == (400, "abort")
+            status, reply = await first
+            assert (status, reply["meta_info"]["finish_reason"]["type"]) == (200, "abort")
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_what_has_been_aborted_in_vain_is_tried_again_as_any_other() -> None:
+    async def run() -> None:
+        async with guarded() as s:
+            short, long = s.pool("short")[0], s.pool("long")[0]
+            short.gate.clear()
+            short.status = 503
+            sent = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            await s.until(lambda: short.running == 1)
+            assert (await ask_abort(s, {"rid": "mine"}))[0] == 401
+            short.gate.set()
+            assert (await sent)[0] == 200
+            assert len(long.bodies) == 1
+
+    asyncio.run(run())
+
+
+def test_an_abort_between_two_tries_ends_the_request() -> None:
+    minute = {"retry_initial_backoff_ms": 60_000, "retry_max_backoff_ms": 60_000}
+
+    async def run() -> None:
+        async with guarded(args=minute) as s:
+            for p in s.prefills:
+                p.status = 503
+            sent = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            await s.until(lambda: s.lb.counts.retried == 1)
+            assert (await ask_abort(s, {"rid": "mine"}, headers=ADMIN))[0] == 200
+            status, reply = await asyncio.wait_for(sent, 30)
+            assert (status, reply["error"]["type"]) == (400, "abort")
+            assert sum(len(p.bodies) for p in s.prefills) == 1
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_an_abort_of_one_that_waits_for_a_server_ends_it() -> None:
+    async def run() -> None:
+        async with strict(args=NO_PROBES) as s:
+            (decode,) = s.lb.decoders
+            decode.healthy = False
+            sent = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            await s.until(lambda: s.lb.queue.waiting == 1)
+            # A server of the other role says whether the client may.
+            assert (await ask_abort(s, {"rid": "mine"}))[0] == 200
+            decode.healthy = True
+            status, reply = await sent
+            assert (status, reply["error"]["type"]) == (400, "abort")
+            assert not s.decodes[0].bodies
+            await s.at_rest()
+
+    asyncio.run(run())
+
+
+def test_an_abort_that_is_not_declared_as_json_is_refused() -> None:
+    """A web page may send one to a router in its reader's network without asking it first."""
+
+    async def run() -> None:
+        async with strict() as s:
+            for p in s.prefills:
+                p.gate.clear()
+            sent = asyncio.create_task(s.post(text=SHORT, rid="mine"))
+            await s.until(lambda: s.decodes[0].running == 1)
+            text = {"content-type": "text/plain"}
+            async with s.client.post(f"{s.url}/abort_request", data=b'{"abort_all":true}', headers=text) as r:
+                assert r.status == 422
+            for p in s.prefills:
+                p.gate.set()
+            assert (await sent)[0] == 200
+
+    asyncio.run(run())
+
+
+def test_what_servers_hold_is_forgotten_once_they_agree_to_flush() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            await s.post(text="z" * 8000)
+            known = [len(i.prefixes) for i in s.lb.pools.instances]
+            assert any(known)
+            for f in (*s.prefills, *s.decodes):
+                f.flush_status = 401
+            async with s.client.post(f"{s.url}/flush_cache") as r:
+                assert r.status == 401
+            assert [len(i.prefixes) for i in s.lb.pools.instances] == known
+            # A page of another site cannot declare a body as JSON without asking first.
+            before = s.prefills[0].flushed
+            async with s.client.post(f"{s.url}/flush_cache", headers={"origin": "http://else.where"}) as r:
+                assert r.status == 422
+            assert s.prefills[0].flushed == before
+            for f in (*s.prefills, *s.decodes):
+                f.flush_status = 200
+            async with s.client.post(f"{s.url}/flush_cache") as r:
+                assert r.status == 200
+            assert not any(len(i.prefixes) for i in s.lb.pools.instances)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("header", ["x-override-rid", "X-Override-Rid"])
+def test_no_header_names_a_request_at_the_servers(header: str) -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            async with s.client.post(f"{s.url}/generate", json={"text": SHORT}, headers={header: "0"}) as r:
+                assert r.status == 200
+            seen = [h for f in (*s.prefills, *s.decodes) for h in f.headers]
+            assert len(seen) == 2
+            assert not any(header in h for h in seen)
+
+    asyncio.run(run())
