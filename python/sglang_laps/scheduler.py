@@ -101,8 +101,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
         """Whether the adapter of a request finds a place, beside those of batches that are paused."""
-        paused = set() if self.laps is None else self.laps.interlude.adapters()
-        return bool(super().can_schedule_lora_req(req, running_loras | paused))
+        if self.laps is not None:
+            running_loras = running_loras | self.laps.interlude.adapters()
+        return super().can_schedule_lora_req(req, running_loras)  # type: ignore[no-any-return]
 
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
         """Nothing runs, waits, or is parked."""

@@ -58,6 +58,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.ingest_requests", "overridden", "scheduler", _ON, "self, stop_at_pause="),
     Seam(f"{_SCHEDULER}.process_prefill_chunk", "overridden", "scheduler", _ON, "self, last_batch, running_batch"),
     Seam(f"{_SCHEDULER}._collect_inflight_batches", "overridden", "scheduler", _ON, "self"),
+    Seam(f"{_SCHEDULER}.can_schedule_lora_req", "overridden", "scheduler", _ON, "self, req, running_loras"),
     Seam(f"{_SCHEDULER}.is_fully_idle", "overridden", "scheduler", _ON, "self, for_health_check=, ignore_waiting="),
     Seam(f"{_SCHEDULER}.abort_request", "overridden", "scheduler", _ON, "self, recv_req"),
     Seam(f"{_SCHEDULER}.process_pending_chunked_abort", "overridden", "scheduler", _ON, "self"),
@@ -87,6 +88,13 @@ SEAMS: tuple[Seam, ...] = (
         *("set", "slices, emulation", _ON),
         "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count=",
     ),
+    Seam("model_executor.runner.eager_runner.EagerRunner.load_batch", "set", "slices", _ON, None),
+    Seam("lora.lora_manager.LoRAManager.fetch_new_loras", "set", "interlude", _ON, "self, new_loras, running_loras="),
+    Seam("lora.lora_manager.LoRAManager.prepare_lora_batch", "used", "put_back", _ON, "self, forward_batch"),
+    Seam("model_executor.forward_context.set_forward_context", "used", "put_back", _ON, "ctx"),
+    Seam("runtime_context.ForwardFlags._DEFAULTS", "used", "put_back", _ON, None),
+    Seam("layers.dp_attention.set_dp_buffer_len_from_batch", "used", "put_back", _ON, "forward_batch"),
+    Seam("layers.dp_attention.set_is_extend_in_batch", "used", "put_back", _ON, "is_extend_in_batch"),
     Seam(
         "model_executor.model_runner.ModelRunner.init_cuda_graphs",
         *("hooked", "graphs", _GRAPHS, "self, capture_decode_cuda_graph="),
@@ -113,8 +121,16 @@ SEAMS: tuple[Seam, ...] = (
     Seam("platforms.interface.SRTPlatform", "overridden", "host_platform", _HOST, None),
     Seam(
         "disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",
-        *("set", "host_platform", _HOST, None),
+        *("set", "host", _HOST, None),
     ),
+    Seam("layers.attention.torch_native_backend.TorchNativeAttnBackend", "overridden", "host", _HOST, None),
+    Seam("mem_cache.memory_pool.MHATokenToKVPool", "overridden", "host", _HOST, None),
+    Seam("layers.dp_attention.memcpy_func", "set", "host", _HOST, None),
+    Seam("model_executor.forward_batch_info._is_cpu", "set", "host", _HOST, None),
+    Seam("models.qwen2_moe.fused_gate_sigmoid_mul_add", "set", "host", _HOST, None),
+    Seam("layers.logits_processor.fused_softcap", "set", "host", _HOST, None),
+    Seam("speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend", "set", "host", _HOST, "self"),
+    Seam("speculative.draft_utils.DraftBackendFactory.create_decode_backend", "set", "host", _HOST, "self"),
 )
 
 _registered: set[str] = set()

@@ -48,7 +48,8 @@ class Fields:
         self._pending_chunked_abort_req: Any = None
         core = laps_core()
         core.parked = list(parked)
-        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock))
+        pauses = SimpleNamespace(in_flight=list, adapters=set)
+        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock), interlude=pauses)
 
     @property
     def in_progress(self) -> list[Any]:
