@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from laps_core import deadline
-from laps_core.protocol import CLASSES, ClassName
+from laps_core.length import CLASSES, ClassName
 
 AUTO = "auto"
 """``length_threshold``: take the boundary from the fitted latency model."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Final, Literal
 
-from laps_core.protocol import LONG, SHORT, ClassName
+ClassName = Literal["short", "long"]
+"""Class of a request by its length, and of the pool that serves such requests."""
+SHORT: Final[ClassName] = "short"
+LONG: Final[ClassName] = "long"
+CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
 
 
 def classify(new_tokens: int, threshold: int) -> ClassName:

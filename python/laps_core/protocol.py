@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from laps_core.latency.step import Coefficients
-
-ClassName = Literal["short", "long"]
-"""Of a request by its length, and of the pool that serves such requests."""
-SHORT: Final[ClassName] = "short"
-LONG: Final[ClassName] = "long"
-CLASSES: tuple[ClassName, ClassName] = (SHORT, LONG)
 
 STATUS_ROUTE = "laps_status"
 """``GET`` it of a prefill server for a ``Status``. The router answers under the same name with a status of its own."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.plan import Paused, Plan
 
 from sglang_laps import slices

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
 from laps_core.histogram import LengthCount
-from laps_core.length import classify, new_tokens
-from laps_core.protocol import CLASSES, SHORT, ClassName
+from laps_core.length import CLASSES, SHORT, ClassName, classify, new_tokens
 from laps_core.scheduling.queues import DualQueue, Views
 
 from sglang_laps import deadlines

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laps_core.config import LapsConfig
-    from laps_core.protocol import ClassName
+    from laps_core.length import ClassName
     from sglang.srt.managers.schedule_batch import Req
 
 

@@ -43,25 +43,3 @@ def test_a_watcher_that_fails_starts_again_alone(monkeypatch: pytest.MonkeyPatch
             bad.clear()
 
     asyncio.run(run())
-
-
-def test_the_controller_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_router_laps.pools.control import Control
-
-    step = Control.step
-    fails = iter([True])
-
-    async def failing(self: Control) -> None:
-        if next(fails, False):
-            raise RuntimeError("no")
-        await step(self)
-
-    monkeypatch.setattr(Control, "step", failing)
-
-    async def run() -> None:
-        async with stack(2, config={"interval_s": 0.2}) as s:
-            await s.until(lambda: len(s.lb.journal.samples) >= 2, timeout=30)
-            (task,) = [t for t in (await s.status())["tasks"] if t["name"] == "controller"]
-            assert (task["alive"], task["restarts"]) == (True, 1)
-
-    asyncio.run(run())

@@ -10,8 +10,7 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
-from laps_core.length import unit_of
-from laps_core.protocol import LONG
+from laps_core.length import LONG, unit_of
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Waiting
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan
 from sglang_laps.classes import Classes, Tag

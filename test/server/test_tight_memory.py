@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.gap import stretch
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.room import ROOM_S

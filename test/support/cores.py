@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.protocol import LONG
+from laps_core.length import LONG
 from laps_core.scheduling.pacer import Pacer
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import Flight, LapsCore

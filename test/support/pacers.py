@@ -6,7 +6,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
-from laps_core.protocol import SHORT
+from laps_core.length import SHORT
 from laps_core.scheduling.gap import SAVED, Gap
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Running, Waiting

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.protocol import SHORT
+from laps_core.length import SHORT
 from laps_core.scheduling.plan import Plan, Waiting
 from laps_core.scheduling.window import Window
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from laps_core.busy import BusyMeter
 from laps_core.config import LapsConfig
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Running
 

@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
-from laps_core.length import classify
-from laps_core.protocol import LONG, SHORT, ClassName
+from laps_core.length import LONG, SHORT, ClassName, classify
 from laps_core.scheduling.gap import PATIENCE, SAVED, stretch
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 from laps_core.config import ConfigError, LapsConfig
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from sglang_laps import options
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from cores import Request, batch, core, flight, requests
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.plan import LOOKAHEAD, Plan
 from pacers import spend
 from sglang_laps.core import Lines, Part

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from laps_core import deadline
 from laps_core.config import LapsConfig
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from sglang_laps import deadlines
 
 HOSTILE: list[Any] = [True, False, "60", [60], {}]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
+from laps_core.length import ClassName
 from laps_core.pools.outlook import ENOUGH, Learnt, Outlook
-from laps_core.protocol import ClassName
 
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan, Waiting
 from laps_core.scheduling.room import ROOM_S

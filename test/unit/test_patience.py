@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.order import OLDEST_EVERY
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Plan, Running, Waiting

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core import protocol
-from laps_core.length import classify
+from laps_core.length import CLASSES, classify
 from laps_core.protocol import IDLE, ByClass, Load, Status, read_status
 
 numbers = st.floats(0, 1e300)
@@ -66,4 +65,4 @@ def test_what_each_class_has_of_a_server_is_the_mean_of_its_ranks_where_all_of_t
 
 
 def test_classes_have_the_names_that_cross() -> None:
-    assert (classify(1, 1), classify(2, 1)) == protocol.CLASSES
+    assert (classify(1, 1), classify(2, 1)) == CLASSES

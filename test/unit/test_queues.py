@@ -6,8 +6,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.length import classify, new_tokens, unit_of, usable_threshold
-from laps_core.protocol import LONG, SHORT, ClassName
+from laps_core.length import LONG, SHORT, ClassName, classify, new_tokens, unit_of, usable_threshold
 from laps_core.scheduling.queues import DualQueue, changes, split, without
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_plan.profile import Profile
 from laps_plan.sim.device import Device
 from laps_plan.sim.engine import Events, Server, simulate

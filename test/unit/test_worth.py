@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from laps_core.protocol import LONG, SHORT
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.gap import PATIENCE
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.packing import AHEAD

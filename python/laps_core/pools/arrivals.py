@@ -6,8 +6,9 @@ import math
 from heapq import heappop, heappush
 
 from laps_core.latency.step import Coefficients
+from laps_core.length import CLASSES, LONG, SHORT, ClassName
 from laps_core.pools.pressure import Work
-from laps_core.protocol import CLASSES, LONG, SHORT, Bucket, ClassName, Lengths
+from laps_core.protocol import Bucket, Lengths
 
 BRIEF_S = 0.1
 """A request predicted to take less than this counts at once (seconds)."""

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from laps_core.length import LONG, SHORT
 from laps_core.pools.demand import Demand
 from laps_core.pools.layout import layout, short_servers
 from laps_core.pools.pressure import (
@@ -29,7 +30,7 @@ from laps_core.pools.pressure import (
     pool_pressure,
     pressure,
 )
-from laps_core.protocol import LONG, SHORT, Assignment
+from laps_core.protocol import Assignment
 
 RECOVERING = 0.9
 """A pool whose recent pressure is below this share of its longer mean is working its backlog off: no move to it."""

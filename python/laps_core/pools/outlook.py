@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from laps_core.latency.step import Coefficients
+from laps_core.length import SHORT, ClassName
 from laps_core.pools.arrivals import Arrivals
 from laps_core.pools.pressure import Work
-from laps_core.protocol import SHORT, Assignment, ClassName
+from laps_core.protocol import Assignment
 
 START = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.0)
 """What a server is taken to need until it has been seen at work."""

@@ -9,7 +9,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from laps_core.protocol import CLASSES, IDLE, Assignment, ClassName, Load
+from laps_core.length import CLASSES, ClassName
+from laps_core.protocol import IDLE, Assignment, Load
 from laps_core.slo import OVERSHOOT_MAX
 
 Pool = ClassName

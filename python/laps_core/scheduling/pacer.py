@@ -15,8 +15,7 @@ from laps_core.config import AUTO, LapsConfig
 from laps_core.latency.boundary import AutoThreshold
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
-from laps_core.length import usable_threshold
-from laps_core.protocol import LONG, SHORT, ClassName
+from laps_core.length import LONG, SHORT, ClassName, usable_threshold
 from laps_core.scheduling.gap import PATIENCE, Gap
 from laps_core.scheduling.guard import Guard
 from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over

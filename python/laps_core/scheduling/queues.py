@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from laps_core.protocol import LONG, SHORT, ClassName
+from laps_core.length import LONG, SHORT, ClassName
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from laps_core.config import LapsConfig
-from laps_core.protocol import SHORT
+from laps_core.length import SHORT
 from laps_core.scheduling.arrivals import Arrivals
 from laps_core.scheduling.plan import Plan, Waiting
 from laps_core.scheduling.tally import Tally

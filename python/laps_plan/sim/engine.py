@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from laps_core.busy import BusyMeter
-from laps_core.protocol import ClassName
+from laps_core.length import ClassName
 
 from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import Outcome, Record

@@ -11,8 +11,7 @@ from itertools import islice
 
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
-from laps_core.length import classify, new_tokens
-from laps_core.protocol import CLASSES, LONG, SHORT, ClassName
+from laps_core.length import CLASSES, LONG, SHORT, ClassName, classify, new_tokens
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 

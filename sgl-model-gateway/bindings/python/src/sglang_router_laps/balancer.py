@@ -17,7 +17,6 @@ from typing import Any
 
 import uvicorn
 from laps_core.pools.pressure import POOLS
-from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -31,6 +30,7 @@ from .processes import BEAT_S, Processes, listen, listen_alone
 from .request.trail import ID_HEADER, AccessLog
 from .router import Router, Worker
 from .servers.instances import Instance
+from .stock import mini_lb
 from .tracing import Tracer
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import sys
 from typing import Any, NoReturn
 
 from laps_core.config import ConfigError
-from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
 
 from .config import AllocConfig
+from .stock import mini_lb
 
 SWITCH = "enable-laps-alloc"
 
@@ -59,7 +59,7 @@ def make_balancer(router_args: RouterArgs) -> Any:
     """
     config = getattr(router_args, "laps", None)
     if config is None:
-        return MiniLoadBalancer(router_args)
+        return mini_lb.MiniLoadBalancer(router_args)
     # Only now: the stock router must not pay for importing what it does not use.
     from .balancer import LapsBalancer
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_router import launch_router as stock
+from .cli import LapsRouterArgs, make_balancer  # first: it imports MiniLB without SGLang
 
-from .cli import LapsRouterArgs, make_balancer
+from sglang_router import launch_router as stock  # isort: skip
 
 
 def main() -> None:

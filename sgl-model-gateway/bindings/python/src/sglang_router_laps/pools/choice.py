@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from laps_core.length import LONG, SHORT
 from laps_core.pools.controller import Move
 from laps_core.pools.outlook import Learnt
 from laps_core.pools.pressure import BOTH, Assignment, Pool
-from laps_core.protocol import LONG, SHORT
 
 from ..config import AllocConfig
 from ..prompts.prefixes import Ask, Fingerprint, PrefixIndex, SharedPrefixes

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from laps_core.latency.step import Coefficients
+from laps_core.length import SHORT, ClassName
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import BOTH, Assignment
-from laps_core.protocol import SHORT, ClassName, PoolRecord
+from laps_core.protocol import PoolRecord
 from laps_core.slo import overshoot
 from yarl import URL
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import random
 from typing import Generic, Protocol, TypeVar
 
+from laps_core.length import ClassName
 from laps_core.pools.outlook import Learnt, Outlook
 from laps_core.pools.pressure import Assignment
-from laps_core.protocol import ClassName
 
 from ..prompts.prefixes import PrefixIndex
 
