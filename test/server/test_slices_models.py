@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import random
 import re
 from pathlib import Path
@@ -33,8 +34,10 @@ def served(architecture: str, *args: str, name: str = "", env: dict[str, str] | 
     return Setup(f"slices-{architecture}{name}", every, {**CACHED, **(env or {})}, architecture, **more)
 
 
-PLAIN = tuple(served(n) for n in NAMES)
-NORMAL = tuple(served(n, *NORMAL_LOOP, name="-normal") for n in NAMES)
+LOOPS = (served, lambda n: served(n, *NORMAL_LOOP, name="-normal"))
+PLAIN = tuple(LOOPS[i % 2](n) for i, n in enumerate(NAMES))
+OTHER = tuple(LOOPS[1 - i % 2](n) for i, n in enumerate(NAMES)) if os.environ.get("LAPS_BOTH_LOOPS") else ()
+"""With LAPS_BOTH_LOOPS=1 each architecture runs in both event loops, otherwise in one, by turns."""
 RANKS = tuple(served(n, *TP2, name="-tp2", env=TWO_CORES) for n in ("deepseek3", "gptoss"))
 DRAFTS = (
     served("qwen2", *ONE_STEP, "EAGLE", name="-eagle", more=eagle_args),
@@ -76,7 +79,7 @@ def must_be(want: tuple[int, float], answer: dict[str, Any], prompt: list[int]) 
     assert (token, logprob) == (want[0], pytest.approx(want[1], abs=CLOSE)), f"prompt of {len(prompt)} tokens"
 
 
-@on(*PLAIN, *NORMAL, *RANKS, *DRAFTS)[0]
+@on(*PLAIN, *OTHER, *RANKS, *DRAFTS)[0]
 @on(*PLAIN)[1]
 def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Reference) -> None:
     prompts = crowd(random.Random(5))

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.latency.step import Coefficients
+from laps_core.latency.step import Coefficients, StepShape
+from laps_core.scheduling.plan import Waiting
+from laps_core.scheduling.sizes import Sizes
 from laps_plan.profile import FOLDER, Profile, names
 from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import lone_s
@@ -85,3 +87,24 @@ def test_what_gap_and_guard_promise() -> None:
     assert promised_wait_s(known, rows, config) == pytest.approx((2 + 2) * stretched + 0.4 + batch + 3 * batch)
     for worse in (LapsConfig(guard=0.25, preempt_overhead=0.1), LapsConfig(guard=0.5, preempt_overhead=0.2)):
         assert promised_wait_s(known, rows, worse) > promised_wait_s(known, rows, config)
+
+
+@pytest.mark.parametrize(("name", "bar_s"), [("h200-qwen3-32b", 0.005), ("h200-qwen3-8b", 0.005)])
+def test_a_batch_of_a_full_chunk_makes_way_within_a_slice(name: str, bar_s: float) -> None:
+    """FlowPrefill's blocking time: a layer of the larger model takes 14 ms, a slice is to take 4."""
+    profile, shape = Profile.load(name), [(8192, 0)]
+    whole_s = profile.coefficients.seconds(StepShape.of(shape))
+    sizes = Sizes(profile.model(), chunk_tokens=8192, unit=1, layers=profile.layers, slice_s=0.004)
+    layers, parts = sizes.slice_layers([Waiting(8192, 0, 0.0)], 8192)
+    slices = profile.slices(whole_s, shape, whole_s / profile.layers * layers / parts)
+    assert sum(slices) == pytest.approx(whole_s)
+    assert max(slices) <= bar_s
+
+
+def test_attention_over_a_long_history_cannot_be_divided() -> None:
+    profile, shape = Profile.load("h200-qwen3-32b"), [(8192, 100_000)]
+    whole_s = profile.coefficients.seconds(StepShape.of(shape))
+    attention_s = profile.coefficients.alpha * StepShape.of(shape).attention / profile.layers
+    slices = profile.slices(whole_s, shape, 0.004)
+    assert sorted(slices)[-profile.layers :] == pytest.approx([attention_s] * profile.layers)
+    assert sorted(slices)[-profile.layers - 1] <= 0.005
