@@ -7,6 +7,7 @@ results) it is one forward pass that takes long; what happens in the pauses is t
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+logger = logging.getLogger(__name__)
 
 ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 """Quantizations that leave activations alone: with a scale over all rows, blocks of rows would come out otherwise."""
@@ -112,6 +115,7 @@ class Slices(Armed):
         self._launch_s = math.inf
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
         self._pass: _Pass | None = None
+        self._name, self._deaf = type(runner.model).__name__, False
         blocks = runner.model_config.quantization in ROWS_APART and runner.lora_manager is None
         found = [p for layer in stack for p in points(layer, blocks=blocks)]
         self.operators = len(found) // self.layers
@@ -132,9 +136,14 @@ class Slices(Armed):
         if armed is None:
             return self._whole(forward_batch, *args, **kwargs)
         layers, pause = armed
+        now = _Pass(forward_batch, self._all, layers / self.layers, pause)
         # While a graph is replayed no hook is called.
-        with self._under(_Pass(forward_batch, self._all, layers / self.layers, pause), None):
-            return self._whole(forward_batch, *args, **kwargs)
+        with self._under(now, None):
+            output = self._whole(forward_batch, *args, **kwargs)
+        if not now.cut.done and not self._deaf:
+            self._deaf = True
+            logger.warning("LAPS: %s does not call its layers as modules: long batches do not pause.", self._name)
+        return output
 
     @contextmanager
     def _under(self, now: _Pass | None, graphs: Any) -> Iterator[None]:

@@ -20,11 +20,10 @@ from served import NORMAL_LOOP, Prefill, Reference, Setup, checkpoint, ids, on
 from benchmark.rig import adapters, architectures
 
 from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post, until_slices_run
-from .test_architectures import CLOSE, NO_TORCH, ONE_STEP, eagle_args, lora_args, lora_folders
+from .test_architectures import CLOSE, DP_ATTENTION, NO_TORCH, ONE_STEP, TWO_CORES, eagle_args, lora_args, lora_folders
 
 DOCS = Path(__file__).parents[2] / "docs" / "LAPS.md"
 TP2 = ("--tp-size", "2")
-TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 NAMES = tuple(n for n in architectures.NAMES if n not in NO_TORCH)
 
 
@@ -44,6 +43,8 @@ DRAFTS = (
     served("deepseek3", *ONE_STEP, "NEXTN", *NORMAL_LOOP, name="-nextn"),
 )
 ADAPTERS = (served("qwen2", "--max-loras-per-batch", "3", name="-lora", more=lora_args),)
+
+TOGETHER = (served("deepseek3", *DP_ATTENTION, name="-dp", env=TWO_CORES),)
 
 
 def crowd(rng: random.Random) -> list[list[int]]:
@@ -94,6 +95,19 @@ def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Ref
         if preemptions(prefill):
             break
     assert preemptions(prefill) > 0
+    prefill.all_tokens_are_free()
+
+
+@on(*TOGETHER)[0]
+@on(*TOGETHER)[1]
+def test_ranks_that_meet_in_every_layer_have_no_slices(prefill: Prefill, reference: Reference) -> None:
+    prompts = crowd(random.Random(5))
+    ranks = [i % 2 for i in range(len(prompts))]
+    status = prefill.get("/laps_status")
+    assert "data-parallel ranks meet in every layer" in str(status), status
+    for prompt, answer in zip(prompts, asyncio.run(answers(prefill, prompts, routed_dp_rank=ranks)), strict=True):
+        must_be(reference.first(prompt), answer, prompt)
+    assert prefill.server.alive()
     prefill.all_tokens_are_free()
 
 

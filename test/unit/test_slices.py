@@ -114,6 +114,18 @@ def test_a_pause_that_fails_leaves_nothing_behind() -> None:
     assert runner.ran == ["attention", "mlp 100"] * 3
 
 
+def test_a_model_that_does_not_call_its_layers_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    runner = Runner(3)
+    cutter = slices.Slices(runner)
+    runner.model.forward = lambda x: x
+    for _ in range(2):
+        with cutter.cut(1.0, lambda _: False):
+            runner.forward(batch((100, 0)))
+    assert [r.getMessage() for r in caplog.records] == [
+        "LAPS: Model does not call its layers as modules: long batches do not pause."
+    ]
+
+
 # -- a device that runs behind the host
 
 
