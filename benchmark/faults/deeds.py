@@ -1,4 +1,4 @@
-"""What clients do: ask, leave, send half, abort, ask twice, ask many things at once, send rubbish, stop reading."""
+"""Deeds of clients: ask, leave, send half, abort, ask twice, ask many things at once, send rubbish, stop reading."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ THINK_S = 1.0
 REFUSABLE = frozenset((400,))
 HALF_S = (0.1, 3.0)
 PAUSE_S = (1.0, 4.0)
-"""Of a client that reads on."""
+"""Shortest and longest pause of a client that reads on (seconds)."""
 UNREAD_S = LIMIT_S + 15.0
-"""Of one that does not, until it looks what has become of its request: longer than the router's limit, which may count
-from when everything between is full."""
+"""Pause of a client that does not, until it looks at the end of its request (seconds): longer than the router's limit,
+which may count from when everything between is full."""
 UNREAD_MOST = 2
-"""Of these at a time, for each router."""
+"""Requests that nobody reads at a time, for each router."""
 STALL_TOKENS = 400
 """Each event of /generate holds all tokens so far: a megabyte in all, and the systems between keep a quarter of it."""
 PIPELINE_TOKENS = 2000

@@ -1,4 +1,4 @@
-"""What a router must not hold any more once all requests have ended: places, leases, dead tasks, descriptors."""
+"""Leftovers of a router once all requests have ended: leases, slots at servers, dead tasks, descriptors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Held:
 
     @classmethod
     def by(cls, process: psutil.Process, port: int, servers: Collection[int]) -> Held:
-        """What the process holds that listens on ``port``. ``servers``: their ports. Raises psutil.Error."""
+        """Descriptors of the process that listens on ``port``. ``servers``: their ports. Raises psutil.Error."""
         # Counted first: what comes between the two counts as one less of the others.
         number = process.num_fds()
         some = [c for c in process.net_connections("tcp") if c.status != psutil.CONN_LISTEN]
@@ -40,7 +40,7 @@ class Held:
 
 
 def of_status(status: Mapping[str, Any]) -> Iterator[str]:
-    """What its /laps_status shows: places, leases at servers, tasks that do not run."""
+    """Leftovers in its /laps_status: leases, slots at servers, tasks that have failed."""
     for name in ("in_flight", "queued"):
         if status[name]:
             yield f"{status[name]} requests {name.replace('_', ' ')}"
@@ -53,7 +53,7 @@ def of_status(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_descriptors(now: Held, before: Held) -> Iterator[str]:
-    """What it holds beyond what it held before the first request."""
+    """Descriptors that it should have closed, and those beyond the ones it had before the first request."""
     if now.clients:
         yield f"{now.clients} connections of clients"
     if now.broken:

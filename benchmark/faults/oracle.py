@@ -18,7 +18,7 @@ AFTER_S = 10.0
 """How long after a fault a 503 still counts as its work: the router's longest pause between probes, and what two good
 ones take."""
 FILLED_S = 10.0
-"""What ends a stream that nobody reads later than this finds the router waiting for its client: it is full by then."""
+"""Seconds after which a stream that nobody reads is full: a later fault finds the router waiting for its client."""
 HANG_S = 45.0
 """A stream whose server hangs must be ended this much later: before the limit of the whole request is what ends it."""
 DECODE = "decode"
@@ -63,7 +63,7 @@ class Seen:
     unread_s: float = 0.0
     """For how long its client read nothing."""
     limit_s: float = float("inf")
-    """Longest that the router may keep a place for who reads nothing."""
+    """Longest that the router may keep the lease of a client that reads nothing (seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     if seen.unread_s > seen.limit_s and not evidence.struck(
         seen.number, seen.begin, seen.begin + FILLED_S, roles[DECODE]
     ):
-        # Whoever says more now has waited for this client all the time.
+        # A router that still sends has kept its lease for this client all the time.
         return Verdict(HUNG, f"its place was kept while nobody read for {seen.unread_s:.0f} s")
     if seen.done and not seen.broken:
         if seen.want is None or seen.got == seen.want:

@@ -15,7 +15,7 @@ from benchmark.rig.servers import HOST
 
 HEAD_LIMIT = 1 << 20
 SMALL = 4096
-"""What a slow reader's system keeps for it (bytes)."""
+"""Receive buffer of a slow reader (bytes)."""
 LAST = b"data: [DONE]"
 """The event that ends a stream, of one that failed too."""
 

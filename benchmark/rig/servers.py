@@ -85,7 +85,7 @@ class Server:
     bootstrap_port: int | None = None
     """Of a prefill server."""
     key: str | None = None
-    """What its own questions need: its --admin-api-key, of a router its --api-key."""
+    """Key for requests of the rig itself: the server's --admin-api-key, a router's --api-key; None: none is needed."""
     launch: Callable[[Sequence[str], Mapping[str, str], Path], Process] = execute
 
     @property

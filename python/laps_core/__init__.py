@@ -5,4 +5,4 @@ Sources in docstrings: LAPS is arXiv 2601.11589 (s3.1: its section 3.1), Medha a
 """
 
 __version__ = "0.1.0"
-"""Of all packages of this project."""
+"""Version of all packages of this project."""

@@ -16,7 +16,7 @@ _SLACK = 1.0 + 1e-6
 
 
 class Operator(NamedTuple):
-    """What one operator costs: ``tokens`` for each new token, ``attention`` for each pair of tokens."""
+    """Cost of one operator: ``tokens`` for each new token, ``attention`` for each pair of tokens."""
 
     tokens: float = 0.0
     attention: float = 0.0
@@ -44,7 +44,7 @@ class Cut:
         return due
 
     def blocks(self, cost: float, rows: int) -> int:
-        """In how many blocks an operator of so many rows (tokens) is computed."""
+        """Number of blocks in which an operator of ``rows`` tokens is computed."""
         return max(1, min(math.ceil(cost / (self.each * _SLACK)), rows // MIN_ROWS))
 
 
@@ -54,7 +54,7 @@ def pairs(shape: Iterable[tuple[int, int]]) -> int:
 
 
 def slices(operators: Sequence[Operator], layers: int, tokens: int, attended: int, each: float) -> Iterator[float]:
-    """Cost of each slice of a pass of so many equal layers. `attended`: see ``pairs``."""
+    """Cost of each slice of a pass of ``layers`` equal layers. `attended`: see ``pairs``."""
     cut, begun = Cut(each), 0.0
     for _ in range(layers):
         for op in operators:

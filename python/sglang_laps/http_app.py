@@ -45,8 +45,8 @@ _status = Kept(_merged)
 @app.get(f"/{STATUS_ROUTE}")
 @auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
-    """What the LAPS scheduler is doing; one entry a data-parallel rank under "ranks" where there are several. Each
-    answer takes the scheduler some time: who asks often says how old one may be (seconds)."""
+    """Status of the LAPS scheduler; one entry a data-parallel rank under "ranks" where there are several. Each answer
+    takes the scheduler some time: clients that ask often give the age that they accept (``max_age_s``, seconds)."""
     status, age_s = await _status.get(max_age_s)
     return {**status, "age_s": round(age_s, 3), "pool": to_builtins(_pool.read()), "dp_size": dp_size_by_room()}
 

@@ -38,8 +38,8 @@ AT_ONCE = (
     *(TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq, GetInternalStateReq),
     *(OpenSessionReqInput, CloseSessionReqInput, ProfileReq, ConfigureLoggingReq, FreezeGCReq),
 )
-"""What may be dispatched while a batch is paused: it touches neither weights nor a running batch, nor needs a server
-that is idle. Anything else, and all that came after it, waits for its end."""
+"""Messages that may be dispatched while a batch is paused: they touch neither weights nor a running batch, nor need a
+server that is idle. Any other, and all that came after it, waits for the end of the batch."""
 POLL_S = 0.01
 """Senders of KV are polled in a pause when a request has come, or this long after they were last polled: a poll costs
 about as much as the rest of a pause, with several ranks more."""
@@ -62,7 +62,7 @@ class Interlude:
         *,
         synchronous: bool,
     ) -> None:
-        """`cutter` None = there are no pauses. `synchronous`: a forward pass has ended when its call has."""
+        """`cutter`: None if there are no pauses. `synchronous`: a forward pass has ended when its call has."""
         self._scheduler, self._core, self._builder, self._ranks = scheduler, core, builder, ranks
         self._cutter, self._synchronous = cutter, synchronous
         self._processed: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""What a batch that runs in the pause of another leaves behind, and what is put back for the paused one.
+"""State that a batch sets up for itself in the pause of another, and its return to that of the paused one.
 
 SGLang keeps this state once for a process or once for a model runner, and sets it up when a forward pass begins. All of
 it is listed here; ``interlude`` puts back what the scheduler and its workers keep.

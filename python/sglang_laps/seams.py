@@ -33,7 +33,7 @@ class Seam(NamedTuple):
     when: str
     says: str | None
     """Parameters of a function or class (with a default: `name=`), or the digest of the source of one that is followed;
-    None: it must be there, no more. An attribute in brackets is made by the class, and not looked for."""
+    None: the name has only to exist. An attribute in brackets is made by the class, and not looked for."""
 
 
 _ON, _ALWAYS, _GRAPHS, _HOST, _EMULATED = "LAPS is on", "always", "prefill graphs", "no GPU", "emulated devices"
@@ -170,7 +170,7 @@ def _imported(name: str) -> bool:
 
 
 def changed(seam: Seam) -> str | None:
-    """What has become of a name, in a few words; None: nothing. Imports its module."""
+    """Difference of a name from SGLang's release, in a few words; None if there is none. Imports its module."""
     name = seam.name.partition(".[")[0]
     owner, _, attribute = name.rpartition(".")
     try:

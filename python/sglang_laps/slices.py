@@ -204,7 +204,7 @@ class Slices(Armed):
             self._between(now, before)
 
     def _between(self, now: _Pass, done: float) -> None:
-        """Between two slices, with so much of the pass done."""
+        """Pause between two slices; ``done``: cost of the operators so far."""
         launch_s = time.perf_counter() - now.resumed
         self._keep_pace(now.sent)
         begin = time.perf_counter()
@@ -229,7 +229,7 @@ class Slices(Armed):
 
 
 def cutter(scheduler: Scheduler, emulated: Cutter | None) -> Cutter | str:
-    """What runs this server's long batches in slices (`emulated`: its device, if it is one), or why nothing does."""
+    """The cutter of this server's long batches (`emulated`: its emulated device, if any), or why there is none."""
     try:
         return why_not(scheduler) or emulated or Slices(scheduler.tp_worker.model_runner)
     except NoLayers as e:

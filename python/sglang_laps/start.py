@@ -95,7 +95,7 @@ class Laps:
         self.synchronous = torch.device(scheduler.device).type == "cpu"
         """A forward pass has ended when its call has: there is no device of its own."""
         self.marks = None if self.synchronous else self._marks(scheduler)
-        """Of times on the device."""
+        """Events by which times on the device are measured; None on a CPU."""
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter)
         self.interlude = Interlude(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)

@@ -1,4 +1,4 @@
-"""What the router refuses, in the shape of OpenAI's errors, and what of a request goes no further."""
+"""Refusals of the router, in the shape of OpenAI's errors, and headers of a request that are not passed on."""
 
 from __future__ import annotations
 

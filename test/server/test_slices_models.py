@@ -1,6 +1,6 @@
 """Every architecture under LAPS, paused at every operator: first tokens and probabilities are those of transformers.
 
-The table of models in docs/LAPS.md says what is had of each; here it is compared with what runs.
+The table of models in docs/LAPS.md lists where the passes of each are paused; here it is compared with what runs.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_two_adapters_among_paused_and_preempting(prefill: Prefill, reference: R
 
 
 def table() -> dict[str, str]:
-    """What docs/LAPS.md says of each architecture: class name -> where its passes are paused."""
+    """Table of models in docs/LAPS.md: class name -> where its passes are paused."""
     rows = re.findall(r"^\| `(\w+ForCausalLM)` \| ([^|]+) \|", DOCS.read_text(), re.MULTILINE)
     return {name: where.strip() for name, where in rows}
 

@@ -40,7 +40,7 @@ class Setup:
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
     shape: model.Shape | str = SHAPE
-    """Of the Qwen2 model, or a name in ``architectures.NAMES``."""
+    """Shape of the Qwen2 model, or a name in ``architectures.NAMES``."""
     more: Callable[[Path], Sequence[str]] | None = None
     """Further arguments, from the folder of the checkpoint: they name what is made beside it."""
     group: str | None = None

@@ -1,4 +1,4 @@
-"""What a router must not hold at rest, from its status and from its descriptors."""
+"""Leftovers of a router at rest, from its status and from its descriptors."""
 
 from __future__ import annotations
 

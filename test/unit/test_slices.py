@@ -18,7 +18,7 @@ ROWS = 2 * MIN_ROWS
 
 
 def noting(told: Callable[[float], None]) -> Callable[[float], bool]:
-    """A pause in which nothing runs; `told` what is left."""
+    """A pause in which nothing runs; passes the layers left to `told`."""
 
     def pause(left: float) -> bool:
         told(left)
@@ -143,7 +143,7 @@ class Device:
         self.free = max(self.free, self.now) + seconds
 
     def module(self, *_: str) -> Any:
-        """What stands for ``torch.cuda``."""
+        """Stand-in for ``torch.cuda``."""
         device = self
 
         class Event:
@@ -164,7 +164,7 @@ class Device:
         return SimpleNamespace(Event=Event)
 
     def runner(self, layers: int, layer_s: float, host_s: float = 0.0) -> Runner:
-        """One whose layers take so long."""
+        """A runner whose layers take ``layer_s`` on the device each."""
         runner = Runner(layers, "cuda")
         for layer in runner.model.layers:
             layer.register_forward_hook(lambda *_: self.launch(layer_s, host_s))

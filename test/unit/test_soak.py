@@ -1,4 +1,4 @@
-"""What counts as growth, how memory is read, and what the load consists of."""
+"""Growth of memory, how memory is read, and the requests of the load."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_load_gives_way_where_answers_take_long() -> None:
         return made
 
     made = asyncio.run(run())
-    # Those whose clients leave make room for others.
+    # Requests whose clients leave let others start.
     assert load.MOST <= made.sent + made.ends["left"] < 200
     assert not made.wrong
 

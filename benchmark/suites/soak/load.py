@@ -26,7 +26,7 @@ SEGMENT_S = 30.0
 """How long one workload lasts before the next (seconds)."""
 SCALE = Scale(longest=4096, long=2048)
 LONE_S_PER_TOKEN = 1e-4
-"""What whales are spaced by: as on the machine that the others' rate is for (seconds)."""
+"""Lone prefill time per token, which spaces whales: on the machine that the others' rate is for (seconds)."""
 SETS = 4
 """Conversations and documents come back after so many rounds of the workloads: some from the device's cache, some from
 the host's, and some from none."""
@@ -49,7 +49,7 @@ class Load:
         self._numbers = itertools.count(1)
         self.ends: Counter[str] = Counter()
         self.wrong: list[str] = []
-        """What failed, with the server's words; the first hundred."""
+        """Requests that failed or hung, with the server's message; the first hundred."""
 
     @property
     def sent(self) -> int:
@@ -158,7 +158,7 @@ class Load:
         elif seen.hung:
             end = "hung"
         elif not seen.done:
-            # What was aborted may be told so in any way.
+            # An aborted request may end in any way.
             end = "aborted" if seen.aborted else "failed"
         self.ends[end] += 1
         if end in ("hung", "failed") and len(self.wrong) < 100:

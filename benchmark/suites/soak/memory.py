@@ -27,9 +27,9 @@ class Sample:
     """Since the start of the load."""
     own: int
     """Resident pages that are of no file, shared ones divided among those that share them: how pages of libraries are
-    divided is a matter of what else runs on the machine. All of what is resident where the system does not tell."""
+    divided is a matter of what else runs on the machine. All resident pages where the system does not report these."""
     pss: int | None
-    """All resident pages, shared ones divided; None where the system does not tell."""
+    """All resident pages, shared ones divided; None if unknown."""
     private: int | None
     """Resident and shared with nobody."""
     threads: int
@@ -40,17 +40,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Growth:
-    """What became of one process."""
+    """Memory of one process after the run-in and at the end."""
 
     name: str
     before: float | None
-    """Memory after the run-in (KiB); None: no sample, for it was not there."""
+    """Memory after the run-in (KiB); None if there is no sample: it did not run."""
     after: float | None
-    """At the end."""
+    """Memory at the end (KiB); None if there is no sample."""
 
     @property
     def ratio(self) -> float | None:
-        """Memory at the end over that after the run-in; None: unknown."""
+        """Memory at the end over that after the run-in; None if unknown."""
         return self.after / self.before if self.before and self.after else None
 
     @property
@@ -72,7 +72,7 @@ def parse_rollup(text: str) -> tuple[int, int, int]:
 
 
 def sample(process: psutil.Process, at_s: float) -> Sample | None:
-    """The process now; None: it has ended."""
+    """Sample of a process now; None if it has ended."""
     try:
         memory: tuple[int, int | None, int | None] = process.memory_info().rss // 1024, None, None
         with contextlib.suppress(OSError, KeyError, ValueError):
@@ -85,7 +85,7 @@ def sample(process: psutil.Process, at_s: float) -> Sample | None:
 
 
 def name_of(process: psutil.Process, server: str, first: bool) -> str:
-    """What to call it: its server, and what it is there, as SGLang titles its processes."""
+    """Name of a process: its server and its part there, as SGLang titles its processes."""
     with contextlib.suppress(psutil.Error):
         title = " ".join(process.cmdline())
         for kind in ("scheduler", "detokenizer", "tokenizer", "resource_tracker"):

@@ -15,9 +15,9 @@ BRIEF_S = 0.1
 ENTRIES = 4096
 """Requests that are spread over their time, of each class; what comes beside them counts at once."""
 MOST_WORK_S = 3600.0
-"""No request is taken for more work, whatever a server says of its speed (seconds): sums stay finite."""
+"""Most work of one request, however slow a server reports to be (seconds): sums stay finite."""
 MOST_REQUESTS, MOST_TOKENS = 1_000_000, 100_000_000
-"""Requests of one length from one answer of a server to the next, and tokens of one of them, that are believed."""
+"""Most requests of one length from one report of a server to the next, and most tokens of one of them."""
 LEAST_S = 0.01
 """Least time over which work is divided (seconds)."""
 
@@ -58,7 +58,7 @@ class Arrivals:
     from when it comes, whether it is being served or waits: the mean of that is the work that comes (Little's law), and
     one huge prompt never looks like more than the one server that it keeps busy.
 
-    Times are one clock's (seconds): of the caller, or of the server where that tells what comes.
+    Times are one clock's (seconds): the caller's, or the server's where that counts its requests.
     """
 
     def __init__(self) -> None:
@@ -70,17 +70,17 @@ class Arrivals:
         self._at: float | None = None
         self._seen = self._last = Work()
         self.lengths: Lengths | None = None
-        """What the server has counted; None: it does not tell, and the router's own requests count."""
+        """Requests that the server has counted, by length; None if unknown: the router's own requests count."""
 
     def add(self, now: float, cls: ClassName, seconds: float, requests: int = 1) -> None:
         """So many requests come, each predicted to take so long."""
         self._flows[cls].add(now, min(max(0.0, seconds), MOST_WORK_S), requests)
 
     def told(self, lengths: Lengths, model: Coefficients, threshold: int) -> None:
-        """A server has counted these requests, whoever sent them. ``threshold``: longest short request (tokens)."""
+        """Add the requests that a server has counted, of all senders. ``threshold``: longest short request (tokens)."""
         before, now = self.lengths, lengths.seconds
         if before is None or now < before.seconds:
-            # It was started again, or it is not known when they came.
+            # It was started again, or the time of their arrival is unknown.
             self.forget()
             before = lengths
         self.lengths = lengths
@@ -94,7 +94,7 @@ class Arrivals:
                 self.add(now, SHORT if new <= threshold else LONG, model.work_s(new, cached), n)
 
     def since(self, now: float) -> Work:
-        """What came since this was last asked (servers); without time between, as it was said last."""
+        """Work that came since the last call, by class (servers); the last result again if no time has passed."""
         seen = Work(*(flow.total_s(now) for flow in self._flows.values()))
         if self._at is None:
             self._at, self._seen = now, seen

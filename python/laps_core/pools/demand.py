@@ -29,7 +29,7 @@ LONGEST_STEP_S = 60.0
 CAUGHT_UP = 0.1
 """A server has caught up while no more waits there than this share of what it has done since (0..1)."""
 HORIZON_S = 120.0
-"""What requests took counts for about so long (seconds of each server)."""
+"""Measured times of requests count for about this long (seconds of each server)."""
 FREE_S = 1.0
 """As if so much had come and taken as long as predicted, to begin with (seconds)."""
 MOST_RATIO = 8.0
@@ -46,8 +46,8 @@ class Spent:
     def since(self, now: float, busy_share: float, told: ByClass | None, outlook: Outlook) -> Work:
         """Shares of the time since the last sample (0..1, their sum too); without time between, as they were last.
 
-        ``told``: seconds of each class since the server's start, ``now`` by one clock; None: it does not tell them
-        apart, and its ``busy_share`` counts as this router's own work is made up."""
+        ``told``: seconds of each class since the server's start, ``now`` by one clock; None if unknown: then its
+        ``busy_share`` is divided as this router's own work is."""
         done, before = outlook.done, self._done
         self._done = done
         if told is not None:
@@ -67,7 +67,7 @@ class Spent:
             # The first answer, or it was started again.
             self._over = self._last = Work()
             return self._last
-        # A step is told when it ends, all of it at once: a device is busy no more than all of the time, so what is over
+        # A step is reported when it ends, as a whole: a device is busy no more than all of the time, so what is over
         # belongs to the samples before, and is counted in those that follow.
         due = [min(t - s, LONGEST_STEP_S) + o for t, s, o in zip(told, seen, self._over, strict=True)]
         total = sum(due)
@@ -83,11 +83,11 @@ class _Sample(NamedTuple):
 
 
 class _Ledger:
-    """What requests took of devices, beside what had been predicted of them when they came, by class."""
+    """Device time that requests took, and the time predicted when they came, by class (seconds)."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, Work, Work]] = {}
-        """Of each server that has not caught up: time, what it was busy with, and what came (seconds)."""
+        """Servers that have not caught up: name -> time, busy time and predicted work that came (seconds)."""
         self._seconds, self._took, self._came = 0.0, [0.0, 0.0], [0.0, 0.0]
 
     def observe(self, span: float, known: Sequence[tuple[InstanceSignals, Work]]) -> None:
@@ -109,8 +109,8 @@ class _Ledger:
                 self._came[c] = keep * self._came[c] + came_s[c]
 
     def corrected(self, c: int, came: float, servers: int) -> float:
-        """So much predicted work (servers), as it will take; and what else the ``servers`` are busy with, which others
-        send who are not seen to."""
+        """Predicted work ``came`` (servers), corrected by measured times; plus what else keeps ``servers`` busy: the
+        work of senders that are not observed."""
         ratio = (FREE_S + self._took[c]) / (FREE_S + self._came[c])
         ratio = min(max(ratio, 1.0 / MOST_RATIO), MOST_RATIO)
         rest = max(0.0, self._took[c] - ratio * self._came[c]) / self._seconds if self._seconds else 0.0
@@ -118,7 +118,7 @@ class _Ledger:
 
 
 class Demand:
-    """What comes, in servers: the work that was predicted of requests when they came, corrected by what such work took.
+    """Work that comes, in servers: as predicted when requests came, corrected by the time that such work took.
 
     Averaged since it last changed, which is where the work of a class before and after differs by more than chance
     makes it. Requests come by chance, so the variance of a class is taken to be in proportion to its work, as it has
@@ -133,8 +133,8 @@ class Demand:
         self._noise = [_Noise(), _Noise()]
 
     def observe(self, now: float, healthy: Sequence[InstanceSignals]) -> Work:
-        """Take in a sample of all healthy instances; the work that came since the last one (servers). Of an instance of
-        which it is not known what comes that counts which it is busy with."""
+        """Take in a sample of all healthy instances; the work that came since the last one (servers). An instance whose
+        arrivals are unknown counts with the work that it is busy with."""
         span = 0.0 if self._at is None else now - self._at
         if self._at is None or span > 0.0:
             self._at = now

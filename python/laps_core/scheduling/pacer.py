@@ -115,9 +115,8 @@ class Pacer:
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
-        `urgent`: the class with the strictly higher priority, if the server schedules by it. `paused`: what is paused;
-        then an empty plan goes on with it. `lacking`: the first long prompt lacked memory when last tried. `frees`:
-        work is under way that will give memory back.
+        `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: resumed by an empty
+        plan. `lacking`: the first long prompt lacked memory when last tried. `frees`: work under way will free memory.
         """
         if self._auto is not None:
             self._auto.update(now, self.model.boundary)

@@ -1,1 +1,1 @@
-"""What the host platform adds to SGLang on a CPU: attention, and corrections of code that takes a GPU for granted."""
+"""Additions of the host platform to SGLang on a CPU: attention, and corrections of code that assumes a GPU."""

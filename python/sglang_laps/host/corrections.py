@@ -1,4 +1,4 @@
-"""What SGLang takes for granted, and a machine without a GPU has not: one function each."""
+"""Corrections of SGLang code that assumes a GPU, for machines without one: one function each."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def attend_to_all() -> None:
 
 
 def absorb_latent_attention() -> None:
-    """DeepSeek's attention takes the absorbed form always. Of a backend that it does not know it takes the one for
-    Triton's, which multiplies the latent out for a prompt's first chunk and writes KV with a Triton kernel."""
+    """Let DeepSeek's attention always take the absorbed form. For an unknown backend it takes the form for Triton's,
+    which multiplies the latent out for a prompt's first chunk and writes KV with a Triton kernel."""
     if module := _loaded("sglang.srt.models.deepseek_common.attention_backend_handler"):
         absorbed = module.AttnForwardMethod.MLA
         module.AttentionBackendRegistry.register("torch_native", lambda attention, batch: absorbed)
@@ -101,7 +101,7 @@ def pin_no_adapters() -> None:
         return
     for name in ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend"):
         importlib.import_module(name).torch = Unpinned()  # type: ignore[attr-defined]
-    # A method that only raises where there is no accelerator: nobody else can have a use for it.
+    # Without an accelerator this method only raises: replacing it takes nothing from other code.
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment,misc]
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from .queue import TurnedAway
 
 LEAST = 256 << 20
-"""Bodies may always take so much (bytes)."""
+"""Least budget, however small --max-payload-size is (bytes)."""
 LARGEST = 2
-"""So many bodies of --max-payload-size may be there at a time."""
+"""Bodies of --max-payload-size that the budget holds at a time."""
 HOLD = "laps.hold"
-"""Where in a scope its Hold stands."""
+"""Key of a request's Hold in its ASGI scope."""
 
 
 class Budget:
@@ -28,11 +28,11 @@ class Hold:
 
     budget: Budget
     unread: bool = False
-    """Of its body not all has been read."""
+    """Its body has not been read to the end."""
     _taken: int = 0
 
     def take(self, size: int) -> None:
-        """Add ``size`` bytes. Raises TurnedAway where all requests together have no room for them."""
+        """Add ``size`` bytes. Raises TurnedAway where all requests together would exceed the budget."""
         budget = self.budget
         if budget.taken + size > budget.most:
             why = f"the bodies of the requests in flight take {budget.taken} of {budget.most} bytes"

@@ -33,7 +33,7 @@ class Worker:
     urls: Sequence[str] = ("",)
     """Where each of them is reached alone."""
     secret: str = ""
-    """What they know one another by."""
+    """Secret by which the processes recognize one another; empty without siblings."""
 
 
 class Router:

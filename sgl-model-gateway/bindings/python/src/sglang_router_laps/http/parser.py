@@ -41,11 +41,11 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _unsent = 0
-    """What the client had not taken when that was last looked at (bytes)."""
+    """Bytes that the client had not taken when the write buffer was last looked at."""
 
     @classmethod
     def within(cls, timeout_s: float) -> type[BoundedProtocol]:
-        """It, where a request may take so long (seconds)."""
+        """This protocol, for requests that may take ``timeout_s`` (seconds)."""
         return type(cls.__name__, (cls,), {"stall_s": min(STALL_S, timeout_s)})
 
     @property
@@ -54,7 +54,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client that says nothing is as idle as one that has nothing more to say."""
+        """Start the keep-alive timer: a client that has sent nothing yet is idle, too."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -141,13 +141,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_stall_timer()
 
     def on_response_complete(self) -> None:
-        """What is left of the last answer of a connection has to be taken as well."""
+        """Watch that the client takes the rest of a connection's last answer, too."""
         super().on_response_complete()
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._watch_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The client is idle; what it has not taken by now it will not take."""
+        """Close the connection of an idle client; abort it if part of an answer is still not taken."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

@@ -229,9 +229,9 @@ class Pools:
     def _offers(
         self, usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float
     ) -> tuple[list[Offer], list[Offer]]:
-        """What the request costs at the places of these, at home and in the other pool. Of the places of a server
-        that hold nothing of the prompt, one without work costs least, and the one of them that has served least stands
-        for those and for all that have requests: none of them is better in anything."""
+        """Costs of the request at the places of these instances (seconds): at home, in the other pool. Of the places of
+        a server that hold nothing of the prompt, one without work costs least, and the one of them that has served
+        least stands for those and for all that have requests: none of them is better in anything."""
         threshold, total = self.config.threshold, max(1, ask.total)
         prefixed = total > threshold
         own: list[Offer] = []

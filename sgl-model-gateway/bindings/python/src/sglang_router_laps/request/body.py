@@ -45,8 +45,9 @@ _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
     """The whole body, of --max-payload-size bytes at most.
 
-    Raises ClientDisconnect, TurnedAway where the bodies of all requests have no room for it, and Rejection: also where
-    it takes longer than --request-timeout-secs, comes slower than SLOWEST or stands still for PAUSE_S.
+    Raises ClientDisconnect, TurnedAway where the bodies of all requests would exceed their budget with it, and
+    Rejection: also where it takes longer than --request-timeout-secs, comes slower than SLOWEST or stands still for
+    PAUSE_S.
     """
     hold: Hold = scope[HOLD]
     hold.unread = True
@@ -238,7 +239,8 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
 
 
 def _parts(endpoint: str, body: Mapping[str, Any]) -> int:
-    """What is looked at one by one: messages and their parts, or prompts with their parameters."""
+    """Number of items to look at one by one: messages and their parts, or prompts with their parameters. Exact only as
+    far as a comparison with PARTS_MAX needs it."""
     if endpoint == CHAT:
         messages = body.get("messages")
         if not isinstance(messages, list) or len(messages) > PARTS_MAX:

@@ -45,8 +45,8 @@ class Ids:
     """The ids of one request. ``renew`` gives its servers' ids of the next attempt."""
 
     def __init__(self, rid: Any, batch: int | None, first: str | None = None, owner: str | None = None) -> None:
-        """``rid``: the client's; None or "" where it chose none, then ``first`` or a fresh one is. ``batch``: how many
-        prompts SGLang makes requests of their own for; None: it is a single one. ``owner``: the client's authorization.
+        """``rid``: the client's; None or "" where it chose none, then ``first`` or a fresh one is. ``batch``: number of
+        prompts SGLang makes requests of their own for; None for a single one. ``owner``: the client's authorization.
 
         Raises ValueError where SGLang takes no such ``rid``.
         """
@@ -91,7 +91,7 @@ class Ids:
         return [rid + AT_PREFILL for rid in self._servers], self._servers
 
     def asked_by(self) -> Mapping[str, int | None]:
-        """What the client may ask for its abort by: an id of all of it (None), or of a prompt of the batch."""
+        """Client's ids that an abort may name -> index of the prompt in the batch, or None for all of the request."""
         return {self._whole: None, **{rid: i for i, rid in enumerate(self._client[:IDS_MAX])}}
 
     def as_asked(self, reply: bytes) -> bytes:

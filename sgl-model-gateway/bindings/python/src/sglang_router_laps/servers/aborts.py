@@ -19,7 +19,7 @@ ABORT = "abort_request"
 TIMEOUT_S = 5.0
 
 Body = Mapping[str, Any]
-"""What an abort asks for."""
+"""Body of an abort request (JSON)."""
 
 
 class Aborted(Exception):
@@ -35,7 +35,7 @@ class LiveRequest:
         self.at: Mapping[Instance, Sequence[str]] = {}
         """The ids of its prompts, in the same order at each server that works on it."""
         self.aborted = False
-        """A client who may has asked for its end."""
+        """A client that may do so has asked for its end."""
         self._wait: asyncio.Timeout | None = None
 
     @asynccontextmanager
@@ -123,8 +123,8 @@ class Aborter:
                 return
 
     async def may(self, authorization: str | None, unused: str) -> Answer | None:
-        """Whether a client with this key may abort: it has the router's, or a server of each role takes an abort of the
-        ``unused`` id with it. The first server's refusal, or 200; None: no server was reached."""
+        """200 if a client with this key may abort, else the first server's refusal; None if no server was reached. It
+        may with the router's key, or where a server of each role takes an abort of the ``unused`` id with it."""
         if self._key and compare_digest((authorization or "").encode(), self._key.encode()):
             return 200, b""
         one_of_each = {i.role: i for i in self._instances if i.healthy}.values()
@@ -133,9 +133,9 @@ class Aborter:
     async def forward(
         self, rid: str, elsewhere: Mapping[Role, Sequence[str]] | None, authorization: str | None
     ) -> Answer | None:
-        """End what clients call ``rid`` ("": all), here and at the servers that work on it. ``elsewhere``: the ids by
-        which all servers are told of it where nobody has it here, and of all in any case; None: they are not. The first
-        bad answer, or 200; None: no server was reached."""
+        """Abort the requests that clients call ``rid`` ("": all), here and at the servers that work on them; the first
+        bad answer, or 200; None if no server was reached. ``elsewhere``: ids to abort at all healthy servers where this
+        router has no such request, and always where all are aborted; None: no others are aborted."""
         known = self.named(rid) if rid else dict.fromkeys(live for same in self._live.values() for live in same)
         wanted: dict[Instance, list[Body]] = {}
         for live in known:

@@ -1,7 +1,7 @@
-"""What the prefill servers say of their load, and what to go by when they say nothing.
+"""Load that the prefill servers report, and its substitutes where they report none.
 
 Asked in this order, the best that answers is kept: ``/laps_status`` (a prefill server with LAPS), ``/v1/loads``
-(stock SGLang), ``/metrics`` (stock, with --enable-metrics), and last this router's own books.
+(stock SGLang), ``/metrics`` (stock, with --enable-metrics), and last this router's own statistics.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ class SignalReader(Reader):
         """Share of the time in which this router had something in flight there (0..1)."""
         self._threshold = threshold
         self._told = IDLE
-        """What it has said last."""
+        """Load by the latest report."""
         self._told_at = instance.clock()
-        """When that was so."""
+        """Time of that load, by the clock of the instance (seconds)."""
         self._by_rank: Mapping[int, Load] = {}
         self._sized: tuple[int, int, float] | None = None
-        """Ranks that a stock server has told of, to how many of them it deals out by room, and when it said so."""
+        """Ranks of a stock server, to how many of them it deals requests by bootstrap room, and when this was read."""
         self._seen: dict[str, tuple[float, float]] = {}
         """When a counter of busy seconds was last read, and what it was."""
 
     async def read(self) -> None:
-        """Refresh ``load``: by what the server says, by what it last said where it is late, or by the router's own
-        books where it never says anything."""
+        """Refresh ``load``: from the server's report, from the last one where that is late, or from the router's own
+        statistics where it never reports."""
         i, own = self.instance, self._own()
         route = await self.ask()
         if route != STATUS_ROUTE and self._level:
@@ -96,13 +96,13 @@ class SignalReader(Reader):
         self.source, self.load = route or OWN, self._told
 
     def _aged(self, own: Load) -> Load:
-        """What it last said, as it may be now: no less than this router has sent."""
+        """Load last reported, with a backlog that halves every SPAN_S and is no less than this router has sent."""
         rest = self._told.backlog_tokens * 2.0 ** (-(self.instance.clock() - self._told_at) / SPAN_S)
         return structs.replace(self._told, backlog_tokens=max(own.backlog_tokens, rest))
 
     def _take(self, load: Load, age_s: float = 0.0, counted_at: float | None = None) -> None:
-        """It says so, of ``age_s`` seconds ago; at ``counted_at`` by the clock that its counters go by (seconds). Told
-        at once to the choice of a server: what this router has sent is less a moment later."""
+        """Take in a report of ``age_s`` seconds ago; ``counted_at``: its time by the clock of its counters (seconds).
+        Passed on at once to the choice of a server: what this router has sent is less a moment later."""
         i, arrivals = self.instance, self.instance.outlook.arrivals
         at = i.clock() - age_s
         self._told, self._told_at = load, at
@@ -143,7 +143,7 @@ class SignalReader(Reader):
         self._by_rank = {r.dp_rank: r.load for r in ranks if r.load is not None}
         if said.lengths is not None:
             i.outlook.arrivals.told(said.lengths, i.outlook.model, self._threshold)
-        # An answer that the server has kept for a while is told from a new one by its own clock.
+        # The server's own clock distinguishes an answer that it has kept for a while from a new one.
         self._take(said.load, said.age_s, None if said.lengths is None else said.lengths.seconds)
 
     async def _loads(self, text: bytes) -> None:
