@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -251,3 +253,15 @@ def test_nothing_is_learnt_of_a_request_behind_others_work() -> None:
     one.enter(60.0, "short", 0.01)
     one.leave(60.5, "short", 0.01, 100)
     assert learnt.model.linear == pytest.approx(0.005)
+
+
+def test_a_server_is_free_once_others_work_has_passed_and_this_routers_has_left() -> None:
+    one = laps()
+    assert one.free_at < 0.0
+    one.told(1.0, 0.25, 1.0)
+    assert one.free_at == 2.25
+    one.enter(1.5, "short", 0.5)
+    assert one.free_at == math.inf
+    one.leave(2.0, "short", 0.5, 100)
+    assert one.free_at == 2.25
+    assert one.cost_s(2.25, 1000, 0, False) == laps().cost_s(0.0, 1000, 0, False) < one.cost_s(2.2, 1000, 0, False)

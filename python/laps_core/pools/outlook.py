@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT, ClassName
 from laps_core.pools.arrivals import Arrivals
@@ -52,8 +54,8 @@ class Outlook:
     """
 
     __slots__ = (
-        "_alone", "_at", "_learnt", "_long", "_others", "_short", "_since", "arrivals", "done", "idle", "own_model",
-        "parks", "shared",
+        "_alone", "_learnt", "_long", "_others_short_until", "_others_until", "_short", "_since", "arrivals", "done",
+        "free_at", "own_model", "parks", "shared",
     )  # fmt: skip
 
     def __init__(self, learnt: Learnt) -> None:
@@ -64,16 +66,16 @@ class Outlook:
         self.shared = False
         """Others' requests were seen to be at work there when it was last asked."""
         self.arrivals = Arrivals()
-        self.idle = True
-        """No work is known there."""
+        self.free_at = -math.inf
+        """From when on no work is known there; infinite while this router's is."""
         self.done = Work()
         """This router's work there that is done, since the start (seconds)."""
         self._learnt = learnt
         self._alone = False
         self._short = self._long = 0.0
-        self._others: Work | None = None
-        """What others had there when it was last told of, at ``_at``."""
-        self._at = self._since = 0.0
+        self._others_short_until = self._others_until = -math.inf
+        """When others' work there is done, as far as it was told: the short, and after it all."""
+        self._since = 0.0
 
     @property
     def model(self) -> Coefficients:
@@ -82,7 +84,7 @@ class Outlook:
 
     def enter(self, now: float, cls: ClassName, work_s: float) -> None:
         """This router sends it a request."""
-        self.idle = False
+        self.free_at = math.inf
         # Alone there: it is what the time to its first token teaches.
         self._alone = not (self.shared or any(self.waiting(now)))
         if not (self._short or self._long):
@@ -106,7 +108,7 @@ class Outlook:
         else:
             self.done = Work(self.done.short, self.done.long + work_s)
             self._long = self._long - work_s if self._long - work_s > 1e-9 else 0.0
-        self.idle = not (self._short or self._long) and self._others is None
+        self.free_at = math.inf if self._short or self._long else self._others_until
 
     def seen(self, others: bool) -> None:
         """Whether others' requests are at work there now, however little of them waits."""
@@ -122,19 +124,19 @@ class Outlook:
         self._note(now, seconds, 0.0) if pool == SHORT else self._note(now, 0.0, seconds)
 
     def _note(self, now: float, short_s: float, long_s: float) -> None:
-        self._others = Work(max(0.0, short_s), max(0.0, long_s)) if short_s > 0.0 or long_s > 0.0 else None
-        self._at = now
-        self.idle = not (self._short or self._long) and self._others is None
-        self._alone = self._alone and self._others is None
+        self._others_short_until = now + max(0.0, short_s)
+        self._others_until = self._others_short_until + max(0.0, long_s)
+        self.free_at = math.inf if self._short or self._long else self._others_until
+        self._alone = self._alone and self._others_until <= now
 
     def waiting(self, now: float) -> Work:
         """Work there (seconds)."""
-        others = self._others
-        if others is None:
+        short_until, until = self._others_short_until, self._others_until
+        if now >= until:
             return Work(self._short, self._long)
-        passed = now - self._at
-        short = max(0.0, others.short - passed)
-        return Work(self._short + short, self._long + max(0.0, others.long - max(0.0, passed - others.short)))
+        if now >= short_until:
+            return Work(self._short, self._long + (until - now))
+        return Work(self._short + (short_until - now), self._long + (until - short_until))
 
     def first_s(self, now: float, new: int, cached: int, short: bool) -> float | None:
         """Until a request of so many tokens would have its first token, sent now (seconds); None where that is not
@@ -157,20 +159,21 @@ class Outlook:
 
     def with_work_s(self, now: float, step_s: float, work_s: float, short: bool) -> float:
         """The same of a request that adds so much work to a step. Where no work is known it is their sum."""
-        if self._others is None:
-            ahead, long = self._short, self._long
-        else:
-            ahead, long = self.waiting(now)
+        left_s = self._others_until - now
         if short and self.parks:
+            ahead, long = self.waiting(now) if left_s > 0.0 else (self._short, self._long)
             if long:
                 # The slice that runs ends first; and the long one waits for all of this step.
                 return ahead + 3.0 * step_s + 2.0 * work_s
             return ahead + work_s + (2.0 * step_s if ahead else step_s)
-        ahead += long
+        ahead = self._short + self._long
         if ahead:
-            ahead += step_s
-            own = self._short + self._long
-            if own:
-                # The time since then went to its own work; others' has been faded by it already.
-                ahead -= min(now - self._since, own + step_s)
-        return (ahead if ahead > 0.0 else 0.0) + work_s + step_s
+            # The time since then went to its own work; others' has been faded by it already.
+            ahead += step_s - (now - self._since)
+            if ahead < 0.0:
+                ahead = 0.0
+        elif left_s > 0.0:
+            ahead = step_s
+        if left_s > 0.0:
+            ahead += left_s
+        return ahead + work_s + step_s

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
 from laps_core.pools.controller import Move
 from laps_core.pools.outlook import Learnt
@@ -192,10 +193,11 @@ class Pools:
         Instances in ``avoid`` are taken only when there is no other.
         """
         usable = open_to(self.instances, avoid)
-        usable = [i for i in usable if i.longest is None or ask.total <= i.longest] or usable
+        total = max(1, ask.total)
+        usable = [i for i in usable if i.longest is None or total <= i.longest] or usable
         if not usable:
             return None
-        now, threshold, total = self._clock(), self.config.threshold, max(1, ask.total)
+        now, threshold = self._clock(), self.config.threshold
         known = [p for p in ask.prompts if p.hashes]
         own, others = self._offers(usable, ask, known, now)
         spilled = copies = False
@@ -231,39 +233,46 @@ class Pools:
     ) -> tuple[list[Offer], list[Offer]]:
         """Costs of the request at the places of these instances (seconds): at home, in the other pool. Of the places of
         a server that hold nothing of the prompt, one without work costs least, and the one of them that has served
-        least stands for those and for all that have requests: none of them is better in anything."""
+        least stands for all: none of them is better in anything."""
         threshold, total = self.config.threshold, max(1, ask.total)
         prefixed = total > threshold
         own: list[Offer] = []
         others: list[Offer] = []
         heads = {p.hashes[0] for p in known}
-        head = next(iter(heads), 0)
+        head, several = next(iter(heads), 0), len(heads) > 1
         fresh = ask.new(NOTHING) if known else total
         fresh_short = fresh <= threshold
+        model: Coefficients | None = None
+        step_s = work_s = 0.0
         for i in usable:
-            pool, model = i.pool, i.outlook.model
-            step_s, fresh_s = model.step_s, model.work_s(fresh, total - fresh)
-            # What is short only because its history lies there is at home with it.
-            offers = own if pool == BOTH or (pool == SHORT) == fresh_short or (fresh_short and prefixed) else others
-            best: Place | None = None
-            rest: list[Place] = []
+            pool = i.pool
+            free: Place | None = None
+            busy: list[Place] = []
             for place in i.places:
                 blocks = place.prefixes.blocks
-                if head in blocks if len(heads) == 1 else not blocks.keys().isdisjoint(heads):
+                if not blocks.keys().isdisjoint(heads) if several else head in blocks:
                     new = ask.new(place.prefixes)
                     short = new <= threshold
                     offer = place.outlook.cost_s(now, new, total - new, short), new, place
+                    # What is short only because its history lies there is at home with it.
                     at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
                     (own if at_home else others).append(offer)
-                elif place.outstanding or not place.outlook.idle:
-                    rest.append(place)
-                elif best is None or place.served_tokens < best.served_tokens:
-                    best = place
-                    rest.append(place)
-            if best is not None:
-                # Others' work may be done by now, and then less may have been sent there.
-                rest = [p for p in rest if p is best or not (p.outstanding or p.outlook.idle)]
-            offers += [(p.outlook.with_work_s(now, step_s, fresh_s, fresh_short), fresh, p) for p in rest]
+                elif place.outlook.free_at > now or place.outstanding:
+                    busy.append(place)
+                elif free is None or place.served_tokens < free.served_tokens:
+                    free = place
+            if free is None and not busy:
+                continue
+            if i.outlook.model is not model:
+                # Those that say nothing of their speed share one.
+                model = i.outlook.model
+                step_s, work_s = model.step_s, model.work_s(fresh, total - fresh)
+            offers = own if pool == BOTH or (pool == SHORT) == fresh_short or (fresh_short and prefixed) else others
+            if free is not None:
+                offers.append((step_s + work_s, fresh, free))
+                continue
+            for place in busy:
+                offers.append((place.outlook.with_work_s(now, step_s, work_s, fresh_short), fresh, place))
         return own, others
 
     @staticmethod

@@ -136,7 +136,8 @@ class Ask:
         for p in self.prompts:
             depth = index.depth(p)
             share += depth * p.covered
-            media += sum(block >= depth for block in p.media)
+            if p.media:
+                media += sum(block >= depth for block in p.media)
         if share:
             # Of a batch the share is the mean over its prompts: an estimate that needs no lengths.
             share /= len(self.prompts)

@@ -68,7 +68,8 @@ class Instance:
         self.suspected = asyncio.Event()
         """It is to be probed at once."""
         self.leases: set[Lease] = set()
-        self._rests_until = self._lost_at = -math.inf
+        self._rests_until: float | None = None
+        self._lost_at = -math.inf
         self.clock = clock
         self.busy_since = 0.0
         """Since when it has had something in flight, while it has."""
@@ -84,7 +85,9 @@ class Instance:
     @property
     def usable(self) -> bool:
         """A new request may go there."""
-        return self.healthy and self.breaker.admits() and self.clock() >= self._rests_until
+        return (
+            self.healthy and self.breaker.admits() and (self._rests_until is None or self.clock() >= self._rests_until)
+        )
 
     def heard(self) -> None:
         """It has sent something."""
@@ -306,5 +309,8 @@ T = TypeVar("T", bound=Instance)
 def open_to(instances: Sequence[T], avoid: Collection[Instance]) -> list[T]:
     """Those that a request may go to; ones in ``avoid`` only without any other, and open breakers count only
     while another instance is left: a server that fails is better than none."""
+    usable = [i for i in instances if i.usable and i not in avoid]
+    if usable:
+        return usable
     healthy = [i for i in instances if i.healthy]
-    return [i for i in healthy if i.usable and i not in avoid] or [i for i in healthy if i not in avoid] or healthy
+    return [i for i in healthy if i not in avoid] or healthy
