@@ -25,9 +25,12 @@ def _loaded(name: str) -> Any:
 
 def attend_to_all() -> None:
     """The backend ``torch_native`` has sinks, capped logits, and sliding windows in a pool of their own."""
-    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.layers.attention import attention_registry
 
-    @register_attention_backend("torch_native")
+    if attention_registry.ATTENTION_BACKENDS["torch_native"] is not attention_registry.create_torch_native_backend:
+        return  # somebody else's
+
+    @attention_registry.register_attention_backend("torch_native")
     def create(runner: Any) -> Any:
         from sglang_laps.host.attention import HostAttention
 
