@@ -54,13 +54,13 @@ ROOMS = """
 from types import SimpleNamespace
 from sglang.srt.disaggregation.common.conn import CommonKVManager as Manager
 from sglang.srt.plugins import load_plugins
-def books(self):
+def books(self, args, disaggregation_mode, server_args, is_mla_backend=False):
     self.transfer_infos = {}
 Manager.__init__ = books
 import sglang.srt.managers.scheduler
 load_plugins()
 manager = SimpleNamespace()
-Manager.__init__(manager)
+Manager.__init__(manager, None, None, None)
 rooms = manager.transfer_infos
 rooms[7] = {}
 rooms.pop(7)

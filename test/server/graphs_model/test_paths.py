@@ -118,11 +118,3 @@ def test_the_front_passes_on_what_the_stock_runner_has(always: Any) -> None:
 def test_sglangs_warning_is_passed_on(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING"), graphs(runner, graph_lengths=[8], graph_batches=[1], graph_strategy="always"):
         assert sum("experimental" in r.getMessage() for r in caplog.records) == 1
-
-
-def test_every_hooked_name_exists(runner: Any) -> None:
-    import pkgutil
-
-    from sglang_laps.graphs import CAPTURED
-
-    assert callable(pkgutil.resolve_name(CAPTURED))
