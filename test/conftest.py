@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,3 +126,11 @@ def reference(prefill: Prefill, references: dict[Path, Reference]) -> Reference:
     if folder not in references:
         references[folder] = Reference(folder)
     return references[folder]
+
+
+@pytest.fixture(autouse=True)
+def _numbers_next_to_zero() -> Iterator[None]:
+    """The host platform flushes them once SGLang's model runner is imported; other tests of the process have them."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)

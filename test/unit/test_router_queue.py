@@ -81,3 +81,8 @@ def test_no_more_wait_than_the_queue_holds() -> None:
     with pytest.raises(TurnedAway) as e:
         made.make_sure_of_room()
     assert (e.value.status, e.value.after_s) == (429, 1)
+
+
+def test_a_timer_that_ends_a_millisecond_early_is_a_deadline_missed_all_the_same() -> None:
+    assert queue().too_late(time.monotonic() + 0.001).status == 429
+    assert queue().too_late(time.monotonic() + 9.0).status == 408

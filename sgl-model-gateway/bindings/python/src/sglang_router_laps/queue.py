@@ -21,6 +21,8 @@ HEALED_S = 10.0
 """A server that was away for a moment is back by then; of what takes longer clients hear (seconds)."""
 LOOK_S = 0.05
 """How often a request that waits for a server looks whether there is one (seconds)."""
+TIMER_S = 0.002
+"""A timer may end this much before its time (seconds): uvloop counts whole milliseconds."""
 
 
 class TurnedAway(Exception):
@@ -115,7 +117,7 @@ class Queue:
 
     def too_late(self, until: float) -> TurnedAway:
         """What a request is told that has waited for nothing, until its deadline or the time-out."""
-        if time.monotonic() >= until:
+        if time.monotonic() + TIMER_S >= until:
             return TurnedAway(429, "deadline_missed", "the deadline can no longer be met", self.after_s())
         return TurnedAway(408, "queue_timeout", f"no place for {self._timeout_s:.0f} s", self.after_s())
 
