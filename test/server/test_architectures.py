@@ -79,6 +79,16 @@ def must_be(want: tuple[int, float], answer: dict[str, Any], prompt: list[int]) 
     assert (token, logprob) == (want[0], pytest.approx(want[1], abs=CLOSE)), f"prompt of {len(prompt)} tokens"
 
 
+def with_adapters(reference: Reference) -> dict[str | None, Reference]:
+    """The reference without an adapter, and with each of the two merged into it, by name."""
+    models: dict[str | None, Reference] = {None: reference}
+    for i, folder in enumerate(lora_folders(checkpoint("qwen2"))):
+        models[f"adapter{i}"] = merged = copy.copy(reference)
+        merged.model = copy.deepcopy(reference.model)
+        adapters.merge(merged.model, folder)
+    return models
+
+
 @on(*PLAIN, *DRAFTS, *TOGETHER)[0]
 @on(*PLAIN)[1]
 def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Reference) -> None:
@@ -97,11 +107,7 @@ def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Ref
 @on(*LORA)[0]
 @on(*LORA)[1]
 def test_two_adapters_and_none_in_one_batch(prefill: Prefill, reference: Reference) -> None:
-    models: dict[str | None, Reference] = {None: reference}
-    for i, folder in enumerate(lora_folders(checkpoint("qwen2"))):
-        models[f"adapter{i}"] = merged = copy.copy(reference)
-        merged.model = copy.deepcopy(reference.model)
-        adapters.merge(merged.model, folder)
+    models = with_adapters(reference)
     prompts = [ids(i, n) for i, n in enumerate((5, 60, 300, CHUNK + 1)) for _ in models]
     chosen = [*models] * 4
     answers = asyncio.run(first_tokens(prefill, prompts, chosen))

@@ -6,7 +6,6 @@ The table of models in docs/LAPS.md lists where the passes of each are paused; h
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import random
 import re
@@ -14,13 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import http_load as load
-import pytest
-from served import NORMAL_LOOP, Prefill, Reference, Setup, checkpoint, ids, on
+from served import NORMAL_LOOP, Prefill, Reference, Setup, ids, on
 
-from benchmark.rig import adapters, architectures
+from benchmark.rig import architectures
 
 from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post, until_slices_run
-from .test_architectures import CLOSE, DP_ATTENTION, NO_TORCH, ONE_STEP, TWO_CORES, eagle_args, lora_args, lora_folders
+from .test_architectures import (
+    DP_ATTENTION,
+    NO_TORCH,
+    ONE_STEP,
+    TWO_CORES,
+    eagle_args,
+    lora_args,
+    must_be,
+    with_adapters,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "LAPS.md"
 TP2 = ("--tp-size", "2")
@@ -79,11 +86,6 @@ def preemptions(prefill: Prefill) -> int:
     return int(prefill.get("/laps_status")["preemption"]["by_short_batches"])
 
 
-def must_be(want: tuple[int, float], answer: dict[str, Any], prompt: list[int]) -> None:
-    logprob, token = answer["meta_info"]["output_token_logprobs"][0][:2]
-    assert (token, logprob) == (want[0], pytest.approx(want[1], abs=CLOSE)), f"prompt of {len(prompt)} tokens"
-
-
 @on(*PLAIN, *OTHER, *RANKS, *DRAFTS)[0]
 @on(*PLAIN)[1]
 def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Reference) -> None:
@@ -114,11 +116,7 @@ def test_ranks_that_meet_in_every_layer_have_no_slices(prefill: Prefill, referen
 @on(*ADAPTERS)[0]
 @on(*ADAPTERS)[1]
 def test_two_adapters_among_paused_and_preempting(prefill: Prefill, reference: Reference) -> None:
-    models: dict[str | None, Reference] = {None: reference}
-    for i, folder in enumerate(lora_folders(checkpoint("qwen2"))):
-        models[f"adapter{i}"] = merged = copy.copy(reference)
-        merged.model = copy.deepcopy(reference.model)
-        adapters.merge(merged.model, folder)
+    models = with_adapters(reference)
     prompts = crowd(random.Random(6))
     chosen = [[*models][i % 3] for i in range(len(prompts))]
     got = asyncio.run(answers(prefill, prompts, lora_path=chosen))
