@@ -15,6 +15,9 @@ STORM_WORDS = "a storm of the campaign"
 """What a server's 5xx says where a proxy made it."""
 HANG = "hang"
 """Streams stop in the middle, and their connections stay."""
+STILL_S = 9.5
+"""A stream of which a router hears nothing for this long (seconds) may be ended by it: its own bound is a sixth of
+--request-timeout-secs, ten seconds here. Not only faults do that: a scheduler whose pages come from a slow disk."""
 DEADLY = frozenset(("kill", "reset", "silent", "stop", HANG))
 """Faults that may end a stream that runs."""
 REFUSING = frozenset(("kill", "refuse"))
@@ -53,11 +56,29 @@ class Evidence:
     clock: Callable[[], float] = time.monotonic
     windows: list[Window] = field(default_factory=list)
     _hits: dict[int, list[Hit]] = field(default_factory=lambda: defaultdict(list))
+    _passed: dict[int, tuple[str, float, float]] = field(default_factory=dict)
+    """By request: the server whose stream goes on, when a piece of it last did, and the longest pause before."""
 
     def note(self, marker: int | None, server: str, what: str) -> None:
         """Something happened to a request; one without a number is nobody's."""
         if marker is not None:
             self._hits[marker].append(Hit(self.clock(), server, what))
+
+    def passed(self, marker: int | None, server: str) -> None:
+        """A piece of a stream went on to the router."""
+        if marker is not None:
+            now = self.clock()
+            whose, last, longest = self._passed.get(marker, ("", now, 0.0))
+            self._passed[marker] = server, now, max(longest, now - last) if whose == server else 0.0
+
+    def stood_still(self, marker: int, end: float) -> bool:
+        """Whether the router heard nothing of a stream that had begun for ``STILL_S`` up to ``end``: a fault of the
+        stream's server from then on."""
+        server, last, longest = self._passed.get(marker, ("", end, 0.0))
+        still = max(longest, end - last) >= STILL_S
+        if still:
+            self.windows.append(Window("still", server, min(last, end - longest), end))
+        return still
 
     def hits(self, marker: int) -> list[Hit]:
         """All that happened to one request."""

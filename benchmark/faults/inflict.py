@@ -88,7 +88,8 @@ class Inflictor:
         m.proxy.refuse()
         yield
         m.server.log.rename(m.server.log.with_suffix(f".{time.time_ns()}.log"))
-        m.server.start()
+        # Not in the loop: where the disk is slow, this takes seconds, and every proxy would stand still.
+        await asyncio.to_thread(m.server.start)
         begin = time.monotonic()
         while (status := (await _asked(m.server.port, "/health", method="GET", limit_s=10.0)).status) != 200:
             if not m.server.alive() or time.monotonic() - begin > START_S:

@@ -110,6 +110,8 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
             return Verdict(HUNG, f"its stream was ended {seen.end - hung_at:.0f} s after its server hung")
         if fault and seen.reason:
             return Verdict(CUT, f"while streaming: {fault}")
+        if seen.reason and evidence.stood_still(seen.number, seen.end):
+            return Verdict(CUT, "while streaming: its server stood still")
     if seen.may_refuse and seen.reason:
         return Verdict(REFUSED, "an error in the stream")
     return Verdict(LOST, f"{seen.status} without its end: {_told(seen)}")

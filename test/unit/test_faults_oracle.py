@@ -10,7 +10,7 @@ import pytest
 
 from benchmark.faults.comparison import Compared
 from benchmark.faults.corpus import Case
-from benchmark.faults.evidence import STORM_WORDS, Evidence
+from benchmark.faults.evidence import STILL_S, STORM_WORDS, Evidence
 from benchmark.faults.oracle import CUT, FILLED_S, HANG_S, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
 from benchmark.faults.outcome import complaints, piece
 from benchmark.results.piece import Piece
@@ -223,3 +223,25 @@ def test_the_result_is_written_with_every_bar(evidence: Evidence, tmp_path: Path
         "hostile requests taken worse than by stock",
     ]  # fmt: skip
     assert complaints(made, 2)[-1] == "and 2 more in the result"
+
+
+def test_a_stream_of_which_nothing_comes_for_long_may_be_ended(evidence: Evidence, clock: Clock) -> None:
+    def passed(at: float, server: str = "d0") -> None:
+        clock.now = at
+        evidence.passed(1, server)
+
+    def ends(at: float) -> str:
+        return end(begun(end=at), evidence)
+
+    passed(100.5)
+    passed(101.0)
+    assert ends(101.0 + STILL_S - 0.1) == LOST, "the router must wait longer"
+    assert ends(101.0 + STILL_S) == CUT
+    assert end(begun(end=120.0, reason=""), evidence) == LOST, "it says why"
+    passed(101.0 + STILL_S)
+    assert ends(112.0) == CUT, "the pause before counts: what has come meanwhile comes too late"
+    fault(evidence, clock, "stop", "d1", 100.0, 105.0)
+    nobody = seen(status=503, got=None, reason="no decode server is healthy", begin=104.0, end=108.0)
+    assert end(nobody, evidence) == REFUSED, "both had a fault"
+    passed(112.0, "d1")
+    assert ends(113.0) == LOST, "a pause of the server that had it before is none of this stream"
