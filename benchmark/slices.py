@@ -1,6 +1,7 @@
 """What slices bring and cost: a short request that meets a long batch, and long ones that meet nobody.
 
     python -m benchmark.slices [--rounds 5] [--tokens 8192] [--out out/slices]
+    python -m benchmark.slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time against slice_ms
 
 Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS.
 Then both on two tensor-parallel ranks, for what their agreement costs at each boundary. A slice is one layer here, the
@@ -18,12 +19,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from laps_core.config import LapsConfig
 from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.bars import LONE, NO_MORE
+from benchmark.results.bars import LONE, NO_MORE, Bar
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.results.rounds import Ratio, in_turns, ratio
@@ -39,6 +41,8 @@ SHORTS, LONGS, MEETINGS = 24, 3, 12
 """Requests of a round: short ones alone, long ones alone, short ones that meet a long one."""
 WITHIN = (0.1, 0.8)
 """When the short request comes, as shares of the long one's lone time."""
+HOST_MS = 1.0
+"""What launching the short batch may take beyond the slice that is under way."""
 TP = 2
 
 
@@ -115,6 +119,18 @@ def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
     ]
 
 
+def blocking(laps: Seen, slow: float = 1.0, slice_ms: float | None = None) -> Figure:
+    """From the wish to preempt until the short batch is launched, FlowPrefill's blocking time, in ms of the device:
+    what a short request waits longer in the middle of a long batch than alone. ``slice_ms``: None for no bar."""
+    waits = [
+        1e3 * (t - statistics.median(alone)) / slow
+        for met, alone in zip(laps.met, laps.short, strict=True)
+        for t in met
+    ]
+    bar = None if slice_ms is None else Bar(most=slice_ms + HOST_MS)
+    return Figure.of("blocking time, P99 (ms)", quantile(waits, 99), bar, len(laps.met))
+
+
 def boundary_cost(seen: dict[str, Seen], layers: int) -> Figure:
     """What two ranks pay at each boundary (ms): the difference over the boundaries of one prompt."""
     more = [a - b for a, b in zip(medians(seen[LAPS].long), medians(seen[FCFS].long), strict=True)]
@@ -179,6 +195,7 @@ def piece_of(seen: dict[str, Seen], device: Device, args: argparse.Namespace) ->
     note = f"TTFT in ms. Short: {SHORT_TOKENS} tokens, long: {args.tokens} in one chunk of {device.layers} layers."
     text = f"A prefill server alone, {device.what}; {args.rounds} rounds, the servers in turns."
     told, data = figures(seen, device.layers, args.tokens), {name: vars(s) for name, s in seen.items()}
+    told.append(blocking(seen[LAPS], device.slow, LapsConfig().slice_ms if device.emulated else None))
     return Piece("slices", "Slices", text, args.seed, [Table("Slices", heads, rows(seen), note)], told, data=data)
 
 

@@ -28,6 +28,13 @@ def test_what_a_boundary_costs_is_the_difference_over_all_of_them() -> None:
     assert slices.boundary_cost(of, 16).value == pytest.approx(1.0)
 
 
+def test_blocking_time_is_what_a_short_request_waits_longer_than_alone() -> None:
+    laps = Seen([[0.1, 0.2, 0.1]] * 5, [], [[0.1 + 0.004 * i for i in range(1, 11)]] * 5)
+    assert slices.blocking(laps).value == pytest.approx(40.0, rel=0.02)
+    for slice_ms, met in ((9.1, True), (8.9, False)):
+        assert slices.blocking(laps, slow=4.0, slice_ms=slice_ms).met is met
+
+
 @pytest.mark.parametrize("argv", [["--rounds", "0"], ["--tokens", "100"]])
 def test_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
