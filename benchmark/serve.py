@@ -3,6 +3,7 @@
     python -m benchmark.serve --workload mixed                           # stock policies and LAPS, prefill only
     python -m benchmark.serve --workload turns --pd                      # through router and decode server
     python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"guard":0.5}'
+    python -m benchmark.serve --variants laps --variant 'old=PYTHONPATH=../old/python --enable-laps-scheduler'
     python -m benchmark.serve --base-url http://host:30000               # a server that runs already
     python -m benchmark.serve --check-client                             # this client next to SGLang's bench_serving
 
@@ -54,7 +55,13 @@ def options() -> Parser:
     names = ", ".join((named.CLOSED, *named.OPEN))
     p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas: a folder each (mixed)")
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
-    p.add_argument("--variant", action="append", default=[], metavar="NAME='ARGS'", help="one of your own; repeatable")
+    p.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME='[VARIABLE=VALUE] ARGS'",
+        help="one of your own; repeatable",
+    )
     p.add_argument("--against", help=f"the variant others are compared with ({BASE}, or the first)")
     p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
     p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="of --workload closed")

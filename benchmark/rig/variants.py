@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FCFS, SPF = "fcfs", "shortest-prefill-first"
 STOCK = (FCFS, "hrrn", SPF)
 DUAL, LAPS, GRAPHS = "laps-dual", "laps", "laps-graphs"
 ON = "--enable-laps-scheduler"
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class Variant:
 
     name: str
     args: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    """More of it for this server: PYTHONPATH makes it one of another version of LAPS."""
 
     @property
     def stock(self) -> bool:
@@ -37,13 +41,15 @@ BUILT_IN = {
 
 
 def given(text: str) -> Variant:
-    """``NAME=ARGS`` as a user wrote it. Raises ValueError."""
+    """``NAME=[VARIABLE=VALUE ...] ARGS`` as a user wrote it. Raises ValueError."""
     name, found, args = text.partition("=")
     if not found or not name or not args.strip():
         raise ValueError(f"{text!r} is not NAME='ARGS'")
     if name in BUILT_IN:
         raise ValueError(f"{name!r} is a built-in variant: choose another name")
-    return Variant(name, tuple(shlex.split(args)))
+    words = shlex.split(args)
+    n = next((i for i, word in enumerate(words) if not _VARIABLE.match(word)), len(words))
+    return Variant(name, tuple(words[n:]), dict(word.split("=", 1) for word in words[:n]))
 
 
 def chosen(names: Sequence[str], more: Sequence[Variant], *, cuda: bool) -> list[Variant]:

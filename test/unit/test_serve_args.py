@@ -51,6 +51,11 @@ def test_own_variants_come_last_and_keep_their_arguments() -> None:
     assert [v.stock for v in found] == [True, False, False]
 
 
+def test_a_variant_may_be_of_another_version() -> None:
+    old = variants.given("old=PYTHONPATH=../old/python --enable-laps-scheduler --laps-config {}")
+    assert (old.args, old.env) == (("--enable-laps-scheduler", "--laps-config", "{}"), {"PYTHONPATH": "../old/python"})
+
+
 def test_the_base_is_fcfs_where_it_is_there() -> None:
     assert serve.base_of(["laps", "fcfs"], None) == "fcfs"
     assert serve.base_of(["laps", "hrrn"], None) == "laps"
