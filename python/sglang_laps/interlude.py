@@ -85,7 +85,8 @@ class Interlude:
             self._settle()
         finally:
             self._core.under_way.remove(flight)
-            self._core.pacer.sizes.launch_s = self._cutter.launch_s
+            sizes = self._core.pacer.sizes
+            sizes.launch_s, sizes.pause_s = self._cutter.launch_s, self._cutter.pause_s
 
     def _pause(self, flight: Flight, layers: int, layers_left: float) -> bool:
         """Between two slices of `flight`, of `layers` in all; True if anything else ran on the device."""

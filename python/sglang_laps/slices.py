@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 """Quantizations that leave activations alone: with a scale over all rows, blocks of rows would come out otherwise."""
+NEWEST = 0.05
+"""Weight of the newest pause in the mean of what they cost."""
 
 
 class Cutter(Protocol):
@@ -53,6 +55,12 @@ class Cutter(Protocol):
     def launch_s(self) -> float:
         """Host time (seconds) to launch a whole pass in slices, its pauses included, at its fastest; 0 if unknown, or
         where launching is computing."""
+        ...
+
+    @property
+    def pause_s(self) -> float:
+        """What a pause in which nothing runs costs a pass (seconds); 0 if unknown, or where the device computes
+        meanwhile."""
         ...
 
     def cut(self, layers: float, pause: Pause) -> AbstractContextManager[None]:
@@ -112,7 +120,7 @@ class Slices(Armed):
         stack = decoder_layers(runner.model)
         self.layers = len(stack)
         self._runner, self._whole = runner, runner.forward
-        self._launch_s = math.inf
+        self._launch_s, self._pause_s = math.inf, 0.0
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
         self._pass: _Pass | None = None
         self._name, self._deaf = type(runner.model).__name__, False
@@ -130,6 +138,12 @@ class Slices(Armed):
     def launch_s(self) -> float:
         """Host time (seconds) to launch a whole pass in slices, its pauses included, at its fastest; 0 if unknown."""
         return 0.0 if self._events is None or math.isinf(self._launch_s) else self._launch_s
+
+    @property
+    def pause_s(self) -> float:
+        """What a pause in which nothing runs costs a pass (seconds); 0 if unknown, or where the device computes
+        meanwhile."""
+        return self._pause_s if self._events is None else 0.0
 
     def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         armed = self.disarm()
@@ -213,7 +227,10 @@ class Slices(Armed):
         if others_ran:
             put_back(self._runner, now.batch)
         else:
-            launch_s += time.perf_counter() - begin
+            pause_s = time.perf_counter() - begin
+            if now.since:  # the first of a pass takes in the results before it, which is no cost of pausing
+                self._pause_s += (pause_s - self._pause_s) * (NEWEST if self._pause_s else 1.0)
+            launch_s += pause_s
             self._launch_s = min(self._launch_s, launch_s * now.total / (done - now.since))
         now.since, now.resumed = done, time.perf_counter()
 

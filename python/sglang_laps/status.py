@@ -66,7 +66,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
         "in_progress": len(every),
-        "slices": {**slices, "launch_ms": 1e3 * pacer.sizes.launch_s},
+        "slices": {**slices, "launch_ms": 1e3 * pacer.sizes.launch_s, "pause_ms": 1e3 * pacer.sizes.pause_s},
         **pacer.status(now),
         "totals": {cls: asdict(total) for cls, total in core.totals.items()},
         "graphs": graphs.status(scheduler.tp_worker.model_runner),

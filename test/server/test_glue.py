@@ -203,7 +203,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             "done_tokens": 2048,
             "total_tokens": 5000,
         }
-        assert status["slices"] == {"on": False, "launch_ms": 0.0}
+        assert status["slices"] == {"on": False, "launch_ms": 0.0, "pause_ms": 0.0}
 
 
 def test_the_profile_reads_the_chunk_that_sglang_chose() -> None:

@@ -37,6 +37,7 @@ def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference:
 
     got = asyncio.run(scenario())
     after = prefill.get("/laps_status")
+    assert 0.0 <= after["slices"].pop("pause_ms") < 100.0
     assert after["slices"] == {"on": True, "why_not": None, "operators": 4, "launch_ms": 0.0}
     assert after["preemption"]["by_short_batches"] > before["by_short_batches"]
     for i in [*range(8), *range(8, 68, 6), *range(68, 74)]:

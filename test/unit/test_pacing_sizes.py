@@ -59,6 +59,17 @@ def test_a_batch_that_the_host_could_not_keep_up_with_runs_whole() -> None:
     assert me.plan(0.0, [], [long(2 * tokens)]).layers > 0
 
 
+def test_pauses_cost_a_fiftieth_of_a_pass_at_most() -> None:
+    me, waits = pacer(), [long(20_000)]
+    layer_s = (F + CHUNK * TOKEN) / LAYERS
+    for pause_s in (0.0, 1e-4, 1e-3, 1e-2):
+        me.sizes.pause_s = pause_s
+        plan = me.plan(0.0, [], waits)
+        slice_s = layer_s * plan.layers / plan.parts
+        assert plan.layers == 0 or pause_s <= 2 * 0.02 * slice_s, "parts of a layer are whole numbers"
+        assert plan.layers or pause_s == 1e-2, "two slices are not worth it"
+
+
 def test_slices_take_their_time_from_the_model() -> None:
     me = pacer()
     took = F + CHUNK * TOKEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -204,6 +205,21 @@ def test_a_launch_takes_what_its_slices_and_pauses_take(monkeypatch: pytest.Monk
     with cutter.cut(2, pause):
         runner.forward(batch((100, 0)))
     assert cutter.launch_s == pytest.approx(8 * 0.002 + 4 * 0.004), "without the wait for the device"
+
+
+def test_a_pause_costs_what_it_takes_where_nothing_computes_meanwhile() -> None:
+    runner = Runner(4)
+    cutter = slices.Slices(runner)
+    assert cutter.pause_s == 0.0
+    took = iter((0.2, 0.01, 0.01))
+
+    def pause(_: float) -> bool:
+        time.sleep(next(took))
+        return False
+
+    with cutter.cut(1, pause):
+        runner.forward(batch((100, 0)))
+    assert 0.01 <= cutter.pause_s < 0.1, "the first of a pass takes in results"
 
 
 # -- what is put back

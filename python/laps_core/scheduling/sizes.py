@@ -19,6 +19,9 @@ BATCH_TOKENS = 16384
 REMEMBERED = 4096
 """Predicted times that are kept."""
 
+PAUSES = 0.02
+"""Share of a pass that its pauses may cost: where they cost more, slices are longer than ``slice_ms``."""
+
 
 class Sizes:
     """Of one server. Lengths are tokens, times seconds."""
@@ -50,6 +53,8 @@ class Sizes:
         self._half = (chunk_tokens or batch_tokens) // 2
         self.launch_s = 0.0
         """Host time to launch a whole pass in slices; 0 = not known, or nothing is launched."""
+        self.pause_s = 0.0
+        """What a pause costs a pass; 0 = not known, or the device computes meanwhile."""
         self._slice_s = slice_s
         self._alone: dict[tuple[int, int], float] = {}
         self._alone_by: object = None
@@ -154,8 +159,9 @@ class Sizes:
         took = self.model.predict(shape)
         if took is None:
             return 1, 1
-        if took <= 2.0 * max(self._slice_s, self.launch_s):
+        slice_s = max(self._slice_s, self.pause_s / PAUSES)
+        if took <= 2.0 * max(slice_s, self.launch_s):
             return 0, 1
         # As many parts as it takes, but for those that the host could not launch in time.
-        parts = math.ceil(took / max(self._slice_s, self.launch_s / self.layers) / self.layers - 1e-9)
-        return max(1, min(self.layers, int(self._slice_s * self.layers / took))), min(max(1, parts), MOST_PARTS)
+        parts = math.ceil(took / max(slice_s, self.launch_s / self.layers) / self.layers - 1e-9)
+        return max(1, min(self.layers, int(slice_s * self.layers / took))), min(max(1, parts), MOST_PARTS)

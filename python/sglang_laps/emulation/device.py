@@ -20,7 +20,7 @@ class EmulatedDevice(Armed):
     """Before one model runner's ``forward``. Runs long batches in slices as ``slices.Slices`` does: between layers, and
     where one lasts too long between its operators, of which attention cannot be divided."""
 
-    launch_s = 0.0
+    launch_s = pause_s = 0.0
 
     def __init__(self, runner: Any, asked: Asked, timeline: Timeline | None = None) -> None:
         self.layers = asked.profile.layers
