@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import lean
 import pytest
+import warm
 from hypothesis import HealthCheck, settings
 from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, started
 
@@ -24,8 +26,11 @@ BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Servers start lean; workers choose ports apart from each other, and from the commands that tests start."""
-    os.environ.update(lean.environment())
+    """Servers start lean, as copies of one process; workers choose ports apart from each other, and from the commands
+    that tests start."""
+    os.environ.update({**lean.environment(), **warm.ENV})
+    os.environ.setdefault(warm.ADDRESS, f"laps-{uuid.uuid4()}")
+    servers.execute = warm.SGLANG.start
     # How long an example takes is the machine's affair; and the same code has the same result each time, unless asked.
     settings.register_profile(
         "laps",
