@@ -23,6 +23,8 @@ PORTS = 17_500
 """Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py")
 """They start several servers, too."""
+IN_PROCESS = "server"
+"""Folder of tests that import SGLang themselves: in one process, for that takes its time."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update({**lean.environment(), **warm.ENV})
     os.environ.setdefault(warm.ADDRESS, f"laps-{uuid.uuid4()}")
     servers.execute = warm.SGLANG.start
+    if not lean.GPU.exists():
+        sys.path.insert(0, str(lean.NO_GPU))
     # How long an example takes is the machine's affair; and the same code has the same result each time, unless asked.
     settings.register_profile(
         "laps",
@@ -49,8 +53,9 @@ def scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if Path(file).name in BY_THEMSELVES:
         return SEVERAL
-    server = re.search(r"@([\w-]+)\]$", nodeid)
-    return server[1] if server else file
+    if server := re.search(r"@([\w-]+)\]$", nodeid):
+        return server[1]
+    return IN_PROCESS if Path(file).parent.name == IN_PROCESS else file
 
 
 @pytest.hookimpl(optionalhook=True)
