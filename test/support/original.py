@@ -116,6 +116,8 @@ class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self, name: str) -> None:
         self._module = sys.modules.pop(name)
+        package, _, last = name.rpartition(".")
+        delattr(sys.modules[package], last)  # the import system sets it again
         self._spec = self._module.__spec__
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
