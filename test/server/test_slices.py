@@ -26,7 +26,7 @@ def long_prompt(prefill: Prefill, seed: int) -> list[int]:
 def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference: Reference) -> None:
     rng = random.Random(3)
     document = ids(77, 1500)
-    prompts = [ids(100 + i, rng.choice((600, 1100, 2000, 3000))) for i in range(8)]
+    prompts = [ids(100 + i, rng.choice((600, 1100, 3000, 6000))) for i in range(8)]
     prompts += [ids(300 + i, rng.randint(5, 250)) for i in range(60)]
     prompts += [document + ids(500 + i, rng.randint(5, 900)) for i in range(6)]
     before = prefill.get("/laps_status")["preemption"]
