@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import lean
 import pytest
+import warm
 from hypothesis import HealthCheck, settings
 from served import SEVERAL, Beside, Prefill, Reference, Setup, checkpoint, started
 
@@ -21,11 +23,18 @@ PORTS = 17_500
 """Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py")
 """They start several servers, too."""
+IN_PROCESS = "server"
+"""Folder of tests that import SGLang themselves: in one process, for that takes its time."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Servers start lean; workers choose ports apart from each other, and from the commands that tests start."""
-    os.environ.update(lean.environment())
+    """Servers start lean, as copies of one process; workers choose ports apart from each other, and from the commands
+    that tests start."""
+    os.environ.update({**lean.environment(), **warm.ENV})
+    os.environ.setdefault(warm.ADDRESS, f"laps-{uuid.uuid4()}")
+    servers.execute = warm.SGLANG.start
+    if not lean.GPU.exists():
+        sys.path.insert(0, str(lean.NO_GPU))
     # How long an example takes is the machine's affair; and the same code has the same result each time, unless asked.
     settings.register_profile(
         "laps",
@@ -44,8 +53,9 @@ def scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if Path(file).name in BY_THEMSELVES:
         return SEVERAL
-    server = re.search(r"@([\w-]+)\]$", nodeid)
-    return server[1] if server else file
+    if server := re.search(r"@([\w-]+)\]$", nodeid):
+        return server[1]
+    return IN_PROCESS if Path(file).parent.name == IN_PROCESS else file
 
 
 @pytest.hookimpl(optionalhook=True)

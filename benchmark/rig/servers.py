@@ -86,7 +86,6 @@ class Server:
     """Of a prefill server."""
     key: str | None = None
     """Key for requests of the rig itself: the server's --admin-api-key, a router's --api-key; None: none is needed."""
-    launch: Callable[[Sequence[str], Mapping[str, str], Path], Process] = execute
 
     @property
     def url(self) -> str:
@@ -98,7 +97,7 @@ class Server:
         require_free(self.port, self.name)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, **ENV, **self.env}
-        self.process = self.launch(self.command, env, self.log)
+        self.process = execute(self.command, env, self.log)
         return self
 
     def ready(self, timeout_s: float = 240.0, tick: Callable[[], None] | None = None) -> Server:

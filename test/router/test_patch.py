@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import sglang_router
+import warm
 from sglang_router_laps.patching.command import PATCHES, Patch, PatchError, main
 
 from benchmark.rig import servers
@@ -33,10 +34,12 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def launch(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
-    return subprocess.run(
-        [sys.executable, "-m", "sglang_router.launch_router", *args], env=env, capture_output=True, text=True
-    )
+    return warm.SGLANG.run("-m", "sglang_router.launch_router", *args, env={"PYTHONPATH": path(root)})
+
+
+def path(root: Path) -> str:
+    """PYTHONPATH for the package in this folder."""
+    return os.pathsep.join([str(root), *filter(None, sys.path)])
 
 
 def test_apply_and_revert_restore_every_byte(root: Path) -> None:
@@ -150,10 +153,9 @@ def test_the_patched_launcher_knows_the_flags(root: Path) -> None:
 
 def test_the_patched_launcher_serves_and_the_switch_decides_what(root: Path, tmp_path: Path) -> None:
     main(["apply", "--root", str(root)])
-    path = os.pathsep.join([str(root), *filter(None, sys.path)])
     for flags, answer in ((["--enable-laps-alloc"], 200), ([], 404)):
         router = servers.minilb([], [], tmp_path / "router.log", *PAIR, *flags)
-        router.env = {"PYTHONPATH": path}
+        router.env = {"PYTHONPATH": path(root)}
         with servers.running(router):
             try:
                 with urllib.request.urlopen(f"{router.url}/laps_status", timeout=30) as reply:

@@ -104,7 +104,9 @@ def test_a_bad_value_stops_the_launch_before_any_model_loads() -> None:
 def test_help_shows_the_group(entry: tuple[str, ...]) -> None:
     if "sglang.cli.main" in entry:
         entry = ("-c", "import sys; sys.argv[0] = 'sglang'; from sglang.cli.main import main; main()", "serve")
-    done = launch(*entry, "--help")
+        done = launch(*entry, "--help")
+    else:
+        done = warm.SGLANG.run(*entry, "--help")
     assert "LAPS:" in done.stdout
     for flag in (ON, "--laps-length-threshold", "--laps-length-basis", "--laps-config", "--laps-wait-window-ms"):
         assert flag in done.stdout

@@ -1,4 +1,5 @@
-"""The model suite of the prefill graphs, in an interpreter of its own, with the tape in place of CUDA graphs."""
+"""The model suite of the prefill graphs, and passes in slices, in an interpreter of its own, with the tape in place of
+CUDA graphs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import http_load as load
 import pytest
-import warm
 from served import CHUNK, SEVERAL, Prefill, Reference, checkpoint, ids, on
 
 from benchmark.rig import servers
@@ -23,8 +22,7 @@ pytestmark = on(replace(setup("late-room", *LATE), group=SEVERAL))
 @pytest.fixture(scope="module")
 def router(prefill: Prefill, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     folder = tmp_path_factory.mktemp("late")
-    decode = servers.decode(checkpoint(SHAPE), folder / "decode", "--max-total-tokens", "65536", *LATE, env=warm.ENV)
-    decode.launch = warm.SGLANG.start
+    decode = servers.decode(checkpoint(SHAPE), folder / "decode", "--max-total-tokens", "65536", *LATE)
     balancer = servers.minilb([prefill.server], [decode], folder / "router")
     with servers.running(decode), servers.running(balancer):
         yield balancer

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import warm
 
 from benchmark import rounds_cost
 
 
 @pytest.mark.timeout(300)
-def test_both_schedulers_are_measured(tmp_path: Path) -> None:
+def test_both_schedulers_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = subprocess.run
+
+    def run(command: Sequence[str], **how: Any) -> Any:
+        if command[0] != sys.executable:
+            return stock(command, **how)
+        return warm.SGLANG.run(*command[1:], timeout=how["timeout"], env=how["env"])
+
+    monkeypatch.setattr(subprocess, "run", run)
     assert rounds_cost.main(["--lengths", "5,20", "--rounds", "1", "--out", str(tmp_path)]) == 0
     (found,) = tmp_path.glob("*.json")
     seconds = json.loads(found.read_text())["data"]["seconds"]

@@ -14,9 +14,13 @@ from served import NORMAL_LOOP, Prefill, Reference, ids, on
 
 from .slicing import ask, post, setup, until_slices_run
 
-pytestmark = on(
-    setup("slices-normal-8192", *NORMAL_LOOP, "--chunked-prefill-size", "8192"), setup("slices-overlap-512")
-)
+LARGE = setup("slices-normal-8192", *NORMAL_LOOP, "--chunked-prefill-size", "8192")
+pytestmark = on(LARGE, setup("slices-overlap-512"))
+
+
+def long_prompt(prefill: Prefill, seed: int) -> list[int]:
+    """A prompt that takes a second or more: a CPU computes each chunk over all of the prompt before it."""
+    return ids(seed, 9000 if prefill.setup is LARGE else 4500)
 
 
 def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference: Reference) -> None:
@@ -49,7 +53,7 @@ def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
 ) -> None:
     """Where a chunk is so large that all of them run in one long step, each has a batch of its own sooner."""
     rng, before = random.Random(5), prefill.get("/laps_status")["preemption"]["steps_shared"]
-    large = prefill.get("/server_info")["chunked_prefill_size"] > 512
+    large = prefill.setup is LARGE
     for burst in range(5):
         prompts = [ids(1000 * burst + i, rng.randint(257, 300) if i % 3 else rng.randint(5, 60)) for i in range(90)]
 
@@ -70,7 +74,7 @@ def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
 def test_a_short_request_does_not_wait_for_a_long_batch(prefill: Prefill) -> None:
     async def scenario() -> None:
         async with load.session() as http:
-            long = asyncio.ensure_future(post(http, prefill, ask(ids(1, 9000))))
+            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 1))))
             await until_slices_run(http, prefill, long)
             done = [await post(http, prefill, ask(ids(10 + i, 40))) for i in range(3)]
             assert all(status == 200 for status, _, _ in done)
@@ -81,7 +85,7 @@ def test_a_short_request_does_not_wait_for_a_long_batch(prefill: Prefill) -> Non
 
 def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Prefill, reference: Reference) -> None:
     """A flush, a pause and what comes behind them."""
-    prompt = ids(2, 7000)
+    prompt = long_prompt(prefill, 2)
 
     async def scenario() -> None:
         async with load.session() as http:
@@ -116,7 +120,7 @@ def test_what_a_running_batch_does_not_mind_is_answered_while_it_runs(prefill: P
                     done[route] = time.perf_counter()
                     return await reply.text()
 
-            long = asyncio.ensure_future(post(http, prefill, ask(ids(21, 9000))))
+            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 21))))
             await until_slices_run(http, prefill, long)
             session = json.loads(await ask_for("/open_session", capacity_of_str_len=1000))
             await ask_for("/start_profile", output_dir=str(prefill.folder), activities=["CPU"], start_step=1 << 40)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib.abc
 import importlib.machinery
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -31,9 +33,14 @@ UNSEEN = "sglang.srt.managers.scheduler"
 """Whether a process has imported it tells our plugin whether it runs a scheduler."""
 
 
-def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """Answer until the tests end (None); in a copy of this process, return what it is to be."""
+MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
+"""Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
+
+
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Answer until nobody is connected any more (None); in a copy of this process, return what it is to be."""
     codes: dict[int, int] = {}
+    clients: list[socket.socket] = []
 
     def reap(*_: Any) -> None:
         while True:
@@ -46,18 +53,31 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
             codes[pid] = os.waitstatus_to_exitcode(status)
 
     signal.signal(signal.SIGCHLD, reap)
-    while text := control.recv(MESSAGE):
-        asked = json.loads(text)
-        if "poll" in asked:
-            control.send(json.dumps(codes.get(asked["poll"])).encode())
-            continue
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            control.close()
-            return dict(asked)
-        control.send(json.dumps(pid).encode())
-    return None
+    while True:
+        for ready in select.select([listener, *clients], [], [])[0]:
+            if ready is listener:
+                clients.append(listener.accept()[0])
+                clients[-1].send(b"ready")
+                continue
+            try:
+                asked = json.loads(ready.recv(MESSAGE) or b"null")
+                if asked is None:
+                    raise ConnectionResetError
+                if "poll" in asked:
+                    ready.send(json.dumps(codes.get(asked["poll"])).encode())
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for held in (listener, *clients):
+                        held.close()
+                    return dict(asked)
+                ready.send(json.dumps(pid).encode())
+            except ConnectionError:
+                clients.remove(ready)
+                ready.close()
+                if not clients:
+                    return None
 
 
 def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
@@ -71,6 +91,10 @@ def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
     for name in set(given).difference(asked["env"]):
         os.environ.pop(name, None)
     os.environ.update(asked["env"])  # what imports have added stays
+    for name, parameter in MALLOPT.items():
+        if name in os.environ:
+            ctypes.CDLL(None).mallopt(parameter, ctypes.c_int(min(int(os.environ[name]), (1 << 31) - 1)))
+    os.chdir(asked["cwd"])
     sys.path[0] = os.getcwd()
     sys.path[1:1] = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and x not in sys.path]
     sys.meta_path.insert(0, Unseen(UNSEEN))
@@ -92,6 +116,8 @@ class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self, name: str) -> None:
         self._module = sys.modules.pop(name)
+        package, _, last = name.rpartition(".")
+        delattr(sys.modules[package], last)  # the import system sets it again
         self._spec = self._module.__spec__
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -113,12 +139,12 @@ class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def main() -> None:
     """Import, then serve on the socket whose number is the argument."""
     given = dict(os.environ)
-    control = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     for name in PRELOAD:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    if asked := _serve(control):
+    if asked := _serve(listener):
         _become(asked, given)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import http_load as load
 import pytest
-import warm
 
 from benchmark.rig import architectures, model, servers
 
@@ -82,11 +81,9 @@ def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> 
     """A prefill server, not started. Its log is in ``folder``."""
     args = ["--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "49152", "--enable-metrics"]
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
-    env, made = {**warm.ENV, **setup.env}, checkpoint(setup.shape)
+    made = checkpoint(setup.shape)
     args += setup.more(made) if setup.more else ()
-    server = servers.prefill(made, folder / "server.log", *args, env=env, name=name)
-    server.launch = warm.SGLANG.start
-    return server
+    return servers.prefill(made, folder / "server.log", *args, env=setup.env, name=name)
 
 
 @contextmanager
@@ -173,7 +170,6 @@ class Beside:
         if self._decode is None:
             log = factory.mktemp("decode") / "server.log"
             server = servers.decode(checkpoint(), log, "--max-total-tokens", "131072")
-            server.env, server.launch = dict(warm.ENV), warm.SGLANG.start
             self._ends.enter_context(servers.running(server))
             self._decode = server
         return self._decode

@@ -1,7 +1,10 @@
 """Processes whose imports are done: copies of one process that has imported SGLang and done nothing else.
 
 Nine tenths of a server's start are the imports of its three processes. All that follows them is SGLang's own, in
-processes of its own. ``LAPS_COLD_SERVERS=1`` has each process import for itself, as the demo's and the campaign's do.
+processes of its own. ``LAPS_COLD_SERVERS=1`` has each process import for itself; with a word of a command line in the
+place of the 1, those processes that have it.
+
+    PYTHONPATH=test/support python -m warm MODULE ARGUMENTS      # a benchmark whose servers and routers start so
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -17,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +30,17 @@ import lean
 from understudies import MESSAGE
 
 from benchmark.rig import servers
+from benchmark.rig.servers import execute
 
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 COLD = "LAPS_COLD_SERVERS"
-EARLY = ("OMP_NUM_THREADS", "MALLOC_", "LD_", "PYTHONUNBUFFERED", "TORCHDYNAMO_", "SGLANG_DISABLED_")
+ADDRESS = "LAPS_WARM_ADDRESS"
+"""Variable with the name of the socket on which the original serves: all processes of a test run share one."""
+TRIES = 5
+HERE = Path(__file__).parent
+EARLY = ("OMP_NUM_THREADS", "LD_", "PYTHONUNBUFFERED", "TORCHDYNAMO_", "SGLANG_DISABLED_")
 """Variables that are read while Python starts or SGLang is imported begin so; PYTHONPATH is seen to."""
-ORIGINAL = Path(__file__).with_name("original.py")
+ORIGINAL = HERE / "original.py"
 
 
 def early(env: Mapping[str, str]) -> dict[str, str]:
@@ -38,8 +48,14 @@ def early(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(EARLY)}
 
 
+def benchmark(module: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that run a benchmark whose servers start as copies."""
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    return [sys.executable, "-m", "warm", module], {**os.environ, "PYTHONPATH": path}
+
+
 class Warm:
-    """The process that has imported SGLang. It begins with the first copy, and ends with the process that asks."""
+    """The process that has imported SGLang. It begins with the first copy, and ends with the last one that asks."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -49,11 +65,11 @@ class Warm:
         self, command: Sequence[str], env: Mapping[str, str], log: Path, errors: Path | None = None
     ) -> servers.Process:
         """Start Python with ``-m``, ``-c`` or a script; a copy, unless imports would read another environment."""
-        cold = COLD in os.environ or lean.GPU.exists()  # CUDA does not survive a fork
+        cold = os.environ.get(COLD) in ("1", *command) or lean.GPU.exists()  # CUDA does not survive a fork
         if cold or command[0] != sys.executable or early(env) != early({**os.environ, **ENV}):
-            return servers.execute(command, env, log, errors)
-        asked = {"argv": command[1:], "env": dict(env), "log": str(log), "errors": str(errors) if errors else None}
-        return Started(self, self.ask(asked))
+            return execute(command, env, log, errors)
+        files = {"log": str(log.absolute()), "errors": str(errors.absolute()) if errors else None}
+        return Started(self, self.ask({"argv": command[1:], "env": dict(env), "cwd": os.getcwd(), **files}))
 
     def run(
         self, *command: str, timeout: float = 200.0, env: Mapping[str, str] | None = None
@@ -72,21 +88,39 @@ class Warm:
     def ask(self, what: Any) -> Any:
         """One question and its answer. Raises RuntimeError where nobody answers."""
         with self._lock, contextlib.suppress(ConnectionError):
-            self._control = control = self._control or self._begin()
+            self._control = control = self._control or self._join()
             control.send(json.dumps(what).encode())
             if answer := control.recv(MESSAGE):
                 return json.loads(answer)
         raise RuntimeError(f"the process that imports SGLang has ended; {COLD}=1 does without it")
 
-    def _begin(self) -> socket.socket:
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            # Nobody waits for it: it ends when the other end of its socket is closed.
+    def _join(self) -> socket.socket:
+        address = "\0" + os.environ.setdefault(ADDRESS, f"laps-{uuid.uuid4()}")
+        for _ in range(TRIES):  # it may just be ending
+            self._begin(address)
+            control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.suppress(ConnectionError):
+                control.connect(address)
+                if control.recv(MESSAGE):
+                    return control
+            control.close()
+            time.sleep(0.1)
+        raise RuntimeError(f"the process that imports SGLang does not start; {COLD}=1 does without it")
+
+    def _begin(self, address: str) -> None:
+        """Start it, unless somebody has."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError:
+                return
+            listener.listen()
+            # Nobody waits for it: it ends when nobody is connected any more.
+            theirs = listener.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", ORIGINAL, str(theirs.fileno())],
-                env={**os.environ, **ENV}, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                [sys.executable, "-W", "ignore", ORIGINAL, str(theirs)],
+                env={**os.environ, **ENV}, stdin=subprocess.DEVNULL, pass_fds=[theirs], start_new_session=True,
             )  # fmt: skip
-        return control
 
 
 SGLANG = Warm()
@@ -115,3 +149,14 @@ class Started:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or math.inf)
             time.sleep(0.02)
         return code
+
+
+def main() -> None:
+    """Run a module; the servers and routers that it starts are copies."""
+    servers.execute = SGLANG.start
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

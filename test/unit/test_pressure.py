@@ -22,6 +22,9 @@ from laps_core.protocol import Load
 CONFIG = PressureConfig(divided=True)
 PERIOD_S = 5.0
 STEP_S = 0.25
+STEADY_S = 1.0
+"""Between two observations of a load that stays as it is."""
+POOLS: tuple[Pool, Pool] = ("short", "long")
 
 
 def load(backlog: float, deviation: float = 0.0, busy: float = 0.0) -> Load:
@@ -38,7 +41,11 @@ def signals(name: str, pool: Pool, backlog: float, *, healthy: bool = True) -> I
 class Fleet:
     """Instances with a load per pool, the controller, and a clock that only moves here."""
 
-    def __init__(self, short: int, long: int, config: PressureConfig = CONFIG, unhealthy: frozenset[int] = frozenset()):
+    def __init__(
+        self, short: int, long: int, config: PressureConfig = CONFIG, unhealthy: frozenset[int] = frozenset(),
+        step_s: float = STEP_S,
+    ):  # fmt: skip
+        self.step_s = step_s
         self.controller = PoolController(config)
         self.pool: dict[str, Pool] = {f"p{i}": "short" if i < short else "long" for i in range(short + long)}
         self.healthy = {f"p{i}": i not in unhealthy for i in range(short + long)}
@@ -52,9 +59,9 @@ class Fleet:
     def step(self, short_tokens: float, long_tokens: float) -> None:
         """One observation of a total backlog spread evenly over each pool."""
         tokens = {"short": short_tokens, "long": long_tokens}
+        each = {pool: tokens[pool] / max(1, self.count(pool)) for pool in POOLS}
         self.controller.observe(
-            self.now,
-            [signals(n, p, tokens[p] / max(1, self.count(p)), healthy=self.healthy[n]) for n, p in self.pool.items()],
+            self.now, [signals(n, p, each[p], healthy=self.healthy[n]) for n, p in self.pool.items()]
         )
         if self.now + 1e-9 >= self.next_decision:
             self.next_decision += PERIOD_S
@@ -62,10 +69,10 @@ class Fleet:
                 assert self.pool[move.name] == move.source
                 self.pool[move.name] = move.target  # type: ignore[assignment]
                 self.moves.append(move)
-        self.now += STEP_S
+        self.now += self.step_s
 
     def run(self, seconds: float, short_tokens: float, long_tokens: float) -> None:
-        for _ in range(round(seconds / STEP_S)):
+        for _ in range(round(seconds / self.step_s)):
             self.step(short_tokens, long_tokens)
 
 
@@ -116,7 +123,7 @@ def test_no_pool_falls_below_n_min_and_moves_keep_the_cooldown(
 @settings(deadline=None)
 @given(st.floats(0.51, 1.96), st.floats(100, 1e6), st.integers(2, 6), st.integers(2, 6))
 def test_no_move_inside_the_dead_band(skew: float, tokens: float, short: int, long: int) -> None:
-    fleet = Fleet(short, long)
+    fleet = Fleet(short, long, step_s=STEADY_S)
     fleet.run(120, tokens * skew * short, tokens * long)
     assert fleet.moves == []
     assert fleet.controller.in_dead_band()
@@ -126,7 +133,7 @@ def test_no_move_inside_the_dead_band(skew: float, tokens: float, short: int, lo
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(3000, 1e6), st.floats(0.02, 0.98), st.floats(1.3, 4.0))
 def test_a_constant_load_converges(short: int, long: int, tokens: float, share: float, ratio: float) -> None:
     """Moves stop, and they all go one way: the grain of one instance never sends it to and fro."""
-    fleet = Fleet(short, long, PressureConfig(ratio=ratio, divided=True))
+    fleet = Fleet(short, long, PressureConfig(ratio=ratio, divided=True), step_s=STEADY_S)
     fleet.run(PERIOD_S * 60, tokens * share, tokens * (1 - share))
     settled = len(fleet.moves)
     fleet.run(PERIOD_S * 40, tokens * share, tokens * (1 - share))
