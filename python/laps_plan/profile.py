@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from laps_core.group.cost import GroupCost
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients, StepShape
 from laps_core.slicing import Operator, pairs, slices
@@ -51,6 +52,9 @@ class Profile:
     processor: what it decides then runs after that slice."""
     spread: Sequence[float] = ()
     """Step times vary: factors on the model's time, each as likely as the others; empty = they do not."""
+    group: GroupCost | None = None
+    """Its data-parallel attention ranks, which run every step together (the host's time is in ``fixed``); None: it has
+    none. ``coefficients`` then are those of one rank alone."""
     details: dict[str, Any] = field(default_factory=dict)
     """Assumptions or measurements behind it (JSON-ready)."""
 
