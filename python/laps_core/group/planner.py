@@ -79,10 +79,13 @@ class GroupPlanner:
         """What all ranks run, from the menus of all of them in the order of their ranks; None: nothing can."""
         padded = self.cost.padded
         fixed_s = self._step_s(menus)
-        if self.slices is not None and self.slices.paused:
-            return self.slices.preempts(menus, fixed_s=fixed_s, padded=padded)
-        choice = choose(menus, oldest=self.due, padded=padded)
         longs = any(menu.waits.longs for menu in menus)
+        if self.slices is not None and self.slices.paused:
+            choice = self.slices.preempts(menus, fixed_s=fixed_s, padded=padded)
+            if choice is not None and longs:
+                self._guard.ran(choice.seconds, oldest=False)
+            return choice
+        choice = choose(menus, oldest=self.due, padded=padded)
         if not longs:
             self._guard.none_waits()
         if choice is None or not longs:

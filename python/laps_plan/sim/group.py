@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from laps_plan.profile import Profile
 from laps_plan.sim.engine import Events, Server
@@ -35,8 +35,9 @@ class GroupBatch:
 class GroupPolicy(Protocol):
     """Decides for all ranks of a group. Times are simulated seconds."""
 
-    waiting_tokens: int
-    """New tokens that wait."""
+    @property
+    def waiting_tokens(self) -> int:
+        """New tokens that wait."""
 
     def add(self, rank: int, request: Request, now: float) -> None:
         """A request comes to a rank."""
@@ -48,10 +49,13 @@ class GroupPolicy(Protocol):
         """Its results are processed at ``now``."""
 
 
+AssignRule = Literal["total_tokens", "random"]
+
+
 class Assign:
     """A rank for each new request; a later turn of a session goes where its history is."""
 
-    def __init__(self, ranks: int, rule: str, seed: int) -> None:
+    def __init__(self, ranks: int, rule: AssignRule, seed: int) -> None:
         """``rule``: "total_tokens" (fewest tokens under way, as SGLang counts them), or "random": by bootstrap room,
         the default of prefill servers."""
         self._tokens = [0] * ranks
@@ -90,8 +94,7 @@ class Ranks:
         cost = self._cost
         shapes = [cost.shape((new, old) for _, new, old in parts) for parts in batch.parts]
         own = [cost.own_s(shape.tokens, cost.shape_s(shape)) for shape in shapes]
-        # The fixed time of the model holds the host's, which passes before the step.
-        step_s = cost.seconds(shapes) - self.profile.step_host_s
+        step_s = cost.seconds(shapes)
         took_s = step_s if batch.seconds is None else batch.seconds
         self.waited_s += took_s / step_s * (max(own) - sum(own) / len(own))
         return took_s

@@ -17,6 +17,8 @@ from laps_plan.sim.request import Request
 
 Floats = NDArray[np.float64]
 QUANTILES = (50, 90, 99)
+RANK_CHUNK = 8192
+"""New tokens of a data-parallel attention rank's batch, at most: what its memory holds."""
 
 
 class Record:
@@ -130,8 +132,8 @@ class Outcome:
 
 def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
     """TTFT of a request alone on an idle server (seconds); ``new``, ``cached``: numbers or arrays of tokens."""
-    if profile.group is not None:
-        return _lone_in_group(profile, profile.group, new, cached, chunk)
+    if (group := profile.group_with_host) is not None:
+        return _lone_in_group(profile, group, new, cached)
     new = np.asarray(new, dtype=float)
     cached = np.asarray(cached, dtype=float)
     steps = np.ceil(new / chunk) if chunk else np.ones_like(new)
@@ -144,8 +146,8 @@ def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
     return device + host + steps * (profile.step_host_s + profile.request_host_s) + (steps - 1) * profile.poll_s
 
 
-def _lone_in_group(profile: Profile, group: GroupCost, new: Any, cached: Any, chunk: int | None) -> Any:
-    lone = cache(lambda n, old: group.lone_s(n, old, chunk or 1 << 60))
+def _lone_in_group(profile: Profile, group: GroupCost, new: Any, cached: Any) -> Any:
+    lone = cache(lambda n, old: group.lone_s(n, old, RANK_CHUNK))
     host = profile.front_s + profile.reply_s
     whole = np.vectorize(lambda n, old: lone(int(n), int(old)) + profile.front_token_s * (n + old) + host, [float])
     return whole(new, cached)

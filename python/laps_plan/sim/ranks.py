@@ -79,11 +79,12 @@ class Joint:
     def __init__(self, profile: Profile, chunk: int, *, guard: float = 0.15, slices: bool = False) -> None:
         """``chunk``: new tokens of a rank's batch, at most. ``slices``: steps run in slices, and others may preempt
         them."""
-        assert profile.group is not None
-        self._cost, self._chunk, self._host_s = profile.group, chunk, profile.step_host_s
+        cost = profile.group_with_host
+        assert cost is not None
+        self._cost, self._chunk, self._host_s = cost, chunk, profile.step_host_s
         layers = profile.layers if slices else None
-        ranks = range(profile.group.ranks)
-        self._planners = [GroupPlanner(profile.group, chunk=chunk, guard=guard, layers=layers) for _ in ranks]
+        ranks = range(cost.ranks)
+        self._planners = [GroupPlanner(cost, chunk=chunk, guard=guard, layers=layers) for _ in ranks]
         self._waiting: list[list[tuple[Request, Prompt]]] = [[] for _ in ranks]
         self._under_way: list[_Step] = []
         self._following: _Step | None = None
