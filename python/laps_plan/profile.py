@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from laps_core.group.cost import GroupCost
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients, StepShape
 from laps_core.slicing import Operator, pairs, slices
@@ -51,6 +52,9 @@ class Profile:
     processor: what it decides then runs after that slice."""
     spread: Sequence[float] = ()
     """Step times vary: factors on the model's time, each as likely as the others; empty = they do not."""
+    group: GroupCost | None = None
+    """Its data-parallel attention ranks, which run every step together; None: it has none. ``coefficients`` then are
+    those of one rank alone."""
     details: dict[str, Any] = field(default_factory=dict)
     """Assumptions or measurements behind it (JSON-ready)."""
 
@@ -71,6 +75,30 @@ class Profile:
             Operator(MLP * token_s, divisible=True),
         )
         return list(slices(operators, self.layers, tokens, attended, each))
+
+    @property
+    def group_with_host(self) -> GroupCost | None:
+        """The terms of a group's steps as its scheduler measures them, from launch to launch."""
+        return self.group and replace(self.group, fixed=self.group.fixed + self.step_host_s)
+
+    def with_ranks(self, ranks: int) -> Profile:
+        """The same devices as another number of data-parallel attention ranks: fewer are of several devices each, which
+        share their own part; with more there are more devices, which share the experts.
+
+        Raises ValueError (one line) where it has no ranks, or these do not share the devices evenly.
+        """
+        group = self.group
+        if group is None:
+            raise ValueError(f"profile {self.name} has no data-parallel attention ranks")
+        if max(ranks, group.ranks) % min(ranks, group.ranks):
+            raise ValueError(f"{ranks} ranks do not share the devices of {self.name} evenly: it has {group.ranks}")
+        own, experts = min(1.0, ranks / group.ranks), min(1.0, group.ranks / ranks)
+        absorbed = None if group.absorbed is None else own * group.absorbed
+        more = replace(
+            group, ranks=ranks, token=own * group.token, alpha=own * group.alpha, unpack=own * group.unpack,
+            absorbed=absorbed, expert=experts * group.expert,
+        )  # fmt: skip
+        return replace(self, group=more)
 
     def eager(self) -> Profile:
         """The same without prefill graphs on the stock path, where the profile tells the two apart."""

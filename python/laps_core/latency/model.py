@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Protocol
@@ -16,6 +16,7 @@ from msgspec import Meta
 from laps_core.config import ConfigError
 from laps_core.latency.fitting import fit
 from laps_core.latency.step import Coefficients, Count, Requests, StepSample, StepShape
+from laps_core.latency.strata import Strata
 
 VERSION = 1
 _KIND = "laps-latency"
@@ -24,8 +25,6 @@ MIN_SAMPLES = 32
 """Fewer measured steps than this are not fitted."""
 _HELD_OUT_EVERY = 5
 _HELD_OUT = 256
-_PER_STRATUM = 32
-_STRATA = 64
 _REFIT_EVERY = 64
 _REFIT_AT_MOST_EVERY = 512
 
@@ -67,7 +66,7 @@ class LatencyModel:
         self.coefficients = coefficients
         self.observed = 0
         """Steps taken in since the start."""
-        self._strata: OrderedDict[tuple[int, int, int], deque[StepSample]] = OrderedDict()
+        self._strata: Strata[StepSample] = Strata()
         self._held_out: deque[StepSample] = deque(maxlen=_HELD_OUT)
         self._refit_at = MIN_SAMPLES
         self._why_not: str | None = "no steps measured"
@@ -99,9 +98,9 @@ class LatencyModel:
         if self.observed < MIN_SAMPLES:
             self._why_not = f"too few steps measured ({self.observed} of {MIN_SAMPLES})"
         elif self.submit is None:
-            self._take(learn(self._samples()))
+            self._take(learn(self._strata.samples()))
         elif self._fitting is None:
-            self._fitting = self.submit(learn, self._samples())
+            self._fitting = self.submit(learn, self._strata.samples())
 
     def settle(self) -> None:
         """Take over a fit that was made elsewhere, if one is done; call it where nothing is being decided."""
@@ -139,7 +138,7 @@ class LatencyModel:
             "fitted": self.fitted,
             "why_not": None if self.fitted else self._why_not,
             "observed": self.observed,
-            "samples": len(self._samples()),
+            "samples": len(self._strata.samples()),
             "coefficients": asdict(self.coefficients) if self.coefficients else None,
             "error": self.error(),
             "boundary_tokens": edge if edge is not None and math.isfinite(edge) else None,
@@ -148,7 +147,8 @@ class LatencyModel:
 
     def to_json(self) -> str:
         """The coefficients and the samples behind them, so that a server that loads it keeps shapes it has not seen."""
-        samples, held_out = ([(*s.shape, s.seconds) for s in those] for those in (self._samples(), self._held_out))
+        kept = self._strata.samples(), self._held_out
+        samples, held_out = ([(*s.shape, s.seconds) for s in those] for those in kept)
         body = _Saved(coefficients=self.coefficients, samples=samples, held_out=held_out)
         return msgspec.json.encode(body).decode()
 
@@ -172,17 +172,10 @@ class LatencyModel:
         model._held_out.extend(StepSample(StepShape(*shape), seconds) for *shape, seconds in saved.held_out)
         return model
 
-    def _samples(self) -> list[StepSample]:
-        """Those kept to be fitted."""
-        return [s for stratum in self._strata.values() for s in stratum]
-
     def _store(self, sample: StepSample) -> None:
         shape = sample.shape
         key = (shape.tokens.bit_length(), shape.history.bit_length() // 3, shape.requests.bit_length() // 2)
-        if key not in self._strata and len(self._strata) == _STRATA:
-            self._strata.popitem(last=False)
-        self._strata.setdefault(key, deque(maxlen=_PER_STRATUM)).append(sample)
-        self._strata.move_to_end(key)
+        self._strata.add(key, sample)
 
 
 def learn(samples: Sequence[StepSample]) -> Coefficients | str:

@@ -27,6 +27,8 @@ RULE = (
 PAYS, TRADE, SAME, WORSE = "pays", "a trade", "no difference", "worse"
 TUNED = "laps, tuned"
 CHUNKS = (2048, 4096, 8192)
+RANK_CHUNKS = (512, 1024, 2048, 4096, 8192)
+"""The same of each data-parallel attention rank."""
 TRIED: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "waiting window": (("none", {"wait_window_ms": 0.0}), ("20 ms", {"wait_window_ms": 20.0})),
     "guard": (("0.1", {"guard": 0.1}), ("0.5", {"guard": 0.5})),
@@ -101,7 +103,12 @@ def beats(change: Change) -> bool:
 
 def variations(question: Question) -> Iterator[tuple[str, str, Setup]]:
     """(flag, value, setup) of LAPS, each with one change."""
-    base = Setup(LAPS, question.chunk)
+    base = question.setup(LAPS)
+    if question.ranks > 1:
+        # One plan for all ranks: it sizes its own steps, and has neither a window nor a threshold.
+        yield from (("guard", value, base.but(**knobs)) for value, knobs in TRIED["guard"])
+        yield "slices", "none", base.but(slice_ms=0.0)
+        return
     for chunk in CHUNKS:
         if chunk != question.chunk:
             yield "chunk", str(chunk), base.but(chunk=chunk)
@@ -114,14 +121,19 @@ def variations(question: Question) -> Iterator[tuple[str, str, Setup]]:
 
 def runs(question: Question) -> int:
     """Simulations of all stretches that ``advise`` makes at most."""
-    return len(list(variations(question))) + 2 + len(STOCK) * (1 + len(CHUNKS))
+    return len(list(variations(question))) + 2 + len(STOCK) * (1 + len(chunks(question)))
+
+
+def chunks(question: Question) -> tuple[int, ...]:
+    """Values of ``--chunked-prefill-size`` that stock policies are tried with."""
+    return CHUNKS if question.ranks == 1 else tuple(question.ranks * each for each in RANK_CHUNKS)
 
 
 def advise(trials: Trials) -> Advice:
     """Small searches: one flag at a time, then those that pay together."""
     question = trials.question
-    stocks = [best_chunk(trials, Setup(name, question.chunk)) for name in STOCK]
-    base = Setup(LAPS, question.chunk)
+    stocks = [best_chunk(trials, question.setup(name)) for name in STOCK]
+    base = question.setup(LAPS)
     figures = trials.stretches(base)
     tried = [
         Trial(flag, value, setup, Change.of(trials.stretches(setup), figures))
@@ -139,7 +151,7 @@ def advise(trials: Trials) -> Advice:
 def best_chunk(trials: Trials, setup: Setup) -> Setup:
     """A stock policy with the chunk at which it pays to leave the default."""
     default = trials.stretches(setup)
-    others = [setup.but(f"{setup.policy}, chunk {c}", chunk=c) for c in CHUNKS if c != setup.chunk]
+    others = [setup.but(f"{setup.policy}, chunk {c}", chunk=c) for c in chunks(trials.question) if c != setup.chunk]
     paying = [s for s in others if gains(c := Change.of(trials.stretches(s), default)) and not harms(c)]
     return min(paying, key=lambda s: mean(trials, s), default=setup)
 

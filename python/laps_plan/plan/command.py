@@ -86,6 +86,9 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument(
         "--ttft-ms", type=objective, default=(0.4, 4.0), metavar="SHORT[,LONG]", help="objective (400,4000)"
     )
+    asked.add_argument(
+        "--ranks", type=count, metavar="N", help="data-parallel attention ranks of each server (as the profile says)"
+    )
     asked.add_argument("--chunk", type=count, default=8192, metavar="TOKENS", help="--chunked-prefill-size (8192)")
     made.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     made.add_argument(
@@ -100,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = made.parse_args(argv)
     try:
         short_s, long_s = args.ttft_ms
-        question = Question(Profile.load(args.profile), args.servers, short_s, long_s, args.chunk)
+        device = Profile.load(args.profile)
+        device = device if args.ranks is None else device.with_ranks(args.ranks)
+        question = Question(device, args.servers, short_s, long_s, args.chunk)
         trials = _trials(_read(args), question, args)
         out: Path = args.out
         out.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,16 @@ class Question:
     long_s: float
     """The same of a long one."""
     chunk: int
-    """``--chunked-prefill-size`` (tokens)."""
+    """``--chunked-prefill-size`` (tokens), which data-parallel attention ranks divide."""
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel attention ranks of each server, which run every step together; 1 = it has none."""
+        return 1 if self.profile.group is None else self.profile.group.ranks
+
+    def setup(self, policy: str) -> Setup:
+        """One with nothing but its policy."""
+        return Setup(policy, self.chunk, ranks=self.ranks)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class Setup:
     chunk: int
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Of LAPS, those that are not its defaults."""
+    ranks: int = 1
+    """Data-parallel attention ranks."""
     pools: bool = False
     """Short and long pools behind the LAPS router; else the least load."""
 
@@ -59,6 +70,8 @@ class Setup:
     def flags(self) -> str:
         """How a prefill server is started so."""
         said = [f"--chunked-prefill-size {self.chunk}"]
+        if self.ranks > 1:
+            said += [f"--attn-dp-size {self.ranks}", "--disable-overlap-schedule"]
         if self.policy != LAPS:
             return " ".join([f"--schedule-policy {self.policy}", *said])
         own = {k: v for k, v in self.knobs.items() if k not in LapsConfig.FLAGS}
@@ -71,5 +84,6 @@ class Setup:
 def compared(question: Question) -> list[Setup]:
     """Those that stand side by side."""
     names = [*STOCK, LAPS]
-    found = [Setup(name, question.chunk) for name in names]
-    return [*found, Setup(LAPS, question.chunk, pools=True, label=POOLS)] if question.servers > 1 else found
+    found = [question.setup(name) for name in names]
+    pools = question.servers > 1 and question.ranks == 1
+    return [*found, question.setup(LAPS).but(POOLS, pools=True)] if pools else found

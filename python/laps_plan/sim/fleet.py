@@ -23,7 +23,7 @@ class Plain:
         self.servers = list(servers)
         self.moves: list[tuple[float, str, str]] = []
         self._held: list[dict[int, int]] = [{} for _ in servers]
-        self._at: dict[int, int] = {}
+        self._begun: set[int] = set()
 
     def send(self, now: float, request: Request) -> None:
         """See engine.Fleet."""
@@ -38,10 +38,14 @@ class Plain:
         raise NotImplementedError
 
     def _arrive(self, i: int, request: Request) -> None:
-        """What of the history server ``i`` holds is cached, the rest is computed again."""
+        """What of the history server ``i`` holds is cached, the rest is computed again. What a session begins with is
+        cached anywhere."""
         if request.session < 0:
             return
         held = self._held[i]
+        if request.session not in self._begun:
+            self._begun.add(request.session)
+            held[request.session] = request.cached
         cached = min(held.get(request.session, 0), request.cached)
         request.left += request.cached - cached
         request.cached = request.history = cached

@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
+from laps_core.group.cost import GroupCost
 from numpy.typing import NDArray
 
 from laps_plan.profile import Profile
@@ -15,6 +17,8 @@ from laps_plan.sim.request import Request
 
 Floats = NDArray[np.float64]
 QUANTILES = (50, 90, 99)
+RANK_CHUNK = 8192
+"""New tokens of a data-parallel attention rank's batch, at most: what its memory holds."""
 
 
 class Record:
@@ -128,6 +132,8 @@ class Outcome:
 
 def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
     """TTFT of a request alone on an idle server (seconds); ``new``, ``cached``: numbers or arrays of tokens."""
+    if (group := profile.group_with_host) is not None:
+        return _lone_in_group(profile, group, new, cached)
     new = np.asarray(new, dtype=float)
     cached = np.asarray(cached, dtype=float)
     steps = np.ceil(new / chunk) if chunk else np.ones_like(new)
@@ -138,3 +144,10 @@ def lone_s(profile: Profile, new: Any, cached: Any, chunk: int | None) -> Any:
     device += c.linear * np.maximum(0, c.flat - (new - (steps - 1) * (chunk or 0)))  # of the last step
     host = profile.front_s + profile.front_token_s * (new + cached) + profile.reply_s
     return device + host + steps * (profile.step_host_s + profile.request_host_s) + (steps - 1) * profile.poll_s
+
+
+def _lone_in_group(profile: Profile, group: GroupCost, new: Any, cached: Any) -> Any:
+    lone = cache(lambda n, old: group.lone_s(n, old, RANK_CHUNK))
+    host = profile.front_s + profile.reply_s
+    whole = np.vectorize(lambda n, old: lone(int(n), int(old)) + profile.front_token_s * (n + old) + host, [float])
+    return whole(new, cached)

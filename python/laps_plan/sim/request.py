@@ -42,6 +42,8 @@ class Request:
     """Tokens the server had processed when it came (response ratio)."""
     lease: Any = None
     """The router's account of it."""
+    rank: int = 0
+    """Data-parallel rank that serves it."""
 
     def __post_init__(self) -> None:
         self.prompt, self.history, self.ready = self.left + self.cached, self.cached, self.at

@@ -35,6 +35,13 @@ class Stock:
         self._room = chunk or 1 << 60
         self._parked: Request | None = None
         self.waiting_tokens = 0
+        self.held = False
+        """Nothing new starts (the prefill delayer)."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to prefill."""
+        return self._parked is not None or self._head() is not None
 
     def add(self, request: Request, now: float) -> None:
         """A request arrives."""
@@ -50,7 +57,7 @@ class Stock:
         if parked is not None:
             room -= self._take(parked, self._limit(parked, room), parts, ending)
         self._sort(room)
-        while room > 0:
+        while room > 0 and not self.held:
             request = self._head()
             if request is None or not self._may_start(request, room):
                 break

@@ -13,8 +13,10 @@ from laps_plan.profile import Profile
 from laps_plan.sim.device import Device
 from laps_plan.sim.engine import Events, Server, simulate
 from laps_plan.sim.fleet import LeastLoad, Plain, Pooled, RoundRobin, Single
+from laps_plan.sim.group import Assign, AssignRule, GroupPolicy, GroupServer, Ranks
 from laps_plan.sim.laps import Laps
-from laps_plan.sim.metrics import Outcome
+from laps_plan.sim.metrics import RANK_CHUNK, Outcome
+from laps_plan.sim.ranks import Joint, PerRank
 from laps_plan.sim.stock import POLICIES, Scheduler
 from laps_plan.traffic.streams import Stream
 
@@ -32,6 +34,8 @@ class Variant:
     """Full graphs for short batches."""
     eager: bool = False
     """No prefill graphs of SGLang's own."""
+    passes: int = 0
+    """Of SGLang's prefill delayer, where ranks run steps together; 0 = it is off."""
 
     def knobs(self, more: Mapping[str, Any]) -> LapsConfig:
         """LAPS's knobs, ``more`` before its own."""
@@ -42,6 +46,15 @@ class Variant:
         if self.policy is not None:
             return POLICIES[self.policy](chunk)
         return Laps(self.knobs(more), chunk, device.profile.model(), device=device)
+
+    def ranks(self, profile: Profile, chunk: int | None, more: Mapping[str, Any]) -> GroupPolicy:
+        """A new one for a group of data-parallel attention ranks."""
+        assert profile.group is not None
+        if self.policy is None:
+            knobs = self.knobs(more)
+            return Joint(profile, RANK_CHUNK, guard=knobs.guard, slices=knobs.slice_ms > 0.0)
+        ranks = profile.group.ranks
+        return PerRank(ranks, self.policy, max(1, chunk // ranks) if chunk else RANK_CHUNK, self.passes)
 
 
 VARIANTS: dict[str, Variant] = {
@@ -72,17 +85,37 @@ def run(
     alloc: AllocConfig | None = None,
     seed: int = 0,
     until_s: float = float("inf"),
+    assign: AssignRule = "total_tokens",
+    overlap: bool = False,
 ) -> Outcome:
-    """Simulate ``workload`` on ``servers`` of one variant behind ``router`` (one server needs none)."""
+    """Simulate ``workload`` on ``servers`` of one variant behind ``router`` (one server needs none).
+
+    Where the profile has data-parallel attention ranks, ``chunk`` is divided among these, as SGLang does; ``assign``:
+    who picks the rank of a request (group.Assign); ``overlap``: with the overlap loop.
+    """
     events = Events()
     profile = profile.eager() if variant.eager else profile
     ladder = variant.knobs(knobs or {}) if variant.graphs else None
-    devices = [Device(profile, graphs=ladder, seed=seed * 1009 + i) for i in range(servers)]
-    meter = router == "pools" and servers > 1
-    made = [
-        Server(f"http://p{i}", variant.scheduler(chunk, device, knobs or {}), device, events, meter=meter)
-        for i, device in enumerate(devices)
-    ]
+    made: list[Server]
+    if profile.group is not None:
+        made = [
+            GroupServer(
+                f"http://p{i}",
+                variant.ranks(profile, chunk, knobs or {}),
+                Ranks(profile),
+                events,
+                Assign(profile.group.ranks, assign, seed * 1009 + i),
+                overlap=overlap,
+            )
+            for i in range(servers)
+        ]
+    else:
+        meter = router == "pools" and servers > 1
+        devices = [Device(profile, graphs=ladder, seed=seed * 1009 + i) for i in range(servers)]
+        made = [
+            Server(f"http://p{i}", variant.scheduler(chunk, device, knobs or {}), device, events, meter=meter)
+            for i, device in enumerate(devices)
+        ]
     fleet: Plain
     if servers == 1:
         fleet = Single(made)

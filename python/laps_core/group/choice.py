@@ -1,0 +1,68 @@
+"""Which budget all ranks take: the one of most useful work for what waiting costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from laps_core.group.menu import Menu
+
+
+class Choice(NamedTuple):
+    """What the group runs next."""
+
+    level: int
+    """Index into the ladder, the same on every rank."""
+    seconds: float
+    """How long the step is predicted to take."""
+    own_s: tuple[float, ...]
+    """The own part of each rank, predicted."""
+    oldest: bool
+    """Each rank's oldest long prompt goes first in it."""
+
+    @property
+    def waits(self) -> float:
+        """Share of rank-time that ranks will wait for the slowest (0..1)."""
+        return (max(self.own_s) - sum(self.own_s) / len(self.own_s)) / self.seconds
+
+
+def step_s(menus: Sequence[Menu], level: int, *, padded: bool) -> float:
+    """Predicted time of a step in which every rank runs its batch of that level; 0: all are idle."""
+    terms, batches = menus[0].terms, [menu.levels[level] for menu in menus]
+    tokens = [b.tokens for b in batches]
+    if not any(tokens):
+        return 0.0
+    seen = len(menus) * max(tokens) if padded else sum(tokens)
+    own_us = max(b.own_us for b in batches)
+    return 1e-6 * (terms.fixed_us + own_us + max(terms.expert_floor_us, 1e-6 * terms.expert_ps * seen))
+
+
+def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False) -> Choice | None:
+    """The same on all ranks, for it looks at nothing but what all of them were told; None: nothing can run.
+
+    A second of a step costs the weight of all that wait, and half of what comes meanwhile: a step of t seconds costs
+    W t + A t^2 / 2. The budget with the most useful work for that is taken. The smallest one is for short requests: it
+    is not taken where something long waits. ``oldest``: each rank's oldest long prompt goes first, so the budget is one
+    with which all of these make progress.
+    """
+    weight = sum(menu.waits.weight for menu in menus) or 1
+    coming = sum(menu.waits.coming for menu in menus)
+    levels = range(len(menus[0].levels))
+    times = [step_s(menus, k, padded=padded) for k in levels]
+    runs = [k for k in levels if times[k] > 0.0]
+    if not runs:
+        return None
+    long = any(menu.waits.longs for menu in menus)
+    least = max((menu.waits.least for menu in menus if oldest and menu.waits.longs), default=int(long))
+    useful = [sum(menu.levels[k].useful_us for menu in menus) for k in levels]
+    best = max(
+        [k for k in runs if k >= least] or runs[-1:],
+        key=lambda k: (useful[k] / (times[k] * (weight + coming * times[k] / 2.0)), -k),
+    )
+    return at(menus, best, oldest=oldest, padded=padded)
+
+
+def at(menus: Sequence[Menu], level: int, *, oldest: bool, padded: bool) -> Choice:
+    """The choice of that level."""
+    own_s = tuple(1e-6 * menu.levels[level].own_us for menu in menus)
+    return Choice(level, step_s(menus, level, padded=padded), own_s, oldest)

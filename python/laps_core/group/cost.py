@@ -1,0 +1,132 @@
+"""How long a step of a group of data-parallel attention ranks takes: own part, experts, and what all steps cost.
+
+Each rank computes attention and projections of its own requests (the own part); the experts see the tokens of all
+ranks. All wait for the slowest rank, so a step takes ``fixed + max over ranks (own) + experts``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from laps_core.latency.step import Cost, StepShape
+
+GRAIN = 64
+"""Pieces of a prompt are multiples of this (tokens): pages and tiles of kernels are filled."""
+
+
+class OwnShape(NamedTuple):
+    """The sums over a rank's batch that its own part depends on."""
+
+    tokens: int
+    """Sum of L (new tokens)."""
+    attention: int
+    """Sum of L (L + 2H) over requests whose history is unpacked (tokens^2)."""
+    history: int
+    """Sum of H over them (tokens)."""
+    absorbed: int
+    """Sum of L (L + 2H) over the others (tokens^2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCost:
+    """The terms of a group's step. None is negative; times in seconds."""
+
+    ranks: int
+    fixed: Cost
+    """What a step takes beside both parts, the host's time included."""
+    token: Cost
+    """Own part, per new token: projections, dispatch and combine, shared experts."""
+    alpha: Cost
+    """Own part, per L (L + 2H): attention."""
+    unpack: Cost = 0.0
+    """Own part, per history token of each chunk: reading the cache, and for MLA unpacking K and V."""
+    absorbed: Cost | None = None
+    """The same as ``alpha`` where MLA attends to the packed cache (no ``unpack``); None: there is no such path."""
+    own_floor: Cost = 0.0
+    """The own part of a rank with any tokens takes at least so long: launches, and reading the weights."""
+    expert: Cost
+    """Experts, per token that they see."""
+    expert_floor: Cost = 0.0
+    """Experts take at least so long."""
+    padded: bool = False
+    """Every rank's tokens are padded to the largest rank's: experts see ``ranks`` times these, not the sum."""
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes however little is in it."""
+        return self.fixed + self.own_floor + self.expert_floor
+
+    def unpacks(self, new: int, history: int) -> bool:
+        """Whether a request's history is unpacked: the cheaper of the two paths."""
+        if self.absorbed is None:
+            return True
+        pairs = new * (new + 2 * history)
+        return self.alpha * pairs + self.unpack * history <= self.absorbed * pairs
+
+    def attention_s(self, new: int, history: int) -> float:
+        """Attention of a request in one chunk."""
+        pairs = new * (new + 2 * history)
+        took = self.alpha * pairs + self.unpack * history
+        return took if self.absorbed is None else min(took, self.absorbed * pairs)
+
+    def own_s(self, tokens: int, attention_s: float) -> float:
+        """Own part of a rank's batch; 0 if it is idle."""
+        return max(self.own_floor, self.token * tokens + attention_s) if tokens else 0.0
+
+    def experts_s(self, tokens: Sequence[int]) -> float:
+        """The experts' part of a step, from the new tokens of each rank."""
+        seen = self.ranks * max(tokens) if self.padded else sum(tokens)
+        return max(self.expert_floor, self.expert * seen)
+
+    def seconds(self, shapes: Sequence[OwnShape]) -> float:
+        """Time of a step, from the batch of each rank."""
+        own = max(self.own_s(s.tokens, self.shape_s(s)) for s in shapes)
+        return self.fixed + own + self.experts_s([s.tokens for s in shapes])
+
+    def shape(self, requests: Iterable[tuple[int, int]]) -> OwnShape:
+        """The sums over (new, history) tokens of a rank's requests."""
+        both: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        for new, history in requests:
+            both[self.unpacks(new, history)].append((new, history))
+        absorbed, unpacked = map(StepShape.of, both)
+        return OwnShape(absorbed.tokens + unpacked.tokens, unpacked.attention, unpacked.history, absorbed.attention)
+
+    def shape_s(self, shape: OwnShape) -> float:
+        """Attention of a batch."""
+        absorbed = self.alpha if self.absorbed is None else self.absorbed
+        return self.alpha * shape.attention + self.unpack * shape.history + absorbed * shape.absorbed
+
+    def work_s(self, new: int, history: int) -> float:
+        """What a request adds to a step that is not almost empty: own part and experts."""
+        return (self.token + self.expert) * new + self.attention_s(new, history)
+
+    def useful_s(self, new: int, history: int) -> float:
+        """Own part of so many tokens without what smaller chunks make it cost more."""
+        return self.token * new + self.alpha * new * (new + 2 * history)
+
+    def lone_s(self, new: int, history: int, chunk: int) -> float:
+        """Time to first token of a request alone in the group, in chunks of at most ``chunk`` tokens."""
+        seconds = 0.0
+        while new > 0:
+            n = min(new, chunk)
+            own = self.own_s(n, self.attention_s(n, history))
+            seconds += self.fixed + own + max(self.expert_floor, self.expert * n * (self.ranks if self.padded else 1))
+            new, history = new - n, history + n
+        return seconds
+
+    def fits(self, left_s: float, history: int) -> int:
+        """New tokens after ``history`` that take at most ``left_s`` of an own part; a multiple of GRAIN."""
+        paths = [(self.alpha, self.unpack * history)]
+        if self.absorbed is not None:
+            paths.append((self.absorbed, 0.0))
+        best = 0.0
+        for pair, before_s in paths:
+            if (room := left_s - before_s) > 0.0:
+                # Solves pair L^2 + (token + 2 pair H) L = room, in the form without a difference of near-equal numbers.
+                linear = self.token + 2.0 * pair * history
+                root = linear + math.sqrt(linear * linear + 4.0 * pair * room)
+                best = max(best, 2.0 * room / root if root > 0.0 else 0.0)
+        return int(best) // GRAIN * GRAIN

@@ -1,0 +1,124 @@
+"""Learning a group's terms from its steps: own part and experts apart, by which rank was the slowest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from laps_core.group.cost import GroupCost, OwnShape
+from laps_core.latency.nnls import robust_nnls
+from laps_core.latency.strata import Strata
+
+MIN_SAMPLES = 32
+"""Fewer steps than this are not fitted."""
+REFIT_EVERY = 64
+_FLATS = ((0, 0), (256, 2048), (256, 0), (0, 2048))
+"""First guesses up to where the floors reach: tokens of a rank, tokens that experts see."""
+_ROUNDS = 4
+_CLEARLY = 0.9
+"""Floors must lower the error to this share of that without any."""
+
+Array = npt.NDArray[np.float64]
+
+
+class GroupSample(NamedTuple):
+    """One measured step of a group."""
+
+    shapes: tuple[OwnShape, ...]
+    """The batch of each rank."""
+    seconds: float
+    """From launch to launch, or to its end where nothing followed."""
+
+
+class GroupModel:
+    """Learns the terms of a group's step online; keeps a bounded number of steps of each kind.
+
+    Which rank was the slowest, and whether a floor counted, follows from the terms, and the terms from that: a few
+    rounds of non-negative least squares settle it.
+    """
+
+    def __init__(self, start: GroupCost) -> None:
+        """``start``: what is known before anything is measured; ranks, padding and paths of attention stay as there."""
+        self.cost = start
+        self.fitted = False
+        self.observed = 0
+        """Steps taken in since the start."""
+        self._strata: Strata[GroupSample] = Strata()
+        self._refit_at = MIN_SAMPLES
+
+    def observe(self, sample: GroupSample) -> None:
+        """Take in one step; fits again when enough new ones came in. What cannot be a step is ignored: a time that is
+        not positive, no tokens at all, another number of ranks, negative numbers."""
+        shapes, seconds = sample
+        if not 0.0 < seconds < math.inf or len(shapes) != self.cost.ranks:
+            return
+        if min(map(min, shapes)) < 0 or not (tokens := sum(s.tokens for s in shapes)):
+            return
+        self.observed += 1
+        slowest = max(shapes, key=lambda s: (self.cost.own_s(s.tokens, self.cost.shape_s(s)), s))
+        seen = slowest.tokens.bit_length(), tokens.bit_length(), (slowest.history + slowest.absorbed).bit_length() // 4
+        self._strata.add(seen, sample)
+        if self.observed >= self._refit_at:
+            self._refit_at = self.observed + max(REFIT_EVERY, self.observed // 4)
+            self.fit()
+
+    def fit(self) -> None:
+        """Fit now; steps that do not allow it leave the terms as they are."""
+        samples = self._strata.samples()
+        if len(samples) >= MIN_SAMPLES and (found := learn(samples, self.cost)) is not None:
+            self.cost, self.fitted = found, True
+
+
+def learn(samples: Sequence[GroupSample], known: GroupCost) -> GroupCost | None:
+    """The terms with the least relative error over these steps; None where they are too alike to tell any.
+
+    ``known``: first guess of which rank is the slowest.
+    """
+    sizes = {max(s.tokens for s in sample.shapes) for sample in samples}
+    if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
+        return None
+    seconds = np.array([sample.seconds for sample in samples])
+    best, least = None, math.inf
+    for own_flat, expert_flat in _FLATS:
+        cost = _floors(known, own_flat, expert_flat)
+        for _ in range(_ROUNDS):
+            try:
+                cost = _solve(samples, seconds, cost)
+            except RuntimeError:
+                break
+            off = np.abs(np.array([cost.seconds(sample.shapes) for sample in samples]) / seconds - 1.0)
+            error = float(np.minimum(off, 0.5).mean())
+            # The first guess has no floors: the simpler model stays where others are hardly better.
+            if error < least * (_CLEARLY if best is not None and (own_flat or expert_flat) else 1.0):
+                best, least = cost, error
+    return best
+
+
+def _floors(cost: GroupCost, own_flat: int, expert_flat: int) -> GroupCost:
+    """The same terms with floors that reach up to so many tokens."""
+    token, expert = cost.token or 1e-9, cost.expert or 1e-9
+    return replace(cost, token=token, expert=expert, own_floor=token * own_flat, expert_floor=expert * expert_flat)
+
+
+def _solve(samples: Sequence[GroupSample], seconds: Array, cost: GroupCost) -> GroupCost:
+    """The terms, if the slowest rank of each step and what is at its floor are as with ``cost``."""
+    rows = []
+    for shapes, _ in samples:
+        own = max(shapes, key=lambda s: (cost.own_s(s.tokens, cost.shape_s(s)), s))
+        tokens = [s.tokens for s in shapes]
+        seen = cost.ranks * max(tokens) if cost.padded else sum(tokens)
+        own_low = cost.token * own.tokens + cost.shape_s(own) <= cost.own_floor
+        expert_low = cost.expert * seen <= cost.expert_floor
+        part = (0, 0, 0, 0) if own_low else own
+        rows.append((1.0, part[0], 0.0 if expert_low else seen, *part[1:], float(own_low), float(expert_low)))
+    found = robust_nnls(np.array(rows, dtype=float), seconds).tolist()
+    fixed, token, expert, alpha, unpack, absorbed, own_floor, expert_floor = found
+    return replace(
+        cost, fixed=fixed, token=token, expert=expert, alpha=alpha, unpack=unpack, own_floor=own_floor,
+        expert_floor=expert_floor, absorbed=None if cost.absorbed is None else absorbed or cost.absorbed,
+    )  # fmt: skip

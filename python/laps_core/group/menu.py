@@ -1,0 +1,85 @@
+"""What one rank tells the others each round: a menu of batches for a ladder of budgets, and what waits.
+
+A menu crosses as one row of whole numbers, so that one gather on the CPU group carries it. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from laps_core.group.cost import OwnShape
+
+LADDER: tuple[float, ...] = tuple(0.035 * 2.0 ** (k / 2.0) for k in range(12))
+"""Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest is a step that is hardly longer than an empty
+one; the largest unpacks a history of 128k tokens and does as much for its new tokens again."""
+_EACH = 4
+ROW = _EACH * len(LADDER) + 13
+"""Whole numbers of a menu."""
+_NO_AGE = -1
+
+
+class Level(NamedTuple):
+    """The batch that a rank would run with one of the budgets."""
+
+    own_us: int
+    """Its own part; 0 = it would idle."""
+    tokens: int
+    """New tokens."""
+    useful_us: int
+    """Own part without what small chunks cost more (``GroupCost.useful_s``)."""
+    weight: int
+    """Of the requests that it ends, in thousandths."""
+
+
+class Waits(NamedTuple):
+    """What waits on a rank, the batches of its menu included."""
+
+    weight: int
+    """Sum of ``Prompt.weight``, in thousandths."""
+    coming: int
+    """Weight that comes in a second, in thousandths."""
+    longs: int
+    """Long prompts."""
+    oldest_ms: int | None
+    """How long the oldest long one has waited; None: there is none."""
+    least: int
+    """The first level at which the oldest long one makes progress, if it goes first."""
+
+
+class Terms(NamedTuple):
+    """What a rank has learned of the parts of a step that are not its own. All ranks count with those of rank 0."""
+
+    fixed_us: int
+    own_floor_us: int
+    expert_floor_us: int
+    expert_ps: int
+    """Experts, per token (picoseconds)."""
+
+
+class Menu(NamedTuple):
+    """One rank's menu."""
+
+    levels: tuple[Level, ...]
+    """One for each budget of LADDER, growing."""
+    waits: Waits
+    terms: Terms
+    ran: OwnShape
+    """The rank's batch in the step before, for those that learn."""
+
+    def row(self) -> list[int]:
+        """As ROW whole numbers."""
+        *head, oldest, least = self.waits
+        age = _NO_AGE if oldest is None else oldest
+        return [*(n for level in self.levels for n in level), *head, age, least, *self.terms, *self.ran]
+
+    @classmethod
+    def read(cls, row: Sequence[int]) -> Menu:
+        """Undo ``row``. Raises ValueError where it has another length."""
+        if len(row) != ROW:
+            raise ValueError(f"a menu of {len(row)} numbers, not {ROW}: ranks of different releases?")
+        end = _EACH * len(LADDER)
+        levels = tuple(Level(*row[i : i + _EACH]) for i in range(0, end, _EACH))
+        weight, coming, longs, age, least = row[end : end + 5]
+        waits = Waits(weight, coming, longs, None if age == _NO_AGE else age, least)
+        return cls(levels, waits, Terms(*row[end + 5 : end + 9]), OwnShape(*row[end + 9 :]))

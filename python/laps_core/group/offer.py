@@ -1,0 +1,140 @@
+"""Which prompts a rank would run with each budget of the ladder: least work first, and a piece of the next."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from laps_core.group.cost import GRAIN, GroupCost
+from laps_core.group.menu import LADDER, Level
+from laps_core.group.prompt import Prompt
+
+FIRST_SHARE = 0.5
+"""Share of a batch's budget that the prompt which goes first is sure of: short requests ride along beside it."""
+
+
+class Pick(NamedTuple):
+    """A prompt of a batch."""
+
+    prompt: int
+    """Index into the prompts that were given."""
+    tokens: int
+    """New tokens that run: all that are left, or a piece."""
+
+
+class _Batch(NamedTuple):
+    """What a rank would run with one budget."""
+
+    level: Level
+    whole: int
+    """So many prompts of the order run to their end."""
+    cut: tuple[Pick, ...]
+    """Pieces of others, or the prompt that goes first."""
+
+
+class Offer:
+    """A rank's batches, one for each budget; the others are told of them in a menu.
+
+    Prompts go in the order of their work. A batch takes them whole while its own part stays within the budget, and a
+    piece of the next one. Short requests are first by themselves, so they ride along on every rank. ``first`` (an
+    index) has FIRST_SHARE of the budget before all others, and what these leave. There is no piece most of which would
+    be unpacking of its history, unless the budget is the largest: then something must go on.
+    """
+
+    def __init__(
+        self,
+        cost: GroupCost,
+        prompts: Sequence[Prompt],
+        *,
+        chunk: int,
+        first: int | None = None,
+        parks: int | None = None,
+        whole: bool = False,
+        ladder: Sequence[float] = LADDER,
+    ) -> None:
+        """``chunk``: new tokens of a batch, at most: what memory holds. ``parks``: prompts in progress, at most; None:
+        as many as there are. ``whole``: nothing is cut."""
+        self._cost, self._prompts, self._chunk, self._first = cost, prompts, chunk, first
+        others = (i for i in range(len(prompts)) if i != first)
+        self._order = sorted(others, key=lambda i: (prompts[i].work_s, i))
+        self._whole = whole
+        self._may_cut = parks is None or sum(p.started for p in prompts) < parks
+        ordered = [prompts[i] for i in self._order]
+        self._tokens = list(accumulate((p.tokens for p in ordered), initial=0))
+        self._own_s = list(accumulate((self._takes_s(p, p.tokens) for p in ordered), initial=0.0))
+        useful_s = (cost.useful_s(p.tokens, p.history) for p in ordered)
+        self._useful_s = list(accumulate(useful_s, initial=0.0))
+        self._weight = list(accumulate((p.weight for p in ordered), initial=0.0))
+        self._batches = [self._batch(budget_s, budget_s == ladder[-1]) for budget_s in ladder]
+        self.levels = tuple(batch.level for batch in self._batches)
+
+    def picks(self, level: int) -> list[Pick]:
+        """The batch of a level."""
+        _, whole, cut = self._batches[level]
+        return [*(Pick(i, self._prompts[i].tokens) for i in self._order[:whole]), *cut]
+
+    def least(self) -> int:
+        """The smallest level at which the prompt that goes first makes progress; 0 where none goes first."""
+        if self._first is None:
+            return 0
+        runs = (k for k, b in enumerate(self._batches) if any(pick.prompt == self._first for pick in b.cut))
+        return next(runs, len(self._batches) - 1)
+
+    def _takes_s(self, p: Prompt, tokens: int) -> float:
+        """Own part of so many tokens of a prompt."""
+        return self._cost.token * tokens + self._cost.attention_s(tokens, p.history)
+
+    def _batch(self, budget_s: float, last: bool) -> _Batch:
+        cost = self._cost
+        cut: list[Pick] = []
+        first_s, taken = 0.0, 0
+        if self._first is not None:
+            p = self._prompts[self._first]
+            shares = (FIRST_SHARE, 1.0)
+            taken = next(filter(None, (self._piece(p, s * budget_s, self._chunk, last, True) for s in shares)), 0)
+            first_s = self._takes_s(p, taken) if taken else 0.0
+        fits = bisect_right(self._own_s, budget_s - first_s), bisect_right(self._tokens, self._chunk - taken)
+        whole = max(0, min(fits) - 1)
+        left_s, room = budget_s - first_s - self._own_s[whole], self._chunk - taken - self._tokens[whole]
+        for i in () if self._whole else self._behind(whole):
+            p = self._prompts[i]
+            if i != self._first:
+                tokens = self._piece(p, left_s, room, last, not whole and not taken)
+            else:
+                tokens = max(taken, self._piece(p, left_s + first_s, room + taken, last, not whole))
+            cut += [Pick(i, tokens)] * bool(tokens)
+            if i != self._first or tokens < p.tokens:
+                break
+            left_s, room = left_s + first_s - self._takes_s(p, tokens), room + taken - tokens
+        own_s, useful_s, tokens = self._own_s[whole], self._useful_s[whole], self._tokens[whole]
+        weight = self._weight[whole]
+        for i, n in cut:
+            p = self._prompts[i]
+            own_s, tokens = own_s + self._takes_s(p, n), tokens + n
+            useful_s += cost.useful_s(n, p.history)
+            weight += p.weight * (n == p.tokens)
+        own_s = max(own_s, cost.own_floor) if tokens else 0.0
+        level = Level(round(1e6 * own_s), tokens, round(1e6 * useful_s), round(1e3 * weight))
+        return _Batch(level, whole, tuple(cut))
+
+    def _behind(self, whole: int) -> Iterator[int]:
+        """Prompts that may be cut, in order: the one that goes first, and the next of the others."""
+        if self._first is not None:
+            yield self._first
+        yield from (i for i in self._order[whole:] if self._may_cut or self._prompts[i].started)
+
+    def _piece(self, p: Prompt, left_s: float, room: int, last: bool, alone: bool) -> int:
+        """New tokens of a prompt that fit an own part of ``left_s`` more and ``room`` tokens; 0: no piece is worth it.
+        ``last``: the budget is the largest; ``alone``: nothing else would run."""
+        if p.tokens <= room and self._takes_s(p, p.tokens) <= left_s:
+            return p.tokens
+        piece = min(self._cost.fits(left_s, p.history), room, p.tokens)
+        if last and alone and piece < GRAIN:
+            return max(0, min(GRAIN, room, p.tokens))
+        if piece < GRAIN:
+            return 0
+        took_s = self._cost.attention_s(piece, p.history)
+        read_s = min(self._cost.unpack * p.history, took_s)
+        return piece if last or 2.0 * read_s <= took_s + self._cost.token * piece else 0

@@ -1,0 +1,116 @@
+"""The joint plan as each rank runs it: its menu goes out, the menus of all come back, and all know what runs next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from laps_core.group.choice import Choice, at, choose
+from laps_core.group.cost import GroupCost, OwnShape
+from laps_core.group.menu import Menu, Terms, Waits
+from laps_core.group.offer import Offer, Pick
+from laps_core.group.prompt import Prompt
+from laps_core.group.slices import Slices
+from laps_core.scheduling.guard import Guard
+
+MEMORY_S = 5.0
+"""Time constant of the average of what comes (seconds)."""
+NOTHING = OwnShape(0, 0, 0, 0)
+
+
+class GroupPlanner:
+    """One rank's part of the joint plan: each round ``menu``, a gather of all rows, ``decide``, ``picks``.
+
+    Between two rounds every rank keeps the same ledger, made of nothing but the rows that all of them got. While long
+    prompts wait, a share of the time goes to steps in which each rank's oldest long prompt goes first.
+
+    Bound: of any time T in which a long prompt x waits, at least ``share`` T - B goes to such steps, with B the longest
+    step. In each of them a prompt that came to the rank of x before x, or x itself, runs for as long as the step's
+    budget allows, or ends. So the ranks work off their oldest prompts side by side: the wait is that for the older
+    prompts of x's own rank, not of the group.
+    """
+
+    def __init__(
+        self, cost: GroupCost, *, chunk: int, guard: float = 0.15, parks: int | None = None, layers: int | None = None
+    ) -> None:
+        """``chunk``: new tokens of a rank's batch, at most. ``guard``: see above. ``parks``: prompts in progress on a
+        rank, at most (None: any number). ``layers``: of the model, where steps run in slices; None: in one piece."""
+        self.cost = cost
+        self.chunk = chunk
+        self._parks = parks
+        self._guard = Guard(guard)
+        self.slices = None if layers is None else Slices(layers)
+        self._offer: Offer | None = None
+        self._coming = self._came = 0.0
+        self._seen_s: float | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether each rank's oldest long prompt goes first in the next step."""
+        return self._guard.due()
+
+    def came(self, weight: float) -> None:
+        """A request of that weight has come to this rank."""
+        self._came += weight
+
+    def menu(self, now: float, prompts: Sequence[Prompt], ran: OwnShape = NOTHING, *, room: int | None = None) -> Menu:
+        """What this rank offers. ``ran``: its batch in the step before. ``room``: new tokens that memory holds now,
+        where these are fewer than the chunk."""
+        self._learn_arrivals(now)
+        longs = [i for i, p in enumerate(prompts) if p.long]
+        oldest = min(longs, key=lambda i: (prompts[i].since_s, i), default=None)
+        chunk = self.chunk if room is None else max(0, min(self.chunk, room))
+        within = self.slices is not None and self.slices.paused
+        first = oldest if self.due and not within else None
+        made = Offer(self.cost, prompts, first=first, chunk=chunk, parks=self._parks, whole=within)
+        self._offer = made
+        waits = Waits(
+            round(1e3 * sum(p.weight for p in prompts)),
+            round(1e3 * self._coming),
+            len(longs),
+            None if oldest is None else max(0, round(1e3 * (now - prompts[oldest].since_s))),
+            made.least(),
+        )
+        cost = self.cost
+        terms = Terms(*(round(1e6 * s) for s in (cost.fixed, cost.own_floor, cost.expert_floor, 1e6 * cost.expert)))
+        return Menu(made.levels, waits, terms, ran)
+
+    def decide(self, menus: Sequence[Menu]) -> Choice | None:
+        """What all ranks run, from the menus of all of them in the order of their ranks; None: nothing can."""
+        padded = self.cost.padded
+        fixed_s = self._step_s(menus)
+        longs = any(menu.waits.longs for menu in menus)
+        if self.slices is not None and self.slices.paused:
+            choice = self.slices.preempts(menus, fixed_s=fixed_s, padded=padded)
+            if choice is not None and longs:
+                self._guard.ran(choice.seconds, oldest=False)
+            return choice
+        choice = choose(menus, oldest=self.due, padded=padded)
+        if not longs:
+            self._guard.none_waits()
+        if choice is None or not longs:
+            return choice
+        slices = None if choice.oldest else self.slices
+        if slices is not None and slices.shorts_first(menus, choice, fixed_s=fixed_s, padded=padded):
+            choice = at(menus, 0, oldest=False, padded=padded)
+        self._guard.ran(choice.seconds, oldest=choice.oldest)
+        return choice
+
+    def picks(self, choice: Choice) -> list[Pick]:
+        """This rank's batch of it."""
+        assert self._offer is not None
+        return self._offer.picks(choice.level)
+
+    @staticmethod
+    def _step_s(menus: Sequence[Menu]) -> float:
+        """What a step takes however little is in it, as all ranks count."""
+        terms = menus[0].terms
+        return 1e-6 * (terms.fixed_us + terms.own_floor_us + terms.expert_floor_us)
+
+    def _learn_arrivals(self, now: float) -> None:
+        if self._seen_s is None:
+            self._seen_s = now
+        if (passed := now - self._seen_s) > 0.0:
+            kept = math.exp(-passed / MEMORY_S)
+            self._coming = self._coming * kept + self._came / passed * (1.0 - kept)
+            self._came, self._seen_s = 0.0, now

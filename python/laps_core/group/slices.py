@@ -1,0 +1,103 @@
+"""Slices with common boundaries: a step of whole requests preempts a longer one on all ranks at once, where that pays.
+
+A step of a group costs every rank its fixed time F, and ranks without a request run an idle batch. So preempting pays
+where steps are long (histories, documents), hardly ever in chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laps_core.group.choice import Choice, at, step_s
+from laps_core.group.menu import Menu
+from laps_core.scheduling.packing import AHEAD
+
+SLICE_S = 0.02
+"""A step makes way about this often (seconds)."""
+OVERHEAD = 0.1
+"""Share of the time that fixed times of preempting steps may cost."""
+SAVED = 4.0
+"""So many preemptions may follow each other at once, where there was none before."""
+DEPTH = 2
+"""Steps that may be paused at a time."""
+
+
+@dataclass(slots=True)
+class _Paused:
+    left: int
+    slice_s: float
+    weight: float
+
+
+class Slices:
+    """Which steps are paused, and whether another may go between. A function of the rows alone, so the same on every
+    rank: time is counted as predicted.
+
+    There is one preemption in each F / OVERHEAD of the time; those that were not needed are saved up, to SAVED.
+    """
+
+    def __init__(self, layers: int) -> None:
+        """``layers``: a step has no more slices."""
+        self._layers = layers
+        self._paused: list[_Paused] = []
+        self._saved = SAVED
+
+    @property
+    def paused(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._paused)
+
+    @property
+    def open(self) -> bool:
+        """Whether a step may preempt the one that is under way, so that ranks exchange menus at its next boundary."""
+        return 0 < len(self._paused) <= DEPTH and self._paused[-1].left > 1 and self._saved >= 1.0
+
+    def begin(self, menus: Sequence[Menu], choice: Choice) -> int:
+        """A step starts; returns in how many slices it runs."""
+        parts = min(self._layers, max(2, int(choice.seconds / SLICE_S))) if choice.seconds > 2.0 * SLICE_S else 1
+        weight = sum(menu.levels[choice.level].weight for menu in menus)
+        self._paused.append(_Paused(parts, choice.seconds / parts, weight))
+        return parts
+
+    def ran(self, fixed_s: float) -> None:
+        """A slice of the step that began last has run."""
+        top = self._paused[-1]
+        top.left -= 1
+        if not top.left:
+            self._paused.pop()
+        self._saved = min(SAVED, self._saved + top.slice_s * OVERHEAD / fixed_s)
+
+    def preempts(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
+        """The step that is to run in the next pause, of whole requests alone (``whole`` menus); None: none pays.
+
+        Those in it gain what the paused step still needs; those that it ends lose the new step's time, and all others
+        that wait a step's fixed time (each counts AHEAD times, for those still to come).
+        """
+        top = self._paused[-1]
+        # The next slice is launched already.
+        left_s = (top.left - 1) * top.slice_s
+        below = sum(paused.weight for paused in self._paused)
+        all_weight = sum(menu.waits.weight for menu in menus)
+        best, gain = None, 0.0
+        for k in range(len(menus[0].levels)):
+            took_s = step_s(menus, k, padded=padded)
+            mine = sum(menu.levels[k].weight for menu in menus)
+            now = mine * left_s - below * took_s - (all_weight - mine) * fixed_s * AHEAD
+            if 0.0 < took_s <= left_s and now > gain:
+                best, gain = k, now
+        if best is None:
+            return None
+        self._saved -= 1.0
+        return at(menus, best, oldest=False, padded=padded)
+
+    def shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> bool:
+        """Whether the smallest budget pays before a long step: short requests in a step of their own."""
+        if self._saved < 1.0 or not choice.level or not (first_s := step_s(menus, 0, padded=padded)):
+            return False
+        mine = sum(menu.levels[0].weight for menu in menus)
+        others = sum(menu.waits.weight for menu in menus) - mine
+        if mine * (choice.seconds - first_s) <= others * fixed_s * AHEAD:
+            return False
+        self._saved -= 1.0
+        return True

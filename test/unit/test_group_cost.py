@@ -1,0 +1,69 @@
+"""What a step of a group takes, and how much fits a budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from groups import CHUNK, COST, prompt
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+HISTORY = st.integers(0, 131_072)
+
+
+def test_a_step_lasts_as_long_as_its_slowest_rank_and_the_experts() -> None:
+    shapes = [COST.shape([(4096, 0)]), COST.shape([(1024, 0)]), COST.shape([]), COST.shape([(64, 0)])]
+    own = COST.own_s(4096, COST.attention_s(4096, 0))
+    assert COST.seconds(shapes) == pytest.approx(0.012 + own + 19e-6 * 5184)
+
+
+def test_small_steps_take_the_floors() -> None:
+    assert COST.seconds([COST.shape([(8, 0)])] * 4) == pytest.approx(COST.step_s)
+    assert COST.own_s(0, 0.0) == 0.0
+
+
+def test_padded_experts_see_the_largest_rank_times_all() -> None:
+    assert replace(COST, padded=True).experts_s([4096, 0, 0, 0]) == COST.experts_s([4096] * 4)
+
+
+def test_few_tokens_after_a_long_history_do_not_unpack_it() -> None:
+    assert not COST.unpacks(64, 100_000)
+    assert COST.unpacks(2048, 100_000)
+    assert replace(COST, absorbed=None).unpacks(64, 100_000)
+    shape = COST.shape([(64, 100_000), (2048, 100_000)])
+    both = COST.attention_s(64, 100_000) + COST.attention_s(2048, 100_000)
+    assert COST.shape_s(shape) == pytest.approx(both)
+    assert shape.history == 100_000
+
+
+@given(left=st.floats(0.001, 2.0), history=HISTORY, absorbs=st.booleans())
+@example(left=0.001, history=0, absorbs=False)
+def test_what_fits_fits_and_little_more_would_not(left: float, history: int, absorbs: bool) -> None:
+    cost = COST if absorbs else replace(COST, absorbed=None)
+
+    def takes(new: int) -> float:
+        return cost.token * new + cost.attention_s(new, history)
+
+    fits = cost.fits(left, history)
+    assert fits % 64 == 0
+    assert fits == 0 or takes(fits) <= left * (1 + 1e-9)
+    assert takes(fits + 128) > left
+
+
+@settings(max_examples=50)
+@given(new=st.integers(1, 131_072), history=HISTORY)
+def test_alone_it_takes_its_work_and_a_fixed_time_for_each_chunk(new: int, history: int) -> None:
+    lone = COST.lone_s(new, history, CHUNK)
+    steps = -(-new // CHUNK)
+    assert lone >= steps * COST.fixed + COST.useful_s(new, history) * (1 - 1e-9)
+    assert lone >= COST.step_s * (1 - 1e-9)
+
+
+def test_a_prompt_keeps_its_weight_while_its_work_shrinks() -> None:
+    whole = prompt(20_000, 1000)
+    rest = whole.after(COST, 19_990)
+    assert (rest.tokens, rest.history, rest.started) == (10, 20_990, True)
+    assert rest.weight == whole.weight
+    assert whole.long
+    assert not rest.long

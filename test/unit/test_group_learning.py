@@ -1,0 +1,84 @@
+"""The terms of a group's step, learned from steps."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from groups import COST
+from laps_core.group.cost import GroupCost, OwnShape
+from laps_core.group.learning import GroupModel, GroupSample
+from laps_core.latency.strata import PER_STRATUM, STRATA, Strata
+
+GUESS = GroupCost(ranks=4, fixed=0.1, token=1e-4, alpha=1e-9, expert=1e-6, absorbed=1e-8)
+
+
+def steps(n: int, cost: GroupCost = COST, noise: float = 0.02, seed: int = 1) -> list[GroupSample]:
+    rng, found = random.Random(seed), []
+    for _ in range(n):
+        shapes = []
+        for _ in range(cost.ranks):
+            batch = [(rng.randint(1, 400), rng.choice((0, 0, 2000))) for _ in range(rng.randint(0, 6))]
+            if rng.random() < 0.5:
+                batch.append((rng.randint(400, 6000), rng.choice((0, 0, 20_000, 90_000))))
+            shapes.append(cost.shape(batch))
+        if any(s.tokens for s in shapes):
+            found.append(GroupSample(tuple(shapes), cost.seconds(shapes) * rng.gauss(1.0, noise)))
+    return found
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_own_part_and_experts_are_learned_apart(padded: bool) -> None:
+    true = replace(COST, padded=padded)
+    model = GroupModel(replace(GUESS, padded=padded))
+    for sample in steps(400, true):
+        model.observe(sample)
+    assert model.fitted
+    found = model.cost
+    assert found.token == pytest.approx(true.token, rel=0.15)
+    assert found.expert == pytest.approx(true.expert, rel=0.15)
+    assert found.alpha == pytest.approx(true.alpha, rel=0.3)
+    assert found.unpack == pytest.approx(true.unpack, rel=0.15)
+    off = sorted(abs(found.seconds(s.shapes) / true.seconds(s.shapes) - 1.0) for s in steps(200, true, 0.0, seed=2))
+    assert off[len(off) // 2] < 0.05
+    assert off[int(0.9 * len(off))] < 0.1
+
+
+def test_a_stretched_step_in_ten_does_not_matter() -> None:
+    model, rng = GroupModel(GUESS), random.Random(3)
+    for sample in steps(400):
+        model.observe(sample._replace(seconds=sample.seconds * (3.0 if rng.random() < 0.1 else 1.0)))
+    off = sorted(
+        abs(model.cost.seconds(s.shapes) / COST.seconds(s.shapes) - 1.0) for s in steps(200, noise=0.0, seed=4)
+    )
+    assert off[len(off) // 2] < 0.05
+
+
+def test_nonsense_is_refused() -> None:
+    model = GroupModel(GUESS)
+    shapes = steps(1)[0].shapes
+    for seconds in (0.0, -1.0, math.inf, math.nan):
+        model.observe(GroupSample(shapes, seconds))
+    model.observe(GroupSample(shapes[:2], 0.1))
+    model.observe(GroupSample((OwnShape(0, 0, 0, 0),) * 4, 0.1))
+    model.observe(GroupSample((OwnShape(-5, 0, 0, 0), *shapes[1:]), 0.1))
+    assert model.observed == 0
+
+
+def test_steps_that_are_alike_tell_nothing() -> None:
+    model = GroupModel(GUESS)
+    for sample in steps(1) * 100:
+        model.observe(sample)
+    assert model.observed == 100
+    assert not model.fitted
+    assert model.cost == GUESS
+
+
+def test_a_bounded_number_of_steps_is_kept() -> None:
+    kept: Strata[int] = Strata()
+    for i in range(10_000):
+        kept.add(i % 200, i)
+    assert len(kept.samples()) <= PER_STRATUM * STRATA
+    assert max(kept.samples()) == 9999

@@ -1,0 +1,175 @@
+"""The joint plan: one decision on all ranks, never idle, nobody starved, back into step from any state."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from groups import CHUNK, COST, Group, fill
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laps_core.group.choice import choose, step_s
+from laps_core.group.cost import GRAIN, GroupCost
+from laps_core.group.menu import LADDER, Menu
+from laps_core.group.offer import FIRST_SHARE
+
+LENGTHS = st.tuples(st.integers(1, 300) | st.integers(1, 131_072), st.just(0) | st.integers(0, 131_072))
+QUEUES = st.lists(st.lists(LENGTHS, max_size=5), min_size=4, max_size=4)
+
+
+@settings(deadline=None, max_examples=25)
+@given(queues=QUEUES, padded=st.booleans(), guard=st.sampled_from((0.0, 0.15, 1.0)))
+def test_all_ranks_decide_the_same_and_never_idle_while_something_waits(
+    queues: list[list[tuple[int, int]]], padded: bool, guard: float
+) -> None:
+    group = Group(replace(COST, padded=padded), guard=guard)
+    fill(group, queues)
+    owed = sum(new for queue in queues for new, _ in queue)
+    for _ in range(4000):
+        if not owed:
+            break
+        assert group.step() is not None
+        assert group.tokens() > 0
+        owed -= group.tokens()
+    assert owed == 0
+    assert group.step() is None
+
+
+def test_the_budget_grows_with_what_waits() -> None:
+    few, many = Group(), Group()
+    fill(few, [[(2000, 0)]] * 4)
+    fill(many, [[(2000, 0)] * 20] * 4)
+    a, b = few.step(), many.step()
+    assert a is not None
+    assert b is not None
+    assert a.level < b.level
+
+
+def test_the_smallest_budget_is_for_short_requests() -> None:
+    short, long = Group(), Group()
+    fill(short, [[(50, 0)]] * 4)
+    fill(long, [[(50, 0)], [(400, 0)] * 3, [(90_000, 0)], []])
+    a, b = short.step(), long.step()
+    assert a is not None
+    assert b is not None
+    assert a.level == 0 < b.level
+
+
+def test_a_step_is_predicted_as_long_as_it_takes() -> None:
+    group = Group()
+    fill(group, [[(3000, 0), (100, 50_000)], [(9000, 20_000)], [], [(1, 0)]])
+    choice = group.step()
+    assert choice is not None
+    assert group.now == pytest.approx(choice.seconds, rel=1e-4)
+    assert 0.0 < choice.waits < 1.0
+
+
+def test_a_rank_alone_with_long_work_does_not_let_others_wait_for_more_than_the_budget() -> None:
+    group = Group()
+    fill(group, [[(120_000, 0)], *[[(100, 0)] * 3] * 3])
+    choice = group.step()
+    assert choice is not None
+    assert choice.own_s[0] <= LADDER[choice.level]
+    assert sum(p.tokens <= 100 for ran in group.ran for p, _ in ran) == 9
+
+
+def test_idle_ranks_choose_nothing() -> None:
+    group = Group()
+    menus = [planner.menu(0.0, []) for planner in group.planners]
+    assert choose(menus) is None
+    assert step_s(menus, 3, padded=False) == 0.0
+
+
+def test_terms_of_rank_0_count_for_all() -> None:
+    """Ranks fit their own terms; a decision must not differ by them."""
+    group = Group()
+    fill(group, [[(3000, 0)]] * 4)
+    for i, planner in enumerate(group.planners):
+        planner.cost = replace(COST, fixed=0.01 * (i + 1), expert=COST.expert * (i + 1))
+    assert group.step() is not None
+
+
+@settings(deadline=None, max_examples=3)
+@given(seed=st.integers(0, 1 << 30), guard=st.sampled_from((0.1, 0.15, 0.5)))
+def test_the_oldest_long_prompts_wait_no_longer_than_the_guard_says(seed: int, guard: float) -> None:
+    """Shorter long prompts keep coming to all ranks, more than can be served: each rank's oldest still ends in time."""
+    rng, group = random.Random(seed), Group(guard=guard)
+    left = {rank: group.add(rank, rng.randint(20_000, 40_000)).tokens for rank in range(4)}
+    group.now, longest, turns = 1.0, 0.0, 0
+    while left:
+        for rank in range(4):
+            while len(group.waiting[rank]) < 8:
+                group.add(rank, rng.randint(2000, 6000))
+        begin = group.now
+        choice = group.step()
+        assert choice is not None
+        longest = max(longest, group.now - begin)
+        turns += choice.oldest
+        for rank, ran in enumerate(group.ran):
+            mine = next((n for p, n in ran if p.since_s == 0.0), 0)
+            if choice.oldest and rank in left:
+                least = GRAIN * COST.token + COST.attention_s(GRAIN, 40_000)
+                own = COST.token * mine + COST.attention_s(mine, 40_000)
+                share = FIRST_SHARE * LADDER[choice.level] - least
+                assert mine == left[rank] or mine >= FIRST_SHARE * CHUNK or own >= share
+            if mine:
+                left[rank] -= mine
+                if not left[rank]:
+                    del left[rank]
+        assert group.now - 1.0 <= (turns + 1) * longest / guard
+
+
+def test_without_a_guard_they_starve() -> None:
+    group = Group(guard=0.0)
+    victim = group.add(0, 40_000)
+    while group.now < 20.0:
+        for rank in range(4):
+            while len(group.waiting[rank]) < 8:
+                group.add(rank, 3000)
+        group.step()
+    assert victim in group.waiting[0]
+
+
+LINEAR = replace(COST, alpha=4e-10, unpack=0.0, absorbed=None)
+"""Sparse attention: hardly dearer after a history."""
+
+
+def saturated(cost: GroupCost, phases: list[int]) -> Group:
+    """Ranks with the same long prompts, each of which has run so many chunks of its first."""
+    group = Group(cost)
+    fill(group, [[(16_384, 0)] * 30] * 4)
+    for waiting, chunks in zip(group.waiting, phases, strict=True):
+        waiting[0] = waiting[0].after(cost, chunks * CHUNK)
+    return group
+
+
+def after_20_steps(group: Group, steps: int = 30) -> tuple[float, float]:
+    """Tokens per second of the steps after them, and the share of rank-time spent on waiting for the slowest."""
+    for _ in range(20):
+        group.step()
+    begin, tokens, waited = group.now, 0, 0.0
+    for _ in range(steps):
+        choice = group.step()
+        assert choice is not None
+        tokens, waited = tokens + group.tokens(), waited + choice.waits * choice.seconds
+    return tokens / (group.now - begin), waited / (group.now - begin)
+
+
+@pytest.mark.parametrize(("cost", "least"), [(LINEAR, 0.99), (COST, 0.98)], ids=["sparse attention", "MLA"])
+@pytest.mark.parametrize("phases", [[0, 1, 0, 1], [0, 1, 1, 1]])
+def test_ranks_that_are_a_chunk_apart_come_back_into_step(cost: GroupCost, least: float, phases: list[int]) -> None:
+    """SGLang #35241: under its prefill delayer ranks that are whole chunks apart stay so, and lose a third for good.
+
+    MLA pays for its history in each chunk, so ranks apart have other tokens/s even with none waiting for another.
+    """
+    apart, waited = after_20_steps(saturated(cost, phases))
+    together, _ = after_20_steps(saturated(cost, [0] * 4))
+    assert apart >= least * together
+    assert waited < 0.01
+
+
+def test_rows_of_another_release_are_refused() -> None:
+    group = Group()
+    with pytest.raises(ValueError, match="numbers"):
+        Menu.read([*group.planners[0].menu(0.0, []).row(), 0])

@@ -1,0 +1,118 @@
+"""Simulated servers of data-parallel attention ranks: nothing lost, the joint plan against SGLang's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from laps_plan.profile import Profile
+from laps_plan.sim.engine import Events, simulate
+from laps_plan.sim.fleet import Single
+from laps_plan.sim.group import Assign, GroupBatch, GroupServer, Ranks
+from laps_plan.sim.metrics import Outcome, lone_s
+from laps_plan.sim.ranks import Joint, PerRank
+from laps_plan.sim.request import Request
+from laps_plan.sim.variants import VARIANTS, Variant, run
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import log_uniform, mix, uniform
+from laps_plan.traffic.streams import Open, Trace
+from laps_plan.traffic.turns import Turn, Turns
+
+PROFILE = Profile.load("h200-deepseek-v3-dp8").with_ranks(4)
+SIZES = mix(uniform(8, 256), log_uniform(1024, 40_000), 0.1)
+GROUPS = {
+    "fcfs": VARIANTS["fcfs"], "hrrn": VARIANTS["hrrn"], "spf": VARIANTS["shortest-prefill-first"],
+    "delayed": Variant("shortest-prefill-first", passes=30), "laps": VARIANTS["laps"],
+    "whole": Variant(laps={"slice_ms": 0.0}),
+}  # fmt: skip
+
+
+def of(name: str, load: Any, chunk: int = 4 * 8192, **how: Any) -> Outcome:
+    return run(GROUPS[name], load, PROFILE, chunk=chunk, **how)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_token_is_computed_once_and_every_request_answered(name: str) -> None:
+    computed: Counter[int] = Counter()
+    policy = GROUPS[name].ranks(PROFILE, 4 * 2048, {})
+
+    class Devices(Ranks):
+        def seconds(self, batch: GroupBatch) -> float:
+            if not batch.goes_on:
+                for rank, parts in enumerate(batch.parts):
+                    for request, new, _ in parts:
+                        assert request.rank == rank
+                        computed[request.number] += new
+            return super().seconds(batch)
+
+    jobs = list(Open(SIZES, 20.0, 150, seed=3).arrivals())
+    events = Events()
+    server = GroupServer("one", policy, Devices(PROFILE), events, Assign(4, "total_tokens", 0))
+    outcome = simulate(Trace(jobs), Single([server]), events)
+    assert len(outcome.record) == len(jobs)
+    assert computed == {job.number: job.new for job in jobs}
+    assert policy.waiting_tokens == 0
+
+
+def test_one_request_alone_takes_as_long_as_the_model_says() -> None:
+    outcome = of("laps", Trace([Job(0.0, 3000, 20_000)]))
+    assert outcome.record.ttft[0] == pytest.approx(lone_s(PROFILE, 3000, 20_000, None), rel=1e-2)
+
+
+def test_short_requests_do_not_wait_for_documents() -> None:
+    load = [Job(0.0, 100_000), *(Job(0.1 + 0.05 * i, 100) for i in range(20))]
+    stock, laps = (of(name, Trace(load)).groups()["short"].ttft["p90"] for name in ("spf", "laps"))
+    assert laps < 0.5 * stock
+
+
+def test_the_overlap_loop_costs_a_step() -> None:
+    loads = [Open(uniform(100, 3000), 25.0, 200, seed=5) for _ in range(2)]
+    plain, overlapped = (of("whole", load, overlap=overlap) for load, overlap in zip(loads, (False, True), strict=True))
+    assert overlapped.groups()["all"].ttft["mean"] > 1.1 * plain.groups()["all"].ttft["mean"]
+
+
+def test_the_delayer_holds_new_requests_while_some_ranks_have_none() -> None:
+    policy = PerRank(2, "fcfs", 1024, passes=3)
+    policy.add(0, Request(0, 0.0, 100), 0.0)
+    said = [policy.next(0.0) for _ in range(3)]
+    assert [isinstance(s, GroupBatch) for s in said] == [False, False, True]
+
+
+def test_later_turns_of_a_session_go_where_their_history_is() -> None:
+    turns = [Turn(500, 4000, 0.0), Turn(100, 4500, 1.0), Turn(100, 4600, 1.0)]
+    at: dict[int, set[int]] = {}
+
+    class Watched(Joint):
+        def add(self, rank: int, request: Request, now: float) -> None:
+            assert request.left <= 500, "its history was lost"
+            at.setdefault(request.session, set()).add(rank)
+            super().add(rank, request, now)
+
+    events = Events()
+    server = GroupServer("one", Watched(PROFILE, 8192), Ranks(PROFILE), events, Assign(4, "random", 0))
+    outcome = simulate(Turns([(0.1 * i, turns) for i in range(8)]), Single([server]), events)
+    assert len(outcome.record) == 24
+    assert all(len(ranks) == 1 for ranks in at.values())
+    assert len(set.union(*at.values())) > 1
+
+
+def test_other_numbers_of_ranks_share_the_same_devices() -> None:
+    whole = Profile.load("h200-deepseek-v3-dp8")
+    assert whole.group is not None
+    assert PROFILE.group is not None
+    assert PROFILE.group.token == pytest.approx(whole.group.token / 2)
+    assert PROFILE.group.expert == whole.group.expert
+    more = whole.with_ranks(16).group
+    assert more is not None
+    assert (more.token, more.expert) == (whole.group.token, whole.group.expert / 2)
+    for ranks, name in ((3, "h200-deepseek-v3-dp8"), (2, "h200-qwen3-8b")):
+        with pytest.raises(ValueError, match="ranks"):
+            Profile.load(name).with_ranks(ranks)
+
+
+def test_a_profile_keeps_its_ranks(tmp_path: Any) -> None:
+    path = tmp_path / "group.json"
+    PROFILE.save(path)
+    assert Profile.load(str(path)) == replace(PROFILE, details=PROFILE.details)
