@@ -14,7 +14,7 @@ from typing import Any
 import http_load as load
 import psutil
 import pytest
-from served import CHUNK, LAPS, SEVERAL, Beside, Prefill, Reference, Setup, ids, on
+from served import CHUNK, LAPS, SEVERAL, Beside, Prefill, Reference, Setup, ask, ids, on
 
 from benchmark.rig import servers
 
@@ -118,6 +118,23 @@ def test_short_prompts_go_between_the_chunks_of_a_long_one(router: servers.Serve
 
     done, shorts = asyncio.run(scenario())
     assert max(shorts) < done
+
+
+def test_a_prompt_that_is_aborted_is_not_computed_to_its_end(prefill: Prefill) -> None:
+    before = prefill.totals()["long"]["tokens"]
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            body = ask(1 << 40, ids(93, 12 * CHUNK), rid="gone")
+            sending = asyncio.ensure_future(http.post(prefill.server.url + "/generate", json=body))
+            while not prefill.get("/laps_status")["in_progress"]:
+                await asyncio.sleep(0.01)
+            assert prefill.post("/abort_request", {"rid": "gone"})[0] == 200
+            (await sending).close()
+
+    asyncio.run(scenario())
+    prefill.all_tokens_are_free()
+    assert prefill.totals()["long"]["tokens"] - before < 11 * CHUNK
 
 
 @pytest.mark.parametrize("stage", [0, 1])
