@@ -26,15 +26,17 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         *args: Any,
         reserve: int,
         limit: int | None = None,
+        least: int = 0,
         **kwargs: Any,
     ) -> None:
         """`lacks`: told how many tokens of memory a request needs that finds too little, while no long one is in the
         batch. `reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is
-        in the batch; None = what the chunk holds."""
+        in the batch; None = what the chunk holds. `least`: requests with fewer new tokens have batches of their own."""
         super().__init__(*args, **kwargs)
         self._classes = classes
         self._lacks = lacks
         self._limit = limit
+        self._least = least
         self.memory_budget.total_offset += reserve
 
     def add_chunked_req(self, req: Req) -> Req | None:
@@ -49,6 +51,9 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
         """Says when memory keeps even the first long request out; short ones may have joined before it."""
+        tokens = len(req.full_untruncated_fill_ids) - req.prefix_len - req.host_hit_length
+        if self.can_run_list and (tokens < self._least) != (self.can_run_list[0].extend_len < self._least):
+            return AddReqResult.OTHER
         result = super().add_one_req(req, *args, **kwargs)
         if result is AddReqResult.NO_TOKEN and all(self._classes.of(r) == SHORT for r in self.can_run_list):
             needed = len(req.full_untruncated_fill_ids) + req.sampling_params.max_new_tokens
@@ -71,7 +76,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
 
     def _admits(self, req: Req, left_tokens: int, cut: bool) -> bool:
         """Whether the request may join: it has this many new tokens, and runs whole or is `cut`."""
-        return self._may_cut or not cut
+        return not cut or (self._may_cut and (self.rem_chunk_tokens or 0) >= self._least)
 
 
 class WholePrefillAdder(LapsPrefillAdder):

@@ -85,7 +85,8 @@ class Builder:
         lacks = self._lacks if part.cls == LONG else lambda _: None
         if part.tokens and part.cls == LONG and full_chunk and not sched.enable_staging:
             sched.chunked_prefill_size = min(part.tokens, full_chunk)
-        self.adder = partial(make, core.classes, lacks, reserve=core.reserve(part, held), limit=limit)
+        reserve, least = core.reserve(part, held), self._ranks.least
+        self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
             built = self._stock(running_batch)

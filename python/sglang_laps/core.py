@@ -295,13 +295,13 @@ class LapsCore:
         flight, self._next = self._next, None
         return flight
 
-    def sent(self, result: Any, flight: Flight) -> None:
-        """Its result, when it comes, will be `result`."""
-        self._flights[id(result)] = flight
+    def sent(self, batch: Any, flight: Flight) -> None:
+        """This batch goes to the device. Its result comes with the batch or with a copy, which has the same number."""
+        self._flights[batch.forward_iter] = flight
 
-    def flight_of(self, result: Any) -> Flight | None:
-        """The batch with this result; asked once."""
-        return self._flights.pop(id(result), None)
+    def flight_of(self, batch: Any) -> Flight | None:
+        """What was sent with the number of this batch; asked once."""
+        return self._flights.pop(batch.forward_iter, None)
 
     def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
         """Its result is processed; what it did for each class."""

@@ -62,12 +62,22 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Receive requests. While a short batch is held back the overlap loop is told that something came, or it
         would not ask for a batch again before the one that runs is done."""
         received = super().ingest_requests(stop_at_pause)
-        return received or ([None] if self.laps is not None and self.laps.core.holding else received)
+        if self.laps is None:
+            return received
+        self.laps.ranks.ingested(received)
+        return received or ([None] if self.enable_overlap and self.laps.core.holding else received)
+
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        """Dispatch what was received; of later pipeline stages, without the plan that has come with it."""
+        super().process_input_requests(recv_reqs if self.laps is None else self.laps.ranks.dispatched(recv_reqs))
 
     def process_prefill_chunk(self, last_batch: ScheduleBatch | None, running_batch: ScheduleBatch) -> None:
         """Check in and send the chunk that ran last, once: a parked prompt has nothing new to send."""
         sent = False
         if self.laps is not None:
+            if self.laps.ranks.stages > 1:
+                # SGLang's loop for pipelines does not: there an aborted prompt runs to its end.
+                self.process_pending_chunked_abort()
             core = self.laps.core
             core.parked = [r for r in core.parked if self._laps_wanted(r)]
             sent, core.unsent = self.chunked_req is not None and not core.unsent, False
@@ -150,7 +160,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             # The overlap loop runs the next batch before it processes this one's result.
             flight.done = time.perf_counter()
         flight.stock = graphs.replays(runner) == replays
-        self.laps.core.sent(result, flight)
+        self.laps.core.sent(batch, flight)
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
@@ -161,8 +171,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps.interlude.processed(result):
             return
         core = self.laps.core
-        flight = core.flight_of(result)
-        if flight is not None and flight.done is None and result.copy_done is not None:
+        flight = core.flight_of(batch)
+        if flight is not None and self.laps.marks and self.laps.ranks.stages > 1:
+            # The result comes when the last stage is done, long after this one.
+            flight.marks[1].synchronize()
+            flight.took_s = self.laps.marks.seconds(*flight.marks)
+        elif flight is not None and flight.done is None and result.copy_done is not None:
             # The stock method waits for the same event first; what it does after that is not the step.
             result.copy_done.synchronize()
             flight.done = time.perf_counter()

@@ -40,6 +40,7 @@ _ON, _ALWAYS, _GRAPHS, _HOST, _EMULATED = "LAPS is on", "always", "prefill graph
 _SCHEDULER, _ADDER = "managers.scheduler.Scheduler", "managers.schedule_policy.PrefillAdder"
 _KV = "disaggregation.common.conn.CommonKVManager"
 _LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+_PIPELINE = "managers.scheduler_pp_mixin.SchedulerPPMixin"
 
 SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _ALWAYS, "parser"),
@@ -56,6 +57,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.get_new_batch_prefill", "overridden", "scheduler", _ON, "self, running_batch"),
     Seam(f"{_SCHEDULER}.get_prefill_adder_class", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.ingest_requests", "overridden", "scheduler", _ON, "self, stop_at_pause="),
+    Seam(f"{_SCHEDULER}.process_input_requests", "overridden", "scheduler", _ON, "self, recv_reqs"),
     Seam(f"{_SCHEDULER}.process_prefill_chunk", "overridden", "scheduler", _ON, "self, last_batch, running_batch"),
     Seam(f"{_SCHEDULER}._collect_inflight_batches", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.can_schedule_lora_req", "overridden", "scheduler", _ON, "self, req, running_loras"),
@@ -67,6 +69,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.on_idle", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.get_internal_state", "overridden", "scheduler", _ON, "self, recv_req"),
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", _ON, None),
+    Seam("managers.schedule_batch.ScheduleBatch.forward_iter", "used", "core", _ON, None),
     Seam(_ADDER, "overridden", "adder", _ON, None),
     Seam(f"{_ADDER}.add_chunked_req", "overridden", "adder", _ON, "self, req"),
     Seam(
@@ -83,6 +86,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_LOOPS}.get_next_disagg_prefill_batch_to_run", "followed", "interlude", _ON, "97d4e18208d6"),
     Seam(f"{_LOOPS}.event_loop_normal_disagg_prefill", "followed", "interlude", _ON, "b4315a1aa380"),
     Seam(f"{_LOOPS}.event_loop_overlap_disagg_prefill", "followed", "interlude", _ON, "702058c506cb"),
+    Seam(f"{_PIPELINE}.event_loop_pp_disagg_prefill", "followed", "ranks", _ON, "c38a8205cc5d"),
     Seam(
         "model_executor.model_runner.ModelRunner.forward",
         *("set", "slices, emulation", _ON),

@@ -21,7 +21,7 @@ import torch
 from laps_core.slicing import Cut, Operator, pairs
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_exec, get_forward, get_global_dwdp_manager
+from sglang.srt.runtime_context import get_exec, get_forward, get_global_dwdp_manager, get_parallel
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
@@ -72,8 +72,11 @@ class Cutter(Protocol):
 def why_not(scheduler: Scheduler) -> str | None:
     """Why this server's long batches cannot be run in slices, or None. The same on every rank."""
     runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
+    parallel = get_parallel()
     checks = (
         (not scheduler.is_generation, "the model does not generate"),
+        (parallel.pp_size > 1, "a pause of one pipeline stage would stop the others"),
+        (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
         (scheduler.require_mlp_sync, "data-parallel ranks meet in every layer (data-parallel attention, or experts)"),
         (not (spec.is_none() or spec.is_eagle()), f"speculative decoding with {spec.name}"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,8 @@ class Laps:
         chunk: int | None = scheduler.chunked_prefill_size
         if chunk is not None:
             chunk = min(b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0)
-        unit = unit_of(page, scheduler.truncation_align_size)
+        self.ranks = ranks = Ranks(scheduler.attn_cp_cpu_group, scheduler.attn_tp_cpu_group)
+        unit = math.lcm(unit_of(page, scheduler.truncation_align_size), max(1, ranks.least))
         device = device_of(scheduler)
         made = "slice_ms is 0" if config.slice_ms == 0.0 else slices.cutter(scheduler, device)
         self._device = device
@@ -64,7 +66,15 @@ class Laps:
             # A fit takes longer than many a slice; its result is taken over by this thread, between two decisions.
             model.submit = ThreadPoolExecutor(1, "laps-fit").submit
             most = scheduler.max_prefill_tokens
-            pacer = Pacer(config, chunk_tokens=chunk, batch_tokens=most, unit=unit, layers=layers, model=model)
+            pacer = Pacer(
+                config,
+                chunk_tokens=chunk,
+                batch_tokens=most,
+                unit=unit,
+                layers=layers,
+                even=get_parallel().pp_size > 1,
+                model=model,
+            )
         except ConfigError as e:
             refuse(e)
         if config.length_threshold != AUTO and pacer.threshold_tokens < int(config.length_threshold):
@@ -91,7 +101,6 @@ class Laps:
             priority=priority if scheduler.enable_priority_scheduling else None,
             now=time.perf_counter(),
         )
-        ranks = Ranks(scheduler.attn_tp_cpu_group)
         self.synchronous = torch.device(scheduler.device).type == "cpu"
         """A forward pass has ended when its call has: there is no device of its own."""
         self.marks = None if self.synchronous else self._marks(scheduler)

@@ -33,8 +33,6 @@ def off_reason(args: Any) -> str | None:
     """Why LAPS has nothing to do under these server arguments, or None."""
     if args.disaggregation_mode != "prefill":
         return f"--disaggregation-mode is {args.disaggregation_mode or 'null'}, not prefill"
-    if args.pp_size > 1:
-        return f"--pp-size is {args.pp_size}; pipeline parallelism is not supported"
     return None
 
 
@@ -43,7 +41,10 @@ def conflict(args: Any) -> str | None:
     checks = (
         # It counts one attempt a round on every data-parallel rank; a dual queue may make two.
         (args.enable_prefill_delayer, "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),
-        (args.attn_cp_size > 1, "--attn-cp-size > 1 (context parallelism; some models set it)"),
+        # SGLang sorts what a later stage receives: a plan of one group would go to all of them.
+        (args.pp_size > 1 and args.attn_dp_size > 1, "data-parallel attention with --pp-size > 1"),
+        # The same is done here, and short requests that share a step count.
+        (args.pp_size > 1 and args.enable_dynamic_chunking, "--enable-dynamic-chunking"),
         (args.dllm_algorithm, "--dllm-algorithm"),
         # It makes the scheduler anew for the other role; batches, and what was learnt, stay behind.
         (args.enable_pd_role_switch, "--enable-pd-role-switch"),

@@ -112,7 +112,7 @@ class Loads:
 class Alone:
     """One rank."""
 
-    leader = True
+    leader, stages, least = True, 1, 0
 
     def agree(self, plan: Plan) -> Plan:
         """Its own."""

@@ -11,7 +11,7 @@ from laps_core.scheduling.pacer import Pacer
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 
-from .adders import Loads, builder
+from .adders import Alone, Loads, builder
 
 
 class Request:
@@ -49,7 +49,7 @@ class Fields:
         core = laps_core()
         core.parked = list(parked)
         pauses = SimpleNamespace(in_flight=list, adapters=set)
-        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock), interlude=pauses)
+        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock), interlude=pauses, ranks=Alone())
 
     @property
     def in_progress(self) -> list[Any]:

@@ -47,7 +47,9 @@ CASES: list[tuple[list[str], str]] = [
     ([ON, "--page-size", "64", "--laps-config", '{"preempt_overhead": 0.3, "slice_ms": 0}'], "ok {"),
     ([ON, "--disaggregation-mode", "decode"], "LAPS scheduler is off: --disaggregation-mode is decode, not prefill"),
     ([ON, "--disaggregation-mode", "null"], "LAPS scheduler is off: --disaggregation-mode is null, not prefill"),
-    ([ON, "--pp-size", "2"], "LAPS scheduler is off: --pp-size is 2"),
+    ([ON, "--pp-size", "2"], "ok {"),
+    ([ON, "--pp-size", "2", "--enable-dynamic-chunking"], "error: --enable-laps-scheduler: --enable-dynamic-chunking"),
+    ([ON, "--pp-size", "2", "--attn-dp-size", "2"], "error: --enable-laps-scheduler: data-parallel attention with"),
     ([ON, "--enable-prefill-delayer"], "error: --enable-laps-scheduler: --enable-prefill-delayer (or"),
     ([ON, "--enable-pd-role-switch"], "error: --enable-laps-scheduler: --enable-pd-role-switch cannot"),
     (["--laps-length-threshold", "9"], "--laps-length-threshold given without --enable-laps-scheduler: ignored"),
@@ -133,7 +135,7 @@ DELAYER = {"SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "1"}
     ("mode", "declared", "env", "says"),
     [
         ("prefill", {}, DELAYER, "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE) cannot"),
-        ("prefill", {"attn_cp_size": 2}, {}, "--attn-cp-size > 1"),
+        ("prefill", {"attn_dp_size": 2, "pp_size": 2}, {}, "data-parallel attention with --pp-size > 1"),
         ("decode", {}, DELAYER, None),
     ],
 )

@@ -142,13 +142,17 @@ def test_an_unknown_batch_builder_turns_laps_off_at_start(mixin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "attn_dp", "dp", "first"),
-    [(0, 0, None, True), (0, 0, 0, True), (1, 0, None, False), (0, 1, None, False), (0, 0, 1, False)],
+    ("ranks", "first"),
+    [
+        *(({}, True), ({"dp_rank": 0}, True)),
+        *(({f"{kind}_rank": 1}, False) for kind in ("attn_tp", "attn_cp", "attn_dp", "dp", "pp")),
+    ],
 )
-def test_one_rank_saves_the_latency_model(tp: int, attn_dp: int, dp: int | None, first: bool) -> None:
+def test_one_rank_saves_the_latency_model(ranks: dict[str, int], first: bool) -> None:
     from sglang_laps.ranks import first_of_all
 
-    assert first_of_all(SimpleNamespace(attn_tp_rank=tp, attn_dp_rank=attn_dp, dp_rank=dp)) is first
+    alone = {"attn_tp_rank": 0, "attn_cp_rank": 0, "attn_dp_rank": 0, "dp_rank": None, "pp_rank": 0}
+    assert first_of_all(SimpleNamespace(**{**alone, **ranks})) is first
 
 
 def untouchable(req: Any) -> int:

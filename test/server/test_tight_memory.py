@@ -117,6 +117,7 @@ class Virtual:
         batch = SimpleNamespace(
             reqs=reqs, prefill_stats=None, extend_lens=[r.extend_len for r in reqs],
             prefix_lens=[r.prefix_len for r in reqs], ends=[r for r in reqs if r.extend_end == r.seqlen],
+            forward_iter=self.core.classes.batches,
         )  # fmt: skip
         return SimpleNamespace(running_batch=running, batch_to_run=batch if reqs else None)
 

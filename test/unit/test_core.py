@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,11 +245,14 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
 
 
 def test_a_result_finds_its_batch_once() -> None:
-    me, result = core(), object()
-    one = flight(me)
-    me.sent(result, one)
-    assert me.flight_of(result) is one
-    assert me.flight_of(result) is None
+    """By the batch's number: a pipeline makes the result anew, and the overlap loop copies the batch."""
+    me, batch, copy, other = core(), *(SimpleNamespace(forward_iter=n) for n in (7, 7, 8))
+    one, two = flight(me), flight(me)
+    me.sent(batch, one)
+    me.sent(other, two)
+    assert me.flight_of(copy) is one
+    assert me.flight_of(batch) is None
+    assert me.flight_of(other) is two
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,15 @@ def test_other_passes_are_left_alone(mode: str) -> None:
     assert server.device.status()["steps"] == 0
 
 
+def test_a_stage_of_a_pipeline_has_its_share_of_the_step() -> None:
+    server, costs = Server(), Coefficients(0.0, 4e-3, 0.0, 0.0, 0.0)
+    asked_for = Asked("p", Profile(name="p", source="made up", coefficients=costs, layers=4), 3.0)
+    server.forward = server._model
+    EmulatedDevice(server, asked_for, Timeline(server.clock, server.clock.sleep), share=0.5)
+    server.run((20, 0))
+    assert server.ms() == pytest.approx(120, abs=1)
+
+
 def test_a_tiny_model_that_is_too_slow_is_counted() -> None:
     server = Server(model_s=0.08)
     server.run((5, 0))

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 
 import pytest
+from laps_core.busy import BusyMeter
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
@@ -234,6 +235,19 @@ def test_a_paused_batch_teaches_its_own_time() -> None:
             ended(me, sent, at, end, paused_s)
     for tokens in (100, 500, 2000):
         assert one.model.predict([(tokens, 0)]) == pytest.approx(two.model.predict([(tokens, 0)]), rel=1e-6)
+
+
+def test_a_step_that_was_measured_on_the_device_alone_ends_where_it_had_begun_or_the_one_before_ended() -> None:
+    """In a pipeline the host hears of it when the last stage is done, and then of the steps behind it, too."""
+    me = pacer(known=False)
+    sent = [launch(me, at, me.plan(at, [], [long(900)]), (900, 0)) for at in (1.0, 1.1, 3.0)]
+    for batch, at in zip(sent, (1.0, 1.1, 3.0), strict=True):
+        batch.started, batch.took_s = at, 0.5
+    assert [me.ended(batch, None, 9.0) for batch in sent] == [0.5] * 3
+    busy = BusyMeter()
+    for begin, end in ((1.0, 1.5), (1.5, 2.0), (3.0, 3.5)):
+        busy.add(begin, end)
+    assert me.busy.share(4.0) == busy.share(4.0)
 
 
 def contended(me: Pacer) -> None:

@@ -12,9 +12,11 @@ TOKEN, HISTORY, REQUEST, FIXED = 1 / 1024, 1 / 8192, 1 / 16, 3 / 16
 """Seconds. Sums of such numbers are exact."""
 
 
-def sizes(*, known: bool = True, chunk: int | None = 1024, unit: int = 1, layers: int = 28) -> Sizes:
+def sizes(
+    *, known: bool = True, chunk: int | None = 1024, unit: int = 1, layers: int = 28, even: bool = False
+) -> Sizes:
     model = LatencyModel(Coefficients(0.0, TOKEN, HISTORY, REQUEST, FIXED) if known else None)
-    return Sizes(model, chunk_tokens=chunk, unit=unit, layers=layers, slice_s=1 / 16)
+    return Sizes(model, chunk_tokens=chunk, unit=unit, layers=layers, slice_s=1 / 16, even=even)
 
 
 PARKED = Waiting(400, 800, 0.0, new_tokens=1000)
@@ -92,6 +94,25 @@ def test_a_chunk_takes_as_long_as_the_gap_and_no_longer() -> None:
     assert sizes().timely_chunk(new, 600, 0.5) == 424, "what the short requests leave"
     assert sizes(known=False, unit=64).timely_chunk(new, 100, 0.5) == 896, "whole units of what they leave"
     assert sizes(unit=64).timely_chunk(new, 1024, 0.5) == 64
+
+
+def test_in_a_pipeline_all_steps_take_as_long_as_a_full_chunk() -> None:
+    me, patient_s = sizes(even=True), 10.0
+    full_s = me.model.predict([(1024, 0)])
+    for history in (0, 1024, 2048):
+        tokens = me.timely_chunk(Waiting(9000, history, 0.0), 0, patient_s)
+        assert me.model.predict([(tokens, history)]) == full_s
+        assert tokens == 1024 - history // 8, "a token of the history takes an eighth of a new one"
+        assert sizes().timely_chunk(Waiting(9000, history, 0.0), 0, patient_s) == 1024
+    # Reading so long a history takes 4.25 s however small the chunk: then that is half of the step.
+    far = Waiting(9000, 1 << 15, 0.0)
+    assert me.model.predict([(0, far.history)]) == 4.25
+    assert sizes(even=True, chunk=1 << 13).timely_chunk(far, 0, patient_s) == 4.25 / TOKEN
+    assert sizes(even=True, chunk=1 << 14).timely_chunk(far, 0, 2 * patient_s) == (1 << 14) - (1 << 12)
+    # Short requests are in the same step, and one of them is one more request.
+    assert me.timely_chunk(Waiting(9000, 1024, 0.0), 256, patient_s) == 1024 - 128 - 256 - REQUEST / TOKEN
+    assert me.timely_chunk(Waiting(9000, 0, 0.0), 0, 0.5) == 512, "and none takes longer than the gap"
+    assert sizes(even=True, known=False).timely_chunk(far, 24, patient_s) == 1000
 
 
 @pytest.mark.parametrize(("tokens", "layers"), [(200, 6), (150, 7), (100, 8), (50, 9), (10_000, 6)])

@@ -55,5 +55,5 @@ def test_a_server_without_laps_says_so() -> None:
 
 
 def test_ranks_that_are_off_say_why() -> None:
-    off = {"enabled": False, "reason": "--pp-size is 2"}
+    off = {"enabled": False, "reason": "--disaggregation-mode is decode"}
     assert merge([off, off]) == off

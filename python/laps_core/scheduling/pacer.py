@@ -49,9 +49,10 @@ class Pacer:
         batch_tokens: int = BATCH_TOKENS,
         unit: int = 1,
         layers: int = 0,
+        even: bool = False,
         model: LatencyModel | None = None,
     ) -> None:
-        """`chunk_tokens`, `batch_tokens`: as of ``Sizes``. `unit`: a cut prompt ends on a multiple of this
+        """`chunk_tokens`, `batch_tokens`, `even`: as of ``Sizes``. `unit`: a cut prompt ends on a multiple of this
         (tokens). `layers`: of the model; 0 = no slices. `model`: what is known of step times; None = nothing.
 
         Raises ConfigError where a chunk holds less than one unit.
@@ -61,8 +62,9 @@ class Pacer:
         """How long a step takes."""
         slice_s = config.slice_ms / 1e3
         self.sizes = Sizes(
-            self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s, batch_tokens=batch_tokens
-        )
+            self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s,
+            batch_tokens=batch_tokens, even=even,
+        )  # fmt: skip
         auto = config.length_threshold == AUTO
         self._threshold = usable_threshold(
             START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
@@ -310,6 +312,7 @@ class Pacer:
         # With two batches in flight the second starts on the device when the first ends.
         sent = end if batch.started is None else batch.started
         begin = sent if batch.within else max(sent, self._last_end_s)
+        end = end if batch.took_s is None else begin + batch.took_s
         if not batch.within:
             self._last_end_s = end
             self.busy.add(begin, end)

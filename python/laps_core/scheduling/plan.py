@@ -69,6 +69,8 @@ class Running:
     """When it went to the device."""
     done: float | None = None
     """When its device work was done; None = known only when its result is processed."""
+    took_s: float | None = None
+    """Device time that was measured, where the moment of its end was not."""
     paused_s: float = 0.0
     """Device time that others had meanwhile."""
     stock: bool = True

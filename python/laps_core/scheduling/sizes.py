@@ -35,10 +35,12 @@ class Sizes:
         layers: int,
         slice_s: float,
         batch_tokens: int = BATCH_TOKENS,
+        even: bool = False,
     ) -> None:
         """`chunk_tokens`: one batch's budget; None = no prompt is cut. Then `batch_tokens` is what a batch of several
         holds. `unit`: a cut prompt ends on a multiple of this.
-        `layers`: of the model; 0 = no slices. `slice_s`: a long batch makes way about this often.
+        `layers`: of the model; 0 = no slices. `slice_s`: a long batch makes way about this often. `even`: no step is
+        to take longer than a full chunk without history: a stage of a pipeline waits for the longest of its steps.
 
         Raises ConfigError where a chunk holds less than one unit.
         """
@@ -51,6 +53,7 @@ class Sizes:
         self.budget = chunk_tokens or 1 << 30
         """New tokens of a batch."""
         self._half = (chunk_tokens or batch_tokens) // 2
+        self._even = even
         self.launch_s = 0.0
         """Host time to launch a whole pass in slices; 0 = not known, or nothing is launched."""
         self.pause_s = 0.0
@@ -122,14 +125,19 @@ class Sizes:
 
         What a chunk costs however small it is, a step's fixed time and its long history read once more, does not
         count, and is never more than half of it. `joining`: tokens of short requests in the same step.
+
+        In a pipeline the step as a whole takes no longer than a full chunk without history, with the same exception.
         """
         full = max(1, (self.budget - joining) // self.unit)
-        least_s = self.model.predict([(0, first.history)]) or 0.0
+        predict, least_s = self.model.predict, self.model.predict([(0, first.history)]) or 0.0
         limit_s = max(gap_s, least_s)
+        step_s = max(predict([(self.budget, 0)]) or 0.0, 2.0 * least_s) if self._even else math.inf
+        joined = [(joining, 0)] if joining else []
 
         def too_long(units: int) -> bool:
-            took = self.model.predict([(units * self.unit, first.history)])
-            return took is not None and took - least_s > limit_s
+            chunk = units * self.unit, first.history
+            took, step = predict([chunk]), predict([chunk, *joined])
+            return took is not None and step is not None and (took - least_s > limit_s or step > step_s)
 
         return max(1, bisect_left(range(1, full + 1), True, key=too_long)) * self.unit
 

@@ -22,12 +22,13 @@ class EmulatedDevice(Armed):
 
     launch_s = pause_s = 0.0
 
-    def __init__(self, runner: Any, asked: Asked, timeline: Timeline | None = None) -> None:
+    def __init__(self, runner: Any, asked: Asked, timeline: Timeline | None = None, *, share: float = 1.0) -> None:
+        """`share`: of a whole step, on this rank: a pipeline has as many shares as stages."""
         self.layers = asked.profile.layers
         """Of the model whose device is emulated."""
         self.operators = 4
         self.asked = asked
-        self._profile = asked.profile.stretched(asked.slow)
+        self._profile = asked.profile.stretched(asked.slow * share)
         self.record = Record()
         self._timeline = timeline or Timeline()
         self._model = runner.forward

@@ -20,10 +20,12 @@ def install(asked: Asked) -> None:
     """Register the hooks. Call while plugins are being loaded in a scheduler process."""
 
     def loaded(result: Any, scheduler: Any) -> Any:
+        from sglang.srt.runtime_context import get_parallel
+
         if reason := off_reason(resolved(scheduler.server_args)):
             refuse(f"{ENV}: {reason}")
         runner = scheduler.tp_worker.model_runner
-        scheduler.laps_emulated = EmulatedDevice(runner, asked)
+        scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / get_parallel().pp_size)
         runner.attn_backend._run_sdpa_forward_extend = _no_attention
         return result
 

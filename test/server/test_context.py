@@ -1,0 +1,81 @@
+"""Context parallelism divides every request of a step among its ranks: those that it could not divide run apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from laps_core.config import LapsConfig
+from sglang_laps.classes import Classes, Tag
+
+from .adders import Cache, Prompt, adder, filled
+
+__all__ = ["adder"]
+LEAST = 8
+"""New tokens: twice the four ranks."""
+
+
+def request(tokens: int) -> Any:
+    req: Any = Prompt(tokens)
+    req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
+    return req
+
+
+def batch(waiting: Sequence[int], *, begun: Any = None, chunk: int = 512, least: int = LEAST) -> list[int]:
+    """New tokens of each request in the batch that is built of these lengths."""
+    from sglang_laps.adder import LapsPrefillAdder
+
+    classes = Classes(LapsConfig(), 256, lambda _: 0, lambda: 0.0)
+    make = partial(LapsPrefillAdder, classes, lambda _: None, reserve=0, least=least)
+    made, _ = filled(make, Cache(), [request(n) for n in waiting], chunk, begun)
+    return [r.extend_len for r in made.can_run_list]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "built"),
+    [
+        ([5, 7, 8, 100], [5, 7]),
+        ([8, 100, 7, 60], [8, 100]),
+        ([100, 60], [100, 60]),
+        ([7, 7], [7, 7]),
+        # 505 leave too little of the chunk for the next one to be divided.
+        ([505, 300], [505]),
+        ([504, 300], [504, 8]),
+    ],
+)
+def test_a_batch_is_divided_as_a_whole_or_not_at_all(
+    adder: Callable[[int, int], Any], waiting: list[int], built: list[int]
+) -> None:
+    assert batch(waiting) == built
+
+
+def test_without_it_all_share_a_batch(adder: Callable[[int, int], Any]) -> None:
+    assert batch([5, 8, 100], least=0) == [5, 8, 100]
+    assert batch([505, 300], least=0) == [505, 7]
+
+
+@pytest.mark.parametrize(("left", "built"), [(7, [7]), (8, [8, 100]), (300, [300, 100])])
+def test_the_rest_of_a_prompt_counts_as_what_it_is(
+    adder: Callable[[int, int], Any], left: int, built: list[int]
+) -> None:
+    begun = request(1000)
+    begun.extend_end = 1000 - left
+    assert batch([100, 5], begun=begun) == built
+
+
+def test_how_few_can_be_divided_hangs_on_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sglang_laps.ranks as module
+
+    parallel = SimpleNamespace(
+        attn_tp_rank=0, attn_tp_size=1, attn_cp_rank=1, attn_cp_size=4, attn_dp_rank=0, dp_rank=None, pp_rank=0,
+        pp_size=1, cp_strategy="zigzag", enable_prefill_cp=True,
+    )  # fmt: skip
+    monkeypatch.setattr(module, "get_parallel", lambda: parallel)
+    assert module.Ranks(None, None).least == LEAST
+    parallel.cp_strategy = "interleave"  # which divides a step's tokens, wherever its requests begin
+    assert module.Ranks(None, None).least == 0
+    parallel.cp_strategy, parallel.enable_prefill_cp = "zigzag", False
+    assert module.Ranks(None, None).least == 0

@@ -1,0 +1,157 @@
+"""Two pipeline stages, end to end: the first one plans, both do the same, and every token stays right."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import http_load as load
+import psutil
+import pytest
+from served import CHUNK, LAPS, SEVERAL, Beside, Prefill, Reference, Setup, ask, ids, on
+
+from benchmark.rig import servers
+
+MANY = "LAPS_PIPELINE_REQUESTS"
+"""How many mixed requests; 60 by default."""
+COUNT = int(os.environ.get(MANY, "60"))
+STOPPED_S = 10.0 if MANY in os.environ else 2.0
+PP2 = Setup("pp2", (*LAPS, "--pp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, group=SEVERAL)
+pytestmark = [pytest.mark.timeout(300 + COUNT), *on(PP2)]
+NEW = 4
+
+
+@pytest.fixture(scope="module")
+def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    decode = beside.decode(tmp_path_factory)
+    with servers.running(servers.minilb([prefill.server], [decode], tmp_path_factory.mktemp("router") / "log")) as (r,):
+        yield r
+
+
+async def generate(http: Any, router: servers.Server, prompt: list[int]) -> list[int]:
+    params = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}
+    async with http.post(router.url + "/generate", json={"input_ids": prompt, "sampling_params": params}) as reply:
+        answer = await reply.json()
+        assert reply.status == 200, answer
+        return list(answer["output_ids"])
+
+
+def mixed(seed: int, count: int) -> list[list[int]]:
+    """Prompts of which every sixth takes two to five chunks, and some share a begin."""
+    rng = random.Random(seed)
+    document = ids(seed, CHUNK + 100)
+    lengths = [rng.randint(CHUNK + 1, 5 * CHUNK) if i % 6 == 0 else rng.randint(4, 200) for i in range(count)]
+    prompts = [ids(10_000 * seed + i, n) for i, n in enumerate(lengths)]
+    return [document + p[:150] if i % 10 == 3 else p for i, p in enumerate(prompts)]
+
+
+async def send(router: servers.Server, prompts: list[list[int]], seed: int) -> dict[int, list[int]]:
+    """What the model said to those whose clients have stayed: every third one leaves, sooner or later."""
+    rng, said, at_once = random.Random(seed), {}, asyncio.Semaphore(24)
+    plans = [(rng.random() * len(prompts) / 20, rng.choice((0.02, 0.1, 0.4, 1.5))) for _ in prompts]
+
+    async def one(http: Any, i: int) -> None:
+        at, stays_s = plans[i]
+        await asyncio.sleep(at)
+        async with at_once:
+            with contextlib.suppress(TimeoutError):
+                said[i] = await asyncio.wait_for(generate(http, router, prompts[i]), stays_s if i % 3 == 0 else 110.0)
+
+    async with load.session() as http:
+        await asyncio.gather(*(one(http, i) for i in range(len(prompts))))
+    return said
+
+
+def stages(prefill: Prefill) -> list[psutil.Process]:
+    """The schedulers: SGLang starts them first, in order."""
+    started = psutil.Process(prefill.server.family()[-1].pid).children()
+    return sorted((p for p in started if "resource_tracker" not in str(p.cmdline())), key=lambda p: p.pid)[:2]
+
+
+def must_be_right(said: dict[int, list[int]], prompts: list[list[int]], reference: Reference) -> None:
+    assert {i for i in range(len(prompts)) if i % 3} <= set(said)
+    for i, answer in said.items():
+        assert answer == reference.greedy(prompts[i], NEW), f"prompt {i} of {len(prompts[i])} tokens"
+
+
+def test_the_status_says_why_there_are_no_slices(prefill: Prefill) -> None:
+    status = prefill.get("/laps_status")
+    assert (status["enabled"], status["slices"]["on"]) == (True, False)
+    assert "pipeline" in status["slices"]["why_not"]
+
+
+def test_mixed_requests_of_which_a_third_is_abandoned(
+    router: servers.Server, prefill: Prefill, reference: Reference
+) -> None:
+    asyncio.run(send(router, mixed(1, 12), seed=1))  # what is made once is there
+    prefill.all_tokens_are_free()
+    held = [p.num_fds() for p in stages(prefill)]
+    prompts = mixed(2, COUNT)
+    said = asyncio.run(send(router, prompts, seed=2))
+    must_be_right(said, prompts, reference)
+    prefill.all_tokens_are_free()
+    end = time.monotonic() + 30
+    while any(now > before + 2 for now, before in zip((p.num_fds() for p in stages(prefill)), held, strict=True)):
+        assert time.monotonic() < end, "descriptors are left"
+        time.sleep(0.2)
+
+
+def test_short_prompts_go_between_the_chunks_of_a_long_one(router: servers.Server, prefill: Prefill) -> None:
+    async def scenario() -> tuple[float, list[float]]:
+        async with load.session() as http:
+
+            async def timed(prompt: list[int]) -> float:
+                await generate(http, router, prompt)
+                return time.monotonic()
+
+            long = asyncio.ensure_future(timed(ids(91, 8 * CHUNK)))
+            while not prefill.totals()["long"]["batches"] or not prefill.get("/laps_status")["in_progress"]:
+                await asyncio.sleep(0.01)
+            shorts = await asyncio.gather(*(timed(ids(700 + i, 40)) for i in range(4)))
+            return await long, shorts
+
+    done, shorts = asyncio.run(scenario())
+    assert max(shorts) < done
+
+
+def test_a_prompt_that_is_aborted_is_not_computed_to_its_end(prefill: Prefill) -> None:
+    before = prefill.totals()["long"]["tokens"]
+
+    async def scenario() -> None:
+        async with load.session() as http:
+            body = ask(1 << 40, ids(93, 12 * CHUNK), rid="gone")
+            sending = asyncio.ensure_future(http.post(prefill.server.url + "/generate", json=body))
+            while not prefill.get("/laps_status")["in_progress"]:
+                await asyncio.sleep(0.01)
+            assert prefill.post("/abort_request", {"rid": "gone"})[0] == 200
+            (await sending).close()
+
+    asyncio.run(scenario())
+    prefill.all_tokens_are_free()
+    assert prefill.totals()["long"]["tokens"] - before < 11 * CHUNK
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_that_stands_still_for_a_while(
+    router: servers.Server, prefill: Prefill, reference: Reference, stage: int
+) -> None:
+    prompts, process = mixed(3 + stage, 18), stages(prefill)[stage]
+
+    async def scenario() -> dict[int, list[int]]:
+        sending = asyncio.ensure_future(send(router, prompts, seed=3 + stage))
+        await asyncio.sleep(0.4)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STOPPED_S)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        return await sending
+
+    must_be_right(asyncio.run(scenario()), prompts, reference)
+    prefill.all_tokens_are_free()

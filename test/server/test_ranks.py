@@ -1,0 +1,103 @@
+"""Who decides, and how the others hear of it: tensor, context and pipeline ranks, without processes of their own."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.plan import Plan
+
+PLAN = Plan((SHORT, LONG), (2, 0), (1,), 512, threshold=256, reason="idle")
+HEARD = Plan.of(PLAN.numbers())
+"""Without what only the leading rank counts."""
+
+
+class Group:
+    """Ranks that broadcast to each other, one after another in order: what the first one had is what all get."""
+
+    def __init__(self) -> None:
+        self.said: Any = None
+
+
+class World:
+    """Ranks of one scheduler, in processes that take turns: cp x tp ranks of each stage."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, tp: int = 1, cp: int = 1, pp: int = 1) -> None:
+        import sglang_laps.ranks as module
+
+        def broadcast(box: Any, src: Group, group: Group) -> None:
+            assert src is group
+            if group.said is None:
+                group.said = box.clone()
+            box.copy_(group.said)
+
+        monkeypatch.setattr(module.torch.distributed, "broadcast", broadcast)
+        monkeypatch.setattr(module.torch.distributed, "get_global_rank", lambda group, first: group)
+        across, along = [Group() for _ in range(tp)], [Group() for _ in range(cp)]
+        self.ranks: dict[tuple[int, int, int], Any] = {}
+        for stage in range(pp):
+            for c in range(cp):
+                for t in range(tp):
+                    parallel = SimpleNamespace(
+                        attn_tp_rank=t, attn_tp_size=tp, attn_cp_rank=c, attn_cp_size=cp, attn_dp_rank=0, dp_rank=None,
+                        pp_rank=stage, pp_size=pp, cp_strategy="zigzag", enable_prefill_cp=cp > 1,
+                    )  # fmt: skip
+                    monkeypatch.setattr(module, "get_parallel", lambda parallel=parallel: parallel)
+                    self.ranks[stage, c, t] = module.Ranks(across[t], along[c])
+
+
+def test_one_rank_alone_keeps_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    (me,) = World(monkeypatch).ranks.values()
+    received: list[Any] = []
+    me.ingested(received)
+    assert me.leader
+    assert me.saves
+    assert me.agree(PLAN) is PLAN
+    assert received == []
+    assert me.dispatched(received) is received
+
+
+def test_context_ranks_hear_first_then_each_tells_its_tensor_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, tp=2, cp=2)
+    (leader,) = (at for at, r in world.ranks.items() if r.leader)
+    assert leader == (0, 0, 0)
+    # In this order every first rank of a group has heard before the others of its group ask.
+    plans = {at: r.agree(PLAN if r.leader else Plan(())) for at, r in sorted(world.ranks.items())}
+    assert plans.pop(leader) is PLAN
+    assert list(plans.values()) == [HEARD] * 3
+
+
+def test_requests_of_fewer_tokens_than_can_be_divided_are_set_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert World(monkeypatch, cp=4).ranks[0, 0, 0].least == 8
+    assert World(monkeypatch, tp=4).ranks[0, 0, 0].least == 0
+
+
+def test_the_plan_of_the_first_stage_goes_on_with_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, pp=3)
+    first, *later = world.ranks.values()
+    assert [r.leader for r in (first, *later)] == [r.saves for r in (first, *later)] == [True, False, False]
+    for requests in (["a", "b"], [], ["c"]):
+        sent: list[Any] = list(requests)
+        first.ingested(sent)
+        assert first.dispatched(sent) == requests
+        assert first.agree(PLAN) is PLAN
+        for stage in later:
+            received = pickle.loads(pickle.dumps(sent))
+            stage.ingested(received)
+            assert stage.dispatched(received) == requests
+            assert stage.agree(Plan(())) == PLAN
+            assert received == sent, "the next stage is sent all of it"
+
+
+def test_stages_that_do_not_see_the_same_work_end_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = World(monkeypatch, pp=2).ranks[1, 0, 0]
+    stage.dispatched(["a"])
+    with pytest.raises(RuntimeError, match="the first one has none"):
+        stage.agree(Plan(()))
+    stage.dispatched([PLAN])
+    stage.dispatched([])
+    with pytest.raises(RuntimeError, match="this one had no work"):
+        stage.dispatched([PLAN])
