@@ -112,7 +112,7 @@ class Profile:
         graph, eager = (None if v is None else slow * v for v in (self.graph_fixed_s, self.eager_fixed_s))
         return replace(
             self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms), graph_fixed_s=graph,
-            eager_fixed_s=eager,
+            eager_fixed_s=eager, group=self.group and self.group.stretched(slow),
         )  # fmt: skip
 
     def save(self, path: Path) -> None:

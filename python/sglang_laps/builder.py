@@ -15,6 +15,7 @@ from laps_core.scheduling.plan import Paused, Plan
 from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
 from sglang_laps.core import LapsCore, Lines, Part
+from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -32,9 +33,12 @@ class Builder:
         ranks: Ranks,
         stock: Callable[[Any], NextBatchPlan],
         cutter: slices.Cutter | None,
+        group: Group | None = None,
     ) -> None:
-        """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be."""
+        """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be.
+        `group`: plans for all data-parallel ranks; None = each for itself."""
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
+        self._group = group
         self.adder: Any = None
         """Makes the adder of the part that is shown; None = nothing is."""
         # The builder counts the waiting tokens for its log line, but sees a part: counted after it (see _built). Where
@@ -67,13 +71,14 @@ class Builder:
         """One decision: the leading rank's, on every rank."""
         core, now, plan = self._core, time.perf_counter(), Plan(())
         idle = not (lines.short or lines.long or paused)
+        joint = self._group.plan(now, lines) if self._group else None
         if self._ranks.leader and idle:
             core.nothing_waits(now)
-        elif self._ranks.leader:
+        elif self._ranks.leader and joint is None:
             frees = bool(self._scheduler.disagg_prefill_inflight_queue)
             plan = core.decide(now, lines, paused, frees_memory=frees)
         core.classes.new_shorts = 0
-        return plan if idle else self._ranks.agree(plan)
+        return joint or plan if idle else self._ranks.agree(joint or plan)
 
     def show(self, part: Part, running_batch: ScheduleBatch | None) -> tuple[NextBatchPlan, Req | None]:
         """What SGLang makes of the part, and the prompt that goes on after it."""
@@ -107,7 +112,9 @@ class Builder:
         sched = self._scheduler
         # It looks at every request: asked of those batches alone that are to be cut.
         sliced = part.cls == LONG and plan.layers > 0 and self._cutter is not None and slices.fits(batch)
-        self._core.built(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
+        flight = self._core.built(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
+        if self._group is not None:
+            self._group.built(flight)
         if not part.whole:
             sched.chunked_req = cut
         if batch.prefill_stats is not None:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from laps_core.config import LapsConfig
+from laps_core.group.prompt import Prompt
 from laps_core.histogram import LengthCount
 from laps_core.length import CLASSES, SHORT, ClassName, classify, new_tokens
 from laps_core.scheduling.queues import DualQueue, Views
@@ -42,6 +43,8 @@ class Tag:
     """When its last chunk was built; read of a prompt in progress only."""
     looked: int = -1
     """Batch count at its last look into the prefix cache."""
+    prompt: Prompt | None = None
+    """As a group of data-parallel ranks last saw it."""
 
     @property
     def deadline_s(self) -> float | None:

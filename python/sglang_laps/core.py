@@ -76,6 +76,10 @@ class Flight(Running):
     """Of a slice; 0 = in one piece."""
     parts: int = 1
     """Slices of a layer."""
+    lasted_s: float = 0.0
+    """Device time that it had, once its result is processed."""
+    round: int = 0
+    """Of a group of data-parallel ranks: in which it was built."""
     marks: tuple[Any, Any] = (None, None)
     """Its begin and end on the device, where the host does not see them."""
 
@@ -159,8 +163,8 @@ class LapsCore:
         self.pacer.arrived(now, self.classes.new_shorts)
         return self.pacer.plan(
             now,
-            [self._waiting(r) for r in short[:LOOKAHEAD]],
-            [self._waiting(r, self._rank(r), i < len(begun)) for i, r in enumerate(long)],
+            [self.waiting(r) for r in short[:LOOKAHEAD]],
+            [self.waiting(r, self._rank(r), begun=i < len(begun)) for i, r in enumerate(long)],
             waiting=len(short) + len(long),
             urgent=self._urgent(short, long, paused),
             paused=paused,
@@ -178,13 +182,14 @@ class LapsCore:
         whole_s = self.pacer.model.predict(flight.shape) or float("inf")
         reqs = [r for f in self.under_way for r in f.reqs]
         rank = min(map(self._rank, reqs), default=0)
-        weight = self.pacer.sizes.weight(map(self._waiting, reqs))
+        weight = self.pacer.sizes.weight(map(self.waiting, reqs))
         return Paused(whole_s * layers_left / layers, len(reqs), len(self.under_way), rank, weight)
 
     def _rank(self, req: Req) -> int:
         return 0 if self._priority is None else self._priority(req)
 
-    def _waiting(self, req: Req, rank: int = 0, begun: bool = False) -> Waiting:
+    def waiting(self, req: Req, rank: int = 0, *, begun: bool = False) -> Waiting:
+        """A request as the rules see it. `begun`: it is between two of its chunks."""
         tag: Tag = req.laps_tag
         if not begun:
             return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
@@ -259,7 +264,7 @@ class LapsCore:
 
     def built(
         self, part: Part, batch: Any, plan: Plan, cut: Req | None, begun: list[Req], now: float, *, sliced: bool
-    ) -> None:
+    ) -> Flight:
         """The builder has made a batch of `part`; `cut` goes on after it and has the slot. `begun`: as in Lines.
 
         `sliced`: it can be run in slices.
@@ -289,6 +294,7 @@ class LapsCore:
             parts=plan.parts,
         )
         self.pacer.launched(now, self._next, plan)
+        return self._next
 
     def take_next(self) -> Flight | None:
         """What was built and is not on the device yet; asked once."""
@@ -306,7 +312,7 @@ class LapsCore:
     def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
         """Its result is processed; what it did for each class."""
         below = self.under_way[-1] if self.under_way else None
-        took_s = self.pacer.ended(flight, below, now)
+        took_s = flight.lasted_s = self.pacer.ended(flight, below, now)
         done: dict[ClassName, Totals] = {}
         for i, (new, _) in enumerate(flight.shape):
             cls, req = SHORT if i in flight.short else LONG, flight.reqs[i]

@@ -135,6 +135,10 @@ def enable(args: argparse.Namespace) -> None:
         return
     if wrong := wrong_release() or conflict(args):
         raise ConfigError(f"{options.ENABLE}: {wrong}")
+    if (args.enable_dp_attention or (args.attn_dp_size or 1) > 1) and not args.disable_overlap_schedule:
+        # A step that is decided while another runs is late by a whole one, for all ranks.
+        args.disable_overlap_schedule = True
+        logger.info("LAPS: data-parallel attention ranks plan together: as with --disable-overlap-schedule.")
     known = saved_model.load(config.profile_path).fitted  # a bad file is refused here, before any model loads
     options.to_env(config)
     seams.hook(RESOLVE, _refuse_conflict, "AFTER")

@@ -190,6 +190,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if flight is not None:
             now = time.perf_counter()
             self._laps_tell(now, core.ended(flight, now))
+            if self.laps.group is not None:
+                self.laps.group.ended(flight)
 
     def on_idle(self) -> None:
         """Idle housekeeping; the gauges follow."""
@@ -219,6 +221,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         else:
             said = snapshot(self, self.laps_config, self.laps.core, self.laps.slices)
             said["dp_rank"] = self.laps.dp_rank
+            said["group"] = {**self.laps.together, **(self.laps.group.status() if self.laps.group else {})}
         return {**said, **emulated.status(self)}
 
 

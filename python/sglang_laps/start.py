@@ -13,11 +13,12 @@ import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
 from laps_core.length import unit_of
 from laps_core.scheduling.pacer import Pacer
+from laps_plan.profile import Profile
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
 
-from sglang_laps import saved_model, slices
+from sglang_laps import group, saved_model, slices
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
@@ -105,7 +106,11 @@ class Laps:
         """A forward pass has ended when its call has: there is no device of its own."""
         self.marks = None if self.synchronous else self._marks(scheduler)
         """Events by which times on the device are measured; None on a CPU."""
-        self.builder = Builder(scheduler, self.core, ranks, stock, cutter)
+        alone = group.why_not(scheduler)
+        self.group = None if alone else self._group(scheduler, config, pacer)
+        """Where data-parallel ranks have one plan."""
+        self.together = {"on": alone is None, "why_not": alone}
+        self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group)
         self.interlude = Interlude(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         self.dp_rank: int = get_parallel().dp_rank or 0
@@ -113,6 +118,16 @@ class Laps:
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
         self.series = Series(labels, {} if device is None else device.labels) if tells else None
         """For Prometheus, on one rank."""
+
+    def _group(self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer) -> group.Group:
+        device = Profile.find(config.profile_path) if config.profile_path else None
+        known = None
+        if device is not None and device.group is not None:
+            try:
+                known = device.with_ranks(get_parallel().attn_dp_size).group_with_host
+            except ValueError as e:
+                refuse(f"--laps-config: {e}")
+        return group.Group(scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard)
 
     @staticmethod
     def _marks(scheduler: Scheduler) -> Marks:

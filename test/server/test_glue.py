@@ -187,7 +187,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             req("new and long", 3000),
         ],
         "chunked_req": Request("P", 5000, done=2048),
-        "laps": SimpleNamespace(core=core, slices={"on": False}, dp_rank=3),
+        "laps": SimpleNamespace(core=core, slices={"on": False}, dp_rank=3, group=None, together={"on": False}),
     }
     pacer.busy.add(0.0, 1e-6)
     pacer.slo.record(1e-9, "short", 2.0, 1.0)

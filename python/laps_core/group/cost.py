@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 from laps_core.latency.step import Cost, StepShape
 
@@ -58,6 +58,12 @@ class GroupCost:
     def step_s(self) -> float:
         """What a step takes however little is in it."""
         return self.fixed + self.own_floor + self.expert_floor
+
+    def stretched(self, slow: float) -> GroupCost:
+        """The same with devices that take ``slow`` times as long for everything."""
+        terms = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("ranks", "padded")}
+        more: dict[str, Any] = {name: None if term is None else slow * term for name, term in terms.items()}
+        return replace(self, **more)
 
     def unpacks(self, new: int, history: int) -> bool:
         """Whether a request's history is unpacked: the cheaper of the two paths."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from laps_core.group.choice import Choice, at, choose
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.menu import Menu, Terms, Waits
+from laps_core.group.menu import LADDER, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import Slices
@@ -15,6 +15,9 @@ from laps_core.scheduling.guard import Guard
 
 MEMORY_S = 5.0
 """Time constant of the average of what comes (seconds)."""
+STEP_S = 0.054
+"""Smallest step of the devices that LADDER is made for (seconds)."""
+LEAST_STEP_S = 1e-3
 NOTHING = OwnShape(0, 0, 0, 0)
 
 
@@ -62,7 +65,10 @@ class GroupPlanner:
         chunk = self.chunk if room is None else max(0, min(self.chunk, room))
         within = self.slices is not None and self.slices.paused
         first = oldest if self.due and not within else None
-        made = Offer(self.cost, prompts, first=first, chunk=chunk, parks=self._parks, whole=within)
+        # Budgets are of the device: a step that takes twice as long however little is in it has twice the budgets.
+        scale = max(self.cost.step_s, LEAST_STEP_S) / STEP_S
+        ladder = [scale * budget_s for budget_s in LADDER]
+        made = Offer(self.cost, prompts, first=first, chunk=chunk, parks=self._parks, whole=within, ladder=ladder)
         self._offer = made
         waits = Waits(
             round(1e3 * sum(p.weight for p in prompts)),

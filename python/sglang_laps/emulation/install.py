@@ -8,6 +8,7 @@ from typing import Any
 from sglang_laps import seams
 from sglang_laps.emulation.asked import ENV, Asked
 from sglang_laps.emulation.device import EmulatedDevice
+from sglang_laps.emulation.group import GroupDevice
 from sglang_laps.support import off_reason, refuse, resolved
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,13 @@ def install(asked: Asked) -> None:
         if reason := off_reason(resolved(scheduler.server_args)):
             refuse(f"{ENV}: {reason}")
         runner = scheduler.tp_worker.model_runner
-        scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / get_parallel().pp_size)
+        if asked.profile.group is None:
+            scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / get_parallel().pp_size)
+        else:
+            try:
+                scheduler.laps_emulated = GroupDevice(runner, asked, scheduler.tp_cpu_group)
+            except ValueError as e:
+                refuse(f"{ENV}: {e}")
         runner.attn_backend._run_sdpa_forward_extend = _no_attention
         return result
 

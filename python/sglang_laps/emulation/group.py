@@ -1,0 +1,58 @@
+"""An emulated device of data-parallel attention ranks: all of them run each step together, for as long as the slowest
+takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from laps_core.group.cost import GroupCost
+
+from sglang_laps.emulation.asked import Asked
+from sglang_laps.emulation.device import PREFILLS, EmulatedDevice
+from sglang_laps.emulation.timeline import Timeline
+
+IDLE = "IDLE"
+
+
+class GroupDevice(EmulatedDevice):
+    """Before one model runner's ``forward``, on every rank. A rank without a batch of its own runs an idle one."""
+
+    def __init__(self, runner: Any, asked: Asked, ranks: Any, timeline: Timeline | None = None) -> None:
+        """`ranks`: the CPU group of all of them. The profile has a ``group``.
+
+        Raises ValueError where its devices cannot be divided among so many.
+        """
+        super().__init__(runner, asked, timeline)
+        size = torch.distributed.get_world_size(ranks)
+        cost = self._profile.with_ranks(size).group
+        assert cost is not None
+        self._cost: GroupCost = cost
+        self._ranks = ranks
+        self._told = torch.empty((size, 3), dtype=torch.float64)
+
+    def _forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.disarm()
+        mode = forward_batch.forward_mode.name
+        if mode not in (*PREFILLS, IDLE):
+            return self._model(forward_batch, *args, **kwargs)
+        shape = (
+            []
+            if mode == IDLE
+            else [*zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True)]
+        )
+        time, cost = self._timeline, self._cost
+        mine = cost.shape(shape)
+        told = torch.tensor(
+            [time.begin(), cost.own_s(mine.tokens, cost.shape_s(mine)), mine.tokens], dtype=torch.float64
+        )
+        torch.distributed.all_gather_into_tensor(self._told.view(-1), told, group=self._ranks)
+        begins, owns, tokens = self._told.T.tolist()
+        seconds = cost.fixed + max(owns) + cost.experts_s(tokens) if any(tokens) else 0.0
+        called, begin = time.now(), max(begins)
+        output = self._model(forward_batch, *args, **kwargs)
+        model_s = time.now() - called
+        time.wait(time.book(begin, seconds))
+        if shape:
+            self.record.add(seconds, time.now() - begin, model_s)
+        return output

@@ -1,0 +1,158 @@
+"""Data-parallel attention ranks as one machine: each round they tell each other what they could run, and take the same
+budget of time. What is exchanged and chosen is in ``laps_core.group``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from laps_core.group.cost import GroupCost, OwnShape
+from laps_core.group.learning import GroupModel, GroupSample
+from laps_core.group.menu import ROW, Menu
+from laps_core.group.planner import NOTHING, GroupPlanner
+from laps_core.group.prompt import Prompt
+from laps_core.length import LONG
+from laps_core.scheduling.plan import LOOKAHEAD, Plan, Waiting
+from sglang.srt.runtime_context import get_parallel
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_laps.core import Flight, LapsCore, Lines
+
+KEPT = 8
+"""Rounds for which the time of a step is waited for: the overlap loop processes a result one round later."""
+NOT_READY = -1
+"""For the fixed time of a step, by a rank that does not know yet how long steps take: each decides for itself then."""
+
+
+def why_not(scheduler: Scheduler) -> str | None:
+    """Why the ranks of this server decide each for itself, or None. The same on every rank."""
+    checks = (
+        (get_parallel().attn_dp_size < 2, "there is one data-parallel attention rank"),
+        (not scheduler.require_mlp_sync, "its ranks do not run their steps together"),
+        (scheduler.enable_priority_scheduling, "--enable-priority-scheduling is a rank's own"),
+    )
+    return next((why for hit, why in checks if hit), None)
+
+
+class Group:
+    """One rank's part in the plan of all."""
+
+    def __init__(
+        self, scheduler: Scheduler, core: LapsCore, known: GroupCost | None, *, chunk: int, guard: float
+    ) -> None:
+        """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`:
+        see ``GroupPlanner``."""
+        parallel = get_parallel()
+        self._core, self._ranks, self._ready = core, scheduler.tp_cpu_group, known is not None
+        self._model = GroupModel(known or unknown(parallel.attn_dp_size))
+        self._planner = GroupPlanner(self._model.cost, chunk=chunk, guard=guard)
+        self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)
+        self._rows = torch.empty((parallel.tp_size, ROW), dtype=torch.int64)
+        self._ran = NOTHING
+        self._round = 0
+        """The same on every rank."""
+        self._shapes: dict[int, tuple[OwnShape, ...]] = {}
+        self._seconds: dict[int, float] = {}
+        self._steps = 0
+        self._waited_s = self._steps_s = 0.0
+
+    def plan(self, now: float, lines: Lines) -> Plan | None:
+        """What this rank runs next; None where it decides for itself. Every rank of the group asks in every round, for
+        all of them meet in it."""
+        planner = self._planner
+        planner.cost = self._model.cost
+        ready = self._ready or self._model.fitted
+        prompts, at = self._prompts(lines) if ready else ([], [])
+        menu = planner.menu(now, prompts, self._ran)
+        if not ready:
+            menu = menu._replace(terms=menu.terms._replace(fixed_us=NOT_READY))
+        row = torch.tensor(menu.row(), dtype=torch.int64)
+        torch.distributed.all_gather_into_tensor(self._rows.view(-1), row, group=self._ranks)
+        menus = [Menu.read(r) for r in self._rows[self._leaders].tolist()]
+        self._learn(tuple(menu.ran for menu in menus))
+        self._ran = NOTHING
+        if any(menu.terms.fixed_us == NOT_READY for menu in menus):
+            return None
+        pacer = self._core.pacer
+        pacer.arrived(now, self._core.classes.new_shorts)
+        nothing = Plan((), threshold=pacer.threshold_tokens)
+        choice = planner.decide(menus)
+        if choice is None:
+            return nothing
+        self._steps += 1
+        self._waited_s += choice.waits * choice.seconds
+        self._steps_s += choice.seconds
+        picks = planner.picks(choice)
+        if not picks:
+            return nothing
+        shorts, longs = (tuple(at[i][1] for i, _ in picks if at[i][0] is short) for short in (True, False))
+        tokens = sum(n for _, n in picks)
+        return nothing._replace(order=(LONG,), picked=shorts, longs=longs, tokens=tokens, mixed=bool(shorts))
+
+    def built(self, flight: Flight) -> None:
+        """This batch was made of the plan; it says in the next round what it is."""
+        flight.round = self._round
+        self._ran = self._model.cost.shape(flight.shape)
+
+    def ended(self, flight: Flight) -> None:
+        """The result of a batch is processed: so long its step has taken."""
+        if flight.round:
+            self._seconds[flight.round] = flight.lasted_s
+
+    def status(self) -> dict[str, Any]:
+        """For /laps_status (JSON-ready): steps that were planned together, the share of rank-time that was to be spent
+        waiting for the slowest, and what is known of how long steps take (seconds)."""
+        model = self._model
+        return {
+            "steps": self._steps,
+            "waiting_share": self._waited_s / self._steps_s if self._steps_s else None,
+            "fitted": self._ready or model.fitted,
+            "observed": model.observed,
+            "cost": asdict(model.cost),
+        }
+
+    def _prompts(self, lines: Lines) -> tuple[list[Prompt], list[tuple[bool, int]]]:
+        """What waits here, and of each whether it is short and its place among those of its class.
+
+        Of those between two of their chunks only one: SGLang has one slot for them.
+        """
+        core = self._core
+        begun = len(lines.begun)
+        longs = [core.waiting(r, begun=i < begun) for i, r in enumerate(lines.long)]
+        going = min(
+            range(begun), key=lambda i: longs[i].since_s if self._planner.due else longs[i].tokens, default=None
+        )
+        shorts = [(r, core.waiting(r), (True, i)) for i, r in enumerate(lines.short[:LOOKAHEAD])]
+        others = [(lines.long[i], w, (False, i)) for i, w in enumerate(longs) if i >= begun or i == going]
+        found = [(self._prompt(r, w), at) for r, w, at in (*shorts, *others)]
+        return [p for p, _ in found], [at for _, at in found]
+
+    def _prompt(self, req: Any, w: Waiting) -> Prompt:
+        tag, planner = req.laps_tag, self._planner
+        known: Prompt | None = tag.prompt
+        if known is None or (known.tokens, known.history, known.started) != (w.tokens, w.history, w.started):
+            now = Prompt.of(planner.cost, w.tokens, w.history, w.since_s, planner.chunk)
+            if known is None:
+                planner.came(now.weight)
+            else:
+                # It counts as much as when it came.
+                now = now._replace(weight=known.weight, started=w.started)
+            tag.prompt = now
+        return tag.prompt
+
+    def _learn(self, ran: tuple[OwnShape, ...]) -> None:
+        """The time of a step, once it is known here what all ranks ran in it: they say so in the next round."""
+        self._shapes[self._round] = ran
+        self._round += 1
+        for round_ in self._seconds.keys() & self._shapes.keys():
+            self._model.observe(GroupSample(self._shapes.pop(round_), self._seconds.pop(round_)))
+        for known in (self._shapes, self._seconds):
+            known.pop(self._round - KEPT, None)
+
+
+def unknown(ranks: int) -> GroupCost:
+    """Of a group that nothing is known of."""
+    return GroupCost(ranks=ranks, fixed=0.0, token=0.0, alpha=0.0, expert=0.0)

@@ -1,0 +1,148 @@
+"""The ranks of a data-parallel attention group: one plan, from what all of them tell, and what each makes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from laps_core.group.cost import GroupCost
+from laps_core.length import LONG
+
+RANKS = 2
+COST = GroupCost(ranks=RANKS, fixed=0.01, token=1e-4, alpha=1e-9, own_floor=0.01, expert=1e-5, expert_floor=0.02)
+CHUNK = 8192
+
+
+class World:
+    """Ranks in threads; they meet in each round."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, known: GroupCost | None) -> None:
+        import torch
+        from sglang_laps import group
+        from sglang_laps.classes import Tag
+
+        self.tag = Tag
+        self._here, self._rows = threading.local(), [torch.empty(0)] * RANKS
+        self._all = threading.Barrier(RANKS, timeout=20)
+
+        def gather(out: Any, row: Any, group: Any) -> None:
+            self._rows[self._here.rank] = row
+            self._all.wait()
+            out.copy_(torch.cat(self._rows))
+            self._all.wait()
+
+        monkeypatch.setattr(group.torch.distributed, "all_gather_into_tensor", gather)
+        parallel = SimpleNamespace(tp_size=RANKS, attn_dp_size=RANKS, attn_tp_size=1, attn_cp_size=1)
+        monkeypatch.setattr(group, "get_parallel", lambda: parallel)
+        pacer = SimpleNamespace(arrived=lambda *_: None, threshold_tokens=256)
+        core: Any = SimpleNamespace(pacer=pacer, classes=SimpleNamespace(new_shorts=0), waiting=self._waiting)
+        scheduler: Any = SimpleNamespace(tp_cpu_group=None)
+        self.groups = [group.Group(scheduler, core, known, chunk=CHUNK, guard=0.15) for _ in range(RANKS)]
+
+    def _waiting(self, req: Any, *, begun: bool = False) -> Any:
+        from laps_core.scheduling.plan import Waiting
+
+        return Waiting(req.tokens, req.history, req.laps_tag.since, None, req.tokens, begun)
+
+    def req(self, tokens: int, history: int = 0) -> Any:
+        return SimpleNamespace(tokens=tokens, history=history, laps_tag=self.tag(0.0, 0.0))
+
+    def all(self, do: Callable[[int], Any]) -> list[Any]:
+        """On every rank at once."""
+        found: list[Any] = [None] * RANKS
+
+        def run(rank: int) -> None:
+            self._here.rank = rank
+            found[rank] = do(rank)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(RANKS)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        return found
+
+    def round(self, *lines: Any, now: float = 1.0) -> list[Any]:
+        """The plans of all ranks."""
+        return self.all(lambda rank: self.groups[rank].plan(now, lines[rank]))
+
+
+def lines(short: list[Any] | None = None, long: list[Any] | None = None, begun: list[Any] | None = None) -> Any:
+    return SimpleNamespace(short=short or [], long=[*(begun or []), *(long or [])], begun=begun or [])
+
+
+def test_short_requests_ride_along_and_long_ones_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, COST)
+    mine, theirs = world.round(
+        lines([world.req(50), world.req(100)], [world.req(90_000)]), lines([], [world.req(60_000), world.req(700)])
+    )
+    assert (mine.order, mine.picked, mine.longs, mine.mixed) == ((LONG,), (0, 1), (0,), True)
+    assert 150 < mine.tokens <= CHUNK, "a piece of the long one"
+    assert theirs.longs[0] == 1, "least work first"
+    assert mine.threshold == theirs.threshold == 256
+
+
+def test_a_rank_without_work_idles_while_the_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, COST)
+    idle, busy = world.round(lines(), lines([], [world.req(500)]))
+    assert (idle.order, busy.order) == ((), (LONG,))
+    assert [p.order for p in world.round(lines(), lines())] == [(), ()]
+    steps = {g.status()["steps"] for g in world.groups}
+    assert steps == {1}, "nothing ran in the second round"
+
+
+def test_of_several_prompts_in_progress_one_is_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, COST)
+    begun = [world.req(900, 4000), world.req(300, 4000), world.req(2000, 4000)]
+    plan, _ = world.round(lines([], [world.req(40)], begun=begun), lines())
+    assert [i for i in plan.longs if i < len(begun)] == [1], "the slot is for one, the one with least left"
+
+
+def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, None)
+    sizes = (100, 400, 1600, 800, 3200)
+    for i in range(200):
+        work = [lines([], [world.req(sizes[(i + 2 * rank) % len(sizes)])]) for rank in range(RANKS)]
+        plans = world.round(*work)
+        if plans[0] is not None:
+            break
+        assert plans == [None, None]
+        shapes = [[(lined.long[0].tokens, 0)] for lined in work]
+        took = COST.seconds([COST.shape(shape) for shape in shapes])
+
+        def ran(rank: int, shapes: Any = shapes, took: float = took) -> None:
+            flight: Any = SimpleNamespace(shape=shapes[rank], round=0, lasted_s=took)
+            world.groups[rank].built(flight)
+            world.groups[rank].ended(flight)
+
+        world.all(ran)
+    assert all(plan is not None and plan.order == (LONG,) for plan in plans)
+    told = [g.status() for g in world.groups]
+    assert all(t["fitted"] and t["observed"] >= 32 for t in told)
+    cost = GroupCost(**told[0]["cost"])
+    for sizes in (3000, 10), (700, 700):
+        both = [COST.shape([(n, 0)]) for n in sizes]
+        assert cost.seconds(both) == pytest.approx(COST.seconds(both), rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "together", "priorities", "why"),
+    [
+        (1, True, False, "one data-parallel"),
+        (2, False, False, "together"),
+        (2, True, True, "priority"),
+        (2, True, False, None),
+    ],
+)
+def test_why_ranks_decide_each_for_itself(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, together: bool, priorities: bool, why: str | None
+) -> None:
+    from sglang_laps import group
+
+    monkeypatch.setattr(group, "get_parallel", lambda: SimpleNamespace(attn_dp_size=ranks))
+    scheduler: Any = SimpleNamespace(require_mlp_sync=together, enable_priority_scheduling=priorities)
+    said = group.why_not(scheduler)
+    assert (said is None) if why is None else why in str(said)
