@@ -88,6 +88,8 @@ class Joint:
         self._waiting: list[list[tuple[Request, Prompt]]] = [[] for _ in ranks]
         self._under_way: list[_Step] = []
         self._following: _Step | None = None
+        self._fresh = False
+        """Somebody has come since a step was last decided on: only then may one preempt."""
         self.waiting_tokens = 0
 
     def add(self, rank: int, request: Request, now: float) -> None:
@@ -96,6 +98,7 @@ class Joint:
         self._planners[rank].came(prompt.weight)
         self._waiting[rank].append((request, prompt))
         self.waiting_tokens += request.left
+        self._fresh = True
 
     def next(self, now: float) -> GroupBatch | float | None:
         """See GroupPolicy."""
@@ -104,13 +107,13 @@ class Joint:
         if slices is None or following is not None or not self._under_way:
             step = following or self._decided(now)
             return None if step is None else self._begun(step)
-        if slices.open:
+        if slices.open and self._fresh:
             self._following = self._decided(now)
         return self._slice(self._under_way[-1])
 
     def _decided(self, now: float) -> _Step | None:
         """What all ranks decide, and take."""
-        planners = self._planners
+        planners, self._fresh = self._planners, False
         both = zip(planners, self._waiting, strict=True)
         menus = [planner.menu(now, [prompt for _, prompt in waiting]) for planner, waiting in both]
         choice, *others = [planner.decide(menus) for planner in planners]
