@@ -123,9 +123,9 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
     told = [g.status() for g in world.groups]
     assert all(t["fitted"] and t["observed"] >= 32 for t in told)
     cost = GroupCost(**told[0]["cost"])
-    for sizes in (3000, 10), (700, 700):
-        both = [COST.shape([(n, 0)]) for n in sizes]
-        assert cost.seconds(both) == pytest.approx(COST.seconds(both), rel=0.25)
+    for both in (3000, 10), (700, 700):
+        shapes = [COST.shape([(n, 0)]) for n in both]
+        assert cost.seconds(shapes) == pytest.approx(COST.seconds(shapes), rel=0.25)
 
 
 @pytest.mark.parametrize(
