@@ -15,7 +15,7 @@ from benchmark.faults.evidence import MARKER
 from benchmark.faults.fleet import KEY, LIMIT_S
 from benchmark.faults.oracle import Oracle, Seen
 from benchmark.faults.prompts import COMPLETIONS, GENERATE, Prompt
-from benchmark.faults.schedule import Deed
+from benchmark.faults.schedule import DECODE, Deed
 from benchmark.rig.servers import bearer
 
 CLIENTS = 24
@@ -197,10 +197,13 @@ class Crowd:
     async def _freed(self, deed: Deed, rid: str) -> Seen:
         """Ask under an id whose client has left, until that is taken: as long as it is not, the other is under way."""
         loop, body = asyncio.get_running_loop(), {"model": "m", "prompt": "Still there?", "max_tokens": 1, "rid": rid}
-        end = loop.time() + NOTICED_S
+        begin = since = loop.time()
         while True:
             seen = await self._send(self._new(deed.kind), COMPLETIONS, {**body, "temperature": 0})
-            if seen.status != 400 or loop.time() > end:
+            now = loop.time()
+            if self.oracle.at_fault(DECODE, since, now):
+                since = now  # a server that is stopped notices nothing
+            if seen.status != 400 or now > min(since + NOTICED_S, begin + LIMIT_S):
                 return seen
             await asyncio.sleep(0.2)
 

@@ -202,6 +202,10 @@ class Oracle:
             self.why[f"{verdict.end}: {verdict.why}"] += 1
         return verdict
 
+    def at_fault(self, role: str, begin: float, end: float) -> bool:
+        """Whether a server of a role had a fault at any time of [begin, end] (monotonic seconds)."""
+        return any(w.server in self.roles[role] for w in self.evidence.active(begin, end))
+
     def total(self, end: str) -> int:
         """Requests with this end."""
         return sum(c[end] for c in self.by_deed.values())

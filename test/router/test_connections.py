@@ -192,6 +192,38 @@ def test_streams_that_nobody_reads_give_their_places_back() -> None:
     asyncio.run(run())
 
 
+class Late(FakeDecode):
+    """Streams nothing that fills a buffer for three seconds, then without an end."""
+
+    async def serve(self, request: Any, body: Any) -> Any:
+        from aiohttp import web
+
+        await self.world.event(body["bootstrap_room"]).wait()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(30):
+            await response.write(b"data: 0\n\n")
+            await asyncio.sleep(0.1)
+        while True:
+            await response.write(b"data: " + b"x" * (1 << 16) + b"\n\n")
+
+
+def test_a_stream_that_nobody_reads_ends_with_its_time_however_late_it_stopped() -> None:
+    async def run() -> None:
+        args = {"max_concurrent_requests": 2, "request_timeout_secs": 5, "queue_size": 0}
+        async with stack(2, args=args, make_decode=Late) as s:
+            loop = asyncio.get_running_loop()
+            begin = loop.time()
+            sock = await unread(s, post(text=SHORT, stream=True))
+            await s.until(lambda: len(s.decodes[0].bodies) == 1)
+            await s.until(lambda: s.lb.queue.in_flight == 0, timeout=30)
+            assert loop.time() - begin < 7.5, "it is not waited for as long again as it has taken"
+            await s.at_rest()
+            sock.close()
+
+    asyncio.run(run())
+
+
 def test_a_whole_answer_that_nobody_takes_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parser, "STALL_S", 0.5)
 

@@ -22,6 +22,7 @@ from ..request.replies import INVALID, BadRequest, Client, Rejection, Reply, ref
 from ..request.trail import GONE, ID_HEADERS, AccessLog, Trail, request_id
 from ..router import Router
 from ..tracing import Tracer
+from .parser import HANG_UP
 from .routes import Rest
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class LapsApp:
         del raw
         if self._tracer is not None:
             self._tracer.start(trail, call.headers)
-        await self._carry(call, scope[HOLD], receive, send)
+        await self._carry(call, scope, receive, send)
 
     def _call(self, trail: Trail, scope: Scope, raw: bytes) -> Call:
         """What is asked. Raises Rejection."""
@@ -125,9 +126,9 @@ class LapsApp:
             raise BadRequest(f"rid: a request with the id {reprlib.repr(twin)} is under way")
         return call
 
-    async def _carry(self, call: Call, hold: Hold, receive: Receive, send: Send) -> None:
+    async def _carry(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         """Have it served; a client that goes away cancels it, and both its legs with it."""
-        client = Client(send, call.stream, call.ids, call.trail, hold)
+        client = Client(send, call.stream, call.ids, call.trail, scope[HOLD], scope["extensions"][HANG_UP])
         task = asyncio.current_task()
         assert task is not None
         gone = False

@@ -18,6 +18,10 @@ SLOWEST = 512
 """A client that takes less is gone (bytes/s)."""
 
 
+HANG_UP = "laps.hang_up"
+"""Extension of a request's scope: ends its connection, whatever the client has not taken."""
+
+
 class PipelinedError(Exception):
     """A request has come before the one before it was answered."""
 
@@ -112,6 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise PipelinedError
         self._in_head = True
         super().on_message_begin()
+        self.scope["extensions"] = {HANG_UP: self.transport.abort}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One of the head. Trailers are none: who has read the head has judged the request by it."""

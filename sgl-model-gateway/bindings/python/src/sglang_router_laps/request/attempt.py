@@ -135,6 +135,9 @@ class Attempt:
         self._decode.cancel()
         if self._response is not None:
             self._response.close()
+            if self.client.waited_for:
+                # It would keep its place until it reads again, or is given up.
+                self.client.hang_up()
 
     def _look(self) -> None:
         """Close a stream that stands still. A timer for each piece would cost more than the piece."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,10 +174,14 @@ class Client:
     ids: Ids
     trail: Trail
     hold: Hold
+    hang_up: Callable[[], None]
+    """Ends its connection."""
     started: bool = False
     """Something has been sent."""
     finished: bool = False
     """The last byte is on its way: the client may go."""
+    waited_for: bool = False
+    """It has not taken what was sent last."""
 
     async def whole(self, reply: Reply) -> None:
         """All of it at once; where something has been sent already, that ends with what it says."""
@@ -201,8 +205,9 @@ class Client:
 
     async def go_on(self, part: bytes, *, more: bool = True) -> None:
         """Whole events of the stream, or its end."""
-        self.finished = not more
+        self.finished, self.waited_for = not more, True
         await self.send({"type": "http.response.body", "body": self.ids.as_asked(part), "more_body": more})
+        self.waited_for = False
 
     async def refuse(self, status: int, kind: str, message: str, after_s: int | None = None) -> None:
         """An error of the router's own, whatever has been sent."""
