@@ -23,7 +23,7 @@ MANY = "LAPS_PIPELINE_REQUESTS"
 COUNT = int(os.environ.get(MANY, "60"))
 STOPPED_S = 10.0 if MANY in os.environ else 2.0
 PP2 = Setup("pp2", (*LAPS, "--pp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, group=SEVERAL)
-pytestmark = [pytest.mark.timeout(300 + COUNT), *on(PP2)]
+pytestmark = [pytest.mark.timeout(600 + COUNT), *on(PP2)]
 NEW = 4
 
 
