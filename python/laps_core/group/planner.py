@@ -67,6 +67,7 @@ class GroupPlanner:
         waits = Waits(
             round(1e3 * sum(p.weight for p in prompts)),
             round(1e3 * self._coming),
+            round(1e3 * sum(p.weight for p in prompts if not p.long)),
             len(longs),
             None if oldest is None else max(0, round(1e3 * (now - prompts[oldest].since_s))),
             made.least(),
