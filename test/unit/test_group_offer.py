@@ -100,7 +100,7 @@ def test_no_room_no_batch() -> None:
 @settings(deadline=None, max_examples=20)
 @given(
     levels=st.lists(st.builds(Level, WHOLE, WHOLE, WHOLE, WHOLE), min_size=len(LADDER), max_size=len(LADDER)),
-    waits=st.builds(Waits, WHOLE, WHOLE, WHOLE, st.none() | st.integers(0, 1 << 62), WHOLE),
+    waits=st.builds(Waits, WHOLE, WHOLE, WHOLE, WHOLE, st.none() | st.integers(0, 1 << 62), WHOLE),
     terms=st.builds(Terms, WHOLE, WHOLE, WHOLE, WHOLE),
     ran=st.builds(OwnShape, WHOLE, WHOLE, WHOLE, WHOLE),
 )

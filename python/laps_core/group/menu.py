@@ -14,7 +14,7 @@ LADDER: tuple[float, ...] = tuple(0.035 * 2.0 ** (k / 2.0) for k in range(12))
 """Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest is a step that is hardly longer than an empty
 one; the largest unpacks a history of 128k tokens and does as much for its new tokens again."""
 _EACH = 4
-ROW = _EACH * len(LADDER) + 13
+ROW = _EACH * len(LADDER) + 14
 """Whole numbers of a menu."""
 _NO_AGE = -1
 
@@ -29,7 +29,7 @@ class Level(NamedTuple):
     useful_us: int
     """Own part without what small chunks cost more (``GroupCost.useful_s``)."""
     weight: int
-    """Of the requests that it ends, in thousandths."""
+    """Of the requests in it, in thousandths."""
 
 
 class Waits(NamedTuple):
@@ -39,6 +39,8 @@ class Waits(NamedTuple):
     """Sum of ``Prompt.weight``, in thousandths."""
     coming: int
     """Weight that comes in a second, in thousandths."""
+    shorts: int
+    """Weight of the short requests, in thousandths."""
     longs: int
     """Long prompts."""
     oldest_ms: int | None
@@ -80,6 +82,6 @@ class Menu(NamedTuple):
             raise ValueError(f"a menu of {len(row)} numbers, not {ROW}: ranks of different releases?")
         end = _EACH * len(LADDER)
         levels = tuple(Level(*row[i : i + _EACH]) for i in range(0, end, _EACH))
-        weight, coming, longs, age, least = row[end : end + 5]
-        waits = Waits(weight, coming, longs, None if age == _NO_AGE else age, least)
-        return cls(levels, waits, Terms(*row[end + 5 : end + 9]), OwnShape(*row[end + 9 :]))
+        weight, coming, shorts, longs, age, least = row[end : end + 6]
+        waits = Waits(weight, coming, shorts, longs, None if age == _NO_AGE else age, least)
+        return cls(levels, waits, Terms(*row[end + 6 : end + 10]), OwnShape(*row[end + 10 :]))

@@ -114,7 +114,7 @@ class Offer:
             p = self._prompts[i]
             own_s, tokens = own_s + self._takes_s(p, n), tokens + n
             useful_s += cost.useful_s(n, p.history)
-            weight += p.weight * (n == p.tokens)
+            weight += p.weight
         own_s = max(own_s, cost.own_floor) if tokens else 0.0
         level = Level(round(1e6 * own_s), tokens, round(1e6 * useful_s), round(1e3 * weight))
         return _Batch(level, whole, tuple(cut))

@@ -27,10 +27,10 @@ class GroupPlanner:
     Between two rounds every rank keeps the same ledger, made of nothing but the rows that all of them got. While long
     prompts wait, a share of the time goes to steps in which each rank's oldest long prompt goes first.
 
-    Bound: of any time T in which a long prompt x waits, at least ``share`` T - B goes to such steps, with B the longest
-    step. In each of them a prompt that came to the rank of x before x, or x itself, runs for as long as the step's
-    budget allows, or ends. So the ranks work off their oldest prompts side by side: the wait is that for the older
-    prompts of x's own rank, not of the group.
+    Bound: of any time T in which a long prompt x waits, at least ``guard`` T - B goes to such steps, with B the longest
+    step. In each of them x, or a long prompt that came to its rank before it, has half of the step's budget, or ends.
+    With n such steps needed for these, x has its first token after at most (n + 1) B / ``guard``: the ranks work off
+    their oldest prompts side by side, so n counts those of its own rank, not of the group. With 0 there is no bound.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class GroupPlanner:
         waits = Waits(
             round(1e3 * sum(p.weight for p in prompts)),
             round(1e3 * self._coming),
+            round(1e3 * sum(p.weight for p in prompts if not p.long)),
             len(longs),
             None if oldest is None else max(0, round(1e3 * (now - prompts[oldest].since_s))),
             made.least(),

@@ -71,7 +71,7 @@ class Slices:
     def preempts(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
         """The step that is to run in the next pause, of whole requests alone (``whole`` menus); None: none pays.
 
-        Those in it gain what the paused step still needs; those that it ends lose the new step's time, and all others
+        Those in it gain what the paused step still needs; those in that one lose the new step's time, and all others
         that wait a step's fixed time (each counts AHEAD times, for those still to come).
         """
         top = self._paused[-1]
@@ -95,7 +95,7 @@ class Slices:
         """Whether the smallest budget pays before a long step: short requests in a step of their own."""
         if self._saved < 1.0 or not choice.level or not (first_s := step_s(menus, 0, padded=padded)):
             return False
-        mine = sum(menu.levels[0].weight for menu in menus)
+        mine = sum(menu.waits.shorts for menu in menus)
         others = sum(menu.waits.weight for menu in menus) - mine
         if mine * (choice.seconds - first_s) <= others * fixed_s * AHEAD:
             return False
