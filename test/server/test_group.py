@@ -124,8 +124,8 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
     assert all(t["fitted"] and t["observed"] >= 32 for t in told)
     cost = GroupCost(**told[0]["cost"])
     for both in (3000, 10), (700, 700):
-        ran = [COST.shape([(n, 0)]) for n in both]
-        assert cost.seconds(ran) == pytest.approx(COST.seconds(ran), rel=0.25)
+        batches = [COST.shape([(n, 0)]) for n in both]
+        assert cost.seconds(batches) == pytest.approx(COST.seconds(batches), rel=0.25)
 
 
 @pytest.mark.parametrize(
