@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from laps_core.group.cost import GroupCost
+from laps_core.latency.step import Coefficients
 from laps_core.length import LONG
 
 RANKS = 2
@@ -34,6 +35,7 @@ class World:
             out.copy_(torch.cat(self._rows))
             self._all.wait()
 
+        # One module: emulated devices meet in it, too.
         monkeypatch.setattr(group.torch.distributed, "all_gather_into_tensor", gather)
         parallel = SimpleNamespace(tp_size=RANKS, attn_dp_size=RANKS, attn_tp_size=1, attn_cp_size=1)
         monkeypatch.setattr(group, "get_parallel", lambda: parallel)
@@ -126,6 +128,50 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
     for both in (3000, 10), (700, 700):
         batches = [COST.shape([(n, 0)]) for n in both]
         assert cost.seconds(batches) == pytest.approx(COST.seconds(batches), rel=0.25)
+
+
+def test_an_emulated_step_lasts_as_long_as_the_slowest_rank_and_the_experts_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from laps_plan.profile import Profile
+    from sglang_laps.emulation import group as emulated
+    from sglang_laps.emulation.asked import Asked
+    from sglang_laps.emulation.timeline import Timeline
+
+    world, slow = World(monkeypatch, COST), 2.0
+    monkeypatch.setattr(emulated.torch.distributed, "get_world_size", lambda _: RANKS)
+    asked = Asked("g", Profile(name="g", source="made up", coefficients=Coefficients(0, 1, 0, 0, 0), group=COST), slow)
+    at = [100.0, 100.5]
+
+    def device(rank: int) -> Any:
+        def sleep(seconds: float) -> None:
+            at[rank] += seconds
+
+        def now() -> float:
+            at[rank] += 1e-6
+            return at[rank]
+
+        runner = SimpleNamespace(forward=lambda batch: batch.forward_mode.name)
+        emulated.GroupDevice(runner, asked, None, Timeline(now, sleep))
+        return runner
+
+    runners = [device(rank) for rank in range(RANKS)]
+
+    def step(*shapes: list[tuple[int, int]]) -> list[str]:
+        def run(rank: int) -> Any:
+            new, old = zip(*shapes[rank], strict=True) if shapes[rank] else ((), ())
+            mode = SimpleNamespace(name="EXTEND" if new else "IDLE")
+            return runners[rank].forward(
+                SimpleNamespace(forward_mode=mode, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=old)
+            )
+
+        return world.all(run)
+
+    assert step([(3000, 0)], []) == ["EXTEND", "IDLE"]
+    took_s = slow * COST.seconds([COST.shape([(3000, 0)]), COST.shape([])])
+    assert at == pytest.approx([100.5 + took_s] * 2, abs=2e-3), "it begins when the last one is there"
+    step([], [])
+    assert at == pytest.approx([100.5 + took_s] * 2, abs=2e-3), "nothing runs"
 
 
 @pytest.mark.parametrize(

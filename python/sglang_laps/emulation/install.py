@@ -26,8 +26,11 @@ def install(asked: Asked) -> None:
         if reason := off_reason(resolved(scheduler.server_args)):
             refuse(f"{ENV}: {reason}")
         runner = scheduler.tp_worker.model_runner
+        parallel = get_parallel()
         if asked.profile.group is None:
-            scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / get_parallel().pp_size)
+            scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / parallel.pp_size)
+        elif parallel.attn_dp_size != parallel.tp_size:
+            refuse(f"{ENV}: {asked.profile.name} is of data-parallel attention ranks: --dp-size is to be --tp-size")
         else:
             try:
                 scheduler.laps_emulated = GroupDevice(runner, asked, scheduler.tp_cpu_group)
