@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.learning import GroupModel, GroupSample
+from laps_core.group.learning import GroupModel, GroupSample, Submit
 from laps_core.group.menu import ROW, Menu
 from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
@@ -41,13 +41,21 @@ class Group:
     """One rank's part in the plan of all."""
 
     def __init__(
-        self, scheduler: Scheduler, core: LapsCore, known: GroupCost | None, *, chunk: int, guard: float
+        self,
+        scheduler: Scheduler,
+        core: LapsCore,
+        known: GroupCost | None,
+        *,
+        chunk: int,
+        guard: float,
+        submit: Submit | None = None,
     ) -> None:
         """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`:
-        see ``GroupPlanner``."""
+        see ``GroupPlanner``. `submit`: where step times are fitted."""
         parallel = get_parallel()
         self._core, self._ranks, self._ready = core, scheduler.tp_cpu_group, known is not None
         self._model = GroupModel(known or unknown(parallel.attn_dp_size))
+        self._model.submit = submit
         self._planner = GroupPlanner(self._model.cost, chunk=chunk, guard=guard)
         self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)
         self._rows = torch.empty((parallel.tp_size, ROW), dtype=torch.int64)
@@ -63,6 +71,7 @@ class Group:
         """What this rank runs next; None where it decides for itself. Every rank of the group asks in every round, for
         all of them meet in it."""
         planner = self._planner
+        self._model.settle()
         planner.cost = self._model.cost
         ready = self._ready or self._model.fitted
         prompts, at = self._prompts(lines) if ready else ([], [])

@@ -65,7 +65,8 @@ class Laps:
         try:
             model = saved_model.load(config.profile_path)
             # A fit takes longer than many a slice; its result is taken over by this thread, between two decisions.
-            model.submit = ThreadPoolExecutor(1, "laps-fit").submit
+            fits = ThreadPoolExecutor(1, "laps-fit").submit
+            model.submit = fits
             most = scheduler.max_prefill_tokens
             pacer = Pacer(
                 config,
@@ -107,7 +108,7 @@ class Laps:
         self.marks = None if self.synchronous else self._marks(scheduler)
         """Events by which times on the device are measured; None on a CPU."""
         alone = group.why_not(scheduler)
-        self.group = None if alone else self._group(scheduler, config, pacer)
+        self.group = None if alone else self._group(scheduler, config, pacer, fits)
         """Where data-parallel ranks have one plan."""
         self.together = {"on": alone is None, "why_not": alone}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group)
@@ -119,7 +120,7 @@ class Laps:
         self.series = Series(labels, {} if device is None else device.labels) if tells else None
         """For Prometheus, on one rank."""
 
-    def _group(self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer) -> group.Group:
+    def _group(self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer, fits: Any) -> group.Group:
         device = Profile.find(config.profile_path) if config.profile_path else None
         known = None
         if device is not None and device.group is not None:
@@ -127,7 +128,7 @@ class Laps:
                 known = device.with_ranks(get_parallel().attn_dp_size).group_with_host
             except ValueError as e:
                 refuse(f"--laps-config: {e}")
-        return group.Group(scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard)
+        return group.Group(scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard, submit=fits)
 
     @staticmethod
     def _marks(scheduler: Scheduler) -> Marks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -82,3 +83,32 @@ def test_a_bounded_number_of_steps_is_kept() -> None:
         kept.add(i % 200, i)
     assert len(kept.samples()) <= PER_STRATUM * STRATA
     assert max(kept.samples()) == 9999
+
+
+def test_a_fit_made_elsewhere_is_taken_over_when_it_is_done() -> None:
+    class Later:
+        found: GroupCost | None = None
+
+        def done(self) -> bool:
+            return self.found is not None
+
+        def result(self) -> GroupCost | None:
+            return self.found
+
+    asked, later, model = [], Later(), GroupModel(GUESS)
+
+    def submit(learn: object, samples: Sequence[GroupSample], cost: GroupCost) -> Later:
+        asked.append((len(samples), cost))
+        return later
+
+    model.submit = submit
+    for sample in steps(400):
+        model.observe(sample)
+    assert asked == [(32, GUESS)], "one at a time"
+    assert not model.fitted
+    later.found = COST
+    model.settle()
+    assert model.fitted
+    assert model.cost is COST
+    model.fit()
+    assert asked[1][0] <= 512

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from laps_core.latency.strata import Strata
 
 MIN_SAMPLES = 32
 """Fewer steps than this are not fitted."""
+MOST_SAMPLES = 512
+"""More are thinned out."""
 REFIT_EVERY = 64
 _FLATS = ((0, 0), (256, 2048), (256, 0), (0, 2048))
 """First guesses up to where the floors reach: tokens of a rank, tokens that experts see."""
@@ -35,6 +37,20 @@ class GroupSample(NamedTuple):
     """From launch to launch, or to its end where nothing followed."""
 
 
+class Fitting(Protocol):
+    """A fit under way, as a ``concurrent.futures.Future``."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> GroupCost | None: ...
+
+
+Submit = Callable[
+    [Callable[[Sequence[GroupSample], GroupCost], GroupCost | None], Sequence[GroupSample], GroupCost], Fitting
+]
+"""Has a function called elsewhere, as ``concurrent.futures.Executor.submit``."""
+
+
 class GroupModel:
     """Learns the terms of a group's step online; keeps a bounded number of steps of each kind.
 
@@ -50,10 +66,14 @@ class GroupModel:
         """Steps taken in since the start."""
         self._strata: Strata[GroupSample] = Strata()
         self._refit_at = MIN_SAMPLES
+        self.submit: Submit | None = None
+        """Where fits are made, which take a tenth of a second; None = at once, by whoever reports a step."""
+        self._fitting: Fitting | None = None
 
     def observe(self, sample: GroupSample) -> None:
         """Take in one step; fits again when enough new ones came in. What cannot be a step is ignored: a time that is
         not positive, no tokens at all, another number of ranks, negative numbers."""
+        self.settle()
         shapes, seconds = sample
         if not 0.0 < seconds < math.inf or len(shapes) != self.cost.ranks:
             return
@@ -68,9 +88,24 @@ class GroupModel:
             self.fit()
 
     def fit(self) -> None:
-        """Fit now; steps that do not allow it leave the terms as they are."""
+        """Fit now, or have it done where fits are made; steps that do not allow it leave the terms as they are."""
         samples = self._strata.samples()
-        if len(samples) >= MIN_SAMPLES and (found := learn(samples, self.cost)) is not None:
+        if len(samples) < MIN_SAMPLES or self._fitting is not None:
+            return
+        samples = samples[:: -(-len(samples) // MOST_SAMPLES)]
+        if self.submit is None:
+            self._take(learn(samples, self.cost))
+        else:
+            self._fitting = self.submit(learn, samples, self.cost)
+
+    def settle(self) -> None:
+        """Take over a fit that was made elsewhere, if one is done; call it where nothing is being decided."""
+        if self._fitting is not None and self._fitting.done():
+            found, self._fitting = self._fitting.result(), None
+            self._take(found)
+
+    def _take(self, found: GroupCost | None) -> None:
+        if found is not None:
             self.cost, self.fitted = found, True
 
 
