@@ -90,6 +90,24 @@ def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert comparison.family(_sent_to(serve, CASES[0])) == SILENCE
 
 
+def test_what_is_met_with_silence_once_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "LIMIT_S", 0.2)
+    came = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        came += 1
+        if came == 1:
+            await reader.read()
+        else:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(reply("200 OK", b'data: {"text": "x"}\n\ndata: [DONE]\n\n', EVENTS))
+        writer.close()
+
+    assert comparison.family(_sent_to(serve, CASES[0])) == ANSWER
+    assert came == 2
+
+
 def _sent_to(serve: Handler, case: Case) -> Seen:
     async def run() -> Seen:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
