@@ -39,8 +39,9 @@ logger = logging.getLogger(__name__)
 
 ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 """Quantizations that leave activations alone: with a scale over all rows, blocks of rows would come out otherwise."""
-NEWEST = 0.05
-"""Weight of the newest pause in the mean of what they cost."""
+SHORTER, LONGER = 0.94, 1.02
+"""What is known of the cost of a pause follows each one that took less, or more: a quarter of them take less. A mean
+would count what other processes take of a busy core."""
 
 
 class Cutter(Protocol):
@@ -232,7 +233,7 @@ class Slices(Armed):
         else:
             pause_s = time.perf_counter() - begin
             if now.since:  # the first of a pass takes in the results before it, which is no cost of pausing
-                self._pause_s += (pause_s - self._pause_s) * (NEWEST if self._pause_s else 1.0)
+                self._pause_s = self._pause_s * (SHORTER if pause_s < self._pause_s else LONGER) or pause_s
             launch_s += pause_s
             self._launch_s = min(self._launch_s, launch_s * now.total / (done - now.since))
         now.since, now.resumed = done, time.perf_counter()

@@ -66,8 +66,9 @@ def test_pauses_cost_a_fiftieth_of_a_pass_at_most() -> None:
         me.sizes.pause_s = pause_s
         plan = me.plan(0.0, [], waits)
         slice_s = layer_s * plan.layers / plan.parts
-        assert plan.layers == 0 or pause_s <= 2 * 0.02 * slice_s, "parts of a layer are whole numbers"
-        assert plan.layers or pause_s == 1e-2, "two slices are not worth it"
+        none = plan.layers == LAYERS
+        assert none or pause_s <= 2 * 0.02 * slice_s, "parts of a layer are whole numbers"
+        assert none is (pause_s == 1e-2)
 
 
 def test_slices_take_their_time_from_the_model() -> None:

@@ -168,7 +168,7 @@ class Sizes:
         if took is None:
             return 1, 1
         slice_s = max(self._slice_s, self.pause_s / PAUSES)
-        if took <= 2.0 * max(slice_s, self.launch_s):
+        if took <= 2.0 * max(self._slice_s, self.launch_s):
             return 0, 1
         # As many parts as it takes, but for those that the host could not launch in time.
         parts = math.ceil(took / max(slice_s, self.launch_s / self.layers) / self.layers - 1e-9)
