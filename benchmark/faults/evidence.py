@@ -18,6 +18,8 @@ HANG = "hang"
 STILL_S = 9.5
 """A stream of which a router hears nothing for this long (seconds) may be ended by it: its own bound is a sixth of
 --request-timeout-secs, ten seconds here. Not only faults do that: a scheduler whose pages come from a slow disk."""
+DIED = "died"
+"""A kept connection brought a request to a server that accepts none any more: as if it had died of it."""
 DEADLY = frozenset(("kill", "reset", "silent", "stop", HANG))
 """Faults that may end a stream that runs."""
 REFUSING = frozenset(("kill", "refuse"))

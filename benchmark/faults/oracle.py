@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark.faults.evidence import STORM_WORDS, Evidence
+from benchmark.faults.evidence import DIED, STORM_WORDS, Evidence
 
 RIGHT, REFUSED, CUT = "right", "refused", "cut"
 WRONG, LOST, HUNG = "wrong", "lost", "hung"
@@ -127,6 +127,8 @@ def _refused(seen: Seen, status: int, evidence: Evidence, roles: Roles) -> Verdi
     whats = {h.what for h in evidence.hits(seen.number)}
     if STORM_WORDS in seen.reason or "storm" in whats:
         return Verdict(REFUSED, f"{status} of a storm")
+    if status == 502 and DIED in whats:
+        return Verdict(REFUSED, "502: what a server may have died of alone is not sent to the next")
     if status in (429, 502, 503, 504) and (warrant := nobody(seen, evidence, roles)):
         return Verdict(REFUSED, f"{status}: {warrant}")
     if 400 <= status < 500 and status != 429:

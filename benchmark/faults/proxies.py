@@ -9,7 +9,7 @@ import re
 import socket
 import struct
 
-from benchmark.faults.evidence import HANG, MARKER, STORM_WORDS, Evidence
+from benchmark.faults.evidence import DIED, HANG, MARKER, STORM_WORDS, Evidence
 from benchmark.rig.servers import HOST
 
 PASS, REFUSE, RESET, SILENT, STORM = "pass", "refuse", "reset", "silent", "storm"
@@ -144,6 +144,7 @@ class Proxy:
 
     async def _meet(self, link: Link, request: bytes) -> None:
         if self._listener is None:
+            self._evidence.note(link.marker, self.name, DIED)
             link.end(abrupt=True)
             raise ConnectionResetError
         if self._mode == SILENT:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmark.faults.comparison import Compared
 from benchmark.faults.corpus import Case
-from benchmark.faults.evidence import STILL_S, STORM_WORDS, Evidence
+from benchmark.faults.evidence import DIED, STILL_S, STORM_WORDS, Evidence
 from benchmark.faults.oracle import CUT, FILLED_S, HANG_S, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
 from benchmark.faults.outcome import complaints, piece
 from benchmark.results.piece import Piece
@@ -223,6 +223,15 @@ def test_the_result_is_written_with_every_bar(evidence: Evidence, tmp_path: Path
         "hostile requests taken worse than by stock",
     ]  # fmt: skip
     assert complaints(made, 2)[-1] == "and 2 more in the result"
+
+
+def test_what_a_server_may_have_died_of_alone_is_refused(evidence: Evidence, clock: Clock) -> None:
+    refused = seen(status=502, got=None, reason="decode: Connection reset by peer")
+    sent(evidence, clock, "p1", 100.0)
+    assert end(refused, evidence) == LOST
+    sent(evidence, clock, "d0", 100.0, DIED)
+    assert end(refused, evidence) == REFUSED
+    assert end(seen(status=503, got=None, reason="nobody"), evidence) == LOST
 
 
 def test_a_stream_of_which_nothing_comes_for_long_may_be_ended(evidence: Evidence, clock: Clock) -> None:
