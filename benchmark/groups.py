@@ -36,7 +36,7 @@ PROFILE, MODEL = "h200-deepseek-v3-dp8", "deepseek3"
 CHUNK = 8192
 """New tokens of a rank's batch, at most."""
 STOCK_CHUNK = 2048
-"""Of stock, the better for the load (512 to 8,192 simulated)."""
+"""New tokens of a stock rank's batch: the better chunk for the load (512 to 8,192 simulated)."""
 SHORT, LONGEST = 256, 8192
 PATIENCE_S = 120.0
 KEYS = ("short P90", "mean", "mean slowdown", "long P90")

@@ -42,7 +42,7 @@ SHORTS, LONGS, MEETINGS = 24, 3, 12
 WITHIN = (0.1, 0.8)
 """When the short request comes, as shares of the long one's lone time."""
 HOST_MS = 1.0
-"""What launching the short batch may take beyond the slice that is under way."""
+"""Most time (ms) to launch the short batch beyond the slice that is under way."""
 TP = 2
 
 

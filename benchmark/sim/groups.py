@@ -28,19 +28,19 @@ from benchmark.results.piece import Figure, Piece, Table, count, parser, positiv
 LONGEST = 131_072
 """Prompts are cut to the model's context (tokens)."""
 CHUNKS = (512, 1024, 2048, 4096, 8192)
-"""Of a rank (tokens)."""
+"""Chunks of a rank that stock is tried with (tokens)."""
 POLICIES = ("fcfs", "hrrn", "shortest-prefill-first")
 ASSIGNS: tuple[AssignRule, ...] = ("total_tokens", "random")
 DELAYS = (3, 30)
 """Passes of the prefill delayer that the best stock policy is tried with."""
 SPAN_S = {"mix": 200.0, "agents": 2400.0}
-"""Of a simulation; of the other workloads each seed has a third of the trace."""
+"""Length of a simulation (seconds); of the other workloads each seed has a third of the trace."""
 CAPACITY = {"mix": 166.0, "azure_conv": 44.0, "mooncake_synthetic": 3.4, "agents": 1.9}
 """Requests/s that fcfs with its best chunk serves in saturation, 8 ranks of DeepSeek-V3: what loads are shares of."""
 BEST = {"mix": 1024, "azure_conv": 2048, "mooncake_synthetic": 4096, "agents": 4096}
 """The chunk with which shortest-prefill-first and total_tokens were the best of stock at 70%."""
 THINK_S, TOKEN_S = 30.0, 0.02
-"""Of agents: longest pause, and a token of output."""
+"""Seconds of agents: longest pause, and a token of output."""
 SHARED = ("short P90", "long P90", "mean TTFT", "slowdown", "tokens/s", "longest")
 BARS = {
     "mix": (0.62, 1.0, 0.64, 0.60), "azure_conv": (0.45, 1.0, 0.74, 0.60),
@@ -91,7 +91,7 @@ class Found:
     """Share of rank-time spent on waiting for the slowest rank (0..1)."""
 
     def row(self) -> list[str]:
-        """Of the table."""
+        """Cells of the table."""
         label, *values = astuple(self)
         return [label, *(f"{v:.0f}" if v > 999 else f"{v:.3f}" for v in values)]
 

@@ -79,7 +79,7 @@ class Flight(Running):
     lasted_s: float = 0.0
     """Device time that it had, once its result is processed."""
     round: int = 0
-    """Of a group of data-parallel ranks: in which it was built."""
+    """Round of a group of data-parallel ranks in which it was built."""
     marks: tuple[Any, Any] = (None, None)
     """Its begin and end on the device, where the host does not see them."""
 
@@ -306,7 +306,7 @@ class LapsCore:
         self._flights[batch.forward_iter] = flight
 
     def flight_of(self, batch: Any) -> Flight | None:
-        """What was sent with the number of this batch; asked once."""
+        """Batch that was sent under this number; asked once."""
         return self._flights.pop(batch.forward_iter, None)
 
     def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:

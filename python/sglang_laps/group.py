@@ -61,15 +61,15 @@ class Group:
         self._rows = torch.empty((parallel.tp_size, ROW), dtype=torch.int64)
         self._ran = NOTHING
         self._round = 0
-        """The same on every rank."""
+        """Rounds so far, equal on every rank."""
         self._shapes: dict[int, tuple[OwnShape, ...]] = {}
         self._seconds: dict[int, float] = {}
         self._steps = 0
         self._waited_s = self._steps_s = 0.0
 
     def plan(self, now: float, lines: Lines) -> Plan | None:
-        """What this rank runs next; None where it decides for itself. Every rank of the group asks in every round, for
-        all of them meet in it."""
+        """Plan of this rank's next batch; None where it decides for itself. Every rank asks in every round, for all
+        of them meet in it."""
         planner = self._planner
         self._model.settle()
         planner.cost = self._model.cost
@@ -124,7 +124,7 @@ class Group:
         }
 
     def _prompts(self, lines: Lines) -> tuple[list[Prompt], list[tuple[bool, int]]]:
-        """What waits here, and of each whether it is short and its place among those of its class.
+        """Prompts that wait here, and of each whether it is short and its place among those of its class.
 
         Of those between two of their chunks only one: SGLang has one slot for them.
         """
@@ -163,5 +163,5 @@ class Group:
 
 
 def unknown(ranks: int) -> GroupCost:
-    """Of a group that nothing is known of."""
+    """Cost of a group of which nothing is known."""
     return GroupCost(ranks=ranks, fixed=0.0, token=0.0, alpha=0.0, expert=0.0)

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 ROWS_APART = {None, "awq", "awq_marlin", "gptq", "gptq_marlin"}
 """Quantizations that leave activations alone: with a scale over all rows, blocks of rows would come out otherwise."""
 SHORTER, LONGER = 0.94, 1.02
-"""What is known of the cost of a pause follows each one that took less, or more: a quarter of them take less. A mean
-would count what other processes take of a busy core."""
+"""Factors by which the estimated cost of a pause follows one that took less, or more: a quarter take less. A mean would
+count what other processes take of a busy core."""
 
 
 class Cutter(Protocol):
@@ -60,7 +60,7 @@ class Cutter(Protocol):
 
     @property
     def pause_s(self) -> float:
-        """What a pause in which nothing runs costs a pass (seconds); 0 if unknown, or where the device computes
+        """Time (seconds) that a pause in which nothing runs costs a pass; 0 if unknown, or where the device computes
         meanwhile."""
         ...
 
@@ -145,7 +145,7 @@ class Slices(Armed):
 
     @property
     def pause_s(self) -> float:
-        """What a pause in which nothing runs costs a pass (seconds); 0 if unknown, or where the device computes
+        """Time (seconds) that a pause in which nothing runs costs a pass; 0 if unknown, or where the device computes
         meanwhile."""
         return self._pause_s if self._events is None else 0.0
 

@@ -9,7 +9,7 @@ from laps_core.group.menu import Menu
 
 
 class Choice(NamedTuple):
-    """What the group runs next."""
+    """Budget that all ranks take for their next step."""
 
     level: int
     """Index into the ladder, the same on every rank."""
@@ -38,7 +38,7 @@ def step_s(menus: Sequence[Menu], level: int, *, padded: bool) -> float:
 
 
 def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False) -> Choice | None:
-    """The same on all ranks, for it looks at nothing but what all of them were told; None: nothing can run.
+    """Choose the budget of the next step, equal on all ranks: from their rows alone. None: nothing can run.
 
     A second of a step costs the weight of all that wait, and half of what comes meanwhile: a step of t seconds costs
     W t + A t^2 / 2. The budget with the most useful work for that is taken. The smallest one is for short requests: it

@@ -36,7 +36,7 @@ class GroupCost:
 
     ranks: int
     fixed: Cost
-    """What a step takes beside both parts, the host's time included."""
+    """Time of every step beside both parts, the host's included."""
     token: Cost
     """Own part, per new token: projections, dispatch and combine, shared experts."""
     alpha: Cost
@@ -44,7 +44,7 @@ class GroupCost:
     unpack: Cost = 0.0
     """Own part, per history token of each chunk: reading the cache, and for MLA unpacking K and V."""
     absorbed: Cost | None = None
-    """The same as ``alpha`` where MLA attends to the packed cache (no ``unpack``); None: there is no such path."""
+    """Attention, as ``alpha``, where MLA attends to the packed cache (no ``unpack``); None: there is no such path."""
     own_floor: Cost = 0.0
     """The own part of a rank with any tokens takes at least so long: launches, and reading the weights."""
     expert: Cost
@@ -56,17 +56,17 @@ class GroupCost:
 
     @property
     def step_s(self) -> float:
-        """What a step takes however little is in it."""
+        """Time of the smallest step."""
         return self.fixed + self.own_floor + self.expert_floor
 
     def stretched(self, slow: float) -> GroupCost:
-        """The same with devices that take ``slow`` times as long for everything."""
+        """Cost on devices that take ``slow`` times as long for everything."""
         terms = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("ranks", "padded")}
         more: dict[str, Any] = {name: None if term is None else slow * term for name, term in terms.items()}
         return replace(self, **more)
 
     def unpacks(self, new: int, history: int) -> bool:
-        """Whether a request's history is unpacked: the cheaper of the two paths."""
+        """True if unpacking a request's history is the cheaper of the two paths."""
         if self.absorbed is None:
             return True
         pairs = new * (new + 2 * history)
@@ -106,7 +106,7 @@ class GroupCost:
         return self.alpha * shape.attention + self.unpack * shape.history + absorbed * shape.absorbed
 
     def work_s(self, new: int, history: int) -> float:
-        """What a request adds to a step that is not almost empty: own part and experts."""
+        """Time that a request adds to a step that is not almost empty: own part and experts."""
         return (self.token + self.expert) * new + self.attention_s(new, history)
 
     def useful_s(self, new: int, history: int) -> float:
@@ -119,7 +119,7 @@ class GroupCost:
         while new > 0:
             n = min(new, chunk)
             own = self.own_s(n, self.attention_s(n, history))
-            seconds += self.fixed + own + max(self.expert_floor, self.expert * n * (self.ranks if self.padded else 1))
+            seconds += self.fixed + own + self.experts_s([n])
             new, history = new - n, history + n
         return seconds
 

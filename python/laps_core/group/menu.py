@@ -29,11 +29,11 @@ class Level(NamedTuple):
     useful_us: int
     """Own part without what small chunks cost more (``GroupCost.useful_s``)."""
     weight: int
-    """Of the requests in it, in thousandths."""
+    """Weight of the requests in it, in thousandths."""
 
 
 class Waits(NamedTuple):
-    """What waits on a rank, the batches of its menu included."""
+    """Requests that wait on a rank, the batches of its menu included."""
 
     weight: int
     """Sum of ``Prompt.weight``, in thousandths."""
@@ -50,7 +50,7 @@ class Waits(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a rank has learned of the parts of a step that are not its own. All ranks count with those of rank 0."""
+    """Learned times of the parts of a step that are not a rank's own. All ranks count with those of rank 0."""
 
     fixed_us: int
     own_floor_us: int

@@ -25,11 +25,11 @@ class Pick(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What a rank would run with one budget."""
+    """Batch that a rank would run with one budget."""
 
     level: Level
     whole: int
-    """So many prompts of the order run to their end."""
+    """Number of prompts, from the first of the order, that run to their end."""
     cut: tuple[Pick, ...]
     """Pieces of others, or the prompt that goes first."""
 

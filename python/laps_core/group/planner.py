@@ -49,7 +49,7 @@ class GroupPlanner:
 
     @property
     def due(self) -> bool:
-        """Whether each rank's oldest long prompt goes first in the next step."""
+        """True if each rank's oldest long prompt goes first in the next step."""
         return self._guard.due()
 
     def came(self, weight: float) -> None:
@@ -57,7 +57,7 @@ class GroupPlanner:
         self._came += weight
 
     def menu(self, now: float, prompts: Sequence[Prompt], ran: OwnShape = NOTHING, *, room: int | None = None) -> Menu:
-        """What this rank offers. ``ran``: its batch in the step before. ``room``: new tokens that memory holds now,
+        """Make this rank's menu. ``ran``: its batch in the step before. ``room``: new tokens that memory holds now,
         where these are fewer than the chunk."""
         self._learn_arrivals(now)
         longs = [i for i, p in enumerate(prompts) if p.long]
@@ -83,7 +83,7 @@ class GroupPlanner:
         return Menu(made.levels, waits, terms, ran)
 
     def decide(self, menus: Sequence[Menu]) -> Choice | None:
-        """What all ranks run, from the menus of all of them in the order of their ranks; None: nothing can."""
+        """Choose what all ranks run, from the menus of all in the order of their ranks; None: nothing can."""
         padded = self.cost.padded
         fixed_s = self._step_s(menus)
         longs = any(menu.waits.longs for menu in menus)
@@ -110,7 +110,7 @@ class GroupPlanner:
 
     @staticmethod
     def _step_s(menus: Sequence[Menu]) -> float:
-        """What a step takes however little is in it, as all ranks count."""
+        """Time of the smallest step, as all ranks count."""
         terms = menus[0].terms
         return 1e-6 * (terms.fixed_us + terms.own_floor_us + terms.expert_floor_us)
 

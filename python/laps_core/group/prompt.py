@@ -19,7 +19,7 @@ class Prompt(NamedTuple):
     work_s: float
     """Predicted time of what is left, beside others; least goes first."""
     weight: float
-    """What a second of its waiting counts: one over the root of the time that it took alone when it came, so between a
+    """Cost of a second of its waiting: one over the root of the time that it took alone when it came, so between a
     mean of TTFTs and a mean of slowdowns."""
     long: bool
     """It takes more than a step's fixed time."""
@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
         return cls(new, history, since_s, work, cost.lone_s(new, history, chunk) ** -0.5, work > cost.step_s)
 
     def after(self, cost: GroupCost, tokens: int) -> Prompt:
-        """What is left once so many of its tokens have run."""
+        """Prompt that is left once so many of its tokens have run."""
         left, history = self.tokens - tokens, self.history + tokens
         work = cost.work_s(left, history)
         return self._replace(tokens=left, history=history, work_s=work, long=work > cost.step_s, started=True)

@@ -18,7 +18,7 @@ SLICE_S = 0.02
 OVERHEAD = 0.1
 """Share of the time that fixed times of preempting steps may cost."""
 SAVED = 4.0
-"""So many preemptions may follow each other at once, where there was none before."""
+"""Preemptions that may follow each other at once, where there was none before."""
 DEPTH = 2
 """Steps that may be paused at a time."""
 
@@ -45,12 +45,12 @@ class Slices:
 
     @property
     def paused(self) -> bool:
-        """Whether a step is under way."""
+        """True if a step is under way."""
         return bool(self._paused)
 
     @property
     def open(self) -> bool:
-        """Whether a step may preempt the one that is under way, so that ranks exchange menus at its next boundary."""
+        """True if a step may preempt the one that is under way, so that ranks exchange menus at its next boundary."""
         return 0 < len(self._paused) <= DEPTH and self._paused[-1].left > 1 and self._saved >= 1.0
 
     def begin(self, menus: Sequence[Menu], choice: Choice) -> int:
@@ -92,7 +92,7 @@ class Slices:
         return at(menus, best, oldest=False, padded=padded)
 
     def shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> bool:
-        """Whether the smallest budget pays before a long step: short requests in a step of their own."""
+        """True if the smallest budget pays before a long step: short requests in a step of their own."""
         if self._saved < 1.0 or not choice.level or not (first_s := step_s(menus, 0, padded=padded)):
             return False
         mine = sum(menu.waits.shorts for menu in menus)

@@ -18,7 +18,6 @@ BATCH_TOKENS = 16384
 """SGLang's default for --max-prefill-tokens."""
 REMEMBERED = 4096
 """Predicted times that are kept."""
-
 PAUSES = 0.02
 """Share of a pass that its pauses may cost: where they cost more, slices are longer than ``slice_ms``."""
 
@@ -57,7 +56,7 @@ class Sizes:
         self.launch_s = 0.0
         """Host time to launch a whole pass in slices; 0 = not known, or nothing is launched."""
         self.pause_s = 0.0
-        """What a pause costs a pass; 0 = not known, or the device computes meanwhile."""
+        """Time that a pause costs a pass; 0 = not known, or the device computes meanwhile."""
         self._slice_s = slice_s
         self._alone: dict[tuple[int, int], float] = {}
         self._alone_by: object = None
