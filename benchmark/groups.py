@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,8 @@ from dataclasses import replace
 
 from laps_plan.profile import Profile
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.lengths import lmsys, log_uniform, mix
-from laps_plan.traffic.streams import poisson
 
+from benchmark.emulated import arrivals
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.metrics import quantile
@@ -40,12 +38,6 @@ STOCK_CHUNK = 2048
 SHORT, LONGEST = 256, 8192
 PATIENCE_S = 120.0
 KEYS = ("short P90", "mean", "mean slowdown", "long P90")
-
-
-def jobs(rate: float, seconds: float, seed: str) -> list[Job]:
-    """A round's requests."""
-    rng, draw = random.Random(seed), mix(lmsys(SHORT), log_uniform(1024, LONGEST), 0.05)
-    return [Job(at_s, draw(rng)) for at_s in poisson(rate, seconds, rng)]
 
 
 def variants(ranks: int) -> list[Variant]:
@@ -91,7 +83,7 @@ def run(args: argparse.Namespace) -> Piece:
     prompts = Prompts(device.vocabulary, args.seed, LONGEST, reuse=False, prefill_only=True)
     found = variants(args.ranks)
     rows: dict[int, list[Job]] = {
-        i: jobs(args.rate / args.slow, args.seconds, f"{args.seed}/{i}") for i in range(args.rounds)
+        i: arrivals(args.rate / args.slow, args.seconds, f"{args.seed}/{i}") for i in range(args.rounds)
     }
 
     with Fleet(device, CHUNK, found, False, args.out, prompts, say, True) as fleet:

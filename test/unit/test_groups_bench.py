@@ -9,8 +9,8 @@ from benchmark import groups
 
 
 def test_the_load_is_the_same_for_all_and_mixed() -> None:
-    found = groups.jobs(50.0, 40.0, "1/0")
-    assert found == groups.jobs(50.0, 40.0, "1/0")
+    found = groups.arrivals(50.0, 40.0, "1/0")
+    assert found == groups.arrivals(50.0, 40.0, "1/0")
     long = sum(job.new > groups.SHORT for job in found) / len(found)
     assert 0.02 < long < 0.09
     assert 1500 < len(found) < 2500

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from laps_core.group.cost import GroupCost
+from laps_core.group.cost import GroupCost, OwnShape
 
 from sglang_laps.emulation.asked import Asked
 from sglang_laps.emulation.device import PREFILLS, EmulatedDevice
@@ -29,7 +29,7 @@ class GroupDevice(EmulatedDevice):
         assert cost is not None
         self._cost: GroupCost = cost
         self._ranks = ranks
-        self._told = torch.empty((size, 3), dtype=torch.float64)
+        self._told = torch.empty((size, 1 + len(OwnShape._fields)), dtype=torch.float64)
 
     def _forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.disarm()
@@ -42,13 +42,11 @@ class GroupDevice(EmulatedDevice):
             else [*zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True)]
         )
         time, cost = self._timeline, self._cost
-        mine = cost.shape(shape)
-        told = torch.tensor(
-            [time.begin(), cost.own_s(mine.tokens, cost.shape_s(mine)), mine.tokens], dtype=torch.float64
-        )
+        told = torch.tensor([time.begin(), *cost.shape(shape)], dtype=torch.float64)
         torch.distributed.all_gather_into_tensor(self._told.view(-1), told, group=self._ranks)
-        begins, owns, tokens = self._told.T.tolist()
-        seconds = cost.fixed + max(owns) + cost.experts_s(tokens) if any(tokens) else 0.0
+        begins, *sums = self._told.T.tolist()
+        shapes = [OwnShape(*map(int, one)) for one in zip(*sums, strict=True)]
+        seconds = cost.seconds(shapes) if any(one.tokens for one in shapes) else 0.0
         called, begin = time.now(), max(begins)
         output = self._model(forward_batch, *args, **kwargs)
         model_s = time.now() - called
