@@ -3,12 +3,13 @@ budget of time. What is exchanged and chosen is in ``laps_core.group``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.learning import GroupModel, GroupSample, Submit
+from laps_core.group.learning import GroupModel, GroupSample
 from laps_core.group.menu import ROW, Menu
 from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
@@ -48,7 +49,7 @@ class Group:
         *,
         chunk: int,
         guard: float,
-        submit: Submit | None = None,
+        submit: Callable[..., Any] | None = None,
     ) -> None:
         """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`:
         see ``GroupPlanner``. `submit`: where step times are fitted."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from laps_core.group.cost import GroupCost, OwnShape
+from laps_core.latency.fits import Fitted
 from laps_core.latency.nnls import robust_nnls
 from laps_core.latency.strata import Strata
 
@@ -37,21 +38,7 @@ class GroupSample(NamedTuple):
     """From launch to launch, or to its end where nothing followed."""
 
 
-class Fitting(Protocol):
-    """A fit under way, as a ``concurrent.futures.Future``."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> GroupCost | None: ...
-
-
-Submit = Callable[
-    [Callable[[Sequence[GroupSample], GroupCost], GroupCost | None], Sequence[GroupSample], GroupCost], Fitting
-]
-"""Has a function called elsewhere, as ``concurrent.futures.Executor.submit``."""
-
-
-class GroupModel:
+class GroupModel(Fitted["GroupCost | None"]):
     """Learns the terms of a group's step online; keeps a bounded number of steps of each kind.
 
     Which rank was the slowest, and whether a floor counted, follows from the terms, and the terms from that: a few
@@ -60,15 +47,13 @@ class GroupModel:
 
     def __init__(self, start: GroupCost) -> None:
         """``start``: what is known before anything is measured; ranks, padding and paths of attention stay as there."""
+        super().__init__()
         self.cost = start
         self.fitted = False
         self.observed = 0
         """Steps taken in since the start."""
         self._strata: Strata[GroupSample] = Strata()
         self._refit_at = MIN_SAMPLES
-        self.submit: Submit | None = None
-        """Where fits are made, which take a tenth of a second; None = at once, by whoever reports a step."""
-        self._fitting: Fitting | None = None
 
     def observe(self, sample: GroupSample) -> None:
         """Take in one step; fits again when enough new ones came in. What cannot be a step is ignored: a time that is
@@ -90,19 +75,8 @@ class GroupModel:
     def fit(self) -> None:
         """Fit now, or have it done where fits are made; steps that do not allow it leave the terms as they are."""
         samples = self._strata.samples()
-        if len(samples) < MIN_SAMPLES or self._fitting is not None:
-            return
-        samples = samples[:: -(-len(samples) // MOST_SAMPLES)]
-        if self.submit is None:
-            self._take(learn(samples, self.cost))
-        else:
-            self._fitting = self.submit(learn, samples, self.cost)
-
-    def settle(self) -> None:
-        """Take over a fit that was made elsewhere, if one is done; call it where nothing is being decided."""
-        if self._fitting is not None and self._fitting.done():
-            found, self._fitting = self._fitting.result(), None
-            self._take(found)
+        if len(samples) >= MIN_SAMPLES:
+            self._make(learn, samples[:: -(-len(samples) // MOST_SAMPLES)], self.cost)
 
     def _take(self, found: GroupCost | None) -> None:
         if found is not None:

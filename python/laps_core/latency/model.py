@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from laps_core.config import ConfigError
+from laps_core.latency.fits import Fitted
 from laps_core.latency.fitting import fit
 from laps_core.latency.step import Coefficients, Count, Requests, StepSample, StepShape
 from laps_core.latency.strata import Strata
@@ -32,18 +33,6 @@ _Row = tuple[Count, Count, Count, Count, Annotated[float, Meta(gt=0.0, le=sys.fl
 """A StepSample in a file."""
 
 
-class Fitting(Protocol):
-    """A fit under way, as a ``concurrent.futures.Future``."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> Coefficients | str: ...
-
-
-Submit = Callable[[Callable[[Sequence[StepSample]], "Coefficients | str"], Sequence[StepSample]], Fitting]
-"""Has a function called elsewhere, as ``concurrent.futures.Executor.submit``."""
-
-
 class _Saved(msgspec.Struct, kw_only=True):
     """A model in a file."""
 
@@ -54,7 +43,7 @@ class _Saved(msgspec.Struct, kw_only=True):
     held_out: list[_Row]
 
 
-class LatencyModel:
+class LatencyModel(Fitted["Coefficients | str"]):
     """Learns step times online and predicts them; says "not fitted" until the steps seen can tell the terms apart.
 
     Every fifth step is held out to measure the error. The others are kept in strata of similar shape, the
@@ -63,6 +52,7 @@ class LatencyModel:
 
     def __init__(self, coefficients: Coefficients | None = None) -> None:
         """`coefficients`: what is known of the server already."""
+        super().__init__()
         self.coefficients = coefficients
         self.observed = 0
         """Steps taken in since the start."""
@@ -70,9 +60,6 @@ class LatencyModel:
         self._held_out: deque[StepSample] = deque(maxlen=_HELD_OUT)
         self._refit_at = MIN_SAMPLES
         self._why_not: str | None = "no steps measured"
-        self.submit: Submit | None = None
-        """Where fits are made, which take some milliseconds; None = at once, by whoever reports a step."""
-        self._fitting: Fitting | None = None
 
     @property
     def fitted(self) -> bool:
@@ -97,16 +84,8 @@ class LatencyModel:
         self._refit_at = self.observed + min(max(_REFIT_EVERY, self.observed // 4), _REFIT_AT_MOST_EVERY)
         if self.observed < MIN_SAMPLES:
             self._why_not = f"too few steps measured ({self.observed} of {MIN_SAMPLES})"
-        elif self.submit is None:
-            self._take(learn(self._strata.samples()))
-        elif self._fitting is None:
-            self._fitting = self.submit(learn, self._strata.samples())
-
-    def settle(self) -> None:
-        """Take over a fit that was made elsewhere, if one is done; call it where nothing is being decided."""
-        if self._fitting is not None and self._fitting.done():
-            found, self._fitting = self._fitting.result(), None
-            self._take(found)
+        else:
+            self._make(learn, self._strata.samples())
 
     def _take(self, found: Coefficients | str) -> None:
         if isinstance(found, str):
