@@ -161,17 +161,26 @@ async def unread(s: Stack, data: bytes) -> socket.socket:
     return sock
 
 
-class Flooding(FakeDecode):
-    """Streams without an end, 64 KiB an event."""
+class Streaming(FakeDecode):
+    """Answers with a stream of its own."""
 
-    async def serve(self, request: Any, body: Any) -> Any:
-        if "fill" not in body:
-            return await super().serve(request, body)
+    async def stream(self, request: Any, body: Any) -> Any:
+        """The begin of it, once the prefill server has the request, too."""
         from aiohttp import web
 
         await self.world.event(body["bootstrap_room"]).wait()
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
+        return response
+
+
+class Flooding(Streaming):
+    """Streams without an end, 64 KiB an event."""
+
+    async def serve(self, request: Any, body: Any) -> Any:
+        if "fill" not in body:
+            return await super().serve(request, body)
+        response = await self.stream(request, body)
         while True:
             await response.write(b"data: " + b"x" * (1 << 16) + b"\n\n")
 
@@ -192,15 +201,11 @@ def test_streams_that_nobody_reads_give_their_places_back() -> None:
     asyncio.run(run())
 
 
-class Late(FakeDecode):
+class Late(Streaming):
     """Streams nothing that fills a buffer for three seconds, then without an end."""
 
     async def serve(self, request: Any, body: Any) -> Any:
-        from aiohttp import web
-
-        await self.world.event(body["bootstrap_room"]).wait()
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        response = await self.stream(request, body)
         for _ in range(30):
             await response.write(b"data: 0\n\n")
             await asyncio.sleep(0.1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from laps_core.scheduling.plan import Plan
+from sglang_laps.classes import Tag
 
 
 class Cache:
@@ -63,6 +64,13 @@ class Prompt:
 
     def needs_host_load_back(self) -> bool:
         return False
+
+
+def request(tokens: int) -> Any:
+    """A request that waits, with so many new tokens."""
+    req: Any = Prompt(tokens)
+    req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
+    return req
 
 
 @pytest.fixture

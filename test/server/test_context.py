@@ -9,19 +9,13 @@ from typing import Any
 
 import pytest
 from laps_core.config import LapsConfig
-from sglang_laps.classes import Classes, Tag
+from sglang_laps.classes import Classes
 
-from .adders import Cache, Prompt, adder, filled
+from .adders import Cache, adder, filled, request
 
 __all__ = ["adder"]
 LEAST = 8
 """New tokens: twice the four ranks."""
-
-
-def request(tokens: int) -> Any:
-    req: Any = Prompt(tokens)
-    req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
-    return req
 
 
 def batch(waiting: Sequence[int], *, begun: Any = None, chunk: int = 512, least: int = LEAST) -> list[int]:

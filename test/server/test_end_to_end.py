@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import http_load as load
 import pytest
-from served import CHUNK, NORMAL, OVERLAP, STOCK, Beside, Prefill, Reference, ids, on
+from served import CHUNK, NORMAL, OVERLAP, STOCK, Prefill, Reference, ids, on
 
 from benchmark.rig import servers
+
+from .through import generate, router
+
+__all__ = ["router"]
 
 pytestmark = on(STOCK, OVERLAP, NORMAL)
 NEW = 8
 
 
-@pytest.fixture(scope="module")
-def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    decode = beside.decode(tmp_path_factory)
-    with servers.running(servers.minilb([prefill.server], [decode], tmp_path_factory.mktemp("router") / "log")) as (r,):
-        yield r
-
-
-async def generate(http: Any, router: servers.Server, prompt: list[int]) -> list[int]:
-    params = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}
-    body = {"input_ids": prompt, "sampling_params": params}
-    async with http.post(router.url + "/generate", json=body) as reply:
-        answer = await reply.json()
-        assert reply.status == 200, answer
-        return list(answer["output_ids"])
-
-
 def ask_all(router: servers.Server, prompts: list[list[int]]) -> list[list[int]]:
     async def run() -> list[list[int]]:
         async with load.session() as http:
-            return list(await asyncio.gather(*(generate(http, router, p) for p in prompts)))
+            return list(await asyncio.gather(*(generate(http, router, p, NEW) for p in prompts)))
 
     return asyncio.run(run())
 
@@ -113,7 +100,7 @@ def test_aborts_through_the_whole_chain(router: servers.Server, prefill: Prefill
 
     async def one(http: Any, i: int) -> bool:
         await asyncio.sleep(rng.random() * 2.0)
-        call = generate(http, router, ids(900 + i, 900 if i % 8 == 0 else rng.randint(5, 150)))
+        call = generate(http, router, ids(900 + i, 900 if i % 8 == 0 else rng.randint(5, 150)), NEW)
         try:
             await asyncio.wait_for(call, rng.choice((0.01, 0.05, 0.2)) if i % 2 else 60.0)
         except TimeoutError:

@@ -8,15 +8,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import http_load as load
 import psutil
 import pytest
-from served import CHUNK, LAPS, SEVERAL, Beside, Prefill, Reference, Setup, ask, ids, on
+from served import CHUNK, LAPS, SEVERAL, Prefill, Reference, Setup, ask, ids, on
 
 from benchmark.rig import servers
+
+from .through import generate, router
+
+__all__ = ["router"]
 
 MANY = "LAPS_PIPELINE_REQUESTS"
 """How many mixed requests; 60 by default."""
@@ -25,21 +28,6 @@ STOPPED_S = 10.0 if MANY in os.environ else 2.0
 PP2 = Setup("pp2", (*LAPS, "--pp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, group=SEVERAL)
 pytestmark = [pytest.mark.timeout(600 + COUNT), *on(PP2)]
 NEW = 4
-
-
-@pytest.fixture(scope="module")
-def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    decode = beside.decode(tmp_path_factory)
-    with servers.running(servers.minilb([prefill.server], [decode], tmp_path_factory.mktemp("router") / "log")) as (r,):
-        yield r
-
-
-async def generate(http: Any, router: servers.Server, prompt: list[int]) -> list[int]:
-    params = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}
-    async with http.post(router.url + "/generate", json={"input_ids": prompt, "sampling_params": params}) as reply:
-        answer = await reply.json()
-        assert reply.status == 200, answer
-        return list(answer["output_ids"])
 
 
 def mixed(seed: int, count: int) -> list[list[int]]:
@@ -61,7 +49,9 @@ async def send(router: servers.Server, prompts: list[list[int]], seed: int) -> d
         await asyncio.sleep(at)
         async with at_once:
             with contextlib.suppress(TimeoutError):
-                said[i] = await asyncio.wait_for(generate(http, router, prompts[i]), stays_s if i % 3 == 0 else 110.0)
+                said[i] = await asyncio.wait_for(
+                    generate(http, router, prompts[i], NEW), stays_s if i % 3 == 0 else 110.0
+                )
 
     async with load.session() as http:
         await asyncio.gather(*(one(http, i) for i in range(len(prompts))))
@@ -107,7 +97,7 @@ def test_short_prompts_go_between_the_chunks_of_a_long_one(router: servers.Serve
         async with load.session() as http:
 
             async def timed(prompt: list[int]) -> float:
-                await generate(http, router, prompt)
+                await generate(http, router, prompt, NEW)
                 return time.monotonic()
 
             long = asyncio.ensure_future(timed(ids(91, 8 * CHUNK)))

@@ -11,19 +11,13 @@ from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Plan
-from sglang_laps.classes import Classes, Tag
+from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 
-from .adders import Cache, Loads, Prompt, adder, builder, filled
+from .adders import Cache, Loads, adder, builder, filled, request
 
 __all__ = ["adder"]
 POOL = 4096
-
-
-def request(tokens: int) -> Any:
-    req: Any = Prompt(tokens)
-    req.laps_tag = Tag(0.0, 0.0, None, new_tokens=tokens)
-    return req
 
 
 class Stock:
