@@ -59,16 +59,20 @@ def test_a_batch_that_the_host_could_not_keep_up_with_runs_whole() -> None:
     assert me.plan(0.0, [], [long(2 * tokens)]).layers > 0
 
 
-def test_pauses_cost_a_fiftieth_of_a_pass_at_most() -> None:
+def test_pauses_cost_a_fiftieth_of_a_pass_and_a_slice_takes_at_most_sixteen_times_as_long() -> None:
     me, waits = pacer(), [long(20_000)]
     layer_s = (F + CHUNK * TOKEN) / LAYERS
-    for pause_s in (0.0, 1e-4, 1e-3, 1e-2):
+    for pause_s in (0.0, 1e-4, 1e-3, 1.2e-3, 1e-2, 1.0):
         me.sizes.pause_s = pause_s
         plan = me.plan(0.0, [], waits)
         slice_s = layer_s * plan.layers / plan.parts
-        none = plan.layers == LAYERS
-        assert none or pause_s <= 2 * 0.02 * slice_s, "parts of a layer are whole numbers"
-        assert none is (pause_s == 1e-2)
+        assert slice_s <= 16 * 4e-3, "whatever a pause costs"
+        assert pause_s > 16 * 4e-3 * 0.02 or pause_s <= 2 * 0.02 * slice_s, "parts of a layer are whole numbers"
+    never = pacer(slice_ms=0.01)
+    never.sizes.pause_s = 1.0
+    plan = never.plan(0.0, [], waits)
+    assert plan.layers == 1
+    assert plan.parts > 16, "who asks for the finest slices gets them"
 
 
 def test_slices_take_their_time_from_the_model() -> None:

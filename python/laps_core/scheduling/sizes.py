@@ -20,6 +20,8 @@ REMEMBERED = 4096
 """Predicted times that are kept."""
 PAUSES = 0.02
 """Share of a pass that its pauses may cost: where they cost more, slices are longer than ``slice_ms``."""
+LONGEST_SLICE = 16.0
+"""Times ``slice_ms``: no slice is meant to take longer, whatever its pause costs."""
 
 
 class Sizes:
@@ -166,7 +168,7 @@ class Sizes:
         took = self.model.predict(shape)
         if took is None:
             return 1, 1
-        slice_s = max(self._slice_s, self.pause_s / PAUSES)
+        slice_s = max(self._slice_s, min(self.pause_s / PAUSES, LONGEST_SLICE * self._slice_s))
         if took <= 2.0 * max(self._slice_s, self.launch_s):
             return 0, 1
         # As many parts as it takes, but for those that the host could not launch in time.
