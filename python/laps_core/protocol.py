@@ -133,11 +133,24 @@ class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return PoolRecord(assignment=self.assignment, version=record.version + 1)
 
 
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan that a data-parallel attention rank shares with the others."""
+
+    on: bool = False
+    steps: Count = 0
+    """Planned together so far."""
+    budget_s: float | None = None
+    """Predicted time of the last one (seconds); None = there was none."""
+    waiting_share: float | None = None
+    """Of rank-time, spent waiting for the slowest rank; None = no step yet."""
+
+
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of one data-parallel rank: a scheduler with a queue and a prefix cache of its own."""
 
     dp_rank: Count = 0
     load: Load | None = None
+    group: GroupStatus | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ class Group:
         self._seconds: dict[int, float] = {}
         self._steps = 0
         self._waited_s = self._steps_s = 0.0
+        self._budget_s: float | None = None
 
     def plan(self, now: float, lines: Lines) -> Plan | None:
         """Plan of this rank's next batch; None where it decides for itself. Every rank asks in every round, for all
@@ -95,6 +96,7 @@ class Group:
         self._steps += 1
         self._waited_s += choice.waits * choice.seconds
         self._steps_s += choice.seconds
+        self._budget_s = choice.seconds
         picks = planner.picks(choice)
         if not picks:
             return nothing
@@ -113,11 +115,13 @@ class Group:
             self._seconds[flight.round] = flight.lasted_s
 
     def status(self) -> dict[str, Any]:
-        """For /laps_status (JSON-ready): steps that were planned together, the share of rank-time that was to be spent
-        waiting for the slowest, and what is known of how long steps take (seconds)."""
+        """For /laps_status (JSON-ready): steps that were planned together, the predicted time of the last one, the
+        share of rank-time that was to be spent waiting for the slowest, and what is known of how long steps take
+        (seconds)."""
         model = self._model
         return {
             "steps": self._steps,
+            "budget_s": self._budget_s,
             "waiting_share": self._waited_s / self._steps_s if self._steps_s else None,
             "fitted": self._ready or model.fitted,
             "observed": model.observed,

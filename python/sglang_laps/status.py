@@ -136,6 +136,12 @@ _SCHEDULER = (
     (("load", "busy_share"), "busy_share", "Share of the last seconds the device was busy."),
 )
 """Gauges: path in the snapshot, name, help."""
+_GROUP = (
+    ("steps", "group_steps", "Steps that the data-parallel attention ranks have planned together."),
+    ("budget_s", "group_budget_seconds", "Predicted time of the last such step."),
+    ("waiting_share", "group_waiting_share", "Share of rank-time spent waiting for the slowest rank."),
+)
+"""Gauges of a rank that plans with others: key in the snapshot's group, name, help."""
 _COUNTERS = (
     ("batches", "Prefill batches."),
     ("requests", "Requests prefilled (chunks of one count once each)."),
@@ -159,6 +165,7 @@ class Series:
         gauge = partial(Gauge, multiprocess_mode="mostrecent")
         self._queues = {key: gauge(f"sglang:laps_{name}", text, by_class) for key, name, text in _QUEUES}
         self._gauges = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in _SCHEDULER}
+        self._group = {key: gauge(f"sglang:laps_{name}", text, names) for key, name, text in _GROUP}
         self._counters = {name: Counter(f"sglang:laps_{name}", text, by_class) for name, text in _COUNTERS}
 
         if emulated:
@@ -182,3 +189,7 @@ class Series:
         for path, gauge in self._gauges.items():
             value: Any = reduce(getitem, path, status)
             gauge.labels(**self._labels).set(value)
+        for key, gauge in self._group.items():
+            value = status.get("group", {}).get(key)
+            if value is not None:
+                gauge.labels(**self._labels).set(value)

@@ -52,6 +52,8 @@ class RankedPrefill(FakePrefill):
         super().__init__(world, tokens_per_s, laps)
         self.by_room, self.method = method == "follow_bootstrap_room", method
         self.tells, self.each = tells, each
+        self.group: dict[str, Any] | None = None
+        """The plan that its ranks share."""
         self.info_asked = 0
         self.asked_tokens = self.cached_tokens = 0
         """Of all prompts so far, and what of them was in the cache of the rank they came to."""
@@ -70,7 +72,7 @@ class RankedPrefill(FakePrefill):
         if not self.laps:
             raise web.HTTPNotFound
         loads = [{"backlog_tokens": r.backlog, "slo_deviation": 0.0, "busy_share": 0.0} for r in self.ranks]
-        told = [{"dp_rank": n, "load": load} for n, load in enumerate(loads)]
+        told = [{"dp_rank": n, "load": load, "group": self.group} for n, load in enumerate(loads)]
         status = {
             "enabled": True,
             "load": {**loads[0], "backlog_tokens": sum(r.backlog for r in self.ranks)},

@@ -28,6 +28,11 @@ def ranked(s: Stack, n: int = 0) -> RankedPrefill:
     return server
 
 
+async def metrics(s: Stack) -> str:
+    async with s.client.get(f"{s.url}/metrics") as reply:
+        return await reply.text()
+
+
 async def known(s: Stack, size: int, n: int = 0) -> PrefillInstance:
     """The server, once the router knows how many ranks it has."""
     instance = s.lb.pools.instances[n]
@@ -164,6 +169,23 @@ def test_a_stock_server_is_asked_for_its_rule_once_and_one_without_ranks_never()
             assert [ranked(s, n).info_asked for n in range(2)] == [1, 0]
 
     asyncio.run(run())
+
+
+def test_ranks_that_plan_together_are_shown() -> None:
+    async def scenario() -> None:
+        async with stack(1, config=ONE_POOL, make_prefill=servers(2)) as s:
+            await known(s, 2)
+            assert "group" not in (await s.status())["prefill"][0]
+            assert "group_steps{" not in await metrics(s)
+            told = {"steps": 12, "budget_s": 0.25, "waiting_share": 0.125}
+            ranked(s).group = {"on": True, "why_not": None, **told, "cost": {"ranks": 2}}
+            await s.until(lambda: s.lb.readers[0].group is not None)
+            assert (await s.status())["prefill"][0]["group"] == {"on": True, **told}
+            assert f'group_waiting_share{{server="{s.lb.readers[0].instance.url}"}} 0.125' in await metrics(s)
+            ranked(s).group = {"on": False, "why_not": "its ranks do not run their steps together"}
+            await s.until(lambda: s.lb.readers[0].group is None)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("laps", [True, False], ids=["laps", "stock"])

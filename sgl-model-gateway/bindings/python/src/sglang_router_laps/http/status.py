@@ -11,6 +11,7 @@ from typing import Any
 from laps_core import __version__
 from laps_core.pools.pressure import BOTH, POOLS, pressure
 from laps_core.protocol import Status
+from msgspec import to_builtins
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
@@ -86,6 +87,7 @@ def _prefill(r: SignalReader, router: Router) -> dict[str, Any]:
         "signals": {**r.load.rounded(), "source": r.source},
         "prefix_blocks": i.prefix_blocks,
         **({"ranks": [_rank(p, i.clock()) for p in i.places]} if len(i.places) > 1 else {}),
+        **({} if r.group is None else {"group": to_builtins(r.group)}),
     }
 
 
@@ -138,6 +140,7 @@ class Metrics:
         states = [(k, BREAKER.index(s["breaker"])) for k, s in both]
         backlogs = [(k, s["signals"]["backlog_tokens"]) for k, s in prefills]
         ranks = [((s["url"], str(n)), r) for s in now["prefill"] for n, r in enumerate(s.get("ranks", ()))]
+        groups = [((s["url"],), s["group"]) for s in now["prefill"] if s.get("group", {}).get("steps")]
         kv = [((s["url"],), s["kv_tokens"]) for s in now["decode"]]
         sized = [(k, s) for k, s in kv if s["capacity"] is not None]
         gauges: tuple[tuple[str, str, str, Rows], ...] = (
@@ -152,6 +155,9 @@ class Metrics:
             ("backlog_tokens", "New tokens waiting", "server pool", backlogs),
             ("rank_outstanding_tokens", "New tokens in flight", "server rank", _column(ranks, "outstanding_tokens")),
             ("rank_waiting_seconds", "Work at a data-parallel rank", "server rank", _column(ranks, "waiting_s")),
+            ("group_steps", "Steps that attention ranks planned together", "server", _column(groups, "steps")),
+            ("group_budget_seconds", "Predicted time of the last one", "server", _column(groups, "budget_s")),
+            ("group_waiting_share", "Of rank-time, for the slowest", "server", _column(groups, "waiting_share")),
             ("kv_held_tokens", "KV taken or asked for, by all routers", "server", _column(kv, "held")),
             ("kv_capacity_tokens", "KV of a decode server", "server", _column(sized, "capacity")),
             ("draining", "Servers that finish what they have and leave", "", [((), len(now["draining"]))]),

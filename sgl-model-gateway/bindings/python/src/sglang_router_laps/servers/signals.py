@@ -14,7 +14,17 @@ import aiohttp
 import msgspec
 from laps_core.pools.demand import Spent
 from laps_core.pools.pressure import InstanceSignals, Work
-from laps_core.protocol import IDLE, MAX_AGE, STATUS_ROUTE, Count, Load, PoolRecord, read, read_status
+from laps_core.protocol import (
+    IDLE,
+    MAX_AGE,
+    STATUS_ROUTE,
+    Count,
+    GroupStatus,
+    Load,
+    PoolRecord,
+    read,
+    read_status,
+)
 from msgspec import structs
 
 from ..config import AllocConfig
@@ -70,6 +80,8 @@ class SignalReader(Reader):
         self._told_at = instance.clock()
         """Time of that load, by the clock of the instance (seconds)."""
         self._by_rank: Mapping[int, Load] = {}
+        self.group: GroupStatus | None = None
+        """The plan that its data-parallel attention ranks share, by the latest report; None = they have none."""
         self._sized: tuple[int, int, float] | None = None
         """Ranks of a stock server, to how many of them it deals requests by bootstrap room, and when this was read."""
         self._seen: dict[str, tuple[float, float]] = {}
@@ -80,6 +92,8 @@ class SignalReader(Reader):
         statistics where it never reports."""
         i, own = self.instance, self._own()
         route = await self.ask()
+        if route != STATUS_ROUTE:
+            self.group = None
         if route != STATUS_ROUTE and self._level:
             i.take(None)
             i.is_known(False, None, None)
@@ -141,6 +155,7 @@ class SignalReader(Reader):
         i.is_known(True, said.model, said.longest)
         ranks = [] if said.ranks is msgspec.UNSET else said.ranks
         self._by_rank = {r.dp_rank: r.load for r in ranks if r.load is not None}
+        self.group = next((r.group for r in ranks if r.group is not None and r.group.on), None)
         if said.lengths is not None:
             i.outlook.arrivals.told(said.lengths, i.outlook.model, self._threshold)
         # The server's own clock distinguishes an answer that it has kept for a while from a new one.

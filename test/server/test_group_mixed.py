@@ -1,0 +1,80 @@
+"""Data-parallel attention ranks under mixed load of which a third is abandoned: every token right, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from typing import Any
+
+import http_load as load
+import pytest
+from served import NORMAL_LOOP, Prefill, Reference, ids, on
+
+from .slicing import ask
+from .test_architectures import DP_ATTENTION, TWO_CORES, must_be
+from .test_slices_models import TOGETHER, served, steps_of_many_sizes
+
+MANY = "LAPS_GROUP_REQUESTS"
+"""How many mixed requests, on two models and with both settings of the event loop; 60 on one by default."""
+COUNT = int(os.environ.get(MANY, "60"))
+MORE = (
+    served("deepseek3", *DP_ATTENTION, *NORMAL_LOOP, name="-dp-normal", env=TWO_CORES),
+    served("qwen3moe", *DP_ATTENTION, name="-dp", env=TWO_CORES),
+    served("qwen3moe", *DP_ATTENTION, *NORMAL_LOOP, name="-dp-normal", env=TWO_CORES),
+)
+pytestmark = [pytest.mark.timeout(600 + COUNT), *on(*TOGETHER, *(MORE if MANY in os.environ else ()))]
+
+
+def mixed(seed: int, count: int) -> list[list[int]]:
+    """Prompts of which every sixth takes several chunks, and some share a begin."""
+    rng = random.Random(seed)
+    document = ids(seed, 700)
+    lengths = [rng.randint(1000, 5000) if i % 6 == 0 else rng.randint(4, 200) for i in range(count)]
+    prompts = [ids(10_000 * seed + i, n) for i, n in enumerate(lengths)]
+    return [document + p[:150] if i % 10 == 3 else p for i, p in enumerate(prompts)]
+
+
+async def send(prefill: Prefill, prompts: list[list[int]], seed: int) -> dict[int, dict[str, Any]]:
+    """Answers by prompt. Every third client has its request aborted, or leaves, sooner or later."""
+    rng, said, at_once = random.Random(seed), {}, asyncio.Semaphore(24)
+    plans = [(rng.random() * len(prompts) / 20, rng.choice((0.02, 0.1, 0.4, 1.5)), i % 2) for i in range(len(prompts))]
+
+    async def ask_for(http: Any, i: int) -> None:
+        body = {**ask(prompts[i], f"mixed-{seed}-{i}"), "return_logprob": True}
+        async with http.post(prefill.server.url + "/generate", json=body) as reply:
+            answer = await reply.json()
+            if reply.status == 200 and answer["meta_info"]["finish_reason"]["type"] != "abort":
+                said[i] = answer
+
+    async def one(http: Any, i: int) -> None:
+        at, stays_s, aborts = plans[i]
+        await asyncio.sleep(at)
+        async with at_once:
+            asking = asyncio.ensure_future(ask_for(http, i))
+            if i % 3 == 0:
+                await asyncio.wait([asking], timeout=stays_s)
+                if aborts:
+                    body = {"rid": f"mixed-{seed}-{i}"}
+                    await (await http.post(prefill.server.url + "/abort_request", json=body)).read()
+                else:
+                    asking.cancel()
+            await asyncio.wait([asking], timeout=300.0)
+            assert asking.done(), f"prompt {i} hangs"
+
+    async with load.session() as http:
+        await asyncio.gather(*(one(http, i) for i in range(len(prompts))))
+    return said
+
+
+def test_mixed_requests_of_which_a_third_is_abandoned(prefill: Prefill, reference: Reference) -> None:
+    assert asyncio.run(steps_of_many_sizes(prefill)), "times of steps are not learnt"
+    before = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
+    prompts = mixed(2, COUNT)
+    said = asyncio.run(send(prefill, prompts, seed=2))
+    assert {i for i in range(COUNT) if i % 3} <= set(said)
+    for i, answer in said.items():
+        must_be(reference.first(prompts[i]), answer, prompts[i])
+    after = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
+    assert after[0] - before[0] == after[1] - before[1] > 0, "they plan together"
+    prefill.all_tokens_are_free()
