@@ -3,6 +3,7 @@ budget of time. What is exchanged and chosen is in ``laps_core.group``."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -68,10 +69,24 @@ class Group:
         self._steps = 0
         self._waited_s = self._steps_s = 0.0
         self._budget_s: float | None = None
+        self._rounds_s = self._gathers_s = 0.0
 
     def plan(self, now: float, lines: Lines) -> Plan | None:
         """Plan of this rank's next batch; None where it decides for itself. Every rank asks in every round, for all
         of them meet in it."""
+        begin = time.perf_counter()
+        made = self._plan(now, lines)
+        self._rounds_s += time.perf_counter() - begin
+        return made
+
+    def _gather(self, row: torch.Tensor) -> list[Menu]:
+        """What each rank offers."""
+        begin = time.perf_counter()
+        torch.distributed.all_gather_into_tensor(self._rows.view(-1), row, group=self._ranks)
+        self._gathers_s += time.perf_counter() - begin
+        return [Menu.read(r) for r in self._rows[self._leaders].tolist()]
+
+    def _plan(self, now: float, lines: Lines) -> Plan | None:
         planner = self._planner
         self._model.settle()
         planner.cost = self._model.cost
@@ -80,9 +95,7 @@ class Group:
         menu = planner.menu(now, prompts, self._ran)
         if not ready:
             menu = menu._replace(terms=menu.terms._replace(fixed_us=NOT_READY))
-        row = torch.tensor(menu.row(), dtype=torch.int64)
-        torch.distributed.all_gather_into_tensor(self._rows.view(-1), row, group=self._ranks)
-        menus = [Menu.read(r) for r in self._rows[self._leaders].tolist()]
+        menus = self._gather(torch.tensor(menu.row(), dtype=torch.int64))
         self._learn(tuple(menu.ran for menu in menus))
         self._ran = NOTHING
         if any(menu.terms.fixed_us == NOT_READY for menu in menus):
@@ -116,13 +129,15 @@ class Group:
 
     def status(self) -> dict[str, Any]:
         """For /laps_status (JSON-ready): steps that were planned together, the predicted time of the last one, the
-        share of rank-time that was to be spent waiting for the slowest, and what is known of how long steps take
-        (seconds)."""
-        model = self._model
+        share of rank-time that was to be spent waiting for the slowest, what a round costs the host beside the gather
+        and in it (milliseconds, the mean of all), and what is known of how long steps take (seconds)."""
+        model, rounds = self._model, max(1, self._round)
         return {
             "steps": self._steps,
             "budget_s": self._budget_s,
             "waiting_share": self._waited_s / self._steps_s if self._steps_s else None,
+            "round_ms": 1e3 * (self._rounds_s - self._gathers_s) / rounds,
+            "gather_ms": 1e3 * self._gathers_s / rounds,
             "fitted": self._ready or model.fitted,
             "observed": model.observed,
             "cost": asdict(model.cost),
