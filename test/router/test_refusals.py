@@ -164,6 +164,19 @@ def test_what_is_not_served_is_told_so_as_openai_does(method: str, path: str, st
     asyncio.run(run())
 
 
+def test_a_slash_behind_is_redirected_as_by_the_stock_router() -> None:
+    async def run() -> None:
+        async with stack(2) as s:
+            async with s.client.post(f"{s.url}/generate/", json={"text": SHORT}, allow_redirects=False) as r:
+                assert (r.status, r.headers["location"]) == (307, f"{s.url}/generate")
+            async with s.client.post(f"{s.url}/generate/", json={"text": SHORT}) as r:
+                assert r.status == 200, "as curl -L and all clients follow it"
+            async with s.client.get(f"{s.url}/nowhere/", allow_redirects=False) as r:
+                assert r.status == 404
+
+    asyncio.run(run())
+
+
 def test_what_fails_in_the_router_itself_is_told_so_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "PAGE", Path("nowhere.html"))
 

@@ -148,7 +148,8 @@ class Demand:
             for c, noise in enumerate(self._noise):
                 noise.observe(self._seen[-1].came[c], came[c])
         self._seen.append(_Sample(span, came))
-        while self.span_s - self._seen[0].span_s > MOST_PERIODS * self._config.period_s * 0.99:
+        rest_s, most_s = self.span_s, MOST_PERIODS * self._config.period_s * 0.99
+        while (rest_s := rest_s - self._seen[0].span_s) > most_s:
             self._seen.popleft()
         return came
 
@@ -202,7 +203,8 @@ class _Noise:
             return 0
         most, at = SURE * SURE * self.variance(total / n), 0
         for k, before in enumerate(accumulate(values[: n - LEAST]), 1):
-            squared = (before / k - (total - before) / (n - k)) ** 2 / (1 / k + 1 / (n - k))
+            # Difference of both means, squared, over 1 / k + 1 / (n - k).
+            squared = (before * n - total * k) ** 2 / (k * (n - k) * n)
             if squared > most:
                 most, at = squared, k
         return at

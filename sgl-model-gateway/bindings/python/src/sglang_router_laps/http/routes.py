@@ -74,10 +74,19 @@ class Rest:
     async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The stock routes. Raises HTTPException where there is none, or not for this method."""
         if scope["type"] == "http":
-            found = max((r.matches(scope)[0].value for r in getattr(self._stock, "routes", ())), default=0)
-            if found != Match.FULL.value:
-                raise HTTPException(405 if found else 404)
+            found = self._match(scope)
+            # The stock application redirects who has a slash too many or too few.
+            path = scope["path"]
+            other = path.rstrip("/") if path.endswith("/") else f"{path}/"
+            if not found and not (other and self._match({**scope, "path": other})):
+                raise HTTPException(404)
+            if found == Match.PARTIAL.value:
+                raise HTTPException(405)
         await self._stock(scope, receive, send)
+
+    def _match(self, scope: Scope) -> int:
+        """How well a stock route matches, at best: 0 for not at all."""
+        return max((r.matches(scope)[0].value for r in getattr(self._stock, "routes", ())), default=0)
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
