@@ -41,7 +41,7 @@ ANSWER_TOKENS = 4
 PATIENCE_S = 60.0
 """After the last request of a round; documents take a second each."""
 NAMES = (LAPS, FCFS)
-ORDER = (LAPS, FCFS, FCFS, LAPS) * 2
+ORDER = (LAPS, FCFS, FCFS, LAPS)
 """Short rounds in turns: what else the machine does for half a minute meets both."""
 DEVICE = replace(DEVICES[CPU], at_once=True)
 
@@ -151,12 +151,16 @@ def table(result: dict[str, dict[str, Any]]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if no request failed."""
-    p = parser("./run demo", __doc__, "demo", seed=1, seconds=17.0, whole=True)
+    p = parser(
+        "./run demo", __doc__, "demo", rounds="four in turns, so many times (2)", seed=1, seconds=17.0, whole=True
+    )
+    p.set_defaults(rounds=2)
     p.add_argument("--utilisation", type=positive, default=0.4, help="of the prefill server by documents (0.4)")
     p.add_argument("--port", type=int, help="port of the first router, the second takes the next (default: free ones)")
     args = p.parse_args(argv)
     rounds: dict[str, list[list[Answer]]] = {name: [] for name in NAMES}
     progress = Progress(live=True)
+    order = ORDER * args.rounds
     with command_line("demo"):
         for i, name in enumerate(NAMES if args.port else ()):
             servers.require_free(args.port + i, f"router ({name})")
@@ -170,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 progress("measuring a lone document")
                 alone = [lone_long_s(target, words) for target in routers.values()]
                 rate = args.utilisation / min(alone)
-                for i, name in enumerate(ORDER):
-                    progress(f"round {i + 1} of {len(ORDER)}, {name}")
+                for i, name in enumerate(order):
+                    progress(f"round {i + 1} of {len(order)}, {name}")
                     answers = one_round(routers[name], words, args.seed + i // 2, args.seconds, rate)
                     require_answers(answers, name, fleet.log(name).parent)
                     rounds[name].append(answers)

@@ -32,7 +32,7 @@ def ends_of(logs: Path) -> str:
 @pytest.mark.timeout(400)
 def test_the_demo_writes_a_table_a_picture_and_a_record(tmp_path: Path) -> None:
     command, env = warm.benchmark("benchmark.demo")
-    command += ["--seconds", "3", "--out", str(tmp_path)]
+    command += ["--rounds", "1", "--seconds", "3", "--out", str(tmp_path)]
     env[warm.COLD] = variants.ON  # one server imports for itself, as a user's do
     demo = subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
