@@ -18,6 +18,10 @@ HANG = "hang"
 STILL_S = 9.5
 """A stream of which a router hears nothing for this long (seconds) may be ended by it: its own bound is a sixth of
 --request-timeout-secs, ten seconds here. Not only faults do that: a scheduler whose pages come from a slow disk."""
+PROBED_S = 2.9
+"""A server that has no answer to a probe for this long (seconds) is taken to be ill by the router, which waits for
+three here. A stock decode scheduler can stand still so long: its questions to prefill servers block, five seconds
+each."""
 DIED = "died"
 """A kept connection brought a request to a server that accepts none any more: as if it had died of it."""
 DEADLY = frozenset(("kill", "reset", "silent", "stop", HANG))
@@ -81,6 +85,12 @@ class Evidence:
         if still:
             self.windows.append(Window("still", server, min(last, end - longest), end))
         return still
+
+    def probed(self, server: str, begin: float) -> None:
+        """A probe that was sent to ``server`` at ``begin`` has had its answer by now, or is given up."""
+        now = self.clock()
+        if now - begin >= PROBED_S:
+            self.windows.append(Window("still", server, begin, now))
 
     def hits(self, marker: int) -> list[Hit]:
         """All that happened to one request."""

@@ -15,6 +15,7 @@ from benchmark.rig.servers import HOST
 PASS, REFUSE, RESET, SILENT, STORM = "pass", "refuse", "reset", "silent", "storm"
 STATUSES = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable"}
 HEAD_LIMIT = 1 << 20
+PROBE = b"GET /health "
 LAST_CHUNK = b"0\r\n\r\n"
 """Ends a chunked reply."""
 _NUMBER = re.compile(rb"\r\n%b: *(\d+)\r\n" % MARKER.encode(), re.IGNORECASE)
@@ -32,6 +33,8 @@ class Link:
         """Number of the request that is on its way."""
         self.answered = True
         """Nothing is owed to the router."""
+        self.probed: float | None = None
+        """When a probe of the router's went on to the server, until it is answered or given up (monotonic seconds)."""
         self.chunks_left: int | None = None
         """Pieces of the reply to pass before a reset; None: no reset."""
         self.events_left: int | None = None
@@ -139,8 +142,15 @@ class Proxy:
                     link.marker, link.answered, link.chunks_left = int(number[1]) if number else None, False, None
                     await self._meet(link, head + body)
         finally:
+            self._probed(link)
             link.end(abrupt=False)
             self._links.discard(link)
+
+    def _probed(self, link: Link) -> None:
+        """A probe is answered, or the router waits for it no more."""
+        if link.probed is not None:
+            self._evidence.probed(self.name, link.probed)
+            link.probed = None
 
     async def _meet(self, link: Link, request: bytes) -> None:
         if self._listener is None:
@@ -176,6 +186,7 @@ class Proxy:
                 raise
             link.back = asyncio.ensure_future(self._back(link, link.up[0]))
         self._evidence.note(link.marker, self.name, "sent")
+        link.probed = self._evidence.clock() if request.startswith(PROBE) else None
         link.up[1].write(request)
         await link.up[1].drain()
 
@@ -183,6 +194,7 @@ class Proxy:
         """Pass the server's replies on."""
         try:
             while data := await reader.read(1 << 16):
+                self._probed(link)
                 await self._speaks.wait()
                 if not link.answered and data.startswith(b"HTTP/1."):
                     self._evidence.note(link.marker, self.name, f"answered {data[9:12].decode('latin-1')}")

@@ -197,3 +197,33 @@ def test_a_storm_answers_itself() -> None:
             assert b.what(0) == ["storm"]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("waits_s", "still"), [(1.0, False), (3.0, True)])
+def test_a_server_that_lets_a_probe_wait_stands_still(waits_s: float, still: bool) -> None:
+    """As long as the router waits for it. What the router makes of it is no evidence."""
+
+    async def run() -> None:
+        now, probed, asked = 100.0, 0.0, asyncio.Event()
+        evidence = Evidence(clock=lambda: now)
+
+        async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            await reader.read()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        proxy = Proxy("p", free_port(), server.sockets[0].getsockname()[1], evidence)
+        await proxy.listen()
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+        await asked.wait()
+        probed, now = now, now + waits_s
+        writer.close()
+        await writer.wait_closed()
+        await proxy.close()
+        server.close()
+        told = [(w.kind, w.server, w.begin, w.end) for w in evidence.windows]
+        assert told == ([("still", "p", probed, now)] if still else [])
+
+    asyncio.run(run())
