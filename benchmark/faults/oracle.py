@@ -106,7 +106,8 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     if seen.stream and seen.begun:
         fault = evidence.struck(seen.number, seen.begin, seen.end, roles[DECODE])
         hung_at = evidence.hung_at(seen.number)
-        if hung_at is not None and seen.end - hung_at > HANG_S:
+        # A client that reads nothing does not see the end before it reads again.
+        if hung_at is not None and seen.end - max(hung_at, seen.begin + seen.unread_s) > HANG_S:
             return Verdict(HUNG, f"its stream was ended {seen.end - hung_at:.0f} s after its server hung")
         if fault and seen.reason:
             return Verdict(CUT, f"while streaming: {fault}")

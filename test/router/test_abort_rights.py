@@ -60,6 +60,19 @@ def test_clients_that_leave_end_nobody_elses_streams_and_a_keyless_abort_of_all_
     asyncio.run(run())
 
 
+def test_who_may_abort_is_asked_of_a_server_that_is_there() -> None:
+    """Whichever of them has gone a moment ago."""
+
+    async def run(gone: int) -> None:
+        async with guarded(2, 2, args={"api_key": None, **NO_PROBES}) as s:
+            for servers in (s.prefills, s.decodes):
+                await servers[gone].stop()
+            assert (await ask_abort(s, {"abort_all": True}))[0] == 401
+
+    for gone in range(2):
+        asyncio.run(run(gone))
+
+
 def test_an_abort_of_all_ends_what_waits_without_an_id_for_those_who_may_alone() -> None:
     async def run() -> None:
         async with guarded(args={"max_concurrent_requests": 1}) as s:

@@ -109,6 +109,7 @@ def test_a_stream_that_hung_must_be_cut_in_time(evidence: Evidence, clock: Clock
     sent(evidence, clock, "d0", 101.0, "hang")
     assert end(begun(), evidence) == CUT
     assert end(begun(end=101.0 + HANG_S + 1.0), evidence) == HUNG
+    assert end(begun(end=101.0 + HANG_S + 1.0, unread_s=30.0), evidence) == CUT
     assert end(whole(end=101.0 + HANG_S + 1.0), evidence) == RIGHT
 
 

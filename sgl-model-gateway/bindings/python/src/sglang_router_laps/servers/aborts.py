@@ -127,8 +127,19 @@ class Aborter:
         may with the router's key, or where a server of each role takes an abort of the ``unused`` id with it."""
         if self._key and compare_digest((authorization or "").encode(), self._key.encode()):
             return 200, b""
-        one_of_each = {i.role: i for i in self._instances if i.healthy}.values()
-        return _worst(await asyncio.gather(*(self._tell(i, [{"rid": unused}], authorization) for i in one_of_each)))
+        by_role: dict[str, list[Instance]] = {}
+        for i in self._instances:
+            if i.healthy:
+                by_role.setdefault(i.role, []).append(i)
+
+        async def first(instances: Sequence[Instance]) -> Answer | None:
+            """The answer of the first that can be reached: what is called healthy may have gone a moment ago."""
+            for i in instances:
+                if (answer := await self._tell(i, [{"rid": unused}], authorization)) is not None:
+                    return answer
+            return None
+
+        return _worst(await asyncio.gather(*map(first, by_role.values())))
 
     async def forward(
         self, rid: str, elsewhere: Mapping[Role, Sequence[str]] | None, authorization: str | None
