@@ -36,12 +36,13 @@ def mixed(seed: int, count: int) -> list[list[int]]:
 
 
 async def send(prefill: Prefill, prompts: list[list[int]], seed: int) -> dict[int, dict[str, Any]]:
-    """Answers by prompt. Every third client has its request aborted, or leaves, sooner or later."""
+    """Answers by prompt. Every third client has its request aborted, or leaves, sooner or later. No id is the begin of
+    another: SGLang aborts by begins."""
     rng, said, at_once = random.Random(seed), {}, asyncio.Semaphore(24)
     plans = [(rng.random() * len(prompts) / 20, rng.choice((0.02, 0.1, 0.4, 1.5)), i % 2) for i in range(len(prompts))]
 
     async def ask_for(http: Any, i: int) -> None:
-        body = {**ask(prompts[i], f"mixed-{seed}-{i}"), "return_logprob": True}
+        body = {**ask(prompts[i], f"mixed-{seed}-{i:06d}"), "return_logprob": True}
         async with http.post(prefill.server.url + "/generate", json=body) as reply:
             answer = await reply.json()
             if reply.status == 200 and answer["meta_info"]["finish_reason"]["type"] != "abort":
@@ -55,7 +56,7 @@ async def send(prefill: Prefill, prompts: list[list[int]], seed: int) -> dict[in
             if i % 3 == 0:
                 await asyncio.wait([asking], timeout=stays_s)
                 if aborts:
-                    body = {"rid": f"mixed-{seed}-{i}"}
+                    body = {"rid": f"mixed-{seed}-{i:06d}"}
                     await (await http.post(prefill.server.url + "/abort_request", json=body)).read()
                 else:
                     asking.cancel()

@@ -112,6 +112,15 @@ def test_other_numbers_of_ranks_share_the_same_devices() -> None:
             Profile.load(name).with_ranks(ranks)
 
 
+@pytest.mark.parametrize(("name", "least", "most"), [("deepseek-v3", 48e3, 58e3), ("qwen3-235b-a22b", 30e3, 38e3)])
+def test_full_steps_of_a_group_do_as_much_as_its_kernels(name: str, least: float, most: float) -> None:
+    group = Profile.load(f"h200-{name}-dp8").group
+    assert group is not None
+    for prompt in (1024, 2048, 4096):
+        shape = group.shape([(prompt, 0)] * (8192 // prompt))
+        assert least < 8 * 8192 / group.seconds([shape] * 8) < most
+
+
 def test_a_profile_keeps_its_ranks(tmp_path: Any) -> None:
     path = tmp_path / "group.json"
     PROFILE.save(path)

@@ -1,26 +1,32 @@
-"""The profile of DeepSeek-V3 as a group of data-parallel attention ranks with expert parallelism, on eight H200.
+"""Profiles of groups of data-parallel attention ranks with expert parallelism, on eight H200.
 
-    python -m laps_plan.kernels.group     write it again, in its place
+    python -m laps_plan.kernels.group     write them again, in their place
 
-Its kernels are those that AIConfigurator 0.12.0 ships for SGLang's wide expert parallelism on H200, FP8, read by hand,
-for its estimates know no own part of a rank: ``wideep_context_mla`` (fa3), ``wideep_context_moe`` (8 ranks, power
-law 1.01), ``wideep_deepep_normal`` (24 SMs), and the projections as GEMM. Times SLACK, so that full steps give 55,500,
-54,000 and 51,200 tokens/s a node for prompts of 1,024, 2,048 and 4,096 tokens; LMSYS has published 52,300 for 2,048 and
-50,300 for 4,096 (8 H100 a node, 32 experts' ranks). Assumed and not measured: unpacking of a history (roofline: reading
-the packed cache, writing and reading K and V), all floors, the host.
+DeepSeek-V3's kernels are those that AIConfigurator 0.12.0 ships for SGLang's wide expert parallelism on H200, FP8, read
+by hand, for its estimates know no own part of a rank: ``wideep_context_mla`` (fa3), ``wideep_context_moe`` (8 ranks,
+power law 1.01), ``wideep_deepep_normal`` (24 SMs), and the projections as GEMM. Times SLACK, so that full steps give
+55,500, 54,000 and 51,200 tokens/s a node for prompts of 1,024, 2,048 and 4,096 tokens; LMSYS has published 52,300 for
+2,048 and 50,300 for 4,096 (8 H100 a node, 32 experts' ranks). Assumed and not measured: unpacking of a history
+(roofline: reading the packed cache, writing and reading K and V), all floors, the host.
+
+Qwen3-235B-A22B-FP8 is fitted to its estimates (sglang 0.5.14, attention DP 8, expert parallelism 8; 16 to 8,192 new
+tokens a rank, histories up to 32,768), which name the parts of a step, times the same SLACK. The host is assumed.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from laps_core.group.cost import GroupCost
 from laps_core.latency.step import Coefficients
 
 from laps_plan.profile import FOLDER, Profile
 
-NAME, LAYERS, RANKS = "h200-deepseek-v3-dp8", 61, 8
+RANKS = 8
 SLACK = 1.25
+HOST_S, STEP_HOST_S = 0.008, 0.004
+"""Of every step: launches and the meeting of ranks; the scheduler's own. Assumed (seconds)."""
 PROJECTIONS, EXCHANGE, SHARED = 25.6e-6, 24.9e-6, 12.5e-6
 """Own part per token (seconds, SLACK included): projections of attention; DeepEP's dispatch and combine; the shared
 expert and norms."""
@@ -32,11 +38,18 @@ EXPERTS = 75.6e-6
 """Experts per token on one of the devices (seconds)."""
 
 
+QWEN_TOKEN, QWEN_PAIR, QWEN_EXPERTS = 43.4e-6, 2.3e-9, 122e-6
+"""Own part per token: projections, norms, router, dispatch and combine; attention per L (L + 2H), over K and V as they
+lie in the cache; experts per token on one of the devices (seconds, without SLACK)."""
+QWEN_OWN_S, QWEN_EXPERTS_S = 0.012, 0.0115
+"""What the own part takes however few tokens there are, beside what they add; least time of the experts (seconds)."""
+
+
 def deepseek() -> Profile:
     """DeepSeek-V3, eight ranks of one device each."""
     group = GroupCost(
         ranks=RANKS,
-        fixed=0.008,
+        fixed=HOST_S,
         token=PROJECTIONS + EXCHANGE + SHARED,
         alpha=PAIR / 2,
         unpack=UNPACK,
@@ -45,30 +58,59 @@ def deepseek() -> Profile:
         expert=EXPERTS / RANKS,
         expert_floor=0.027,
     )
+    tables = ["wideep_context_mla", "wideep_context_moe", "wideep_deepep_normal"]
+    assumed = ["unpack", "own_floor", "expert_floor", "fixed", "step_host_s"]
+    return _profile(
+        "h200-deepseek-v3-dp8",
+        "kernels measured by NVIDIA (AIConfigurator 0.12.0: sglang wide-EP tables on h200_sxm) x 1.25; "
+        "unpacking of histories, floors and host times assumed",
+        61,
+        group,
+        {"model": "DeepSeek-V3", "tables": tables, "assumed": assumed},
+    )
+
+
+def qwen() -> Profile:
+    """Qwen3-235B-A22B-FP8, eight ranks of one device each."""
+    group = GroupCost(
+        ranks=RANKS,
+        fixed=HOST_S + SLACK * QWEN_OWN_S,
+        token=SLACK * QWEN_TOKEN,
+        alpha=SLACK * QWEN_PAIR,
+        expert=SLACK * QWEN_EXPERTS / RANKS,
+        expert_floor=SLACK * QWEN_EXPERTS_S,
+    )
+    return _profile(
+        "h200-qwen3-235b-a22b-dp8",
+        "kernels measured by NVIDIA (AIConfigurator 0.12.0: sglang 0.5.14 on h200_sxm) x 1.25; host times assumed",
+        94,
+        group,
+        {"model": "Qwen3-235B-A22B-FP8", "assumed": ["slack", "fixed", "step_host_s"]},
+    )
+
+
+def _profile(name: str, source: str, layers: int, group: GroupCost, details: dict[str, Any]) -> Profile:
     alone = Coefficients(group.alpha, group.token + group.expert, group.unpack, 0.0, group.step_s)
-    details = {
-        "system": "h200_sxm", "model": "DeepSeek-V3", "attention_data_parallel": RANKS, "expert_parallel": RANKS,
-        "aiconfigurator": "0.12.0", "slack": SLACK,
-        "tables": ["wideep_context_mla", "wideep_context_moe", "wideep_deepep_normal"],
-        "assumed": ["unpack", "own_floor", "expert_floor", "fixed", "step_host_s"],
+    shared = {
+        "system": "h200_sxm", "attention_data_parallel": RANKS, "expert_parallel": RANKS, "aiconfigurator": "0.12.0",
+        "slack": SLACK,
     }  # fmt: skip
     return Profile(
-        name=NAME,
-        source="kernels measured by NVIDIA (AIConfigurator 0.12.0: sglang wide-EP tables on h200_sxm) x 1.25; "
-        "unpacking of histories, floors and host times assumed",
+        name=name,
+        source=source,
         coefficients=alone,
-        step_host_s=0.004,
-        layers=LAYERS,
+        step_host_s=STEP_HOST_S,
+        layers=layers,
         ahead=True,
         group=group,
-        details=details,
+        details={**shared, **details},
     )
 
 
 def main() -> int:
-    """Write it."""
-    made = deepseek()
-    made.save(FOLDER / f"{made.name}.json")
+    """Write them."""
+    for made in (deepseek(), qwen()):
+        made.save(FOLDER / f"{made.name}.json")
     return 0
 
 
