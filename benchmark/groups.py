@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -79,7 +80,15 @@ def run(args: argparse.Namespace) -> Piece:
     say = Progress()
     profile = Profile.load(PROFILE).with_ranks(args.ranks).stretched(args.slow)
     made = devices.emulated(f"{PROFILE},slow={args.slow:g}")
-    device = replace(made, checkpoint=lambda: architectures.make(devices.MODELS, MODEL), start_s=600.0)
+    # SGLang wants a core for each rank named, of those that it may use.
+    usable = sorted(os.sched_getaffinity(0))
+    cores = "|".join(str(usable[i % len(usable)]) for i in range(args.ranks))
+    device = replace(
+        made,
+        env={**made.env, "SGLANG_CPU_OMP_THREADS_BIND": cores},
+        checkpoint=lambda: architectures.make(devices.MODELS, MODEL),
+        start_s=600.0,
+    )
     prompts = Prompts(device.vocabulary, args.seed, LONGEST, reuse=False, prefill_only=True)
     found = variants(args.ranks)
     rows: dict[int, list[Job]] = {
