@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from laps_core.config import LapsConfig
 
-from laps_plan.plan.figures import Figures, Sample
+from laps_plan.plan.figures import Change, Figures, Sample
 from laps_plan.plan.setup import Question, Setup
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
@@ -23,6 +23,8 @@ STRETCHES, STRETCH = 6, 1500
 """Parts of the traffic that flags are tried on, and the requests of each."""
 LOADED, LOADED_STRETCH = 3, 2500
 """The same where loads and numbers of servers are tried."""
+PARTS = 8
+"""The whole traffic is cut into so many, to tell what is chance."""
 PER_SERVER, FEWEST = 500, 200
 """Requests of a stretch that each server has at least; and those of one that is costly to simulate."""
 WHOLE_S, SEARCH_S = 12.0, 1.0
@@ -75,6 +77,7 @@ class Trials:
     capacity: float = 0.0
     """Requests per second that one server can do at most."""
     _known: dict[str, list[Figures]] = field(default_factory=dict)
+    _wholes: dict[str, Sample] = field(default_factory=dict)
 
     _each_s: float = 0.0
 
@@ -112,7 +115,15 @@ class Trials:
 
     def whole(self, setup: Setup) -> Sample:
         """On all of the traffic."""
-        return self._run(setup, _Watched(self.traffic.jobs, self.tell), self.question)
+        key = repr(replace(setup, label=""))
+        if key not in self._wholes:
+            self._wholes[key] = self._run(setup, _Watched(self.traffic.jobs, self.tell), self.question)
+        return self._wholes[key]
+
+    def change(self, these: Setup, those: Setup) -> Change:
+        """``these`` against ``those`` on all of the traffic, part by part."""
+        both = ([Figures.of(part, self.question) for part in self.whole(s).parts(PARTS)] for s in (these, those))
+        return Change.of(*both)
 
     def stretches(self, setup: Setup, profile: Profile | None = None) -> list[Figures]:
         """The figures of each stretch. ``profile``: another than the question's."""
