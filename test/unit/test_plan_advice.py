@@ -141,7 +141,7 @@ class Seen(Trials):
         return [figures(factor * chance) for chance in (0.9, 1.1, 1.0)]
 
     def whole(self, setup: Setup) -> Sample:
-        at = np.arange(800.0)
+        at = np.arange(800, dtype=np.float64)
         lone = np.ones(800)
         ttft = (self.found if setup.policy == LAPS else 1.0) * (1.0 + 0.1 * np.sin(at))
         return Sample(at, ttft, np.where(at % 2 == 0, 100.0, 1000.0), lone)
