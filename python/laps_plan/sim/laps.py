@@ -106,7 +106,8 @@ class Laps:
             left_s = sum(top.slices[: -1 if launched is not None else None])
             requests = [r for s in under_way for r, _, _ in s.parts]
             weight = pacer.sizes.weight(r.view for r in requests)
-            paused = Paused(left_s, len(requests), len(under_way), weight=weight)
+            due_s = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
+            paused = Paused(left_s, len(requests), len(under_way), weight=weight, deadline_s=due_s)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         plan = pacer.plan(
