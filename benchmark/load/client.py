@@ -97,6 +97,7 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
     async def one(i: int, job: Job, raw: bytes) -> None:
         if job.after is not None:
             await answered[job.after].wait()
+            await asyncio.sleep(job.pause_s)
         due = max(epoch + job.at_s, time.perf_counter())
         await asyncio.sleep(due - time.perf_counter())
         sent = time.perf_counter()

@@ -66,7 +66,7 @@ def load(name: str, rate: float, seed: int) -> Stream:
         return Trace([Job(at, rng.randint(1024, 8192) if rng.random() < 0.05 else rng.choice(lengths)) for at in times])
     if name == "agents":
         sessions = turns.agents(LONGEST, THINK_S, TOKEN_S)
-        return turns.stretches(sessions, 11, rate, SPAN_S[name], f"{name}/{seed}")
+        return Trace(turns.jobs(turns.stretches(sessions, 11, rate, SPAN_S[name], rng)))
     third = len(rows(name)) // 3
     part = rows(name)[seed % 3 * third :][:third]
     stretch = third / rate / (part[-1].at_s - part[0].at_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -134,6 +134,9 @@ Requests = Annotated[int, _whole("requests")]
 class LapsConfig(Knobs):
     """Validated knobs of one prefill server. Raises ConfigError on a bad value."""
 
+    preset: Literal["paper"] | None = None
+    """"paper": LAPS as it was published, a baseline to compare with. It gives defaults of its own to other knobs."""
+
     # -- the dual queue
     length_threshold: Tokens | Literal["auto"] = 256
     """Longest short request (tokens, inclusive), or "auto"."""
@@ -199,6 +202,18 @@ class LapsConfig(Knobs):
             "has one value for all",
         ),
     }  # fmt: skip
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"length_basis": "prompt", "order": "fcfs", "slice_ms": 0.0, "guard": 0.0},
+    }
+    """What a preset makes of knobs that have their defaults."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = {f.name: f.default for f in fields(self)}
+        for name, value in self.PRESETS.get(self.preset or "", {}).items():
+            if getattr(self, name) == known[name]:
+                object.__setattr__(self, name, value)
 
     def deadline_s(self, kind: ClassName) -> float | None:
         """Default deadline of a request that is of this class when it comes (seconds); None = there is none."""

@@ -182,8 +182,10 @@ class LapsCore:
         whole_s = self.pacer.model.predict(flight.shape) or float("inf")
         reqs = [r for f in self.under_way for r in f.reqs]
         rank = min(map(self._rank, reqs), default=0)
-        weight = self.pacer.sizes.weight(map(self.waiting, reqs))
-        return Paused(whole_s * layers_left / layers, len(reqs), len(self.under_way), rank, weight)
+        seen = [self.waiting(r) for r in reqs]
+        weight, due_s = self.pacer.sizes.weight(seen), [w.deadline_s for w in seen if w.deadline_s is not None]
+        left_s = whole_s * layers_left / layers
+        return Paused(left_s, len(reqs), len(self.under_way), rank, weight, min(due_s, default=None))
 
     def _rank(self, req: Req) -> int:
         return 0 if self._priority is None else self._priority(req)

@@ -13,6 +13,7 @@ import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
 from laps_core.length import unit_of
 from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.paper import pacer as pacer_of
 from laps_plan.profile import Profile
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
@@ -68,7 +69,7 @@ class Laps:
             fits = ThreadPoolExecutor(1, "laps-fit").submit
             model.submit = fits
             most = scheduler.max_prefill_tokens
-            pacer = Pacer(
+            pacer = pacer_of(
                 config,
                 chunk_tokens=chunk,
                 batch_tokens=most,

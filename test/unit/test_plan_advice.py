@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from laps_plan.plan.advice import Trial, advise, beats, gains, harms
-from laps_plan.plan.figures import Between, Change, Figures
+from laps_plan.plan.answer import answer
+from laps_plan.plan.figures import Between, Change, Figures, Sample
 from laps_plan.plan.reach import highest, servers_needed
 from laps_plan.plan.setup import LAPS, STOCK, Question, Setup
 from laps_plan.plan.trials import Trials, spread
+from laps_plan.plan.words import verdict
 from laps_plan.profile import Profile
 from laps_plan.traffic.given import Traffic, poisson
 from laps_plan.traffic.job import Job
@@ -118,7 +121,7 @@ def test_laps_is_recommended_for_short_prompts_among_long_ones() -> None:
     advice = advise(trials)
     assert advice.recommended
     assert advice.setup.policy == LAPS
-    assert set(advice.against) == set(STOCK)
+    assert set(STOCK) <= set(advice.against)
 
 
 @pytest.mark.parametrize(("text", "load"), [("100% fixed:64", 0.3), ("95% uniform:16-128, 5% fixed:4096", 0.02)])
@@ -126,3 +129,40 @@ def test_laps_is_not_recommended_where_stock_is_as_good(text: str, load: float) 
     advice = advise(asked(text, 1200, load))
     assert not advice.recommended
     assert advice.setup.policy in STOCK
+
+
+class Seen(Trials):
+    """Trials whose results are given: TTFT over that of stock, on the stretches and on the whole traffic."""
+
+    searched, found = 1.0, 1.0
+
+    def stretches(self, setup: Setup, profile: Profile | None = None) -> list[Figures]:
+        factor = self.searched if setup.policy == LAPS else 1.0
+        return [figures(factor * chance) for chance in (0.9, 1.1, 1.0)]
+
+    def whole(self, setup: Setup) -> Sample:
+        at = np.arange(800, dtype=np.float64)
+        lone = np.ones(800)
+        ttft = (self.found if setup.policy == LAPS else 1.0) * (1.0 + 0.1 * np.sin(at))
+        return Sample(at, ttft, np.where(at % 2 == 0, 100.0, 1000.0), lone)
+
+    def in_time(self, setup: Setup, load: float, servers: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("searched", "found"), [(1.0, 0.11), (0.11, 1.0), (0.5, 0.5), (1.0, 1.0), (0.2, 1.7)])
+def test_the_verdict_is_that_of_the_table_beside_it(searched: float, found: float) -> None:
+    """Whatever the stretches say on which flags are tried."""
+    trials = Seen(Question(PROFILE, 1, 0.4, 4.0, 8192), poisson(by_hand("100% fixed:64"), 600, "x"))
+    trials.searched, trials.found = searched, found
+    a = answer(trials)
+    stock = [side for side in a.sides if side.setup.policy in STOCK]
+    assert {side.setup.policy for side in stock} == set(STOCK)
+    shown = [side.change for side in stock if side.change is not None]
+    assert len(shown) == len(stock)
+    assert a.advice.recommended == all(map(beats, shown)) == (found < 0.9)
+    said = " ".join(verdict(a))
+    assert ("LAPS is recommended" in said) == (found < 0.9)
+    best = next(side for side in stock if side.setup == a.advice.stock)
+    assert best.change is not None
+    assert str(best.change.ratios["short P90"]) in said

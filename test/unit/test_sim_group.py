@@ -18,7 +18,7 @@ from laps_plan.sim.variants import VARIANTS, Variant, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import log_uniform, mix, uniform
 from laps_plan.traffic.streams import Open, Trace
-from laps_plan.traffic.turns import Turn, Turns
+from laps_plan.traffic.turns import Turn, jobs
 
 PROFILE = Profile.load("h200-deepseek-v3-dp8").with_ranks(4)
 SIZES = mix(uniform(8, 256), log_uniform(1024, 40_000), 0.1)
@@ -92,7 +92,7 @@ def test_later_turns_of_a_session_go_where_their_history_is() -> None:
 
     events = Events()
     server = GroupServer("one", Watched(PROFILE, 8192), Ranks(PROFILE), events, Assign(4, "random", 0))
-    outcome = simulate(Turns([(0.1 * i, turns) for i in range(8)]), Single([server]), events)
+    outcome = simulate(Trace(jobs([(0.1 * i, turns) for i in range(8)])), Single([server]), events)
     assert len(outcome.record) == 24
     assert all(len(ranks) == 1 for ranks in at.values())
     assert len(set.union(*at.values())) > 1

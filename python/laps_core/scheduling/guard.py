@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LATE = 0.1
+"""What is too late for its deadline comes to its end, but not at the cost of those that can still be in time."""
+
 
 class Guard:
     """Least work first starves the largest prompt; the guard does not let it.
@@ -11,7 +14,8 @@ class Guard:
 
     Bound: of any long time L in which a prompt waits, at least `share` L - B goes to those that came before it or to
     itself, with B the longest long batch. So it has its first token after at most (A + B) / share of long time, A being
-    the work of those prompts. With share 0 there is no bound.
+    the work of those prompts. With share 0 there is no bound. While the oldest is too late for its deadline the share
+    is LATE of this one.
     """
 
     def __init__(self, share: float) -> None:
@@ -23,16 +27,18 @@ class Guard:
         """Whether the oldest prompt goes first."""
         return self.credit_s > 0.0
 
-    def ran(self, seconds: float, *, oldest: bool) -> None:
+    def ran(self, seconds: float, *, oldest: bool, late: bool = False) -> None:
         """A long batch took the device so long. `oldest`: it held the prompt that has waited longest, first or whole.
+        `late`: that one is too late for its deadline.
 
         What is earned and what is owed is bounded by one batch: a prompt that could not be placed does not come back
         with a claim to many batches, and neither does chance leave it in debt.
         """
+        share = self.share * LATE if late else self.share
         if oldest:
-            self.credit_s = max(self.credit_s - (1.0 - self.share) * seconds, -(1.0 - self.share) * seconds)
+            self.credit_s = max(self.credit_s - (1.0 - share) * seconds, -(1.0 - share) * seconds)
         else:
-            self.credit_s = min(self.credit_s + self.share * seconds, seconds)
+            self.credit_s = min(self.credit_s + share * seconds, seconds)
 
     def none_waits(self) -> None:
         """No long work is left: nothing is carried over to the next arrival."""

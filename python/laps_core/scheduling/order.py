@@ -21,8 +21,12 @@ def slack_s(w: Waiting, sizes: Sizes, now: float) -> float:
 
 
 def least_work(w: Waiting, sizes: Sizes, now: float) -> Key:
-    """Least remaining work first, with a guard for the prompt that has waited longest; see ``guard``, ``packing``."""
-    return sizes.work_s(w), w.since_s
+    """Least remaining work first, with a guard for the prompt that has waited longest; see ``guard``, ``packing``.
+
+    Those that are too late go behind all others: a lost deadline must not cost another one.
+    """
+    work_s = sizes.work_s(w)
+    return float(w.deadline_s is not None and w.deadline_s - now < work_s), work_s, w.since_s
 
 
 def fcfs(w: Waiting, sizes: Sizes, now: float) -> Key:

@@ -18,11 +18,12 @@ from laps_core.latency.step import StepSample
 from laps_core.length import LONG, SHORT, ClassName, usable_threshold
 from laps_core.scheduling.gap import PATIENCE, Gap
 from laps_core.scheduling.guard import Guard
-from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over
+from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over, slack_s
 from laps_core.scheduling.packing import overtake, pack
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_core.scheduling.room import Room
 from laps_core.scheduling.sizes import BATCH_TOKENS, Sizes
+from laps_core.scheduling.urgency import fill, left_s, misses, preempting
 from laps_core.scheduling.window import Window
 from laps_core.scheduling.worth import preempting_pays, sharing_pays
 from laps_core.slo import SloLedger
@@ -136,7 +137,7 @@ class Pacer:
         plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
         opens_s = self.gap.opens_s(self.sizes.fixed_s)
         picked = [shorts[i] for i in plan.picked]
-        pressed = now >= self.gap.presses_s(self.sizes.fixed_s) and self._misses(now, picked, opens_s - now)
+        pressed = now >= self.gap.presses_s(self.sizes.fixed_s) and misses(self.model, now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
         kept = self._room.kept(now, lacking=owed) and owed
@@ -158,7 +159,7 @@ class Pacer:
         if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
             return plan._replace(order=(SHORT,))
         may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s) and urgent != SHORT
-        return self._overtaking(longs, waiting, paused, budget, plan) if may else plan
+        return self._overtaking(now, longs, waiting, paused, budget, plan) if may else plan
 
     def _too_dear(
         self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
@@ -166,7 +167,7 @@ class Pacer:
         """Whether the short batch had better wait for the end of what is paused."""
         picked, fixed_s = [shorts[i] for i in plan.picked], self.sizes.fixed_s or 0.0
         waited_s = now - min(w.since_s for w in picked)
-        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or self._misses(now, picked, paused.left_s):
+        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or misses(self.model, now, picked, paused.left_s):
             return False
         took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
         mine, others = self.sizes.weights(picked, [*shorts, *longs])
@@ -184,7 +185,7 @@ class Pacer:
             return plan  # it would cut the long batch to less than half of a step
         count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
         later_s = max(0.0, now + long_s - soonest_s)
-        if not count or long_s > PATIENCE * self.gap.seconds(fixed_s) or self._misses(now, picked, later_s):
+        if not count or long_s > PATIENCE * self.gap.seconds(fixed_s) or misses(self.model, now, picked, later_s):
             return plan
         mine, others = sizes.weights(picked, [*shorts, *longs])
         if not sharing_pays(mine, later_s=later_s, others=others, fixed_s=fixed_s):
@@ -193,15 +194,9 @@ class Pacer:
         return shared._replace(oldest=plan.oldest and count == len(plan.longs), mixed=True)
 
     def _shorts(
-        self,
-        ask: Callable[..., Plan],
-        now: float,
-        shorts: Sequence[Waiting],
-        threshold: int,
-        budget: int,
-        *,
+        self, ask: Callable[..., Plan], now: float, shorts: Sequence[Waiting], threshold: int, budget: int, *,
         contended: bool = False,
-    ) -> Plan:
+    ) -> Plan:  # fmt: skip
         """The short batch that leaves, or how long it is held, if there are `shorts`. `ask`: of the window."""
         if not shorts:
             return Plan((), threshold=threshold, contended=contended)
@@ -221,25 +216,10 @@ class Pacer:
             full=contended and sum(shorts[i].tokens for i in picked) > max(budget - threshold, budget // 2),
         )
 
-    def _misses(self, now: float, picked: Sequence[Waiting], later_s: float) -> bool:
-        """Whether a deadline that can be met now would be missed by as much later."""
-        deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
-        if not deadlines:
-            return False
-        done_s = now + (self.model.predict([(w.tokens, w.history) for w in picked]) or 0.0)
-        return any(done_s <= d < done_s + later_s for d in deadlines)
-
     def _long_batch(
-        self,
-        now: float,
-        longs: Sequence[Waiting],
-        waiting: int,
-        plan: Plan,
-        *,
-        joining: Sequence[Waiting] = (),
-        lacking: bool = False,
-        oldest_first: bool = False,
-    ) -> Plan:
+        self, now: float, longs: Sequence[Waiting], waiting: int, plan: Plan, *, joining: Sequence[Waiting] = (),
+        lacking: bool = False, oldest_first: bool = False,
+    ) -> Plan:  # fmt: skip
         """`joining`: short requests that share the step where it cannot be paused. `lacking`: the last first prompt
         found no memory, so the guard stands back once."""
         if not longs:
@@ -255,17 +235,29 @@ class Pacer:
         if not sizes.layers and sizes.chunk is not None:
             joined = sum(sizes.whole_units(w.tokens) for w in joining)
             budget = sizes.timely_chunk(longs[ranks[0]], joined, self.gap.seconds(sizes.fixed_s))
-        packed = pack([longs[i] for i in ranks], sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
+        batch = [longs[i] for i in ranks]
+        ends_s = left_s(batch[0], sizes, now)
+        if self._least_work or not 0.0 <= ends_s < math.inf:
+            packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
+        else:
+            packed = fill(batch, sizes.beside_s, budget=budget, left_s=ends_s)
         picked = [ranks[i] for i in packed]
         plan = self._with_longs(plan, longs, picked, budget, joined)
-        return plan._replace(oldest=oldest in plan.longs, mixed=joined > 0)
+        late = slack_s(longs[oldest], sizes, now) < 0.0
+        return plan._replace(oldest=oldest in plan.longs, oldest_late=late, mixed=joined > 0)
 
-    def _overtaking(self, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan) -> Plan:
-        """Never the oldest's turn: it is one that is paused, or will come when that is done."""
+    def _overtaking(
+        self, now: float, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan
+    ) -> Plan:
+        """Never the oldest's turn: it is one that is paused, or will come when that is done. An order by deadlines says
+        itself who goes before what is paused."""
         sizes = self.sizes
-        if not self._least_work or sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or self.guard.due():
+        if sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or (self._least_work and self.guard.due()):
             return plan
         new = [i for i, w in enumerate(longs) if not w.started and w.rank <= paused.rank]
+        if not self._least_work:
+            first = preempting(self._order, [longs[i] for i in new], paused, sizes, now, budget)
+            return self._with_longs(plan, longs, [new[i] for i in first], budget) if first else plan
         new.sort(key=lambda i: sizes.work_s(longs[i]))
         packed = overtake(
             [longs[i] for i in new], sizes.beside_s, budget=budget, left_s=paused.left_s, running=paused.requests,
@@ -293,7 +285,8 @@ class Pacer:
     def launched(self, now: float, batch: Running, plan: Plan) -> None:
         """This batch of the plan goes to the device."""
         self._blind = True
-        batch.preempts, batch.oldest = batch.cls == SHORT and plan.contended, plan.oldest
+        batch.preempts = batch.cls == SHORT and plan.contended
+        batch.oldest, batch.oldest_late = plan.oldest, plan.oldest_late
         if batch.short:
             self.window.dispatched(now, len(batch.short), plan.waited_s, plan.reason or "idle", plan.late)
             self._short_patience.served(plan.passed_over)
@@ -323,7 +316,7 @@ class Pacer:
         if batch.preempts:
             self.gap.ran(begin, end)
         if batch.cls == LONG:
-            self.guard.ran(took_s, oldest=batch.oldest)
+            self.guard.ran(took_s, oldest=batch.oldest, late=batch.oldest_late)
             if batch.within:
                 self._overtook_s = end
         if batch.stock:

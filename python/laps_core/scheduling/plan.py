@@ -48,6 +48,8 @@ class Paused(NamedTuple):
     """Highest priority among their requests; smaller is higher."""
     weight: float = 0.0
     """Of its requests (1/seconds), as ``Sizes.weight``."""
+    deadline_s: float | None = None
+    """The earliest of their deadlines (the caller's clock)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class Running:
     """A short batch while long work waits or is paused."""
     oldest: bool = False
     """A long batch with the prompt that has waited longest, first in it or whole."""
+    oldest_late: bool = False
+    """That prompt is too late for its deadline."""
     started: float | None = None
     """When it went to the device."""
     done: float | None = None
@@ -113,6 +117,8 @@ class Plan(NamedTuple):
     """A short request older than one of those picked stays behind; for the same books."""
     oldest: bool = False
     """The long batch holds the prompt that has waited longest, first in it or whole; for the same books."""
+    oldest_late: bool = False
+    """The prompt that has waited longest is too late for its deadline; for the same books."""
     full: bool = False
     """The batch is more than half full, and another short request may not fit; for the same books."""
     contended: bool = False

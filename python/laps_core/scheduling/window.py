@@ -44,7 +44,7 @@ HEAD_MAX = 4.0
 _HORIZON_WINDOWS = 4
 _ONE = 0.9
 """Expected arrivals that count as one; a smoothed share never quite reaches it."""
-_TICK_S = 20e-6
+TICK_S = 20e-6
 """A shorter wait is none."""
 _TAU_MARGIN = 2.0
 _RELAX = 0.125
@@ -194,14 +194,14 @@ class Window:
         since = self._idle_since(now)
         head_end = (now if self._held_since is None else self._held_since) + HEAD_MAX * self._w_max_s
         # What is left below a tick is over: a timer may wake its sleeper that much early.
-        if self._held_since is not None and now > head_end - _TICK_S:
+        if self._held_since is not None and now > head_end - TICK_S:
             return "head_of_line"
         end = self._window_end(now, since, shorts, slack, k)
-        if now > end - _TICK_S:
+        if now > end - TICK_S:
             return "window"
         last = min(end, now + slack - SIGMA_S, head_end)
         until = last if self._fixed else self._worth(now, since, last, shorts, k)
-        return "idle" if until is None or until - now < _TICK_S else until
+        return "idle" if until is None or until - now < TICK_S else until
 
     def _idle_since(self, now: float) -> float:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from laps_plan.plan.figures import Change
-from laps_plan.plan.setup import LAPS, STOCK, Question, Setup
+from laps_plan.plan.setup import LAPS, STOCK, Question, Setup, compared
 from laps_plan.plan.trials import Trials
 
 GAIN = 0.95
@@ -20,7 +20,7 @@ LONG_HARM = 1.5
 """What LAPS may cost the P90 of long requests."""
 RULE = (
     f"LAPS is recommended where, against each stock policy, the P90 of short requests or the mean TTFT is at least "
-    f"{1 - GAIN:.0%} lower beyond chance (95% interval over stretches of the traffic), neither of the two is more than "
+    f"{1 - GAIN:.0%} lower beyond chance (95% interval over parts of the traffic), neither of the two is more than "
     f"{HARM - 1:.0%} higher, the P90 of long requests is at most {LONG_HARM:g} times as high, and the share in time "
     f"not more than {IN_TIME_GAIN:.0%} lower."
 )
@@ -66,13 +66,15 @@ class Advice:
     """What to run, and why."""
 
     laps: Setup
-    """LAPS with the flags that pay."""
+    """LAPS with the flags that pay, or with its defaults."""
     stock: Setup
     """The best of the stock policies, with the chunk that suits it."""
     recommended: bool
-    """LAPS is; else no flags of it are better than ``stock``."""
+    """LAPS is; else ``stock`` is as good."""
+    setups: list[Setup]
+    """All that stand side by side on the whole traffic."""
     against: dict[str, Change]
-    """``laps`` against each stock policy."""
+    """``laps`` against each other one of them, by name: what the tables show and the verdict is made of."""
     trials: list[Trial]
 
     @property
@@ -130,22 +132,26 @@ def chunks(question: Question) -> tuple[int, ...]:
 
 
 def advise(trials: Trials) -> Advice:
-    """Small searches: one flag at a time, then those that pay together."""
+    """Small searches on stretches propose: one flag at a time, then those that pay together. The whole traffic
+    decides."""
     question = trials.question
-    stocks = [best_chunk(trials, question.setup(name)) for name in STOCK]
     base = question.setup(LAPS)
     figures = trials.stretches(base)
     tried = [
         Trial(flag, value, setup, Change.of(trials.stretches(setup), figures))
         for flag, value, setup in variations(question)
     ]
-    for candidate in (together(trials, base, tried), base):
-        against = {s.policy: Change.of(trials.stretches(candidate), trials.stretches(s)) for s in stocks}
-        as_good = [s for s in stocks if not beats(against[s.policy])]
-        if not as_good:
+    tuned = together(trials, base, tried)
+    setups = compared(question)
+    setups += [s for s in (tuned, *(best_chunk(trials, question.setup(name)) for name in STOCK)) if s not in setups]
+    stocks = [s for s in setups if s.policy in STOCK]
+    for laps in (tuned, base):
+        against = {s.name: trials.change(laps, s) for s in setups if s != laps}
+        as_good = [s for s in stocks if not beats(against[s.name])]
+        if not as_good and (laps == base or not harms(against[base.name])):
             break
-    stock = min(as_good or stocks, key=lambda s: mean(trials, s))
-    return Advice(candidate, stock, not as_good, against, tried)
+    stock = min(as_good or stocks, key=lambda s: trials.whole(s).mean_s)
+    return Advice(laps, stock, not as_good, setups, against, tried)
 
 
 def best_chunk(trials: Trials, setup: Setup) -> Setup:

@@ -11,14 +11,12 @@ import numpy as np
 from laps_plan.plan.advice import Advice, advise, runs
 from laps_plan.plan.figures import Change, Figures, Sample
 from laps_plan.plan.reach import RUNS, STEPS, Reach, highest, servers_needed
-from laps_plan.plan.setup import LAPS, Question, Setup, compared
+from laps_plan.plan.setup import STOCK, Question, Setup, compared
 from laps_plan.plan.trials import Trials
 from laps_plan.profile import Profile
 from laps_plan.traffic.given import Traffic
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
-PARTS = 8
-"""The whole traffic is cut into so many, to tell what is chance."""
 POINTS = 200
 """Of a curve of the page."""
 HOSTS = (0.5, 2.0)
@@ -32,7 +30,7 @@ class Side:
     setup: Setup
     figures: Figures
     change: Change | None
-    """Of LAPS against it; None: it is LAPS."""
+    """Of the LAPS that is advised against it; None: it is that."""
     curves: dict[str, list[float]]
     """TTFT (ms) by class, at even steps of the share of requests."""
     reach: Reach
@@ -66,7 +64,7 @@ class Answer:
 def total(trials: Trials) -> int:
     """Requests that ``answer`` simulates at most."""
     question = trials.question
-    sides = len(compared(question)) + 2
+    sides = len(compared(question)) + 1 + len(STOCK)
     tried, loaded = (sum(map(len, parts)) for parts in (trials.parts, trials.loaded(question.servers)))
     searches = (runs(question) + 2 * len(HOSTS)) * tried + sides * (RUNS + 1 + STEPS) * loaded
     return sides * len(trials.traffic.jobs) + searches
@@ -75,18 +73,16 @@ def total(trials: Trials) -> int:
 def answer(trials: Trials) -> Answer:
     """Simulate all that is asked."""
     begin = time.monotonic()
-    question, setups = trials.question, compared(trials.question)
-    laps = next(s for s in setups if s.name == LAPS)
-    own = trials.whole(laps)
+    question = trials.question
     advice = advise(trials)
-    setups += [s for s in (advice.stock, advice.laps) if s not in setups]
+    own = trials.whole(advice.laps)
     sides = []
-    for setup in setups:
-        sample = own if setup is laps else trials.whole(setup)
+    for setup in advice.setups:
+        sample = trials.whole(setup)
         reach = highest(trials, setup, question.servers)
-        change = None if setup is laps else _change(own, sample, question)
         curves = {kind: _curve(sample, kind) for kind in (SHORT, LONG)}
         needed = servers_needed(trials, setup, reach.load)
+        change = advice.against.get(setup.name)
         sides.append(Side(setup, Figures.of(sample, question), change, curves, reach, needed))
     hosts = {k: _hosts(trials, advice, host(question.profile, k)) for k in HOSTS}
     alone = replace(own, ttft=own.lone)
@@ -96,11 +92,6 @@ def answer(trials: Trials) -> Answer:
     return Answer(
         question, trials.traffic, trials.capacity, trials.load, hopeless, sides, advice, hosts, searched, took
     )
-
-
-def _change(these: Sample, those: Sample, question: Question) -> Change:
-    both = ([Figures.of(part, question) for part in sample.parts(PARTS)] for sample in (these, those))
-    return Change.of(*both)
 
 
 def _curve(sample: Sample, kind: str) -> list[float]:

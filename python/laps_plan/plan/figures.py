@@ -33,6 +33,11 @@ class Sample:
     lone: Floats
     """TTFT alone on an idle server."""
 
+    @property
+    def mean_s(self) -> float:
+        """Mean TTFT (seconds)."""
+        return float(self.ttft.mean())
+
     @classmethod
     def of(cls, outcome: Outcome) -> Sample:
         """All that was answered."""

@@ -12,7 +12,7 @@ from laps_core.config import LapsConfig
 from laps_plan.profile import Profile
 
 STOCK = ("fcfs", "hrrn", "shortest-prefill-first")
-LAPS, POOLS = "laps", "laps, pools"
+LAPS, POOLS, PAPER = "laps", "laps, pools", "laps, as published"
 IN_TIME = 0.9
 """Share of the short and of the long requests that is to be in time."""
 
@@ -85,5 +85,8 @@ def compared(question: Question) -> list[Setup]:
     """Those that stand side by side."""
     names = [*STOCK, LAPS]
     found = [question.setup(name) for name in names]
-    pools = question.servers > 1 and question.ranks == 1
-    return [*found, question.setup(LAPS).but(POOLS, pools=True)] if pools else found
+    if question.ranks > 1:
+        return found
+    laps = question.setup(LAPS)
+    found.append(laps.but(PAPER, preset="paper"))
+    return [*found, laps.but(POOLS, pools=True)] if question.servers > 1 else found

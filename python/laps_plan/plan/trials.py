@@ -10,19 +10,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from laps_core.config import LapsConfig
 
-from laps_plan.plan.figures import Figures, Sample
+from laps_plan.plan.figures import Change, Figures, Sample
 from laps_plan.plan.setup import Question, Setup
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.given import Traffic, stretched
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
-from laps_plan.traffic.streams import Trace
+from laps_plan.traffic.streams import Trace, in_turn
 
 STRETCHES, STRETCH = 6, 1500
 """Parts of the traffic that flags are tried on, and the requests of each."""
 LOADED, LOADED_STRETCH = 3, 2500
 """The same where loads and numbers of servers are tried."""
+PARTS = 8
+"""The whole traffic is cut into so many, to tell what is chance."""
 PER_SERVER, FEWEST = 500, 200
 """Requests of a stretch that each server has at least; and those of one that is costly to simulate."""
 WHOLE_S, SEARCH_S = 12.0, 1.0
@@ -45,15 +47,25 @@ class _Watched(Trace):
 
     def __init__(self, rows: Sequence[Job], tell: Tell) -> None:
         super().__init__(rows)
-        self._tell = tell
+        self._tell, self._sent = tell, 0
 
     def arrivals(self) -> Iterator[Job]:
         """See Stream."""
-        for i, job in enumerate(super().arrivals()):
-            if i and not i % TICK:
-                self._tell(TICK)
+        for job in super().arrivals():
+            self._count()
             yield job
-        self._tell(len(self.rows) % TICK or TICK)
+
+    def answered(self, now: float, job: Job) -> Job | None:
+        """See Stream."""
+        following = super().answered(now, job)
+        if following is not None:
+            self._count()
+        return following
+
+    def _count(self) -> None:
+        self._sent += 1
+        if self._sent == len(self.rows) or not self._sent % TICK:
+            self._tell((self._sent - 1) % TICK + 1)
 
 
 def spread(jobs: Sequence[Job], parts: int, each: int) -> list[list[Job]]:
@@ -62,7 +74,7 @@ def spread(jobs: Sequence[Job], parts: int, each: int) -> list[list[Job]]:
     if each < 2:
         return [list(jobs)]
     step = (len(jobs) - each) / max(1, parts - 1)
-    return [list(jobs[round(i * step) :][:each]) for i in range(parts)]
+    return [in_turn(jobs[round(i * step) :][:each]) for i in range(parts)]
 
 
 @dataclass
@@ -75,6 +87,7 @@ class Trials:
     capacity: float = 0.0
     """Requests per second that one server can do at most."""
     _known: dict[str, list[Figures]] = field(default_factory=dict)
+    _wholes: dict[str, Sample] = field(default_factory=dict)
 
     _each_s: float = 0.0
 
@@ -85,7 +98,8 @@ class Trials:
         self._each_s = REQUEST_S + ROUND_S * slices / len(self.traffic.jobs)
         self.traffic = self.traffic.cut(self._affordable(WHOLE_S), newest=False)
         # Offered all at once, stock fcfs runs nothing but full chunks: no order does more.
-        jobs = [replace(job, at_s=0.0) for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
+        waiting = [job for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
+        jobs = [replace(job, at_s=0.0, after=None, goes_on=False) for job in waiting]
         outcome = run(VARIANTS["fcfs"], Trace(jobs), self.question.profile, chunk=self.question.chunk)
         self.capacity = len(jobs) / outcome.seconds
 
@@ -112,7 +126,15 @@ class Trials:
 
     def whole(self, setup: Setup) -> Sample:
         """On all of the traffic."""
-        return self._run(setup, _Watched(self.traffic.jobs, self.tell), self.question)
+        key = repr(replace(setup, label=""))
+        if key not in self._wholes:
+            self._wholes[key] = self._run(setup, _Watched(self.traffic.jobs, self.tell), self.question)
+        return self._wholes[key]
+
+    def change(self, these: Setup, those: Setup) -> Change:
+        """``these`` against ``those`` on all of the traffic, part by part."""
+        both = ([Figures.of(part, self.question) for part in self.whole(s).parts(PARTS)] for s in (these, those))
+        return Change.of(*both)
 
     def stretches(self, setup: Setup, profile: Profile | None = None) -> list[Figures]:
         """The figures of each stretch. ``profile``: another than the question's."""
@@ -132,11 +154,13 @@ class Trials:
         met: Counter[str] = Counter()
         for part in self.loaded(servers):
             jobs = stretched(part, stretch)
-            # Who has not been served by then is late, whatever comes.
-            until_s = jobs[-1].at_s + max(asked.short_s, asked.long_s)
+            # Who has not been served by then is late, whatever comes; but sessions come later where servers are slow.
+            ends = all(job.after is None for job in jobs)
+            until_s = jobs[-1].at_s + max(asked.short_s, asked.long_s) if ends else math.inf
             sample = self._run(setup, _Watched(jobs, self.tell), asked, until_s).since(_warm(jobs))
-            due.update(job.kind for job in jobs if job.at_s >= _warm(jobs))
             short = sample.new <= THRESHOLD
+            came = {SHORT: int(short.sum()), LONG: int((~short).sum())}
+            due.update((job.kind for job in jobs if job.at_s >= _warm(jobs)) if ends else came)
             met[SHORT] += int((sample.ttft[short] <= asked.short_s).sum())
             met[LONG] += int((sample.ttft[~short] <= asked.long_s).sum())
         return min(met[kind] / n for kind, n in due.items())

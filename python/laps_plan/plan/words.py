@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from laps_plan.plan.advice import GAIN, HARM, PAYS, RULE, SAME, TRADE
-from laps_plan.plan.answer import PARTS, Answer, Side
+from laps_plan.plan.answer import Answer, Side
 from laps_plan.plan.figures import COMPARED, Change
-from laps_plan.plan.setup import IN_TIME
-from laps_plan.plan.trials import STRETCHES
+from laps_plan.plan.setup import IN_TIME, LAPS
+from laps_plan.plan.trials import PARTS, STRETCHES
 from laps_plan.table import Table
 
 ACCURACY = Path(__file__).with_name("accuracy.json")
@@ -40,9 +40,9 @@ def verdict(a: Answer) -> list[str]:
     """What to do, and why, a sentence each."""
     best = a.advice.stock
     if a.advice.recommended:
-        said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {told(a, best.policy)}."]
+        said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {told(a)}."]
     else:
-        said = [f"Stock {best.name} is as good: LAPS is not recommended for this. LAPS: {told(a, best.policy)}."]
+        said = [f"Stock {best.name} is as good: LAPS is not recommended for this. LAPS: {told(a)}."]
     said.append(f"Start each prefill server with: {a.advice.setup.flags()}")
     if a.advice.setup.pools:
         said.append("Start the router with: --enable-laps-alloc")
@@ -56,9 +56,9 @@ def verdict(a: Answer) -> list[str]:
     return said
 
 
-def told(a: Answer, stock: str) -> str:
-    """The ratios of the best LAPS to a stock policy."""
-    change = a.advice.against[stock]
+def told(a: Answer) -> str:
+    """The ratios of the best LAPS to the best stock policy."""
+    change = a.advice.against[a.advice.stock.name]
     return ", ".join(f"{name} x {ratio}" for name, ratio in change.ratios.items()) or "too few requests to compare"
 
 
@@ -101,10 +101,11 @@ def _side(side: Side) -> list[str]:
 
 
 def against(a: Answer) -> Table:
-    """LAPS over each of the others, on the whole traffic."""
+    """The LAPS that the verdict is about, over each of the others, on the whole traffic."""
     rows = [[side.setup.name, *_changes(side.change)] for side in a.sides if side.change is not None]
     note = f"Ratios; below 1, LAPS is faster. In brackets the 95% interval over {PARTS} parts of the traffic."
-    return Table("LAPS with its defaults against", ["", *COMPARED, "in time (points)"], rows, note)
+    how = "with its defaults" if a.advice.laps.name == LAPS else "with the flags that pay"
+    return Table(f"LAPS {how} against", ["", *COMPARED, "in time (points)"], rows, note)
 
 
 def _changes(change: Change) -> list[str]:
@@ -130,7 +131,8 @@ def hosts(a: Answer) -> Table:
     rows = [[f"host x {factor:g}", *_changes(change)] for factor, change in a.hosts.items()]
     note = (
         f"{a.advice.laps.name} against {a.advice.stock.name}, where the host takes half or twice as long for "
-        "HTTP, scheduling and launches as the profile assumes."
+        f"HTTP, scheduling and launches as the profile assumes; on {a.searched:,} requests in {STRETCHES} stretches of "
+        "the traffic."
     )
     return Table("If the host is another", ["", *COMPARED, "in time (points)"], rows, note)
 

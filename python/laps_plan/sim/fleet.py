@@ -49,7 +49,8 @@ class Plain:
         cached = min(held.get(request.session, 0), request.cached)
         request.left += request.cached - cached
         request.cached = request.history = cached
-        held[request.session] = request.prompt
+        # Sub-agents go on from an earlier turn, and leave the history of the others where it is.
+        held[request.session] = max(held.get(request.session, 0), request.prompt)
 
 
 class Single(Plain):

@@ -12,7 +12,7 @@ from itertools import islice
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import CLASSES, LONG, SHORT, ClassName, classify, new_tokens
-from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.paper import pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
 from laps_plan.sim.device import Device
@@ -53,7 +53,7 @@ class Laps:
         kv_tokens: int | None = None,
     ) -> None:
         self._layers = device.profile.layers if device is not None and config.slice_ms else 0
-        self.pacer = Pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
+        self.pacer = pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
@@ -106,7 +106,8 @@ class Laps:
             left_s = sum(top.slices[: -1 if launched is not None else None])
             requests = [r for s in under_way for r, _, _ in s.parts]
             weight = pacer.sizes.weight(r.view for r in requests)
-            paused = Paused(left_s, len(requests), len(under_way), weight=weight)
+            due_s = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
+            paused = Paused(left_s, len(requests), len(under_way), weight=weight, deadline_s=due_s)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         plan = pacer.plan(

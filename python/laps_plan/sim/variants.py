@@ -17,9 +17,13 @@ from laps_plan.sim.group import Assign, AssignRule, GroupPolicy, GroupServer, Ra
 from laps_plan.sim.laps import Laps
 from laps_plan.sim.metrics import RANK_CHUNK, Outcome
 from laps_plan.sim.ranks import Joint, PerRank
-from laps_plan.sim.stock import POLICIES, Scheduler
+from laps_plan.sim.stock import POLICIES as STOCK
+from laps_plan.sim.stock import Scheduler, Stock
+from laps_plan.sim.tomorrow import Interleaved, Preflow, Several
 from laps_plan.traffic.streams import Stream
 
+POLICIES: dict[str, type[Stock]] = {**STOCK, "several": Several, "interleaved": Interleaved, "preflow": Preflow}
+"""Stock servers' own, and what is proposed for them."""
 ROUTERS = ("round-robin", "least-load", "pools")
 DUAL_ONLY = {"wait_window_ms": 0.0}
 
@@ -61,6 +65,10 @@ VARIANTS: dict[str, Variant] = {
     "fcfs": Variant("fcfs"),
     "hrrn": Variant("hrrn"),
     "shortest-prefill-first": Variant("shortest-prefill-first"),
+    "several": Variant("several"),
+    "interleaved": Variant("interleaved"),
+    "preflow": Variant("preflow"),
+    "paper": Variant(laps={"preset": "paper"}),
     "dual": Variant(laps=DUAL_ONLY),
     "laps": Variant(),
     "laps-graphs": Variant(graphs=True),

@@ -16,6 +16,7 @@ import msgspec
 
 from laps_plan.traffic.given import Traffic, poisson
 from laps_plan.traffic.job import Job
+from laps_plan.traffic.streams import around
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
@@ -33,6 +34,9 @@ class _Turn(msgspec.Struct):
     t_ms: Number
     """Since the session's start."""
     cached_tokens: Tokens = 0
+    think_ms: Number | None = None
+    """From the answer before it to this request."""
+    output_tokens: Tokens = 0
 
 
 class _Azure(msgspec.Struct):
@@ -57,22 +61,28 @@ def _plain(lines: Iterable[str]) -> Iterator[Row]:
         yield (row.arrival_ms / 1e3, row.new_tokens, row.cached_tokens, [])
 
 
-def _sessions(lines: Iterable[str]) -> Iterator[Row]:
-    for _, row in _csv(lines, _Turn):
-        yield (row.t_ms / 1e3, row.new_tokens, row.cached_tokens, [row.session])
-
-
-def _drawn(rows: Iterable[Row], seed: int) -> list[Row]:
-    """Sessions that start at any time of the span; what is left of one at the end of the span is at its beginning, as
-    if the session had begun before. So there are as many at all times."""
+def _sessions(lines: Iterable[str], seed: int) -> list[Job]:
+    """Sessions that start at any time of the span. A turn comes a pause after the answer before it, where the file
+    tells pauses; else at its recorded time, but never before that answer."""
     rng = random.Random(seed)
-    starts: dict[Hashable, float] = {}
-    found: list[Row] = []
-    for at, new, cached, (session,) in rows:
-        if session not in starts:
-            starts[session] = rng.uniform(0.0, SPAN_S)
-        found.append(((starts[session] + at) % SPAN_S, new, cached, []))
-    return found
+    sessions: dict[str, list[_Turn]] = {}
+    for _, row in _csv(lines, _Turn):
+        sessions.setdefault(row.session, []).append(row)
+    jobs: list[Job] = []
+    for stream, turns in enumerate(sessions.values()):
+        begin_s, due_s, said = rng.uniform(0.0, SPAN_S), 0.0, 0
+        for turn in sorted(turns, key=lambda t: t.t_ms):
+            pause_s = 0.0
+            if turn.think_ms is None:
+                due_s = turn.t_ms / 1e3
+            elif jobs and jobs[-1].stream == stream:
+                pause_s = max(0.0, turn.think_ms) / 1e3 + TOKEN_S * said
+                due_s += pause_s
+            said = turn.output_tokens
+            jobs.append(
+                Job(begin_s + due_s, max(1, turn.new_tokens), turn.cached_tokens, stream, goes_on=True, pause_s=pause_s)
+            )
+    return around(jobs, SPAN_S)
 
 
 def _azure(lines: Iterable[str]) -> Iterator[Row]:
@@ -109,19 +119,22 @@ def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[Row]]:
     return read
 
 
-FORMATS: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
+SESSIONS = "sessions"
+_FLAT: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
     "csv": (_plain, 0),
-    "sessions": (_sessions, 0),
     "azure": (_azure, 0),
     "mooncake": (_blocks(1e-3), 512),
     "bailian": (_blocks(1.0), 16),
 }
 """What reads each, and its tokens in a block; 0 = it says nothing of blocks."""
+FORMATS = (*_FLAT, SESSIONS)
+TOKEN_S = 0.02
+"""A client of a session has its whole answer so long after the first token, for each token of it (seconds)."""
 SPAN_S = 4 * 3600.0
 """Sessions without times of their own are spread over so long (seconds)."""
 DRAWN = (
-    "The times at which sessions start are drawn, over four hours; within a session requests come at their recorded "
-    "times, however fast the servers are."
+    "The times at which sessions start are drawn, over four hours; within a session a request follows the answer to "
+    "the one before it."
 )
 INFINITE = (
     "What is cached is the longest prefix that came before, in a cache that never forgets and all servers share: real "
@@ -141,7 +154,7 @@ def kind_of(first: str) -> str:
     else:
         heads = set(next(csv.reader([first]), []))
         if {"session", "t_ms", "new_tokens"} <= heads:
-            return "sessions"
+            return SESSIONS
         if "new_tokens" in heads:
             return "csv"
         if {"TIMESTAMP", "ContextTokens"} <= heads:
@@ -159,14 +172,17 @@ def read(path: Path, kind: str | None = None, seed: int = 0) -> Traffic:
         with _opened(path) as f:
             kind = kind or kind_of(f.readline())
             f.seek(0)
-            reader, block = FORMATS[kind]
-            rows = list(reader(f))
-            rows = _drawn(rows, seed) if kind == "sessions" else rows
+            jobs = _sessions(f, seed) if kind == SESSIONS else None
+            reader, block = _FLAT["csv" if kind == SESSIONS else kind]
+            rows = [] if jobs else sorted(reader(f), key=lambda row: row[0])
     except (ValueError, EOFError, csv.Error, zlib.error) as e:
         raise ValueError(f"{path}: {e}") from None
-    if len(rows) < 2:
-        raise ValueError(f"{path}: {len(rows)} requests; at least 2 are needed")
-    rows.sort(key=lambda row: row[0])
+    if len(jobs or rows) < 2:
+        raise ValueError(f"{path}: {len(jobs or rows)} requests; at least 2 are needed")
+    what = f"{path.name} ({kind})"
+    if jobs is not None:
+        first_s = jobs[0].at_s
+        return Traffic([replace(job, at_s=job.at_s - first_s) for job in jobs], what, (DRAWN,))
     first_s = rows[0][0]
     cached = _prefixes(block)
     jobs = []
@@ -175,7 +191,7 @@ def read(path: Path, kind: str | None = None, seed: int = 0) -> Traffic:
             known = min(cached(names), tokens - 1)
             tokens -= max(0, known)
         jobs.append(Job(at - first_s, max(1, tokens), max(0, known)))
-    what, notes = f"{path.name} ({kind})", (INFINITE,) if block else (DRAWN,) if kind == "sessions" else ()
+    notes = (INFINITE,) if block else ()
     if rows[-1][0] > first_s:
         return Traffic(jobs, what, notes)
     lengths = iter([(job.new, job.cached) for job in jobs])

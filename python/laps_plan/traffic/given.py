@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from laps_plan.traffic.job import Job
+from laps_plan.traffic.streams import around, in_turn
 
 POISSON = "Times are Poisson arrivals: real traffic comes in bursts, and more of it then waits."
 
@@ -38,7 +39,7 @@ class Traffic:
 
     def cut(self, requests: int, *, newest: bool) -> Traffic:
         """The first or the newest ``requests`` of it."""
-        jobs = self.jobs[-requests:] if newest else self.jobs[:requests]
+        jobs = in_turn(self.jobs[-requests:] if newest else self.jobs[:requests])
         if len(jobs) == len(self.jobs):
             return self
         said = f"Only the {'newest' if newest else 'first'} {len(jobs):,} of {len(self.jobs):,} requests are used."
@@ -46,9 +47,15 @@ class Traffic:
 
 
 def stretched(jobs: Sequence[Job], factor: float) -> list[Job]:
-    """The same jobs, with ``factor`` times the time between them; the first comes at 0."""
+    """The same jobs, with ``factor`` times the time between them; the first comes at 0. Of conversations only the
+    beginnings: the pauses within them are the clients'."""
     first_s = jobs[0].at_s
-    return [Job((job.at_s - first_s) * factor, job.new, job.cached) for job in jobs]
+    moved: list[Job] = []
+    begun: dict[int, float] = {}
+    for job in jobs:
+        begin_s = begun.setdefault(job.stream, job.at_s) if job.goes_on else job.at_s
+        moved.append(replace(job, at_s=(begin_s - first_s) * factor + job.at_s - begin_s))
+    return around(moved, (jobs[-1].at_s - first_s) * factor) if begun else moved
 
 
 def poisson(lengths: Lengths, requests: int, what: str, *, rate: float = 1.0, seed: int = 0, **more: bool) -> Traffic:

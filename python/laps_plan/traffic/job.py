@@ -27,6 +27,8 @@ class Job:
     slo_s: float | None = None
     """Its own deadline, which the server is told (seconds to the first token)."""
     client: int = -1
+    pause_s: float = 0.0
+    """After the answer that it needs, at least: the client's own time (seconds)."""
     number: int = 0
     """Unique in its load, where the load follows answers or is simulated."""
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from laps_plan.traffic import traces
+from laps_plan.traffic import traces, turns
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import in_turn, poisson, times
@@ -144,6 +144,31 @@ class Turns(Workload):
         return in_turn(job for user in users for job in user if job.at_s < offer.span_s)
 
 
+@dataclass(frozen=True)
+class Agents(Workload):
+    """Sessions of coding agents, eleven turns of each: a turn follows the answer before it after its pause."""
+
+    longest: int
+    """Prompts are cut to this (tokens)."""
+    each: int = 11
+    pause_s: float = 30.0
+    """Longest time of a client's own between two turns."""
+    token_s: float = 0.02
+    """Of a token of output."""
+
+    def _sessions(self) -> list[list[turns.Turn]]:
+        return turns.agents(self.longest, self.pause_s, self.token_s)
+
+    def sample(self, n: int, rng: random.Random) -> list[Job]:
+        every = [turn for session in self._sessions() for turn in session]
+        return [Job(0.0, turn.new, turn.cached) for turn in rng.choices(every, k=n)]
+
+    def arrivals(self, offer: Offer, rng: random.Random) -> list[Job]:
+        rate = offer.utilisation * offer.capacity_per_s
+        begun = turns.stretches(self._sessions(), self.each, rate, offer.span_s, rng)
+        return turns.jobs(begun, offer.span_s)
+
+
 HEADLINE_SHORT = (16, 128)
 OVERLOAD_SHORT = (128, 256)
 """Large for short ones: the device is to be what is overloaded, not what reads requests on the same cores."""
@@ -230,6 +255,14 @@ def _turns(scale: Scale) -> Workload:
     return Turns("turns", what, scale.longest, reuses=True)
 
 
+def _agents(scale: Scale) -> Workload:
+    what = (
+        f"sessions of coding agents on histories of up to {scale.longest} tokens, 11 turns of each; a turn follows the "
+        "answer before it after its client's pause, 30 s at most, and 20 ms for each token of that answer"
+    )
+    return Agents("agents", what, scale.longest, reuses=True)
+
+
 OPEN: dict[str, Callable[[Scale], Workload]] = {
     "mixed": _mixed,
     "poisson": _spread("poisson", 1.0, "Poisson arrivals"),
@@ -239,6 +272,7 @@ OPEN: dict[str, Callable[[Scale], Workload]] = {
     "mooncake": _mooncake,
     "lmsys": _lmsys,
     "turns": _turns,
+    "agents": _agents,
     "whale": _whale,
     "overload": _overload,
 }

@@ -60,6 +60,18 @@ def in_turn(jobs: Iterable[Job]) -> list[Job]:
     return found
 
 
+def around(jobs: Iterable[Job], span_s: float) -> list[Job]:
+    """Conversations in a span that has neither beginning nor end: what lies beyond it is at its beginning, as if that
+    conversation had begun before. So there are as many at all times."""
+    pieces: dict[tuple[int, int], int] = {}
+    found: list[Job] = []
+    for job in jobs:
+        lap, at_s = divmod(job.at_s, span_s)
+        stream = pieces.setdefault((job.stream, int(lap)), len(pieces))
+        found.append(replace(job, at_s=at_s, stream=stream))
+    return in_turn(found)
+
+
 @dataclass
 class Open:
     """``n`` requests at ``rate`` per second, whatever comes back.
@@ -108,7 +120,7 @@ class Open:
 
 @dataclass
 class Trace:
-    """Given jobs. One with an ``after`` comes when that one is answered, if that is later."""
+    """Given jobs. One with an ``after`` comes a pause after that one is answered, if that is later."""
 
     rows: Sequence[Job]
     slo_s: float | None = None
@@ -121,17 +133,18 @@ class Trace:
 
     def arrivals(self) -> Iterator[Job]:
         """See Stream."""
-        for i, row in enumerate(self.rows):
-            job = replace(row, number=i, slo_s=row.slo_s if self.slo_s is None else self.slo_s)
-            if row.after is None:
-                yield job
-            else:
-                self._waiting[row.after] = job
+        # An answer may come long before its follower's place in the list.
+        self._waiting = {row.after: self._job(i) for i, row in enumerate(self.rows) if row.after is not None}
+        return (self._job(i) for i, row in enumerate(self.rows) if row.after is None)
+
+    def _job(self, i: int) -> Job:
+        row = self.rows[i]
+        return replace(row, number=i, slo_s=row.slo_s if self.slo_s is None else self.slo_s)
 
     def answered(self, now: float, job: Job) -> Job | None:
         """See Stream."""
         following = self._waiting.pop(job.number, None)
-        return None if following is None else replace(following, at_s=max(now, following.at_s))
+        return None if following is None else replace(following, at_s=max(now + following.pause_s, following.at_s))
 
 
 # -- closed loads

@@ -1,17 +1,17 @@
-"""Recorded sessions: each turn follows the answer before it, after the pause that the client made."""
+"""Recorded sessions of coding agents: each turn follows the answer before it, after the pause that the client made."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from laps_plan.traffic.job import Job
-from laps_plan.traffic.streams import poisson
+from laps_plan.traffic.streams import around, in_turn, poisson
 from laps_plan.traffic.traces import FOLDER
 
 
@@ -24,30 +24,16 @@ class Turn(NamedTuple):
     """From the answer before it: the client's own time, and that of the output."""
 
 
-class Turns:
-    """Sessions that begin at given times (a stream, see streams.Stream). May be read once."""
-
-    follows = True
-
-    def __init__(self, sessions: Sequence[tuple[float, Sequence[Turn]]]) -> None:
-        """``sessions``: (begin in seconds, turns), by begin."""
-        self._sessions = sessions
-        self._left = [iter(turns[1:]) for _, turns in sessions]
-        self._number = len(sessions)
-
-    def arrivals(self) -> Iterator[Job]:
-        """See Stream."""
-        for i, (at, turns) in enumerate(self._sessions):
-            yield Job(at, turns[0].new, turns[0].cached, i, goes_on=True, number=i)
-
-    def answered(self, now: float, job: Job) -> Job | None:
-        """See Stream."""
-        following = next(self._left[job.stream], None)
-        if following is None:
-            return None
-        self._number += 1
-        at = now + following.pause_s
-        return Job(at, following.new, following.cached, job.stream, goes_on=True, number=self._number - 1)
+def jobs(sessions: Iterable[tuple[float, Sequence[Turn]]], span_s: float | None = None) -> list[Job]:
+    """Requests of sessions that begin at these times (seconds), due as if answers took no time. ``span_s``: as of
+    ``streams.around``; None: a session lasts as long as it does."""
+    found: list[Job] = []
+    for i, (at, turns) in enumerate(sessions):
+        for n, turn in enumerate(turns):
+            pause_s = turn.pause_s if n else 0.0
+            at += pause_s
+            found.append(Job(at, turn.new, turn.cached, i, goes_on=True, pause_s=pause_s))
+    return in_turn(found) if span_s is None else around(found, span_s)
 
 
 @cache
@@ -67,13 +53,14 @@ def agents(longest: int, pause_s: float, token_s: float, path: Path = FOLDER / "
     return list(found.values())
 
 
-def stretches(sessions: Sequence[Sequence[Turn]], each: int, rate: float, span_s: float, seed: str) -> Turns:
+def stretches(
+    sessions: Sequence[Sequence[Turn]], each: int, rate: float, span_s: float, rng: random.Random
+) -> list[tuple[float, Sequence[Turn]]]:
     """``each`` turns around a random one of a session, begun at Poisson times for ``span_s``: about ``rate`` requests
     per second."""
-    rng = random.Random(seed)
     places = [(s, i) for s in sessions for i in range(len(s))]
     made = []
     for at in poisson(rate / (each - 1), span_s, rng):
         session, i = rng.choice(places)
         made.append((at, session[max(0, i - each // 2) : i + each // 2 + 1]))
-    return Turns(made)
+    return made

@@ -27,7 +27,7 @@ from .http.app import LapsApp
 from .http.keys import has_keys, is_local
 from .http.parser import BoundedProtocol
 from .processes import BEAT_S, Processes, listen, listen_alone
-from .request.trail import ID_HEADER, AccessLog
+from .request.trail import DECISION_HEADER, ID_HEADER, AccessLog
 from .router import Router, Worker
 from .servers.instances import Instance
 from .stock import mini_lb
@@ -124,7 +124,7 @@ class LapsBalancer:
         tracer = Tracer.to(args.otlp_traces_endpoint) if args.enable_trace else None
         app: Any = LapsApp(self.router, mini_lb.app, tracer)
         if args.cors_allowed_origins:
-            every, shown = ["*"], [ID_HEADER.decode()]
+            every, shown = ["*"], [ID_HEADER.decode(), DECISION_HEADER.decode()]
             app = CORSMiddleware(app, args.cors_allowed_origins, every, every, expose_headers=shown)
         return uvicorn.Config(
             app,

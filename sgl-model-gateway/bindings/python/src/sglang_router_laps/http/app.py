@@ -167,11 +167,11 @@ class LapsApp:
 
 
 def _marked(send: Send, trail: Trail) -> Send:
-    """``send``, with the request's id in the head of the answer."""
+    """``send``, with what the head of the answer tells of the request."""
 
     def marked(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), trail.header]
+            message["headers"] = [*message.get("headers", ()), *trail.headers]
         return send(message)
 
     return marked

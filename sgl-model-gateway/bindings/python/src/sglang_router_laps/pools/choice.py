@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Literal
 
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
@@ -20,6 +21,7 @@ from ..prompts.prefixes import Ask, Fingerprint, PrefixIndex, SharedPrefixes
 from ..servers.decode import DecodeInstance, roomiest
 from ..servers.instances import Clock, Instance, Lease, Place, PrefillInstance, open_to
 from ..servers.ranks import Rank
+from .sessions import SessionTable
 
 MOST_WORK_S = 3600.0
 """No request is taken for more work, whatever a server says of its speed (seconds): sums stay finite."""
@@ -32,6 +34,11 @@ NOTHING = PrefixIndex(0)
 FLOOD = 8
 """A pool with this many times ``load_unit`` in flight everywhere need not find an idle instance to spill long
 requests to: one with as many times less in flight does."""
+
+
+Why = Literal["session", "prefix", "expected", "pool", "spill", "copy"]
+"""Why: its session is there; it holds a part of the prompt; it is expected to answer first, of all or of the pool of
+its class; its own pool is overloaded; a prefix that many share is to be held there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,7 @@ class Choice:
     """It went to the short pool so that the prefix it shares with others is held there from now on."""
     rank: Rank[PrefillInstance] | None = None
     """Of the instance, where it has several."""
+    why: Why = "expected"
     late_s: float = 0.0
     """So long after the time from which it is to be refused its first token is expected (seconds); 0.0: in time, or
     that is not known."""
@@ -107,6 +115,7 @@ class Pools:
         self.traffic = 1.0
         """How many times this router's work there is at the decode servers in all, other routers' included."""
         self._shared = SharedPrefixes()
+        self._sessions = SessionTable()
 
     def members(self, pool: Pool) -> list[PrefillInstance]:
         """All instances that serve ``pool``, healthy or not."""
@@ -145,6 +154,7 @@ class Pools:
     def forget_prefixes(self) -> None:
         """The servers' caches are being flushed."""
         self._shared.clear()
+        self._sessions.clear()
         for i in self.instances:
             i.flushed()
 
@@ -190,7 +200,8 @@ class Pools:
         It is the one where the request is answered first, of those that take its class. The class is a matter of the
         place: short is what leaves at most the threshold to compute there. A request that is short only where its
         history lies may stay there, unless others share that history: then one of them takes it to the short pool.
-        Instances in ``avoid`` are taken only when there is no other.
+        Instances in ``avoid`` are taken only when there is no other. A session that the client names goes on where it
+        was served, in either pool.
         """
         usable = open_to(self.instances, avoid)
         total = max(1, ask.total)
@@ -199,12 +210,17 @@ class Pools:
             return None
         now, threshold = self._clock(), self.config.threshold
         known = [p for p in ask.prompts if p.hashes]
-        own, others = self._offers(usable, ask, known, now)
         spilled = copies = False
-        _, new, chosen = self._first(own or others, ask)
+        holder = self._sessions.holder(ask, usable, now, threshold)
+        own, others = list[Offer](), list[Offer]()
+        if holder is None:
+            own, others = self._offers(usable, ask, known, now)
+            _, new, chosen = self._first(own or others, ask)
+        else:
+            new, chosen = ask.new(holder.prefixes), holder
         length_class = SHORT if new <= threshold else LONG
         if not own:
-            spilled = True
+            spilled = holder is None
         elif others and chosen.pool == length_class:
             relief = self._relief(length_class, own, others)
             if relief:
@@ -220,13 +236,19 @@ class Pools:
         if ask.until < math.inf:
             first_s = chosen.outlook.first_s(now, new, total - new, length_class == SHORT)
             late_s = max(0.0, now + first_s - ask.until) if first_s is not None else 0.0
+        why: Why = "copy" if copies else "spill" if spilled else "pool" if others else "expected"
+        if holder is not None:
+            why = "session"
+        elif why in ("pool", "expected") and new < total:
+            why = "prefix"
         if not late_s:
             # It will be held there.
+            self._sessions.served(ask.session, chosen)
             for p in known:
                 chosen.prefixes.add(p)
                 p.prompt = None
         work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
-        return Choice(chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, late_s)
+        return Choice(chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, why, late_s)
 
     def _offers(
         self, usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float

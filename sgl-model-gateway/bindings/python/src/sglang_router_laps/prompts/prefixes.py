@@ -124,6 +124,8 @@ class Ask:
     """Its deadline, after its arrival (seconds)."""
     until: float = math.inf
     """When it is to be refused without a first token (monotonic seconds)."""
+    session: str | None = None
+    """The client's name of what it goes on with."""
 
     @property
     def total(self) -> int:

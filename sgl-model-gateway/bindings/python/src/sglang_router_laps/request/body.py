@@ -39,6 +39,9 @@ RANK_HEADER = "x-data-parallel-rank"
 """Members and header in which a client names data-parallel ranks itself."""
 LATE_HEADER = "x-sgl-ttft-slo-late"
 """Beside a deadline: whether a request that can no longer meet it is to be served all the same, or refused."""
+SESSION_HEADERS = ("x-smg-routing-key", "x-session-id")
+SESSION_LONGEST = 256
+"""Characters of a session's name."""
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 
 
@@ -192,6 +195,15 @@ def read_late(texts: list[str]) -> bool:
     if texts != ["refuse"]:
         raise BadRequest(f"header {LATE_HEADER}: {', '.join(texts)!r} is neither refuse nor serve")
     return True
+
+
+def read_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
+    """The client's name of the session that a request goes on with: in the first of SESSION_HEADERS, else in
+    ``session_params.session_id``. None: there is none, or none that is a text of at most SESSION_LONGEST characters."""
+    params = body.get("session_params")
+    member = params.get("session_id") if isinstance(params, dict) else None
+    named = next((headers[name] for name in SESSION_HEADERS if name in headers), member)
+    return named if isinstance(named, str) and 0 < len(named) <= SESSION_LONGEST else None
 
 
 def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: float) -> tuple[bytes, dict[str, Any]]:

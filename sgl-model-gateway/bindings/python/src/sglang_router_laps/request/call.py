@@ -63,6 +63,7 @@ class Call:
             if bodies.read_late(self.headers.popall(bodies.LATE_HEADER, [])):
                 self.until = self.arrived + self.slo_ms / 1e3
             raw, body = bodies.add_deadline(endpoint, raw, body, self.slo_ms)
+        self._session = bodies.read_session(self.headers, body)
         self._raw, self._body = raw, body
 
     @property
@@ -76,6 +77,7 @@ class Call:
         self.ask = measure(self.prompt, counter, len(self._raw))
         self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.rooms or 1)
         self.ask.slo_s, self.ask.until = None if self.slo_ms is None else self.slo_ms / 1e3, self.until
+        self.ask.session = self._session
         self._raw = bodies.without_routed(self._raw, self._body)
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
 

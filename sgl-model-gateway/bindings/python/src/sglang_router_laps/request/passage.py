@@ -135,6 +135,7 @@ class Passage:
             if pair[0].late_s:
                 router.counts.predicted_late += 1
                 raise too_late_there(pair[0].late_s)
+            call.trail.decision = "retry" if n else pair[0].why
             if not n:
                 router.journal.note_choice(pair[0], call.ask.total)
                 call.length_class = call.trail.length_class = pair[0].length_class

@@ -193,14 +193,14 @@ class Client:
         self.started = self.finished = True
         self.trail.status = reply.status
         reply.body = self.ids.as_asked(reply.body)
-        reply.headers = (*reply.headers, self.trail.header)
+        reply.headers = (*reply.headers, *self.trail.headers)
         await reply(None, None, self.send)
 
     async def begin(self, status: int, content_type: bytes) -> None:
         """The head of a stream."""
         self.started = True
         self.trail.status = status
-        headers = [(b"content-type", content_type), *UNBUFFERED, self.trail.header]
+        headers = [(b"content-type", content_type), *UNBUFFERED, *self.trail.headers]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def go_on(self, part: bytes, *, more: bool = True) -> None:

@@ -16,6 +16,8 @@ from .ids import fresh
 logger = logging.getLogger(__name__)
 
 ID_HEADER = b"x-request-id"
+DECISION_HEADER = b"x-laps-decision"
+"""Why the prefill server was chosen."""
 ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 """Where a client's id is looked for unless --request-id-headers says otherwise: as the stock router does."""
 GONE = 499
@@ -36,8 +38,8 @@ class Trail:
     """Of one request that is to be generated from. Times are monotonic seconds; None: it has not come so far."""
 
     __slots__ = (
-        "began", "decode", "endpoint", "first", "id", "length_class", "made", "placed", "prefill", "prefilled",
-        "retries", "rid", "sent", "span", "status", "tokens",
+        "began", "decision", "decode", "endpoint", "first", "id", "length_class", "made", "placed", "prefill",
+        "prefilled", "retries", "rid", "sent", "span", "status", "tokens",
     )  # fmt: skip
 
     def __init__(self, given: str | None, endpoint: str) -> None:
@@ -45,6 +47,8 @@ class Trail:
         self.id, self.made, self.endpoint = given or fresh(), given is None, endpoint
         self.began = time.monotonic()
         self.rid = self.length_class = "-"
+        self.decision = ""
+        """Why its prefill server was chosen: pools.choice.Why, or retry; empty: none was."""
         self.tokens = 0
         """Expected to be computed."""
         self.placed: tuple[float, float] | None = None
@@ -63,9 +67,10 @@ class Trail:
         """Of a trace."""
 
     @property
-    def header(self) -> tuple[bytes, bytes]:
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """For the answer."""
-        return ID_HEADER, self.id.encode()
+        named = (ID_HEADER, self.id.encode())
+        return (named, (DECISION_HEADER, self.decision.encode())) if self.decision else (named,)
 
     def try_at(self, prefill: Instance, decode: Instance, now: float) -> None:
         """It is sent to these two."""

@@ -1,0 +1,148 @@
+"""Goodput: the highest rate at which 90% of the requests have their first token within their own objective, simulated.
+
+    python -m benchmark.goodput [--profile h200-qwen3-32b --model 32b] [--scales 0.5 1 2]
+
+FlowPrefill's measure: four tasks (text, image, search, file) with lengths and objectives of their own. Stock policies
+and LAPS, which is told the objectives as deadlines, or not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from laps_plan.profile import Profile
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic import tasks
+from laps_plan.traffic.streams import Trace
+
+from benchmark.results.piece import Figure, Piece, Table, count, parser, positive
+from benchmark.rig.progress import Progress
+
+SHARE = 0.9
+"""Of the requests that are to be in time (0..1)."""
+STEPS = 7
+"""Halvings of the range in which the highest rate is looked for."""
+WARM = 0.1
+"""Share of the time that is not counted."""
+DRAIN_S = 30.0
+"""After the last arrival, beyond its objective: who has no first token by then is late (seconds)."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve."""
+
+    policy: str
+    """Of sim.variants."""
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    told: bool = False
+    """Whether the server is told the objectives."""
+    chunk: int = 8192
+
+
+WAYS: dict[str, Way] = {
+    "fcfs": Way("fcfs"),
+    "hrrn": Way("hrrn"),
+    "shortest-prefill-first": Way("shortest-prefill-first"),
+    "shortest-prefill-first, 2048": Way("shortest-prefill-first", chunk=2048),
+    "paper preset": Way("paper", told=True),
+    "s-edf": Way("laps", {"order": "s-edf"}, told=True),
+    "lars": Way("laps", {"order": "lars"}, told=True),
+    "laps, no deadlines": Way("laps"),
+    "laps": Way("laps", told=True),
+}
+STOCK = tuple(name for name in WAYS if VARIANTS[WAYS[name].policy].policy)
+
+
+@dataclass(frozen=True)
+class Study:
+    """On what and how well it is to be served."""
+
+    profile: Profile
+    model: str
+    requests: int
+    seeds: Sequence[int]
+    each: bool = False
+    """Whether it is each task that is to be in time, not all requests together."""
+
+    def in_time(self, way: Way, rate: float, scale: float) -> float:
+        """Share of the requests in time (0..1): of all of them, or ``each``: of the task that fares worst."""
+        met, due = Counter[float](), Counter[float]()
+        for seed in self.seeds:
+            rows = tasks.jobs(rate, self.requests, self.model, scale, seed)
+            begin_s = rows[0].at_s + WARM * (rows[-1].at_s - rows[0].at_s)
+            objective_s = {job.at_s: job.slo_s or 0.0 for job in rows if job.at_s >= begin_s}
+            jobs = rows if way.told else [replace(job, slo_s=None) for job in rows]
+            until_s = rows[-1].at_s + max(objective_s.values()) + DRAIN_S
+            outcome = run(
+                VARIANTS[way.policy], Trace(jobs), self.profile, chunk=way.chunk, knobs=way.knobs, seed=seed,
+                until_s=until_s,
+            )  # fmt: skip
+            record = outcome.record
+            due.update(objective_s.values())
+            for at, ttft in zip(record.at, record.ttft, strict=True):
+                met[objective_s.get(at, 0.0)] += ttft <= objective_s.get(at, 0.0)
+        return min(met[s] / n for s, n in due.items()) if self.each else met.total() / due.total()
+
+    def goodput(self, way: Way, scale: float, most: float) -> float:
+        """Requests per second; between 0 and ``most``."""
+        good, bad = 0.0, most
+        for _ in range(STEPS):
+            middle = (good + bad) / 2
+            if self.in_time(way, middle, scale) >= SHARE:
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def capacity(self) -> float:
+        """Requests per second that stock fcfs does, all of them waiting."""
+        rows = [replace(job, at_s=0.0, slo_s=None) for job in tasks.jobs(100.0, 600, self.model, 1.0, self.seeds[0])]
+        return run(VARIANTS["fcfs"], Trace(rows), self.profile).rate
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("python -m benchmark.goodput", __doc__, "goodput", seed=1, whole=True)
+    p.add_argument("--profile", default="h200-qwen3-8b")
+    p.add_argument("--model", choices=list(tasks.OBJECTIVES_S), default="8b", help="whose objectives (8b)")
+    p.add_argument("--scales", type=positive, nargs="+", default=[1.0], help="of the objectives (1)")
+    p.add_argument("--requests", type=count, default=1500, help="of a simulation, about (1500)")
+    p.add_argument("--seeds", type=count, default=2)
+    p.add_argument("--each", action="store_true", help="90%% of each task, not of all requests")
+    p.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    args = p.parse_args(argv)
+    seeds = range(args.seed, args.seed + args.seeds)
+    study, say = Study(Profile.load(args.profile), args.model, args.requests, seeds, args.each), Progress()
+    most = 1.5 * study.capacity()
+    found: dict[str, dict[str, float]] = {}
+    for scale in args.scales:
+        for name in args.ways:
+            found.setdefault(f"{scale:g}", {})[name] = study.goodput(WAYS[name], scale, most)
+            say(f"objectives x {scale:g}, {name}: {found[f'{scale:g}'][name]:.1f} requests/s")
+    rows = [(name, *(f"{found[f'{s:g}'][name]:.1f}" for s in args.scales)) for name in args.ways]
+    figures = []
+    for at, rates in found.items():
+        stock = max((rates[name] for name in STOCK if name in rates), default=0.0)
+        others = {"the best stock policy": stock, "s-edf": rates.get("s-edf", 0.0), "lars": rates.get("lars", 0.0)}
+        mine = rates.get("laps", 0.0)
+        named = [(f"objectives x {at}: goodput, laps / {words}", rate) for words, rate in others.items()]
+        figures += [Figure(words, mine / rate) for words, rate in named if mine and rate]
+    text = (
+        f"Simulated: profile {study.profile.name} ({study.profile.source}); {SHARE:.0%} of the "
+        f"requests{' of each task' if args.each else ''} in time, "
+        f"objectives of {args.model}, {args.requests} requests, {args.seeds} seeds. Lengths log-normal around the "
+        "means of the tasks."
+    )
+    heads = ("requests/s", *(f"objectives x {scale:g}" for scale in args.scales))
+    Piece("goodput", "Goodput", text, args.seed, [Table("Goodput", heads, rows)], figures, data=found).leave(
+        args.out, "benchmark.goodput", argv, every=True
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

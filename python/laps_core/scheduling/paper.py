@@ -1,0 +1,92 @@
+"""LAPS as it was published, as a baseline: what ``{"preset": "paper"}`` asks for (LAPS, s3.1).
+
+Short requests before long ones whenever a batch of them is ready; batches of one class alone; the window of Algorithm 1
+as it is written; of the long class one prompt at a time, in order of arrival, by chunks of one size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from laps_core.config import LapsConfig
+from laps_core.length import LONG, SHORT, ClassName
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import Paused, Plan, Waiting
+from laps_core.scheduling.window import DELTA_S, SIGMA_S, TICK_S, Window
+
+W_MIN_S = 0.5e-3
+"""W_min: a window is never shorter (seconds)."""
+
+
+class PaperWindow(Window):
+    """Algorithm 1 to the letter: a batch is held until the window ends or it is D deep, whether or not anybody is
+    expected; W is set to the time in which it became so deep, and D to the depth of a batch that did not."""
+
+    def _judge(
+        self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
+    ) -> str | float:
+        if self._w_max_s == 0.0:
+            return "idle"
+        k = len(picked)
+        if k >= self._depth:
+            return "depth"
+        if slack <= SIGMA_S:
+            return "slack"
+        if k < len(shorts) or sum(shorts[i].tokens for i in picked) >= token_budget:
+            return "tokens"
+        window_s = self._window_s
+        if slack < math.inf:
+            filled_s = (self._depth - k) / max(self._arrivals.rate(now), 1e-9)
+            window_s = self._clipped(min(max(0.0, slack - DELTA_S), filled_s))
+        end = (now if self._held_since is None else self._held_since) + window_s
+        return "window" if now > end - TICK_S else end
+
+    def _adapt(self, depth: int, tau_s: float, reason: str) -> None:
+        if depth >= self._depth:
+            self._window_s = self._clipped(tau_s)
+        else:
+            self._depth = depth
+
+    def _clipped(self, seconds: float) -> float:
+        return min(max(seconds, W_MIN_S), self._w_max_s)
+
+
+class PaperPacer(Pacer):
+    """A pacer without gap, guard, slices and shared steps."""
+
+    def __init__(self, config: LapsConfig, **how: Any) -> None:
+        """As ``Pacer``; there are no slices."""
+        super().__init__(config, **{**how, "layers": 0})
+        self.window = PaperWindow(config, self.model.predict, config.graph_batches if config.graphs else ())
+
+    def plan(
+        self,
+        now: float,
+        shorts: Sequence[Waiting],
+        longs: Sequence[Waiting],
+        *,
+        waiting: int | None = None,
+        urgent: ClassName | None = None,
+        paused: Paused | None = None,
+        lacking: bool = False,
+        frees: bool = True,
+    ) -> Plan:
+        """See Pacer: strictly short first. While the window holds a short batch, long work runs."""
+        if not shorts:
+            self.window.nothing_waits()
+        plan = self._shorts(self.window.decide, now, shorts, self.threshold_tokens, self.sizes.budget)
+        if not longs:
+            return plan
+        # One prompt is in progress at a time.
+        first = min(range(len(longs)), key=lambda i: (not longs[i].started, longs[i].rank, longs[i].since_s))
+        both = self._with_longs(plan, longs, [first], self.sizes.budget // self.sizes.unit * self.sizes.unit)
+        both = both._replace(waiting=False, until_s=math.inf, oldest=True)
+        # Where the memory is missing for short requests, the long one goes on.
+        return both._replace(order=(SHORT, LONG)) if plan.order else both
+
+
+def pacer(config: LapsConfig, **how: Any) -> Pacer:
+    """The policy that ``config`` asks for; ``how``: as of ``Pacer``."""
+    return (Pacer if config.preset is None else PaperPacer)(config, **how)

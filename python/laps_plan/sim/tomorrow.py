@@ -1,0 +1,109 @@
+"""Policies that are proposed for stock servers, modelled from what their proposals say: no slot for one prompt alone.
+
+Whatever is in progress keeps its memory, so there is a most of prompts in progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from laps_plan.sim.request import Batch, Request
+from laps_plan.sim.stock import Stock
+
+IN_PROGRESS = 8
+"""Prompts in progress at a time, at most."""
+PATIENCE_S = 2.0
+"""D of PREFLOW's order: a wait of so long doubles a prompt's claim (seconds)."""
+
+
+class Several(Stock):
+    """Several prompts in progress (sglang #34623): first come, first served, and the budget of each step is divided
+    evenly among them; what one leaves the others get."""
+
+    def __init__(self, chunk: int | None) -> None:
+        super().__init__(chunk)
+        self._queue: list[Request] = []
+
+    @property
+    def busy(self) -> bool:
+        """See Stock."""
+        return bool(self._queue)
+
+    def _enter(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def _head(self) -> Request | None:
+        return self._queue[0] if self._queue else None
+
+    def next(self, now: float) -> Batch | float | None:
+        """See Scheduler."""
+        parts: list[tuple[Request, int, int]] = []
+        ending: list[Request] = []
+        room = self._room
+        for request, most in self._shares(now):
+            new = min(request.left, most, room)
+            if not new or (self.held and request.started < 0.0):
+                continue
+            if request.started < 0.0:
+                request.started = now
+            room -= self._take(request, new, parts, ending)
+        self._parked = None
+        self._queue = [r for r in self._queue if r.left]
+        return Batch(parts, ending) if parts else None
+
+    def _shares(self, now: float) -> Iterator[tuple[Request, int]]:
+        """Those that may have a part of the step, in order, and how much at most (tokens)."""
+        own = sorted(self._queue[:IN_PROGRESS], key=lambda r: r.left)
+        room, cut = self._room, 0
+        for i, request in enumerate(own):
+            share = min(request.left, max(1, room // (len(own) - i)))
+            room -= share
+            cut += share < request.left
+            yield request, share
+        for request in self._queue[IN_PROGRESS:]:
+            # Those that end with this step take no place among those in progress.
+            whole = request.left <= room
+            if whole or cut < IN_PROGRESS:
+                room -= min(room, request.left)
+                cut += not whole
+                yield request, request.left
+
+
+class Interleaved(Several):
+    """Chunk interleaving (sglang #39717): the prompts in progress take turns, a chunk each, and those that fit whole
+    beside it go along."""
+
+    def _shares(self, now: float) -> Iterator[tuple[Request, int]]:
+        if not self._queue:
+            return
+        first = self._queue[0]
+        room = self._room - min(first.left, self._room)
+        yield first, first.left
+        for request in self._queue[1:]:
+            if request.left <= room:
+                room -= request.left
+                yield request, request.left
+        # Its next turn comes after those of all others in progress, and of those that wait for a place among them.
+        self._queue = [*self._queue[1:IN_PROGRESS], first, *self._queue[IN_PROGRESS:]]
+
+
+class Preflow(Several):
+    """PREFLOW's order (vllm-ascend #16360): largest 2^(age / D) / (initial x remaining work) first, with work in
+    tokens; the budget is filled in this order."""
+
+    def _shares(self, now: float) -> Iterator[tuple[Request, int]]:
+        def claim(r: Request) -> float:
+            work = float(r.prompt - r.cached) * r.left
+            return 2.0 ** min(500.0, (now - r.ready) / PATIENCE_S) / work
+
+        started = sum(r.started >= 0.0 for r in self._queue)
+        room = self._room
+        for request in sorted(self._queue, key=claim, reverse=True):
+            if request.started < 0.0 and request.left > room:
+                if started >= IN_PROGRESS:
+                    continue
+                started += 1
+            room -= min(room, request.left)
+            yield request, request.left
+            if not room:
+                return

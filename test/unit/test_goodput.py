@@ -1,0 +1,37 @@
+"""Goodput: tasks with objectives of their own, and the highest rate at which they are met."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from laps_plan.profile import Profile
+from laps_plan.traffic import tasks
+
+from benchmark.goodput import STOCK, WAYS, Study
+
+STUDY = Study(Profile.load("h200-qwen3-8b"), "8b", 200, (1,))
+
+
+def test_tasks_have_their_shares_lengths_and_objectives() -> None:
+    jobs = tasks.jobs(50.0, 8000, "8b", 2.0, 1)
+    by_objective = {slo: [job.new for job in jobs if job.slo_s == slo] for slo in (0.5, 1.0, 8.0, 12.0)}
+    for task, new in zip(tasks.TASKS, by_objective.values(), strict=True):
+        assert len(new) / len(jobs) == pytest.approx(task.share, abs=0.02)
+        assert statistics.mean(new) == pytest.approx(task.tokens, rel=0.12)
+
+
+def test_the_highest_rate_is_where_enough_are_in_time() -> None:
+    way = WAYS["laps"]
+    rate = STUDY.goodput(way, 1.0, 100.0)
+    assert STUDY.in_time(way, rate, 1.0) >= 0.9
+    assert STUDY.in_time(way, 4.0 * rate, 1.0) < 0.9
+
+
+def test_each_task_counts_for_itself_where_that_is_asked() -> None:
+    all_of, each = (
+        replace(STUDY, each=e).in_time(WAYS["shortest-prefill-first, 2048"], 60.0, 1.0) for e in (False, True)
+    )
+    assert each < all_of - 0.1, "the largest prompts wait for all others"
+    assert set(STOCK) < set(WAYS)

@@ -1,0 +1,99 @@
+"""A session that its client names goes on where it was served, unless that server is gone or far behind."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("sglang_router")
+
+from laps_core.latency.step import Coefficients
+from sglang_router_laps.config import AllocConfig
+from sglang_router_laps.pools import sessions
+from sglang_router_laps.pools.choice import Choice, Pools
+from sglang_router_laps.prompts.prefixes import Ask, fingerprint
+from sglang_router_laps.request.body import SESSION_LONGEST, read_session
+
+MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01)
+TEXT = b"".join(b"%08d" % i for i in range(1024))
+
+
+def servers(n: int) -> Pools:
+    made = Pools([(f"http://p{i}:1", 1) for i in range(n)], AllocConfig(), lambda: 100.0, fixed=False)
+    for instance in made.instances:
+        instance.is_known(True, MODEL, None)
+    return made
+
+
+def chosen(p: Pools, ask: Ask) -> Choice:
+    found = p.choose(ask)
+    assert found is not None
+    return found
+
+
+def test_a_named_session_stays_though_another_server_holds_its_prompt() -> None:
+    p = servers(3)
+    first = chosen(p, Ask(1000, session="a"))
+    assert first.why == "expected"
+    other = next(i for i in p.instances if i is not first.instance)
+    other.prefixes.add(fingerprint(TEXT))
+    ask = Ask(2048, [fingerprint(TEXT)])
+    assert chosen(p, ask).why == "prefix"
+    named = Ask(2048, [fingerprint(TEXT)], session="a")
+    found = chosen(p, named)
+    assert (found.instance, found.why) == (first.instance, "session")
+
+
+def test_a_server_that_is_gone_or_far_behind_is_left() -> None:
+    p = servers(2)
+    first = chosen(p, Ask(1000, session="a")).instance
+    (second,) = [i for i in p.instances if i is not first]
+    with first.lease(1000, "long", 0.05):
+        assert chosen(p, Ask(1000, session="a")).instance is first, "a little behind"
+    leases = [first.lease(50_000, "long", 5.0) for _ in range(3)]
+    for lease in leases:
+        lease.__enter__()
+    found = chosen(p, Ask(1000, session="a"))
+    assert (found.instance, found.why) == (second, "expected"), "far behind"
+    for lease in leases:
+        lease.end()
+    assert chosen(p, Ask(1000, session="a")).instance is second, "where it has gone it stays"
+    p.leave(second)
+    assert chosen(p, Ask(1000, session="a")).instance is first
+    p.forget_prefixes()
+    assert chosen(p, Ask(1000, session="a")).why == "expected"
+
+
+def test_a_server_that_failed_the_request_is_left() -> None:
+    p = servers(2)
+    first = chosen(p, Ask(1000, session="a")).instance
+    found = p.choose(Ask(1000, session="a"), [first])
+    assert found is not None
+    assert found.instance is not first
+
+
+def test_so_many_sessions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST", 10)
+    p, table = servers(2), sessions.SessionTable()
+    for i in range(30):
+        table.served(str(i), p.instances[0])
+    table.served(None, p.instances[0])
+    assert len(table) == 10
+    assert table.holder(Ask(1, session="3"), p.instances, 100.0, 256) is None
+    assert table.holder(Ask(1, session="29"), p.instances, 100.0, 256) is p.instances[0]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "name"),
+    [
+        ({"x-smg-routing-key": "k", "x-session-id": "s"}, {"session_params": {"session_id": "b"}}, "k"),
+        ({"x-session-id": "s"}, {"session_params": {"session_id": "b"}}, "s"),
+        ({}, {"session_params": {"session_id": "b"}}, "b"),
+        ({}, {"session_params": {"session_id": 7}}, None),
+        ({}, {"session_params": ["b"]}, None),
+        ({}, {}, None),
+        ({"x-session-id": ""}, {}, None),
+        ({"x-session-id": "x" * (SESSION_LONGEST + 1)}, {}, None),
+    ],
+)
+def test_where_a_session_is_named(headers: dict[str, str], body: dict[str, object], name: str | None) -> None:
+    assert read_session(headers, body) == name

@@ -1,0 +1,95 @@
+"""Sessions: a turn waits for the answer before it, on as many sessions at all times, at whatever rate."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from laps_plan.plan.setup import LAPS, Question
+from laps_plan.plan.trials import Trials
+from laps_plan.profile import Profile
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.files import read
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.named import Offer, Scale, make
+from laps_plan.traffic.streams import Trace
+
+PROFILE = Profile.load("h200-qwen3-8b")
+HEADS = "session,t_ms,think_ms,new_tokens,cached_tokens,output_tokens"
+
+
+def written(folder: Path, sessions: int = 40, turns: int = 10) -> Path:
+    """Each turn 2 s after the answer before it, which has 50 tokens."""
+    path = folder / "sessions.csv"
+    rows = [f"{s},{9000 * t},2000,{400 + t},{1000 * t},50" for s in range(sessions) for t in range(turns)]
+    path.write_text("\n".join([HEADS, *rows]))
+    return path
+
+
+def waits(jobs: list[Job]) -> list[tuple[Job, Job]]:
+    return [(jobs[job.after], job) for job in jobs if job.after is not None]
+
+
+def test_a_turn_of_a_file_comes_a_pause_after_the_answer(tmp_path: Path) -> None:
+    jobs = list(read(written(tmp_path)).jobs)
+    assert len(jobs) == 400
+    pairs = waits(jobs)
+    assert len(pairs) >= 400 - 40 - 5
+    assert all(b.stream == a.stream and b.pause_s == pytest.approx(2.0 + 50 * 0.02) for a, b in pairs)
+    stream = Trace(jobs)
+    first = next(a for a, _ in pairs)
+    number = jobs.index(first)
+    list(stream.arrivals())
+    following = stream.answered(first.at_s + 100.0, Job(first.at_s, 1, number=number))
+    assert following is not None
+    assert following.at_s == pytest.approx(first.at_s + 103.0), "however late the answer was"
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
+def test_another_rate_is_more_sessions_and_no_shorter_pauses(tmp_path: Path, factor: float) -> None:
+    traffic = read(written(tmp_path))
+    scaled = traffic.at_rate(traffic.rate / factor)
+    assert scaled.rate == pytest.approx(traffic.rate / factor, rel=0.1)
+    assert len(scaled.jobs) == len(traffic.jobs)
+    assert all(b.at_s - a.at_s == pytest.approx(3.0) for a, b in waits(list(scaled.jobs)))
+
+
+def test_what_is_cut_out_of_sessions_waits_only_for_what_is_there(tmp_path: Path) -> None:
+    cut = read(written(tmp_path)).cut(100, newest=True)
+    assert len(cut.jobs) == 100
+    assert all(a.stream == b.stream and a.at_s <= b.at_s for a, b in waits(list(cut.jobs)))
+
+
+def test_the_planner_plays_sessions_as_they_answer(tmp_path: Path) -> None:
+    traffic = read(written(tmp_path))
+    trials = Trials(Question(PROFILE, 2, 0.4, 4.0, 8192), traffic)
+    told: list[int] = []
+    trials.tell = told.append
+    sample = trials.whole(trials.question.setup(LAPS))
+    assert len(sample.ttft) == sum(told) == 400
+    assert 0.0 < trials.load < 1.0
+    assert trials.in_time(trials.question.setup(LAPS), 0.5, 2) > 0.9
+
+
+def test_agents_are_as_many_at_all_times_and_few_of_their_turns_are_short() -> None:
+    workload = make("agents", Scale(65536, 16384))
+    jobs = workload.arrivals(Offer(1.0, 600.0, 5.0, lambda new: 1.0), random.Random(3))
+    assert 2000 < len(jobs) < 4000
+    thirds = [sum(200.0 * i <= job.at_s < 200.0 * (i + 1) for job in jobs) / len(jobs) for i in range(3)]
+    assert all(0.28 < share < 0.39 for share in thirds)
+    assert 0.05 < sum(job.new <= 256 for job in jobs) / len(jobs) < 0.25
+    assert max(job.new + job.cached for job in jobs) <= 65536
+    by_stream: dict[int, list[Job]] = defaultdict(list)
+    for job in jobs:
+        by_stream[job.stream].append(job)
+    assert all(job.after is not None for chain in by_stream.values() for job in chain[1:])
+    assert workload.reuses
+
+
+def test_a_sub_agent_leaves_the_history_of_its_session_in_the_cache() -> None:
+    turns = [(0.0, 5000, 0), (1.0, 300, 0), (2.0, 100, 5000)]
+    jobs = [Job(at, new, cached, 1, goes_on=True) for at, new, cached in turns]
+    outcome = run(VARIANTS["fcfs"], Trace(jobs), PROFILE, servers=2)
+    assert sorted(zip(outcome.record.new, outcome.record.cached, strict=True)) == [(100, 5000), (300, 0), (5000, 0)]

@@ -1,0 +1,81 @@
+"""Where requests have deadlines: who is late goes last, orders by deadlines preempt, batches fill what time there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from laps_core.config import LapsConfig
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import Coefficients
+from laps_core.length import LONG
+from laps_core.scheduling.guard import LATE, Guard
+from laps_core.scheduling.pacer import Pacer
+from laps_core.scheduling.plan import Paused, Waiting
+from laps_core.scheduling.urgency import fill
+from laps_plan.profile import Profile
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic import tasks
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.streams import Trace
+
+MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01)
+"""Ten thousand tokens a second."""
+NOW = 100.0
+
+
+def pacer(order: str) -> Pacer:
+    config: Any = {"order": order}
+    return Pacer(LapsConfig(**config), chunk_tokens=8192, layers=28, model=LatencyModel(MODEL))
+
+
+def prompt(tokens: int, due_s: float | None, since_s: float = 99.0) -> Waiting:
+    return Waiting(tokens, 0, since_s, None if due_s is None else NOW + due_s)
+
+
+@pytest.mark.parametrize("order", ["s-edf", "lars", "edf"])
+def test_an_order_by_deadlines_preempts_what_is_paused(order: str) -> None:
+    paused = Paused(0.5, 1, 1, weight=1.0, deadline_s=NOW + 5.0)
+    plan = pacer(order).plan(NOW, [], [prompt(3000, 6.0), prompt(1000, 0.3)], paused=paused)
+    assert (plan.order, plan.longs) == ((LONG,), (1,))
+    urgent = Paused(0.5, 1, 1, weight=1.0, deadline_s=NOW + 0.6)
+    assert not pacer(order).plan(NOW, [], [prompt(3000, 6.0), prompt(1000, 3.0)], paused=urgent).order
+    assert not pacer(order).plan(NOW, [], [prompt(1000, None)], paused=urgent).order
+    assert not pacer(order).plan(NOW, [], [prompt(1000, 0.3)], paused=paused._replace(depth=2)).order
+
+
+def test_a_batch_is_filled_while_its_first_is_in_time() -> None:
+    line = [prompt(1000, 0.5), prompt(2000, 3.0), prompt(4000, 4.0), prompt(500, 5.0)]
+    plan = pacer("s-edf").plan(NOW, [], line)
+    # 0.1 s of its own and 0.01 s of the step: 0.39 s are left for others, which run whole.
+    assert plan.longs == (0, 1, 3)
+    assert fill(line, lambda w: 1e-4 * w.tokens, budget=3000, left_s=9.0) == [0, 1]
+
+
+@pytest.mark.parametrize("order", ["least-work", "s-edf"])
+def test_who_is_too_late_goes_behind_those_that_are_not(order: str) -> None:
+    plan = pacer(order).plan(NOW, [], [prompt(400, 0.01), prompt(3000, 4.0)])
+    assert plan.longs[0] == 1
+    assert plan.oldest_late
+
+
+def test_a_late_prompt_earns_its_turn_more_slowly_but_earns_it() -> None:
+    guard, turns = Guard(0.15), 0
+    for _ in range(2000):
+        oldest = guard.credit_s >= 0.5
+        turns += oldest
+        guard.ran(1.0, oldest=oldest, late=True)
+    assert 0.5 * LATE * 0.15 < turns / 2000 < 1.1 * LATE * 0.15
+
+
+def test_told_of_deadlines_more_of_them_are_met_in_overload() -> None:
+    """The same requests, more than the device can do: with deadlines those that are lost cost no others."""
+    rows = tasks.jobs(32.0, 800, "8b", 1.0, 1)
+    objective = {job.at_s: job.slo_s or 0.0 for job in rows}
+
+    def met(jobs: list[Job]) -> float:
+        record = run(VARIANTS["laps"], Trace(jobs), Profile.load("h200-qwen3-8b")).record
+        assert len(record) == len(rows), "nobody is left behind"
+        return sum(t <= objective[at] for at, t in zip(record.at, record.ttft, strict=True)) / len(rows)
+
+    assert met(rows) > met([Job(job.at_s, job.new) for job in rows]) + 0.02
