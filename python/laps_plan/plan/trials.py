@@ -86,7 +86,8 @@ class Trials:
         self.traffic = self.traffic.cut(self._affordable(WHOLE_S), newest=False)
         # Offered all at once, stock fcfs runs nothing but full chunks: no order does more.
         jobs = [replace(job, at_s=0.0) for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
-        outcome = run(VARIANTS["fcfs"], Trace(jobs), self.question.profile, chunk=self.question.chunk)
+        profile = self.question.profile
+        outcome = run(VARIANTS["fcfs"], Trace(jobs), profile, chunk=self.question.chunk, overlap=_overlaps(profile))
         self.capacity = len(jobs) / outcome.seconds
 
     @property
@@ -151,8 +152,14 @@ class Trials:
             chunk=setup.chunk,
             knobs=setup.knobs,
             until_s=until_s,
+            overlap=_overlaps(asked.profile),
         )
         return Sample.of(outcome)
+
+
+def _overlaps(profile: Profile) -> bool:
+    """Whether its servers run SGLang's default loop: not where the host computes, nor where ranks step together."""
+    return profile.ahead and profile.group is None
 
 
 def _warm(jobs: Sequence[Job]) -> float:
