@@ -1,11 +1,12 @@
 """Real schedulers on an emulated device: stock policies and LAPS, and how near the simulator comes to them.
 
-    python -m benchmark.emulated --device h200-qwen3-8b,slow=10
+    python -m benchmark.emulated --device h200-qwen3-8b,slow=10 [--loop normal]
 
 Real prefill servers of this machine whose steps last as long as the profile says (``--laps-emulate``), a mix of 95%
 LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192 at shares of the load that stock fcfs can do. The same arrivals
-in the simulator, which knows the profile and this machine's host time: that is measured before, on lone requests and a
-training load. Ratios between policies are the device's; times are stretched and this machine's host is in them.
+in the simulator, which knows the profile and this machine's host time: that is measured before, on lone requests (of a
+server without the overlap loop, which hides a part of it) and a training load. Ratios between policies are the
+device's; times are stretched and this machine's host is in them.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ SMALL = Variant(f"{SPF}, 2048", ("--schedule-policy", SPF, "--chunked-prefill-si
 OTHERS = (*STOCK, SMALL.name)
 POLICIES = (*OTHERS, LAPS)
 LOADS = (0.7, 0.5, 0.85)
+LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL_LOOP))
+"""Whose lone requests show the host's time: the overlap loop hides a step's."""
 JUDGED = 0.7
 """The load at which policies are judged against each other."""
 LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -65,9 +68,15 @@ def arrivals(rate: float, span_s: float, seed: str) -> list[Job]:
     return [Job(at_s, draw(rng)) for at_s in poisson(rate, span_s, rng)]
 
 
-def capacity(profile: Profile, chunk: int, seed: int) -> float:
+def capacity(profile: Profile, chunk: int, seed: int, *, overlap: bool = True) -> float:
     """Requests/s that stock fcfs does, simulated."""
-    return run(VARIANTS[FCFS], Closed(sizes(), CLIENTS, 4000, seed), profile, chunk=chunk).rate
+    work = Closed(sizes(), CLIENTS, 4000, seed)
+    return run(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=overlap).steady(CLIENTS).require(FCFS).requests_per_s
+
+
+def overlaps(args: argparse.Namespace) -> bool:
+    """Whether servers run the overlap loop."""
+    return bool(args.loop == devices.OVERLAP)
 
 
 def gather(args: argparse.Namespace, device: Device, raw: Path) -> None:
@@ -79,7 +88,7 @@ def gather(args: argparse.Namespace, device: Device, raw: Path) -> None:
     with Fleet(
         device,
         args.chunk,
-        [SMALL if p == SMALL.name else BUILT_IN[p] for p in POLICIES],
+        [LONE, *(SMALL if p == SMALL.name else BUILT_IN[p] for p in POLICIES)],
         False,
         args.out,
         prompts,
@@ -87,9 +96,10 @@ def gather(args: argparse.Namespace, device: Device, raw: Path) -> None:
         True,
     ) as fleet:
         say("lone requests")
-        seen = alone(fleet, FCFS, LADDER, args.seed)
+        seen = alone(fleet, LONE.name, LADDER, args.seed)
         seen.device = [float(lone_s(bare, n, 0, args.chunk)) for n in seen.tokens]
-        rate = capacity(setup(device, profile, args.chunk).profile(seen, 1.0), args.chunk, args.seed)
+        unhurried = setup(device, profile, args.chunk).profile(seen, 1.0)
+        rate = capacity(unhurried, args.chunk, args.seed, overlap=overlaps(args))
         say(f"training load; stock fcfs can do {rate:.1f} requests/s")
         training = arrivals(0.6 * rate, TRAINING_S, f"{args.seed} training")
         trained = measure(fleet, FCFS, training, args.seed)
@@ -127,6 +137,8 @@ def setup(device: Device, profile: Profile, chunk: int) -> Setup:
         chunk,
         profile.layers,
         profile.ahead,
+        profile.launch_s,
+        profile.slices_launch_s,
     )
 
 
@@ -147,7 +159,7 @@ def loads(raw: dict[str, Any], profile: Profile, args: argparse.Namespace, knobs
             for name in POLICIES:
                 small = name == SMALL.name
                 policy, chunk = (SPF, 2048) if small else (name, args.chunk)
-                record = simulated(profile, policy, rows, chunk, args.seed + i, knobs).record
+                record = simulated(profile, policy, rows, chunk, args.seed + i, knobs, overlap=overlaps(args)).record
                 for seen, tokens, ttft in (
                     (found.measured, [r.new for r in rows], one[name]),
                     (found.simulated, record.new, record.ttft),
@@ -182,7 +194,9 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
     """Simulate, compare, write."""
     known = Profile.load(device.laps["profile"])
     rows = [Job(*r) for r in raw["training"]["rows"]]
-    calibrated = setup(device, known, args.chunk).under_load(Alone(**raw["alone"]), FCFS, rows, raw["training"]["ttft"])
+    calibrated = setup(device, known, args.chunk).under_load(
+        Alone(**raw["alone"]), FCFS, rows, raw["training"]["ttft"], overlap=overlaps(args)
+    )
     knobs = {k: v for k, v in device.laps.items() if k != "profile"}
     tables: list[Table] = []
     figures: list[Figure] = []
@@ -221,7 +235,8 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
     piece = Piece(
         args.out.name,
         f"Emulated: {known.name}",
-        f"Real prefill servers of this machine with {device.what}. {1 - 0.05:.0%} LMSYS lengths up to 256 tokens, 5% "
+        f"Real prefill servers of this machine, SGLang's {args.loop} loop, with {device.what}. "
+        f"{1 - 0.05:.0%} LMSYS lengths up to 256 tokens, 5% "
         f"of 1,024 to 8,192, Poisson, rounds of {args.seconds:g} s, {args.rounds} at {JUDGED:.0%} and one at the "
         f"other loads; stock fcfs can do "
         f"{raw['rate']:.1f} requests/s (simulated). Chunks of {args.chunk} tokens. Host beside the device: "
@@ -231,8 +246,8 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
         tables,
         figures,
         {"emulated.svg": "Simulated and emulated TTFT on the same arrivals."},
-        {"device": device.name, "rate_per_s": raw["rate"], "emulator": raw["emulator"], "host": calibrated.details,
-         "seconds": shown},
+        {"device": device.name, "loop": args.loop, "rate_per_s": raw["rate"], "emulator": raw["emulator"],
+         "host": calibrated.details, "seconds": shown},
     )  # fmt: skip
     against(shown, args.out / "emulated.svg")
     piece.leave(args.out, "benchmark.emulated", argv, every=True)
@@ -244,13 +259,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.emulated", __doc__, "emulated", rounds=rounds, seed=1, whole=True)
     p.set_defaults(rounds=3)
     devices.add_emulated(p)
+    p.add_argument(
+        "--loop", choices=(devices.OVERLAP, devices.NORMAL), default=devices.OVERLAP, help="of SGLang's scheduler"
+    )
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
     p.add_argument("--seconds", type=positive, default=90.0, help="of arrivals in a round")
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock fcfs can do")
     p.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
     args = p.parse_args(argv)
     with command_line("emulated"):
-        device: Device = args.device
+        device: Device = args.device.in_loop(args.loop)
         args.out.mkdir(parents=True, exist_ok=True)
         raw: Path = args.out / "raw.json"
         if not args.again:

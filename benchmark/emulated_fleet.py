@@ -145,10 +145,20 @@ def gather(args: argparse.Namespace, device: Device, rate: float, slo_s: float) 
                 rng, draw = random.Random(args.seed), sizes()
                 for clients in args.clients:
                     say(f"{name}, {clients} clients")
-                    bodies = prompts.bodies([Job(0.0, draw(rng)) for _ in range(BODIES)], clients)
-                    loop = asyncio.run(client.closed(target, bodies, clients, args.seconds, run_in_s=args.seconds / 4))
+                    jobs = [Job(0.0, draw(rng)) for _ in range(BODIES)]
+                    loop = asyncio.run(
+                        client.closed(
+                            target,
+                            prompts.bodies(jobs, clients),
+                            clients,
+                            args.seconds,
+                            run_in_s=args.seconds / 4,
+                            tokens=[job.new for job in jobs],
+                        )
+                    )
                     found[name]["closed"][str(clients)] = {
                         **closed(loop.ttft_s, loop.rate, slo_s), "failed": loop.failed,
+                        "steady": loop.steady.require(name).as_dict(),
                     }  # fmt: skip
                     for prefill in there["prefills"]:
                         flush(prefill)
@@ -163,7 +173,13 @@ def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: 
     found: dict[str, Any] = {}
     for name in ways(args):
         variant, _, router = WAYS[name]
-        how: dict[str, Any] = {"servers": args.servers, "router": router, "chunk": args.chunk, "knobs": knobs}
+        how: dict[str, Any] = {
+            "servers": args.servers,
+            "router": router,
+            "chunk": args.chunk,
+            "knobs": knobs,
+            "overlap": True,
+        }
         found[name] = {"open": {}, "closed": {}}
         for load in args.loads:
             jobs = arrivals(load * rate, args.seconds, f"{args.seed}/{load}")

@@ -94,11 +94,13 @@ def measure(fleet: Fleet, mode: str, sizes: Sizes, clients: int, seconds: float,
     target, rng = fleet.target(mode), random.Random(seed)
     jobs = [Job(0.0, sizes(rng)) for _ in range(SAMPLE)]
     before = status(fleet, mode)
-    loop = asyncio.run(client.closed(target, fleet.prompts.bodies(jobs, rng.getrandbits(30)), clients, seconds))
+    bodies, new = fleet.prompts.bodies(jobs, rng.getrandbits(30)), [job.new for job in jobs]
+    loop = asyncio.run(client.closed(target, bodies, clients, seconds, tokens=new))
     after = status(fleet, mode)
     found: dict[str, Any] = {
         "per_s": loop.rate,
-        "tokens_per_s": loop.rate * statistics.mean(job.new for job in jobs),
+        "steady": loop.steady.require(mode).as_dict(),
+        "tokens_per_s": sum(loop.steady.tokens_per_s.values()),
         "failed": loop.failed,
         **{f"p{q}_ms": 1e3 * quantile(loop.ttft_s, q) for q in QUANTILES},
     }

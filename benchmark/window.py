@@ -116,10 +116,11 @@ def closed(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
         turns = {n: at[n]["requests_per_s"] for n in names}
         rate = {n: [(a + b) / 2 for a, b in zip(v[::2], v[1::2], strict=True)] for n, v in turns.items()}
         ttft = {n: at[n]["p50_ms"] for n in names}
+        figures = {n: at[n]["steady"] for n in names}
         r = {n: ratio(rate[n], rate[DUAL]) for n in (AWD, FIXED)}
         best.append(r[AWD].median)
         over = {n: x.as_dict() for n, x in r.items()}
-        points[str(clients)] = {"requests_per_s": rate, "ttft_p50_ms": ttft, "ratio": over}
+        points[str(clients)] = {"requests_per_s": rate, "ttft_p50_ms": ttft, "ratio": over, "steady": figures}
         piece.figures += [Figure.of(f"requests/s, {clients} clients, {n} / dual queue", x) for n, x in r.items()]
         rows.append((
             str(clients), *(f"{statistics.median(v):.0f}" for v in rate.values()),

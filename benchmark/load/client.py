@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from laps_plan.traffic.job import Job
+from laps_plan.traffic.little import Asked, Steady, steady
 
 from benchmark.load.connection import Connection, Target
 
@@ -122,53 +123,84 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
 class Loop:
     """What a closed loop showed."""
 
-    seconds: float
-    """Counted, without the run-in."""
-    ttft_s: list[float] = field(default_factory=list)
-    """Of the requests answered in that time."""
-    whole_s: list[float] = field(default_factory=list)
-    """Of the same, until the answer was whole: as long, but of a stream."""
+    clients: int
+    begin_s: float
+    end_s: float
+    """Requests that were sent meanwhile are counted, each of them waited for."""
+    asked: list[Asked] = field(default_factory=list)
     failed: int = 0
+
+    @property
+    def counted(self) -> list[Asked]:
+        """The requests that figures are of."""
+        return [a for a in self.asked if self.begin_s <= a.sent_s < self.end_s]
+
+    @property
+    def ttft_s(self) -> list[float]:
+        """Of these."""
+        return [a.ttft_s for a in self.counted]
+
+    @property
+    def whole_s(self) -> list[float]:
+        """Of the same, until the answer was whole: as long, but of a stream."""
+        return [a.took_s for a in self.counted]
+
+    @property
+    def steady(self) -> Steady:
+        """Rate, mean TTFT and Little's ratio of whole cycles."""
+        return steady(self.asked, self.clients, self.begin_s, self.end_s)
 
     @property
     def rate(self) -> float:
         """Requests answered per second."""
-        return len(self.ttft_s) / self.seconds
+        return self.steady.requests_per_s
 
 
-async def closed(target: Target, bodies: Iterable[bytes], clients: int, seconds: float, run_in_s: float = 0.3) -> Loop:
-    """``clients`` clients that send the next request, over and over, as soon as they have their answer.
+async def closed(
+    target: Target,
+    bodies: Iterable[bytes],
+    clients: int,
+    seconds: float,
+    run_in_s: float = 0.3,
+    tokens: Sequence[int] = (0,),
+) -> Loop:
+    """``clients`` clients that send the next request, over and over, as soon as they have their answer, until all that
+    were sent in ``seconds`` after the run-in are answered. ``tokens``: new ones of each of the ``bodies``.
 
     A client whose request fails is gone. Raises OSError where nobody listens.
     """
-    work, loop, left = itertools.cycle(bodies), Loop(seconds), clients
+    work, left = itertools.cycle(zip(bodies, itertools.cycle(tokens))), clients
     connections = [await Connection.to(target) for _ in range(clients)]
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     begin = time.perf_counter() + run_in_s
-    end = begin + seconds
+    loop, waited_for = Loop(clients, begin, begin + seconds), 0
 
     # Callbacks instead of a task a client: on two cores the client's own time is part of what is measured.
-    def go(connection: Connection) -> None:
+    def go(client: int, connection: Connection) -> None:
+        nonlocal waited_for
         sent = time.perf_counter()
+        counts = loop.begin_s <= sent < loop.end_s
+        waited_for += counts
+        raw, new = next(work)
 
         def done(connection: Connection, ok: bool) -> None:
-            nonlocal left
+            nonlocal left, waited_for
             now = time.perf_counter()
             loop.failed += not ok
-            if ok and begin <= now < end:
-                loop.ttft_s.append((connection.first or now) - sent)
-                loop.whole_s.append(now - sent)
-            if ok and now < end:
-                go(connection)
+            waited_for -= counts
+            if ok:
+                loop.asked.append(Asked(client, sent, now - sent, (connection.first or now) - sent, new))
+            if ok and (now < loop.end_s or waited_for):
+                go(client, connection)
                 return
             left -= 1
             if not left and not over.done():
                 over.set_result(None)
 
-        connection.send(next(work), done)
+        connection.send(raw, done)
 
-    for connection in connections:
-        go(connection)
+    for i, connection in enumerate(connections):
+        go(i, connection)
     await over
     for connection in connections:
         connection.transport.close()

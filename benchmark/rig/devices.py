@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK, Variant
 CPU, CUDA = "cpu", "cuda"
 EMULATED = "emulated:"
 """Before what --laps-emulate takes."""
+OVERLAP, NORMAL = "overlap", "normal"
+NORMAL_LOOP = "--disable-overlap-schedule"
 MODELS = model.REPO / "out" / "models"
 CPU_SHAPE = model.SLICED
 CUDA_SHAPE = "7B"
@@ -60,6 +62,10 @@ class Device:
         """Whether its steps last as long as a profile says."""
         return self.name.startswith("emulated ")
 
+    def in_loop(self, loop: str) -> Device:
+        """The same with one of SGLang's event loops, OVERLAP or NORMAL."""
+        return replace(self, args=(*(a for a in self.args if a != NORMAL_LOOP), *([NORMAL_LOOP] * (loop == NORMAL))))
+
     def args_of(self, variant: Variant) -> tuple[str, ...]:
         """Of the server of a variant, whose own arguments win."""
         knobs = (LapsConfig.JSON_FLAG, json.dumps(self.laps)) if self.laps and not variant.stock else ()
@@ -70,7 +76,7 @@ DEVICES = {
     CPU: Device(
         name=CPU,
         # The overlap loop would hold an answer back until the next batch has run: on a CPU the step itself blocks.
-        args=("--max-total-tokens", "49152", "--disable-overlap-schedule"),
+        args=("--max-total-tokens", "49152", NORMAL_LOOP),
         chunk=1024,
         longest=4096,
         variants=(*STOCK, DUAL, LAPS),
@@ -119,8 +125,7 @@ def emulated(asked: str) -> Device:
         name=f"emulated {asked}",
         # The pool of requests holds a row as long as the context for each of them.
         args=(
-            "--max-total-tokens", "262144", "--max-running-requests", "128", "--disable-overlap-schedule",
-            "--laps-emulate", asked,
+            "--max-total-tokens", "262144", "--max-running-requests", "128", "--laps-emulate", asked,
         ),
         chunk=8192,
         longest=65536,

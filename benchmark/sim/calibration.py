@@ -53,12 +53,16 @@ class Setup:
     """Tokens."""
     layers: int
     ahead: bool = False
+    launch_s: float = 0.0
+    slices_launch_s: float = 0.0
+    """As of a profile."""
 
     def profile(self, seen: Alone, slowed: float) -> Profile:
         """The profile: the step model, host times and the spread of steps from requests alone.
 
         What the TTFT of a lone request leaves beside its device time is a constant, a share per token and a share per
-        step. Under load these take ``slowed`` times as long: client, HTTP and scheduler share few cores.
+        step; with the overlap loop that of a step is hidden, so they are to be of a server without it. Under load these
+        take ``slowed`` times as long: client, HTTP and scheduler share few cores.
         """
         tokens, left = np.array(seen.tokens), np.array(seen.ttft) - np.array(seen.device)
         lengths = sorted(set(seen.tokens))
@@ -84,6 +88,8 @@ class Setup:
             poll_s=slowed * per_step / 2,
             step_host_s=slowed * per_step / 2,
             reply_s=slowed * fixed / 2,
+            launch_s=self.launch_s,
+            slices_launch_s=self.slices_launch_s,
             layers=self.layers,
             ahead=self.ahead,
             spread=[round(f / usual, 4) for f in factors],
@@ -144,10 +150,17 @@ def alone(
 
 
 def simulated(
-    profile: Profile, name: str, rows: Sequence[Job], chunk: int, seed: int = 0, knobs: Mapping[str, Any] | None = None
+    profile: Profile,
+    name: str,
+    rows: Sequence[Job],
+    chunk: int,
+    seed: int = 0,
+    knobs: Mapping[str, Any] | None = None,
+    *,
+    overlap: bool = False,
 ) -> Outcome:
-    """The same arrivals in the simulator."""
-    return run(VARIANTS[name], Trace(rows), profile, chunk=chunk, seed=seed, knobs=knobs)
+    """The same arrivals in the simulator; ``overlap``: with the overlap loop."""
+    return run(VARIANTS[name], Trace(rows), profile, chunk=chunk, seed=seed, knobs=knobs, overlap=overlap)
 
 
 def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:

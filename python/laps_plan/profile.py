@@ -41,6 +41,11 @@ class Profile:
     """From a result to the next decision: the loop looks for new requests. Never 0, as it is nowhere."""
     step_host_s: float = 0.0
     """Host time from a decision to its step on the device."""
+    launch_s: float = 0.0
+    """Host time to launch a step, while the device runs it or the one before it: with the overlap loop it holds the
+    host up, and in no loop a step ends before it."""
+    slices_launch_s: float = 0.0
+    """The same for a step in slices, pauses included: layer by layer, without prefill graphs."""
     request_host_s: float = 0.0
     """Host time per request of a batch after its step, before its first tokens leave."""
     reply_s: float = 0.0
@@ -107,12 +112,14 @@ class Profile:
         return replace(self, coefficients=replace(self.coefficients, fixed=self.eager_fixed_s))
 
     def stretched(self, slow: float) -> Profile:
-        """The same with a device that takes ``slow`` times as long for everything; the host stays as it is."""
+        """The same with a device that takes ``slow`` times as long for everything, to be launched too; the rest of the
+        host stays as it is."""
         terms = {k: v if k == "flat" else slow * v for k, v in asdict(self.coefficients).items()}
         graph, eager = (None if v is None else slow * v for v in (self.graph_fixed_s, self.eager_fixed_s))
         return replace(
             self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms), graph_fixed_s=graph,
-            eager_fixed_s=eager, group=self.group and self.group.stretched(slow),
+            eager_fixed_s=eager, group=self.group and self.group.stretched(slow), launch_s=slow * self.launch_s,
+            slices_launch_s=slow * self.slices_launch_s,
         )  # fmt: skip
 
     def save(self, path: Path) -> None:

@@ -150,7 +150,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             return super().run_batch(batch, *args, **kwargs)
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
-        flight.started = self.laps.begins_s()
+        flight.started = time.perf_counter()
         begin = self.laps.marks and self.laps.marks.now()
         with self.laps.interlude.slicing(flight):
             result = super().run_batch(batch, *args, **kwargs)

@@ -116,6 +116,9 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_KV}.check_status", "hooked", "transfers", f"{_ON}, {_HOST}", "self, bootstrap_room"),
     Seam(f"{_KV}.update_status", "hooked", "transfers", f"{_ON}, {_HOST}", "self, bootstrap_room, status"),
     Seam(f"{_SCHEDULER}.init_model_worker", "hooked", "emulation", _EMULATED, "self"),
+    Seam(f"{_SCHEDULER}.init_overlap", "hooked", "emulation", _EMULATED, "self"),
+    Seam(f"{_SCHEDULER}.[device_module]", "set", "emulation", _EMULATED, None),
+    Seam(f"{_SCHEDULER}.run_batch", "hooked", "emulation", _EMULATED, "self, batch, pp_proxy_tensors="),
     Seam(f"{_SCHEDULER}.get_internal_state", "hooked", "emulation", _EMULATED, "self, recv_req"),
     Seam(
         "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",

@@ -57,7 +57,6 @@ class Laps:
         unit = math.lcm(unit_of(page, scheduler.truncation_align_size), max(1, ranks.least))
         device = device_of(scheduler)
         made = "slice_ms is 0" if config.slice_ms == 0.0 else slices.cutter(scheduler, device)
-        self._device = device
         cutter, why_not = (None, made) if isinstance(made, str) else (made, None)
         operators = 0 if cutter is None else cutter.operators
         self.slices = {"on": why_not is None, "why_not": why_not, "operators": operators}
@@ -104,7 +103,7 @@ class Laps:
             priority=priority if scheduler.enable_priority_scheduling else None,
             now=time.perf_counter(),
         )
-        self.synchronous = torch.device(scheduler.device).type == "cpu"
+        self.synchronous = torch.device(scheduler.device).type == "cpu" if device is None else device.waits
         """A forward pass has ended when its call has: there is no device of its own."""
         self.marks = None if self.synchronous else self._marks(scheduler)
         """Events by which times on the device are measured; None on a CPU."""
@@ -135,8 +134,3 @@ class Laps:
     def _marks(scheduler: Scheduler) -> Marks:
         stream = scheduler.forward_stream if scheduler.enable_overlap else None
         return Marks(scheduler.device_module, stream)
-
-    def begins_s(self) -> float:
-        """When a batch begins that is sent now, as far as is known (seconds of ``time.perf_counter``)."""
-        now = time.perf_counter()
-        return now if self._device is None else max(now, self._device.free_s)

@@ -19,10 +19,10 @@ from .slicing import ask, post, until_slices_run
 
 PROFILE, SLOW = "h200-qwen3-8b", 4
 DEVICE = f"{PROFILE},slow={SLOW}"
-ARGS = (*NORMAL_LOOP, "--chunked-prefill-size", "8192")
+ARGS = ("--chunked-prefill-size", "8192")
 SLICED = ("--laps-config", json.dumps({"slice_ms": 4.0 * SLOW}))
 ON_LAPS = Setup("emulated-laps", (*LAPS, *ARGS, *SLICED, asked.FLAG, DEVICE), shape=model.EMULATED)
-ON_STOCK = Setup("emulated-stock", ARGS, {asked.ENV: DEVICE}, model.EMULATED)
+ON_STOCK = Setup("emulated-stock", (*ARGS, *NORMAL_LOOP), {asked.ENV: DEVICE}, model.EMULATED)
 LONG, SHORT = 8000, 60
 HOST_S = 1.0
 """More than the host takes beside a step, on a busy machine."""
@@ -79,7 +79,7 @@ def test_it_cannot_be_taken_for_a_device(prefill: Prefill) -> None:
     status = told(prefill)
     assert (status["profile"], status["slow"]) == (PROFILE, SLOW)
     assert status["source"] == Profile.load(PROFILE).source
-    assert status["lasted_over_profile"]["median"] == pytest.approx(1.0, abs=0.1)
+    assert 0.99 < status["lasted_over_profile"]["median"] < 1.3, "a busy host is late between slices"
     assert 0.0 < status["host_share"] < 1.0
     log = prefill.server.log.read_text(errors="replace")
     lines = [line for line in log.splitlines() if "EMULATED DEVICE" in line]

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from laps_core.config import ConfigError
 from laps_core.latency.model import Coefficients
 from laps_plan.profile import Profile, names
 from sglang_laps.emulation import asked
 from sglang_laps.emulation.asked import Asked
 from sglang_laps.emulation.device import EmulatedDevice
+from sglang_laps.emulation.events import Event
 from sglang_laps.emulation.record import Record
 from sglang_laps.emulation.timeline import SPIN_S, Timeline
 
@@ -40,13 +42,13 @@ class Clock:
 class Server:
     """A tiny model that takes `model_s`, on a device whose layers take 1 ms a token each; what happened, and when."""
 
-    def __init__(self, layers: int = 10, slow: float = 1.0, model_s: float = 0.0) -> None:
+    def __init__(self, layers: int = 10, slow: float = 1.0, model_s: float = 0.0, **launch: Any) -> None:
         self.clock = Clock()
         self.model_s = model_s
         self.events: list[tuple[str, float]] = []
         self.forward: Any = self._model
         costs = Coefficients(0.0, layers * 1e-3, 0.0, 0.0, 0.0)
-        profile = Profile(name="p", source="made up", coefficients=costs, layers=layers)
+        profile = Profile(name="p", source="made up", coefficients=costs, layers=layers, **launch)
         self.began = self.clock.at
         self.device = EmulatedDevice(self, Asked("p", profile, slow), Timeline(self.clock, self.clock.sleep))
 
@@ -65,8 +67,15 @@ class Server:
             self.forward(SimpleNamespace(forward_mode=name, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=old))
         )
 
+    def event(self) -> Event:
+        """One behind all that the device was given so far."""
+        event: Event = self.device.module(torch.cpu).Event(enable_timing=True)
+        event.record()
+        return event
+
     def ms(self) -> float:
-        return 1e3 * (self.clock.at - self.began)
+        """When the device has done all that it was given."""
+        return 1e3 * (self.event().at_s - self.began)
 
 
 # -- asking
@@ -177,9 +186,9 @@ def test_a_stage_of_a_pipeline_has_its_share_of_the_step() -> None:
     server, costs = Server(), Coefficients(0.0, 4e-3, 0.0, 0.0, 0.0)
     asked_for = Asked("p", Profile(name="p", source="made up", coefficients=costs, layers=4), 3.0)
     server.forward = server._model
-    EmulatedDevice(server, asked_for, Timeline(server.clock, server.clock.sleep), share=0.5)
+    EmulatedDevice(server, asked_for, Timeline(server.clock, server.clock.sleep), share=0.5, waits=True)
     server.run((20, 0))
-    assert server.ms() == pytest.approx(120, abs=1)
+    assert server.clock.at - server.began == pytest.approx(0.12, abs=1e-3), "the next stage has its output no sooner"
 
 
 def test_a_tiny_model_that_is_too_slow_is_counted() -> None:
@@ -187,6 +196,7 @@ def test_a_tiny_model_that_is_too_slow_is_counted() -> None:
     server.run((5, 0))
     server.run((20, 0))
     assert server.ms() == pytest.approx(80.0 + 200.0, abs=0.1)
+    assert server.clock.at - server.began == pytest.approx(0.16, abs=1e-3), "the host runs ahead"
     told = server.device.status()
     assert (told["steps"], told["overrun"]) == (2, 1)
     assert told["lasted_over_profile"] == {"median": pytest.approx(1.3, abs=0.01), "p99": pytest.approx(1.6, abs=0.01)}
@@ -213,6 +223,73 @@ def test_the_figures_are_of_the_newest_steps() -> None:
         record.add(1.0, 9.0 if i < 5_000 else 1.0, 0.5)
     told = record.as_dict()
     assert (told["steps"], told["lasted_over_profile"]) == (10_000, {"median": 1.0, "p99": 1.0})
+
+
+# -- running ahead
+
+
+def test_a_launch_returns_at_once_and_an_event_waits_for_the_step() -> None:
+    server = Server()
+    server.run((5, 0))
+    first = server.event()
+    server.run((2, 0))
+    second = server.event()
+    assert server.clock.at - server.began < 1e-3
+    assert not first.query()
+    first.synchronize()
+    assert server.clock.at - server.began == pytest.approx(0.05, abs=1e-4)
+    assert first.query()
+    assert not second.query()
+    assert first.elapsed_time(second) == pytest.approx(20.0, abs=0.01)
+    second.synchronize()
+    assert server.clock.at - server.began == pytest.approx(0.07, abs=1e-4)
+
+
+def test_an_event_on_an_idle_device_happens_now_and_one_that_was_not_recorded_has() -> None:
+    server = Server()
+    event = server.event()
+    assert event.at_s == pytest.approx(server.began, abs=1e-3)
+    module = server.device.module(torch.cpu)
+    assert event.query()
+    assert module.Event().query()
+    assert module.Stream is torch.cpu.Stream, "everything else is that of the device it runs on"
+    server.run((5, 0))
+    module.synchronize()
+    assert server.clock.at - server.began == pytest.approx(0.05, abs=1e-4)
+
+
+def test_a_step_that_was_launched_while_another_runs_begins_when_that_ends() -> None:
+    server = Server(launch_s=0.02)
+    server.run((5, 0))
+    assert server.clock.at - server.began == pytest.approx(0.02, abs=1e-4), "a launch holds the host up"
+    server.run((1, 0))
+    assert server.clock.at - server.began == pytest.approx(0.04, abs=1e-4)
+    assert server.ms() == pytest.approx(50.0 + 10.0, abs=0.1)
+    server.clock.at += 0.1
+    server.run((1, 0))
+    assert server.ms() == pytest.approx(140.0 + 20.0, abs=0.2), "and no step ends before its launch"
+
+
+def test_slices_are_launched_layer_by_layer() -> None:
+    server, seen = Server(layers=10, slices_launch_s=0.05), list[float]()
+    assert server.device.launch_s == 0.05
+
+    def pause(left: float) -> bool:
+        seen.append(round(1e3 * (server.clock.at - server.began)))
+        return False
+
+    with server.device.cut(2, pause):
+        server.run((10, 0))
+    # A slice takes 20 ms, its launch 10: the first pause is before the first slice has ended.
+    assert seen == [10, 20, 40, 60]
+    assert server.clock.at - server.began == pytest.approx(0.07, abs=1e-3), (
+        "the last slice and half of another are left"
+    )
+    assert server.ms() == pytest.approx(100.0, abs=0.1)
+    slow = Server(layers=10, slices_launch_s=0.2)
+    with slow.device.cut(2, lambda left: False):
+        slow.run((10, 0))
+    assert slow.ms() == pytest.approx(200.0, abs=0.2), "the device waits for the host"
 
 
 # -- slices
@@ -242,6 +319,7 @@ def test_what_runs_in_a_pause_begins_when_the_slice_has_ended(server: Server) ->
     def pause(left: float) -> bool:
         if left == 4:
             server.run((1, 0))
+            server.event().synchronize()
             server.note("short")
         return left == 4
 
@@ -263,6 +341,7 @@ def test_a_batch_in_a_pause_may_be_in_slices_itself(server: Server) -> None:
         if left == 2:
             with server.device.cut(5, inner):
                 server.run((4, 0))
+            server.event().synchronize()
             server.note("smaller")
         return left == 2
 
@@ -295,7 +374,7 @@ def test_a_pause_that_takes_too_long_holds_the_device_up() -> None:
 
     with server.device.cut(1, pause):
         server.run((10, 0))
-    assert server.ms() == pytest.approx(25.0 + 10.0, abs=0.1)
+    assert server.ms() == pytest.approx(25.0 + 10.0, abs=0.2)
 
 
 def test_a_pause_that_fails_leaves_nothing_armed() -> None:

@@ -127,6 +127,20 @@ def test_a_closed_loop_keeps_its_clients_busy() -> None:
     assert 0.048 < statistics.median(loop.ttft_s) < 0.05 + BUSY_S
 
 
+def test_a_closed_loop_waits_for_what_was_asked_in_it() -> None:
+    # One prompt in eight takes 0.8 s: twice the time that is counted.
+    jobs = [Job(0.0, 800 if i % 8 == 0 else 10) for i in range(64)]
+    new = [job.new for job in jobs]
+    loop, _ = against(lambda target: client.closed(target, bodies(jobs), 4, 0.4, 0.0, new))
+    answered = [a for a in loop.asked if a.sent_s + a.took_s < loop.end_s]
+    missed = len(answered) / 0.4 * statistics.fmean(a.took_s for a in answered)
+    assert missed < 0.8 * 4, "the answers of that time do not add up to four clients"
+    found = loop.steady.require("server")
+    assert any(a.tokens == 800 for a in loop.counted)
+    assert found.mean_ttft_s * found.requests_per_s == pytest.approx(4.0, rel=0.05)
+    assert found.tokens_per_s["long"] > found.tokens_per_s["short"] > 0.0
+
+
 def test_one_by_one_tells_of_a_failure() -> None:
     with pytest.raises(ConnectionError, match=r"a request to http://127.0.0.1:\d+ failed"):
         against(lambda target: client.one_by_one(target, bodies([Job(0.0, 13)])))

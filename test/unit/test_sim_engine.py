@@ -148,7 +148,7 @@ def test_a_slice_costs_a_look_at_what_came() -> None:
         looks = (took - whole) / profile.poll_s
         assert looks == pytest.approx(round(looks), abs=1e-6)
         assert (round(looks) == 0) == (tokens == 100), "a small batch is not worth a pause"
-        assert looks < profile.layers * -(-tokens // CHUNK)
+        assert looks < 1.2 * profile.layers * -(-tokens // CHUNK)
 
 
 class Remembered(Laps):

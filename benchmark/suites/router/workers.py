@@ -43,10 +43,10 @@ def measured(router: servers.Server, behind: servers.Server, body: bytes, second
         raise ConnectionError(f"{router.name} answered nothing")
     spent = {name: cpu_s(processes) - before[name] for name, processes in at.items()}
     return {
-        "per_s": loop.rate,
+        "per_s": loop.steady.require(router.name).requests_per_s,
         "p99_ms": 1e3 * float(np.quantile(loop.whole_s, 0.99)),
         "failed": loop.failed,
-        "cpu_ms": 1e3 * spent["router"] / len(loop.whole_s),
+        "cpu_ms": 1e3 * spent["router"] / len(loop.asked),
         **{f"{name}_cores": s / seconds for name, s in spent.items()},
     }
 

@@ -35,7 +35,7 @@ GOAL = 0.9
 """Share of each class that must be within its SLO for a rate to count as kept."""
 
 
-Points = dict[int, dict[str, dict[str, list[float]]]]
+Points = dict[int, dict[str, dict[str, Any]]]
 """clients -> variant -> figure -> one value a round."""
 
 
@@ -86,7 +86,7 @@ def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: floa
     loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
     if loop.failed or not loop.ttft_s:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a closed loop")
-    return loop.rate
+    return loop.steady.require(target.url).requests_per_s
 
 
 @dataclass
@@ -220,14 +220,17 @@ class Bench:
             def once(i: int, name: str, n: int = n) -> Loop:
                 jobs = workload.sample(1000, random.Random(f"{settings.seed} {n} {i}"))
                 bodies = self.prompts.bodies(jobs, settings.seed * 1000 + i)
-                loop = asyncio.run(client.closed(self.servers.target(name), bodies, n, settings.span_s))
+                new = [job.new for job in jobs]
+                loop = asyncio.run(client.closed(self.servers.target(name), bodies, n, settings.span_s, tokens=new))
                 if loop.failed or not loop.ttft_s:
                     raise ConnectionError(f"{name}: {loop.failed} requests failed with {n} clients")
+                loop.steady.require(name)
                 return loop
 
             points[n] = {
                 name: {
                     "requests_per_s": [loop.rate for loop in loops],
+                    "steady": [loop.steady.as_dict() for loop in loops],
                     **{f"p{q}_ms": [1e3 * quantile(loop.ttft_s, q) for loop in loops] for q in (50, 90)},
                 }
                 for name, loops in in_turns(

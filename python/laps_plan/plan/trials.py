@@ -100,7 +100,8 @@ class Trials:
         # Offered all at once, stock fcfs runs nothing but full chunks: no order does more.
         waiting = [job for part in spread(self.traffic.jobs, STRETCHES, STRETCH) for job in part]
         jobs = [replace(job, at_s=0.0, after=None, goes_on=False) for job in waiting]
-        outcome = run(VARIANTS["fcfs"], Trace(jobs), self.question.profile, chunk=self.question.chunk)
+        profile = self.question.profile
+        outcome = run(VARIANTS["fcfs"], Trace(jobs), profile, chunk=self.question.chunk, overlap=_overlaps(profile))
         self.capacity = len(jobs) / outcome.seconds
 
     @property
@@ -175,8 +176,14 @@ class Trials:
             chunk=setup.chunk,
             knobs=setup.knobs,
             until_s=until_s,
+            overlap=_overlaps(asked.profile),
         )
         return Sample.of(outcome)
+
+
+def _overlaps(profile: Profile) -> bool:
+    """Whether its servers run SGLang's default loop: not where the host computes, nor where ranks step together."""
+    return profile.ahead and profile.group is None
 
 
 def _warm(jobs: Sequence[Job]) -> float:

@@ -37,10 +37,21 @@ class Events:
 class Server:
     """One prefill server: its scheduler, its device, the host's time around both.
 
-    A scheduler process without overlap: it decides, prepares the step, waits for the device, answers, decides again.
+    Without ``overlap`` the scheduler process decides, prepares the step, waits for the device, answers, decides again.
+    With it, SGLang's default, it launches a step, decides on the one that follows and launches that, and only then
+    waits for the first and answers. Where nothing follows it waits at once, and sees what comes meanwhile afterwards.
     """
 
-    def __init__(self, name: str, scheduler: Scheduler, device: Device, events: Events, *, meter: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        device: Device,
+        events: Events,
+        *,
+        meter: bool = False,
+        overlap: bool = False,
+    ) -> None:
         self.name = name
         self.scheduler = scheduler
         self.device = device
@@ -54,7 +65,10 @@ class Server:
         """Told of each first token as it reaches the client."""
         p = device.profile
         self._front = p.front_s, p.front_token_s
-        self._poll_s, self._ahead = p.poll_s, p.ahead
+        self._poll_s, self._ahead, self._launch_s = p.poll_s, p.ahead, p.launch_s
+        self._overlap = overlap
+        self._following: Batch | None = None
+        """Launched behind the one that runs."""
         self._has_front = p.front_s > 0.0 or p.front_token_s > 0.0
         self._step_host_s, self._request_host_s, self._reply_s = p.step_host_s, p.request_host_s, p.reply_s
         self._events = events
@@ -92,14 +106,35 @@ class Server:
             return
         batch: Batch = said  # type: ignore[assignment]
         self._running = True
-        # A slice that goes on with a batch finds it prepared.
-        batch.begin = now + (0.0 if batch.prepared or batch.seconds is not None else self._step_host_s)
+        launched = self._launch(now, batch)
+        if self._overlap:
+            self._events.at(launched + self._poll_s, self._decide, batch)
+        else:
+            self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
+
+    def _launch(self, now: float, batch: Batch, behind: float = 0.0) -> float:
+        """Give it to the device, which is busy until `behind`; when the host has launched it, not counting a slice:
+        the one before it hides its launch."""
+        sliced = batch.seconds is not None
+        sent = now + (0.0 if batch.prepared else self._step_host_s)
         took = self.device.seconds(batch) if batch.seconds is None else batch.seconds
-        batch.end = batch.begin + took
-        self.busy_s += took
+        launched = sent if sliced or not self._overlap else sent + self._launch_s
+        batch.begin = max(sent, behind)
+        batch.end = max(batch.begin + took, launched)
+        self.busy_s += batch.end - batch.begin
         self.batches += bool(batch.parts)  # of slices, with the last
         self.replayed += batch.replayed
-        self._events.at(batch.end + self._request_host_s * len(batch.parts), self._done, batch)
+        return launched
+
+    def _decide(self, now: float, batch: Batch) -> None:
+        """The overlap loop, with `batch` launched: what follows it; then it waits for the result."""
+        # Within a pass the scheduler itself is a slice ahead.
+        within = batch.running is not None and batch.running.within
+        said = self.scheduler.next(now) if batch.parts and not within else None
+        if said.__class__ is Batch:
+            self._following = said  # type: ignore[assignment]
+            now = self._launch(now, said, batch.end)  # type: ignore[arg-type]
+        self._events.at(max(now, batch.end) + self._request_host_s * len(batch.parts), self._done, batch)
 
     def _done(self, now: float, batch: Batch) -> None:
         if self.meter is not None:
@@ -110,6 +145,10 @@ class Server:
         answered, reply = self.answered, now + self._reply_s
         for request in batch.ending:
             answered(reply, request)
+        following, self._following = self._following, None
+        if following is not None:
+            self._events.at(now + self._poll_s, self._decide, following)
+            return
         # Where the host is a slice ahead it has looked while the slice ran.
         ready = self._ahead and batch.seconds is not None and not batch.parts
         self._events.at(now if ready else now + self._poll_s, self._again, None)

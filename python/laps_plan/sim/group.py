@@ -116,7 +116,7 @@ class GroupServer(Server):
         super().__init__(name, policy, device, events)  # type: ignore[arg-type]
         self._assign = assign
         self._overlap = overlap
-        self._following: GroupBatch | None = None
+        self._following: GroupBatch | None = None  # type: ignore[assignment]
 
     def _ready(self, now: float, request: Request) -> None:
         request.ready = now

@@ -54,6 +54,8 @@ class Laps:
     ) -> None:
         self._layers = device.profile.layers if device is not None and config.slice_ms else 0
         self.pacer = pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
+        if self._layers and device is not None:
+            self.pacer.sizes.launch_s = device.profile.slices_launch_s
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
@@ -93,6 +95,7 @@ class Laps:
             then, self._then = self._then, None
             return then
         launched = under_way[-1] if self._ahead and self._between else None
+        self._between = False
         if launched is not None and launched.left == 1:
             return self._slice(launched)
         fresh, self._fresh = self._fresh, 0
@@ -156,13 +159,19 @@ class Laps:
             each_s = whole_s / self._layers * plan.layers / plan.parts
             slices = self._device.profile.slices(whole_s, shape, each_s)
             self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, slices[::-1]))
-            return self._slice(self._under_way[-1])
+            first = self._slice(self._under_way[-1])
+            first.prepared = False
+            return first
         return batch
 
     def _slice(self, sliced: Sliced) -> Batch:
         slice_s = sliced.slices.pop()
         batch = Batch([], []) if sliced.left else Batch(sliced.parts, sliced.ending)
-        batch.seconds, batch.whole, batch.running = slice_s, sliced, sliced.running
+        if not sliced.left:
+            # It cannot be paused any more; with the overlap loop another is decided on while it runs.
+            self._under_way.remove(sliced)
+        # What goes on needs no preparation.
+        batch.seconds, batch.whole, batch.running, batch.prepared = slice_s, sliced, sliced.running, True
         return batch
 
     def finished(self, batch: Batch, now: float) -> None:
@@ -173,10 +182,8 @@ class Laps:
         assert running is not None
         if running.started is None:
             running.started = batch.begin
-        if sliced is not None:
-            if sliced.left:
-                return
-            self._under_way.remove(sliced)
+        if self._between:
+            return
         running.done, running.stock = batch.end, self._learn and not batch.replayed
         below = self._under_way[-1].running if self._under_way else None
         self.pacer.ended(running, below, now)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from laps_plan.profile import Profile
 from laps_plan.sim.request import Request
+from laps_plan.traffic.little import Asked, Steady, steady
+from laps_plan.traffic.streams import TURNAROUND_S
 
 Floats = NDArray[np.float64]
 QUANTILES = (50, 90, 99)
@@ -26,20 +28,24 @@ class Record:
 
     def __init__(self) -> None:
         self.at, self.ttft, self.wait = array("d"), array("d"), array("d")
-        self.new, self.cached = array("l"), array("l")
-        self._add = (self.at.append, self.ttft.append, self.wait.append, self.new.append, self.cached.append)
+        self.new, self.cached, self.client = array("l"), array("l"), array("l")
+        self._add = (
+            *(self.at.append, self.ttft.append, self.wait.append),
+            *(self.new.append, self.cached.append, self.client.append),
+        )
 
     def __len__(self) -> int:
         return len(self.at)
 
     def add(self, request: Request, answered: float) -> None:
         """``request`` has its first token at ``answered`` (seconds)."""
-        at, ttft, wait, new, cached = self._add
+        at, ttft, wait, new, cached, client = self._add
         at(request.at)
         ttft(answered - request.at)
         wait(request.started - request.ready)
         new(request.prompt - request.cached)
         cached(request.cached)
+        client(-1 if request.job is None else request.job.client)
 
 
 @dataclass
@@ -86,6 +92,18 @@ class Outcome:
     def rate(self) -> float:
         """Requests answered per second."""
         return len(self.record) / self.seconds if self.seconds else 0.0
+
+    def steady(self, clients: int) -> Steady:
+        """Figures of a closed loop of so many clients, between its first tenth and its last, when it runs out of
+        work."""
+        r = self.record
+        begin, end = (float(np.quantile(r.at, share)) for share in (0.1, 0.9))
+        pause_s = sum(TURNAROUND_S) / 2
+        asked = [
+            Asked(client, at, ttft + pause_s, ttft, new)
+            for client, at, ttft, new in zip(r.client, r.at, r.ttft, r.new, strict=True)
+        ]
+        return steady(asked, clients, begin, end)
 
     @property
     def utilisation(self) -> float:

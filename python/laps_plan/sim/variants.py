@@ -121,7 +121,14 @@ def run(
         meter = router == "pools" and servers > 1
         devices = [Device(profile, graphs=ladder, seed=seed * 1009 + i) for i in range(servers)]
         made = [
-            Server(f"http://p{i}", variant.scheduler(chunk, device, knobs or {}), device, events, meter=meter)
+            Server(
+                f"http://p{i}",
+                variant.scheduler(chunk, device, knobs or {}),
+                device,
+                events,
+                meter=meter,
+                overlap=overlap,
+            )
             for i, device in enumerate(devices)
         ]
     fleet: Plain

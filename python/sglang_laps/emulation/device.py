@@ -1,4 +1,8 @@
-"""An emulated device: stands before the ``forward`` of a tiny model and makes each prefill last as its profile says."""
+"""An emulated device: stands before the ``forward`` of a tiny model and makes each prefill last as its profile says.
+
+As on CUDA a forward pass only launches: steps queue on a timeline of their own, and who needs a result waits for its
+event (``events``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from laps_core.latency.model import StepShape
 
 from sglang_laps.armed import Armed, Pause
 from sglang_laps.emulation.asked import Asked
+from sglang_laps.emulation.events import DeviceModule
 from sglang_laps.emulation.record import Record
 from sglang_laps.emulation.timeline import Timeline
 
@@ -20,14 +25,17 @@ class EmulatedDevice(Armed):
     """Before one model runner's ``forward``. Runs long batches in slices as ``slices.Slices`` does: between layers, and
     where one lasts too long between its operators, of which attention cannot be divided."""
 
-    launch_s = pause_s = 0.0
+    pause_s = 0.0
 
-    def __init__(self, runner: Any, asked: Asked, timeline: Timeline | None = None, *, share: float = 1.0) -> None:
-        """`share`: of a whole step, on this rank: a pipeline has as many shares as stages."""
+    def __init__(
+        self, runner: Any, asked: Asked, timeline: Timeline | None = None, *, share: float = 1.0, waits: bool = False
+    ) -> None:
+        """`share`: of a whole step, on this rank: a pipeline has as many shares as stages. `waits`: a pass ends with
+        its step, for what comes out of it goes to another stage at once."""
         self.layers = asked.profile.layers
         """Of the model whose device is emulated."""
         self.operators = 4
-        self.asked = asked
+        self.asked, self.waits = asked, waits
         self._profile = asked.profile.stretched(asked.slow * share)
         self.record = Record()
         self._timeline = timeline or Timeline()
@@ -36,14 +44,18 @@ class EmulatedDevice(Armed):
         runner.forward = self._forward
 
     @property
-    def free_s(self) -> float:
-        """When the device has done all that it was given (seconds of ``time.perf_counter``)."""
-        return self._timeline.free
+    def launch_s(self) -> float:
+        """Host time (seconds) to launch a whole pass in slices, its pauses included."""
+        return self._profile.slices_launch_s
 
     @property
     def labels(self) -> dict[str, str]:
         """Of its Prometheus series."""
         return {"profile": self.asked.profile.name, "slow": f"{self.asked.slow:g}"}
+
+    def module(self, real: Any) -> DeviceModule:
+        """The device's module for a scheduler, made from the one of the device that it really runs on."""
+        return DeviceModule(real, self._timeline)
 
     def status(self) -> dict[str, Any]:
         """What the server's status says of it (JSON-ready)."""
@@ -62,25 +74,30 @@ class EmulatedDevice(Armed):
         output = self._model(forward_batch, *args, **kwargs)
         model_s = time.now() - called
         if armed is None:
-            time.book(begin, profile_s)
+            time.wait(called + self._profile.launch_s)
+            time.book(called, profile_s, time.now())
         else:
-            self._in_slices(begin, profile_s, shape, *armed)
-        time.wait(time.free)
+            self._in_slices(called, profile_s, shape, *armed)
         # Without the steps that ran in its pauses, which have entered theirs.
-        lasted_s = time.now() - begin - (self._lasted_s - others_s)
+        lasted_s = time.free - begin - (self._lasted_s - others_s)
         self._lasted_s += lasted_s
         self.record.add(profile_s, lasted_s, model_s)
+        if self.waits:
+            time.wait(time.free)
         return output
 
     def _in_slices(
-        self, begin: float, profile_s: float, shape: list[tuple[int, int]], layers: float, pause: Pause
+        self, launched: float, profile_s: float, shape: list[tuple[int, int]], layers: float, pause: Pause
     ) -> None:
-        """Book a pass in slices, of which the first began at `begin`; as on a GPU the host is one slice ahead."""
+        """Book a pass in slices, whose launch began at `launched`; as on a GPU the host is one slice ahead."""
         time, left_s, each_s = self._timeline, profile_s, profile_s * layers / self.layers
-        ran, launched, ended = time.now(), begin, -math.inf
+        ran, ended = time.now(), -math.inf
         for slice_s in self._profile.slices(profile_s, shape, each_s):
             left_s -= slice_s
-            before, ended = ended, time.book(launched, slice_s)
+            sent = launched + self.launch_s * slice_s / profile_s
+            time.wait(sent)
+            before, ended = ended, time.book(launched, slice_s, sent)
+            launched = sent
             # What ended while the tiny model ran has no pause.
             if left_s > 1e-9 * profile_s and ended > ran:
                 time.wait(before)

@@ -50,7 +50,7 @@ class GroupDevice(EmulatedDevice):
         called, begin = time.now(), max(begins)
         output = self._model(forward_batch, *args, **kwargs)
         model_s = time.now() - called
-        time.wait(time.book(begin, seconds))
+        lasted_s = time.book(begin, seconds, time.now()) - begin
         if shape:
-            self.record.add(seconds, time.now() - begin, model_s)
+            self.record.add(seconds, lasted_s, model_s)
         return output

@@ -14,6 +14,8 @@ from sglang_laps.support import off_reason, refuse, resolved
 logger = logging.getLogger(__name__)
 
 WORKER = "managers.scheduler.Scheduler.init_model_worker"
+OVERLAP = "managers.scheduler.Scheduler.init_overlap"
+RUN = "managers.scheduler.Scheduler.run_batch"
 STATE = "managers.scheduler.Scheduler.get_internal_state"
 
 
@@ -28,7 +30,8 @@ def install(asked: Asked) -> None:
         runner = scheduler.tp_worker.model_runner
         parallel = get_parallel()
         if asked.profile.group is None:
-            scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / parallel.pp_size)
+            stages = parallel.pp_size
+            scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / stages, waits=stages > 1)
         elif parallel.attn_dp_size != parallel.tp_size:
             refuse(f"{ENV}: {asked.profile.name} is of data-parallel attention ranks: --dp-size is to be --tp-size")
         else:
@@ -39,12 +42,25 @@ def install(asked: Asked) -> None:
         runner.attn_backend._run_sdpa_forward_extend = _no_attention
         return result
 
+    def events(result: Any, scheduler: Any) -> Any:
+        scheduler.device_module = scheduler.laps_emulated.module(scheduler.device_module)
+        return result
+
+    def launched(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        # Without the overlap loop SGLang waits for a result where it reads it, and there is nothing to wait for here.
+        if result.copy_done is None:
+            result.copy_done = scheduler.device_module.Event()
+            result.copy_done.record()
+        return result
+
     def state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         result.internal_state.update(status(scheduler))
         return result
 
     logger.warning(asked.warning())
     seams.hook(WORKER, loaded, "AFTER")
+    seams.hook(OVERLAP, events, "AFTER")
+    seams.hook(RUN, launched, "AFTER")
     seams.hook(STATE, state, "AFTER")
 
 

@@ -24,9 +24,9 @@ class Timeline:
         """When something that is launched now would begin."""
         return max(self.now(), self.free)
 
-    def book(self, launched: float, seconds: float) -> float:
-        """Give it work that was launched at `launched`; when that ends."""
-        self.free = max(launched, self.free) + seconds
+    def book(self, launched: float, seconds: float, least: float = -math.inf) -> float:
+        """Give it work that was launched from `launched` until `least`, before which it does not end; when it ends."""
+        self.free = max(max(launched, self.free) + seconds, least)
         return self.free
 
     def wait(self, until: float) -> None:

@@ -1,0 +1,53 @@
+"""Events of an emulated device, in the place of PyTorch's for CPUs, which have always happened."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from sglang_laps.emulation.timeline import Timeline
+
+
+class Event:
+    """Happens once the device has done all that it was given before the event was recorded, on whatever stream: the
+    copies and samples that follow a step take no time of their own."""
+
+    def __init__(self, timeline: Timeline, enable_timing: bool = False, **_: Any) -> None:
+        self._timeline = timeline
+        self.at_s = -math.inf
+        """Seconds of the timeline's clock; one that was never recorded is past, as on CUDA."""
+
+    def record(self, stream: Any = None) -> None:
+        """Record it behind all work so far."""
+        self.at_s = self._timeline.begin()
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return self._timeline.now() >= self.at_s
+
+    def synchronize(self) -> None:
+        """Return when it has happened."""
+        self._timeline.wait(self.at_s)
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing: all streams are one."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to `end`."""
+        return 1e3 * (end.at_s - self.at_s)
+
+
+class DeviceModule:
+    """A module such as ``torch.cpu``, with the events of an emulated device."""
+
+    def __init__(self, real: Any, timeline: Timeline) -> None:
+        self._real, self._timeline = real, timeline
+        self.Event = partial(Event, timeline)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def synchronize(self, *_: Any) -> None:
+        """Return when the device has done all that it was given."""
+        self._timeline.wait(self._timeline.free)

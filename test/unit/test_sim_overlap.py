@@ -1,0 +1,76 @@
+"""The simulated overlap loop: a batch is decided while one runs, and its result is processed a step later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from laps_core.latency.step import Coefficients
+from laps_plan.profile import Profile
+from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.streams import Closed, Open, Trace
+from simulated import CHUNK, HOST, MIX
+
+# A step takes 10 ms and 0.1 ms a token; the host 3 ms from a decision to its step, and 1 ms from a result to the next.
+STEPS = Profile(
+    name="steps", source="made up", coefficients=Coefficients(0.0, 1e-4, 0.0, 0.0, 0.01), step_host_s=3e-3,
+    poll_s=1e-3, layers=10, ahead=True,
+)  # fmt: skip
+
+
+def ttft_ms(jobs: list[Job], name: str = "fcfs", profile: Profile = STEPS, **how: object) -> list[float]:
+    """Of each job, in order of arrival."""
+    record = run(VARIANTS[name], Trace(jobs), profile, chunk=1000, overlap=True, **how).record  # type: ignore[arg-type]
+    return [round(1e3 * t, 1) for _, t in sorted(zip(record.at, record.ttft, strict=True))]
+
+
+@pytest.mark.parametrize("name", ["fcfs", "hrrn", "shortest-prefill-first", "dual", "laps"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_request_is_answered_once(name: str, ahead: bool) -> None:
+    profile = replace(HOST, ahead=ahead, launch_s=2e-3, slices_launch_s=8e-3, layers=20)
+    for workload in (Open(MIX, 30.0, 2000, seed=3), Closed(MIX, 16, 1000, seed=4)):
+        outcome = run(VARIANTS[name], workload, profile, chunk=CHUNK, overlap=True)
+        assert len(outcome.record) == outcome.sent
+        assert outcome.busy_s[0] <= outcome.seconds
+
+
+def test_a_lone_request_takes_as_long_as_without() -> None:
+    assert ttft_ms([Job(0.0, 100)]) == [23.0]
+
+
+def test_the_host_s_time_between_two_steps_is_hidden() -> None:
+    jobs = [Job(0.0, 3000)]
+    assert ttft_ms(jobs) == [3.0 + 3 * 110.0], "three chunks"
+    without = run(VARIANTS["fcfs"], Trace(jobs), STEPS, chunk=1000).record.ttft[0]
+    assert 1e3 * without == pytest.approx(3 * (3.0 + 110.0) + 2 * 1.0)
+
+
+def test_what_comes_while_the_host_waits_for_a_step_is_seen_after_it() -> None:
+    # The second comes at once, and is launched behind the first; the third when the host waits for the first.
+    jobs = [Job(0.0, 100), Job(0.0035, 100), Job(0.010, 100)]
+    # First: 3 to 23. Second: decided at 4, runs 23 to 43. Third: seen at 24, launched at 27, runs 43 to 63.
+    assert ttft_ms(jobs) == [23.0, 43.0 - 3.5, 63.0 - 10.0]
+    # Alone with the first, nothing is behind it: the device waits until the host has seen its result.
+    assert ttft_ms([Job(0.0, 100), Job(0.010, 100)]) == [23.0, 23.0 + 1.0 + 3.0 + 20.0 - 10.0]
+
+
+def test_a_launch_holds_results_up_where_it_takes_longer_than_the_step_before() -> None:
+    profile = replace(STEPS, launch_s=0.015)
+    # Launched at 18; the second decided at 19, launched at 37: then the first's result, of 23, is seen.
+    assert ttft_ms([Job(0.0, 100), Job(0.0035, 100)], profile=profile) == [37.0, 43.0 - 3.5]
+
+
+def test_a_batch_that_the_host_launches_too_slowly_is_not_sliced() -> None:
+    # A long prompt of 110 ms, and a short one in its middle.
+    jobs = [Job(0.0, 1000), Job(0.030, 50)]
+    sliced = ttft_ms(jobs, "laps", replace(STEPS, slices_launch_s=0.01))
+    whole = ttft_ms(jobs, "laps", replace(STEPS, slices_launch_s=0.06))
+    assert sliced[1] < 50.0 < whole[1]
+    assert whole[0] == 113.0
+
+
+def test_the_next_batch_is_decided_while_the_last_slice_runs() -> None:
+    # Two long prompts: no host time passes between their batches.
+    both = ttft_ms([Job(0.0, 1000), Job(0.001, 1000)], "laps")
+    assert both == [113.0, 223.0 - 1.0]
