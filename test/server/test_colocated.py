@@ -21,14 +21,13 @@ MANY = "LAPS_COLOCATED_REQUESTS"
 """How many mixed requests; 60 by default."""
 COUNT = int(os.environ.get(MANY, "48"))
 EVERY_PAUSE = (
-    *("--chunked-prefill-size", "1024", "--max-total-tokens", "5600"),
+    *("--chunked-prefill-size", "1024", "--max-total-tokens", "5600", "--schedule-conservativeness", "0.01"),
     *("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0, "tbt_ms": 1.0})),
 )
-"""A pause after each layer, and a step in as many of them as prompts' share allows; too little memory for all."""
-BOLD = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
-"""Memory is promised to more streams than it holds: some are retracted."""
+"""A pause after each layer, and a step in as many of them as prompts' share allows; little memory, which is promised to
+more streams than it holds, where they may end early."""
 NORMAL, OVERLAP = (
-    Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *loop), BOLD, SHAPE, mode="null")
+    Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *loop), shape=SHAPE, mode="null")
     for name, loop in (("normal", NORMAL_LOOP), ("overlap", ()))
 )
 pytestmark = [pytest.mark.timeout(600 + 3 * COUNT), *on(NORMAL, OVERLAP)]
@@ -116,7 +115,7 @@ def must_be_right(asked: list[Asked], reference: Reference) -> None:
     """All that came is as it should be, and all of it came to those who stayed."""
     for a in asked:
         if a.leaves_s is None:
-            assert len(a.tokens) == a.new, a.rid
+            assert len(a.tokens) == a.new or a.end["type"] == "stop", (a.rid, a.end)
         right = reference.greedy(a.prompt, len(a.tokens)) if a.tokens else []
         assert a.tokens == right, f"{a.rid}, a prompt of {len(a.prompt)} tokens"
 
@@ -142,8 +141,10 @@ def test_streams_are_retracted_where_memory_runs_out(prefill: Prefill, reference
     """In pauses, too: long prompts hold the memory that streams lack."""
     name, log = f"retract-{prefill.setup.name}", prefill.server.log
     before = log.read_text(errors="replace").count("Retract requests")
-    asked = [Asked(f"{name}-{i}-x", ids(800 + i, 20), 150, 0.05 * i) for i in range(20)]
-    asked += [Asked(f"{name}-{i}-x", ids(800 + i, 2200), 4, 1.0 + i / 10) for i in range(20, 23)]
+    asked = [Asked(f"{name}-{i}-x", ids(800 + i, 20), 260, 0.02 * i) for i in range(24)]
+    for a in asked:
+        a.sampling = {"ignore_eos": False}
+    asked += [Asked(f"{name}-{i}-x", ids(800 + i, 1500), 4, 1.0 + 2 * (i - 24)) for i in range(24, 28)]
     asyncio.run(at_once(prefill, asked))
     assert log.read_text(errors="replace").count("Retract requests") > before
     must_be_right(asked, reference)
