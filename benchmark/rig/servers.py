@@ -207,17 +207,18 @@ def require_free(port: int, name: str) -> None:
 def sglang(
     mode: str, model: Path, log: Path, *args: str, env: Mapping[str, str] | None = None, name: str = ""
 ) -> Server:
-    """One half of a disaggregated pair (not started). `mode`: prefill or decode; `args` are SGLang's."""
+    """A server (not started). `mode`: prefill or decode, one half of a disaggregated pair; null does both. `args` are
+    SGLang's."""
     port, bootstrap = free_port(), free_port() if mode == "prefill" else None
     command = (
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
-        "--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake",
+        *(("--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake") if mode != "null" else ()),
         *(("--disaggregation-bootstrap-port", str(bootstrap)) if bootstrap else ()), *args,
     )  # fmt: skip
     return Server(name or f"{mode} server", command, port, log, env=dict(env or {}), bootstrap_port=bootstrap)
 
 
-prefill, decode = partial(sglang, "prefill"), partial(sglang, "decode")
+prefill, decode, colocated = (partial(sglang, mode) for mode in ("prefill", "decode", "null"))
 
 
 def minilb(

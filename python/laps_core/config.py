@@ -151,6 +151,11 @@ class LapsConfig(Knobs):
     slice_ms: Annotated[float, _number(0.0, 1000.0, of="milliseconds")] = 4.0
     """A long batch makes way about this often (ms); 0 = never before its end."""
 
+    # -- servers that prefill and decode
+    tbt_ms: Milliseconds | None = None
+    """Target for the time between tokens while prompts wait (ms); None = four times what a decode step takes, at least
+    50; 0 = prompts always go first."""
+
     # -- the waiting window (AWD)
     window: Literal["awd", "fixed"] = "awd"
     """awd adapts W and D (LAPS, s3.1, Alg. 1); fixed always waits the whole window or for a full batch."""
@@ -185,6 +190,7 @@ class LapsConfig(Knobs):
         "wait_window_ms": "--laps-wait-window-ms",
         "wait_max_batch": "--laps-wait-max-batch",
         "ttft_slo_ms": "--laps-ttft-slo-ms",
+        "tbt_ms": "--laps-tbt-ms",
         "graphs": "--enable-batch-prefill-cuda-graph",
         "graph_lengths": "--batch-prefill-seq-lengths",
         "graph_batches": "--batch-prefill-batch-sizes",

@@ -18,6 +18,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
     """Builds a batch beside prompts in progress that are not in it, and keeps the memory that they still need."""
 
     _may_cut = True
+    rem_chunk_tokens: int | None
 
     def __init__(
         self,
@@ -27,27 +28,47 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         reserve: int,
         limit: int | None = None,
         least: int = 0,
+        unit: int = 0,
         **kwargs: Any,
     ) -> None:
         """`lacks`: told how many tokens of memory a request needs that finds too little, while no long one is in the
         batch. `reserve`: KV tokens those prompts still need. `limit`: most new tokens of the prompt in progress that is
-        in the batch; None = what the chunk holds. `least`: requests with fewer new tokens have batches of their own."""
+        in the batch; None = what the chunk holds. `least`: requests with fewer new tokens have batches of their own.
+        `unit`: where streams may have taken what was kept for the prompt in progress, its chunk is cut down to what is
+        free, in multiples of this; 0 = they cannot."""
         super().__init__(*args, **kwargs)
         self._classes = classes
         self._lacks = lacks
         self._limit = limit
-        self._least = least
+        self._least, self._unit = least, unit
         self.memory_budget.total_offset += reserve
 
     def add_chunked_req(self, req: Req) -> Req | None:
         """The prompt in progress. One that goes on after this batch holds the one slot for cut prompts."""
         if self._limit is not None:
             self.chunked_req_limit = self._limit
+        if self._unit and not self._has_memory(req):
+            return req
         left: Req | None = super().add_chunked_req(req)
         if left is not None:
             self._may_cut = False
             self.memory_budget.total_offset += len(req.full_untruncated_fill_ids) - (req.extend_end or 0)
         return left
+
+    def _has_memory(self, req: Req) -> bool:
+        """Cut the chunk down to the memory that is free; False, and no batch, where there is none: streams will give
+        theirs back."""
+        room = int(self.cur_rem_tokens) - self.per_req_token_overhead
+        left_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len
+        limits: list[int | None] = [self.rem_chunk_tokens, self.chunked_req_limit]
+        if min(left_tokens, *(n for n in limits if n is not None)) <= room:
+            return True
+        room = room // self._unit * self._unit
+        if room > 0:
+            self.chunked_req_limit = room
+            return True
+        req.extend_end, self.rem_chunk_tokens = req.prefix_len, 0
+        return False
 
     def add_one_req(self, req: Req, *args: Any, **kwargs: Any) -> Any:
         """Says when memory keeps even the first long request out; short ones may have joined before it."""

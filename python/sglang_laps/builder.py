@@ -34,11 +34,13 @@ class Builder:
         stock: Callable[[Any], NextBatchPlan],
         cutter: slices.Cutter | None,
         group: Group | None = None,
+        ahead: Callable[[Part], int] = lambda _: 0,
     ) -> None:
         """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be.
-        `group`: plans for all data-parallel ranks; None = each for itself."""
+        `group`: plans for all data-parallel ranks; None = each for itself. `ahead`: KV tokens that requests in progress
+        will still need for what they answer, beside this part."""
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
-        self._group = group
+        self._group, self._ahead = group, ahead
         self.adder: Any = None
         """Makes the adder of the part that is shown; None = nothing is."""
         # The builder counts the waiting tokens for its log line, but sees a part: counted after it (see _built). Where
@@ -54,8 +56,10 @@ class Builder:
         """Decide and build. `paused`: a batch that waits meanwhile."""
         sched, core = self._scheduler, self._core
         lines = core.lines(sched.waiting_queue, sched.chunked_req)
+        if core.decode is not None:
+            core.decode.watch(time.perf_counter(), streams(running_batch))
         plan = self._plan(lines, paused)
-        core.holding = plan.waiting
+        core.holding, core.decodes = plan.waiting, plan.decode
         core.classes.use_threshold(plan.threshold)
         built = None
         for part in core.parts(plan, lines, beside=paused is not None):
@@ -75,7 +79,8 @@ class Builder:
         if self._ranks.leader and idle:
             core.nothing_waits(now)
         elif self._ranks.leader and joint is None:
-            frees = bool(self._scheduler.disagg_prefill_inflight_queue)
+            sched = self._scheduler
+            frees = bool(sched.disagg_prefill_inflight_queue if core.decode is None else core.decode.streams)
             plan = core.decide(now, lines, paused, frees_memory=frees)
         core.classes.new_shorts = 0
         return joint or plan if idle else self._ranks.agree(joint or plan)
@@ -88,10 +93,14 @@ class Builder:
         limit = None if part.whole else core.limit(part)
         # Short requests wait for memory as in stock SGLang.
         lacks = self._lacks if part.cls == LONG else lambda _: None
-        if part.tokens and part.cls == LONG and full_chunk and not sched.enable_staging:
+        if part.tokens and part.cls == LONG and full_chunk and not getattr(sched, "enable_staging", False):
             sched.chunked_prefill_size = min(part.tokens, full_chunk)
-        reserve, least = core.reserve(part, held), self._ranks.least
-        self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least)
+        reserve, least = core.reserve(part, held) + self._ahead(part), self._ranks.least
+        unit = 0 if core.decode is None else core.unit
+        if core.decode is not None and running_batch is not None:
+            # It says that the last part found no place. This is another.
+            running_batch.batch_is_full = False
+        self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least, unit=unit)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
             built = self._stock(running_batch)
@@ -120,3 +129,8 @@ class Builder:
         if batch.prefill_stats is not None:
             chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self._loads._get_num_pending_tokens(chunk_deduct=chunk)
+
+
+def streams(running: ScheduleBatch) -> int:
+    """Requests that a decode step of this batch would serve."""
+    return 0 if running.is_prefill_only else len(running.reqs)

@@ -78,7 +78,9 @@ class Classes:
             now = self._clock()
             tag = req.laps_tag = Tag(now, deadlines.arrival(req, now))
             self._look(req, tag)
-            tag.slo_s = deadlines.slo_s(req, self._config, self._class(tag))
+            # One that was retracted has had its first token.
+            again = getattr(req, "retraction_count", 0)
+            tag.slo_s = None if again else deadlines.slo_s(req, self._config, self._class(tag))
             self.lengths.add(max(1, req.seqlen - tag.history), tag.history)
             self.new_shorts += self._class(tag) == SHORT
         return self._class(tag)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from laps_core.length import LONG, SHORT, ClassName
+from laps_core.scheduling.decode import Decode
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_core.scheduling.queues import changes, without
@@ -112,11 +113,12 @@ class LapsCore:
         unit: int = 1,
         page: int = 1,
         priority: Callable[[Req], int] | None = None,
+        decode: Decode | None = None,
         now: float = 0.0,
     ) -> None:
         """`unit`: a cut prompt ends on a multiple of this, `page`: of the KV cache (tokens). `priority`: of a request,
-        smaller first; None = the server does not schedule by it."""
-        self.pacer, self.classes = pacer, classes
+        smaller first; None = the server does not schedule by it. `decode`: None = it only prefills."""
+        self.pacer, self.classes, self.decode = pacer, classes, decode
         self.totals = {SHORT: Totals(), LONG: Totals()}
         self.started_s = now
         self.parked: list[Req] = []
@@ -126,6 +128,8 @@ class LapsCore:
         """The first long prompt found too little memory when it was last tried."""
         self.holding = False
         """A short batch is held back, or other long prompts are to be looked at: the next round is not to wait."""
+        self.decodes = False
+        """A decode step goes first."""
         self.unsent = False
         """The chunk that ran last was not sent yet."""
         self._next: Flight | None = None
@@ -133,7 +137,7 @@ class LapsCore:
         self._not_ready: list[Req] = []
         """Long prompts that the builder has passed over since the last batch, though there was memory: what the storage
         holds of them, or their adapter, is on its way."""
-        self._unit, self._page, self._priority = unit, page, priority
+        self.unit, self._page, self._priority = unit, page, priority
         self._flights: dict[int, Flight] = {}
 
     # -- decisions
@@ -161,16 +165,19 @@ class LapsCore:
         """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back."""
         short, long, begun = lines
         self.pacer.arrived(now, self.classes.new_shorts)
-        return self.pacer.plan(
+        shorts = [self.waiting(r) for r in short[:LOOKAHEAD]]
+        longs = [self.waiting(r, self._rank(r), begun=i < len(begun)) for i, r in enumerate(long)]
+        plan = self.pacer.plan(
             now,
-            [self.waiting(r) for r in short[:LOOKAHEAD]],
-            [self.waiting(r, self._rank(r), begun=i < len(begun)) for i, r in enumerate(long)],
+            shorts,
+            longs,
             waiting=len(short) + len(long),
             urgent=self._urgent(short, long, paused),
             paused=paused,
             lacking=self.lacking,
             frees=frees_memory or bool(self._flights or self.under_way),
         )
+        return plan if self.decode is None else self.decode.turn(now, plan, shorts, longs, paused, self.pacer.sizes)
 
     def nothing_waits(self, now: float) -> None:
         """A round without work, nothing being paused."""
@@ -179,13 +186,16 @@ class LapsCore:
 
     def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
         """Between two slices of `flight`, with `layers_left` of all `layers` to go: how the plan sees it."""
-        whole_s = self.pacer.model.predict(flight.shape) or float("inf")
+        whole_s = self.pacer.model.predict(flight.shape)
         reqs = [r for f in self.under_way for r in f.reqs]
         rank = min(map(self._rank, reqs), default=0)
         seen = [self.waiting(r) for r in reqs]
         weight, due_s = self.pacer.sizes.weight(seen), [w.deadline_s for w in seen if w.deadline_s is not None]
-        left_s = whole_s * layers_left / layers
-        return Paused(left_s, len(reqs), len(self.under_way), rank, weight, min(due_s, default=None))
+        due = min(due_s, default=None)
+        if whole_s is None:
+            return Paused(float("inf"), len(reqs), len(self.under_way), rank, weight, due)
+        left_s, slice_s = whole_s * layers_left / layers, whole_s * flight.layers / (layers * flight.parts)
+        return Paused(left_s, len(reqs), len(self.under_way), rank, weight, due, slice_s)
 
     def _rank(self, req: Req) -> int:
         return 0 if self._priority is None else self._priority(req)
@@ -218,7 +228,7 @@ class LapsCore:
             if cls == SHORT:
                 picked, seen = [lines.short[i] for i in plan.picked], set(plan.picked)
                 rest = [r for i, r in enumerate(lines.short[:LOOKAHEAD]) if i not in seen] + lines.short[LOOKAHEAD:]
-                yield Part(SHORT, picked if beside else picked + rest)
+                yield Part(SHORT, picked if beside or plan.split else picked + rest)
                 continue
             self.lacking = False
             picked = [lines.long[i] for i in plan.longs]
@@ -250,7 +260,7 @@ class LapsCore:
 
         Only the last of a batch is cut.
         """
-        page, unit = self._page, self._unit
+        page, unit = self._page, self.unit
         left = part.tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in part.queue)
         return left // unit * unit if part.slot is not None and left >= unit else None
 
@@ -326,6 +336,12 @@ class LapsCore:
         for cls, total in done.items():
             self.totals[cls].add(total)
         return done
+
+    def decoded(self, begin: float, end: float, *, streams: int, within: bool) -> None:
+        """A decode step had the device. `within`: in a pause of the batch that was paused last."""
+        if self.decode is not None:
+            self.decode.ran(begin, end, streams=streams, within=within)
+            self.pacer.decoded(begin, end, self.under_way[-1] if within and self.under_way else None)
 
     # -- prompts in progress that end early
 

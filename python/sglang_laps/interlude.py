@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from laps_core.scheduling.plan import Paused
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
@@ -97,16 +98,12 @@ class Interlude:
             self._settle()
             self._results_so_far()
             self._take_in()
-            while True:
-                built = self._builder.build(sched.running_batch, self._core.paused(flight, layers_left, layers))
-                if built.batch_to_run is None:
-                    break
-                ran, sched.running_batch = True, built.running_batch
-                batch = built.batch_to_run
+            while (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
+                ran = True
                 if batch.hicache_consumer_index < 0:
                     batch.hicache_consumer_index = self._loads_shared(batch)
                 self._launched = batch, self._launch(batch)
-                if not self._synchronous and not sched.waiting_queue:
+                if not self._synchronous and self._goes_on():
                     break  # the device goes on with the next slice while this result is processed
                 self._settle()
         if ran:
@@ -116,6 +113,17 @@ class Interlude:
                 # SGLang keeps the tensors of the newest two batches: those of this one must outlive its pass.
                 sched.record_batch_in_overlap(flight.batch)
         return ran
+
+    def _next(self, paused: Paused) -> Any:
+        """The batch that runs in this pause, or None."""
+        built = self._builder.build(self._scheduler.running_batch, paused)
+        if built.batch_to_run is not None:
+            self._scheduler.running_batch = built.running_batch
+        return built.batch_to_run
+
+    def _goes_on(self) -> bool:
+        """Whether the paused batch goes on before this result is there."""
+        return not self._scheduler.waiting_queue
 
     def in_flight(self) -> list[Any]:
         """Batches that are paused, and one that ran in a pause and has no processed result yet."""
@@ -147,21 +155,27 @@ class Interlude:
         return self._processed.pop(id(result), None) is not None
 
     def _take_in(self) -> None:
-        """New requests, those whose decode server is ready, and answers whose transfer is done."""
-        sched, now_s = self._scheduler, time.perf_counter()
+        """New requests, and what they may wait for elsewhere."""
+        sched = self._scheduler
         deferred = sched._deferred_input_requests
         ours: list[Any] = []
         if self._ranks.leader:
-            ours = [] if deferred else sched._poll_timeout_aborts()
-            ours += [PollTransfers()] if now_s >= self._polled_s + POLL_S else []
+            ours = [*([] if deferred else sched._poll_timeout_aborts()), *self._polls()]
         came = sched.request_receiver.recv_requests(local_reqs=ours)
         deferred.extend(r for r in came if not isinstance(r, PollTransfers))
         n = next((i for i, r in enumerate(deferred) if not isinstance(r, AT_ONCE)), len(deferred))
         now, deferred[:n] = deferred[:n], []
         sched.process_input_requests(now)
-        if not came:
-            return
-        self._polled_s = now_s
+        if came:
+            self._moves_on()
+
+    def _polls(self) -> list[Any]:
+        """What goes to all ranks with the requests."""
+        return [PollTransfers()] if time.perf_counter() >= self._polled_s + POLL_S else []
+
+    def _moves_on(self) -> None:
+        """Take in requests whose decode server is ready, and answers whose transfer is done."""
+        sched, self._polled_s = self._scheduler, time.perf_counter()
         sched.waiting_queue.extend(sched.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         sched.resolve_waiting_queue_bootstrap()
         sched.process_disagg_prefill_inflight_queue()
@@ -182,7 +196,7 @@ class Interlude:
         """Its result, which may not be there yet."""
         sched = self._scheduler
         batch = sched.ngram_embedding_manager.prepare_for_forward(batch, chunked_req=None)
-        if sched.enable_staging:
+        if getattr(sched, "enable_staging", False):
             sched.maybe_prefetch_staging_for_batch(batch)
         result = sched.run_batch(batch)
         if sched.enable_overlap:
@@ -196,4 +210,8 @@ class Interlude:
             return
         (batch, result), self._launched = self._launched, None
         self._scheduler.process_batch_result(batch, result)
+        self._settled(batch)
+
+    def _settled(self, batch: Any) -> None:
+        """Its result is processed."""
         self._scheduler.process_disagg_prefill_inflight_queue()

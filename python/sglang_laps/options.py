@@ -38,6 +38,9 @@ _VALUES = (
     (_FLAG["wait_max_batch"], "REQUESTS", "Short batch that is never held back for more (default: 8)."),
     (_FLAG["ttft_slo_ms"], "SHORT[,LONG]",
      "Deadline for the first token of a request that brings none of its own, in ms (default: no deadlines)."),
+    (_FLAG["tbt_ms"], "MS",
+     "Without disaggregation: target for the time between tokens while prompts wait, in ms (default: four times what a "
+     "decode step takes, at least 50); 0 = prompts always go first."),
     (LapsConfig.JSON_FLAG, "JSON", "Any other knob, as a JSON object; see docs/LAPS.md."),
     (LONGEST, "TOKENS", "Lengths beyond this are left out of L."),
     (EMULATE, "PROFILE[,slow=K]", "No GPU: step times of a profile instead of this machine's; see docs/LAPS.md."),
@@ -52,7 +55,7 @@ _LISTS = (
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the group "LAPS". Values stay text here: a bad one is refused in one line, not below a page of usage."""
-    group = parser.add_argument_group("LAPS", "Length-aware prefill scheduling (prefill servers only)")
+    group = parser.add_argument_group("LAPS", "Length-aware prefill scheduling (all servers but decode servers)")
     for flag, text in _SWITCHES:
         group.add_argument(flag, action="store_true", help=text)
     for flag, metavar, text in _VALUES:

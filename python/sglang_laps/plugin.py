@@ -15,11 +15,11 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import graphs, options, saved_model, seams, transfers
+from sglang_laps import graphs, options, penalties, saved_model, seams, transfers
 from sglang_laps.emulation import asked
 from sglang_laps.emulation.install import install
 from sglang_laps.pool import PoolCell
-from sglang_laps.support import conflict, off_reason, refuse, resolved, wrong_release
+from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, wrong_release
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ def _load() -> None:
     stock = sys.modules[SCHEDULER].Scheduler
     seams.hook("managers.scheduler.Scheduler", scheduler_class(stock, config), "REPLACE")
     transfers.be_patient()
+    seams.hook(penalties.COUNT, penalties.count, "AROUND")
     graphs.install(config)
 
 
@@ -106,7 +107,7 @@ def emulate(args: argparse.Namespace) -> None:
     found = asked.from_env() if text is None else asked.Asked.parse(text)
     if found is None:
         return
-    if wrong := wrong_release() or off_reason(args) or (None if _on_host() else NO_HOST):
+    if wrong := wrong_release() or no_prefill_server(args) or (None if _on_host() else NO_HOST):
         raise ConfigError(f"{asked.FLAG}: {wrong}")
     logger.warning(found.warning())
     asked.to_env(found)
@@ -129,13 +130,17 @@ def enable(args: argparse.Namespace) -> None:
         config = options.from_env()
     if config is None:
         return
+    prefills = no_prefill_server(args) is None
     if reason := off_reason(args):
         logger.warning("LAPS scheduler is off: %s.", reason)
+    if reason and args.disaggregation_mode == "decode":
         os.environ.pop(options.ENV, None)
         return
-    if wrong := wrong_release() or conflict(args):
+    if wrong := wrong_release() or (conflict(args) if prefills else None):
         raise ConfigError(f"{options.ENABLE}: {wrong}")
-    if (args.enable_dp_attention or (args.attn_dp_size or 1) > 1) and not args.disable_overlap_schedule:
+    if config.graphs and not prefills:
+        raise ConfigError(f"{LapsConfig.FLAGS['graphs']}: for prefill servers only")
+    if prefills and (args.enable_dp_attention or (args.attn_dp_size or 1) > 1) and not args.disable_overlap_schedule:
         # A step that is decided while another runs is late by a whole one, for all ranks.
         args.disable_overlap_schedule = True
         logger.info("LAPS: data-parallel attention ranks plan together: as with --disable-overlap-schedule.")
@@ -144,9 +149,10 @@ def enable(args: argparse.Namespace) -> None:
     seams.hook(RESOLVE, _refuse_conflict, "AFTER")
     HookRegistry.apply_hooks()
     seams.require_applied()
-    if config.profile and not known:
+    if config.profile and not known and reason is None:
         args.warmups = ",".join(filter(None, (args.warmups, "laps_profile")))
-    logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
+    if reason is None:
+        logger.info("LAPS scheduler on: %s", ", ".join(f"{k}={v}" for k, v in config.as_dict().items()))
     os.environ.setdefault(HTTP_APP_ENV, HTTP_APP)  # for --tokenizer-worker-num > 1: each worker imports it by name
     PoolCell.make()
     import sglang_laps.http_app  # noqa: F401  (adds the routes)
@@ -155,7 +161,7 @@ def enable(args: argparse.Namespace) -> None:
 def _refuse_conflict(_: None, server_args: Any) -> None:
     """After ``ServerArgs.resolve_once``: not all that matters is typed."""
     args = resolved(server_args)
-    if off_reason(args) is None and (reason := conflict(args)):
+    if no_prefill_server(args) is None and (reason := conflict(args)):
         refuse(f"{options.ENABLE}: {reason}")
 
 

@@ -17,7 +17,7 @@ from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.io_struct import AbortReq, PauseGenerationReqInput
     from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
     from sglang.srt.managers.scheduler import Scheduler as Stock
 else:
@@ -49,7 +49,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         """Build the next batch of one class."""
-        if self.laps is None or self.disaggregation_mode != DisaggregationMode.PREFILL:
+        if self.laps is None or self.disaggregation_mode == DisaggregationMode.DECODE:
             return super().get_new_batch_prefill(running_batch)
         return self.laps.builder.build(running_batch)
 
@@ -126,6 +126,18 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps is not None:
             self.laps.core.abort(recv_req.rid, every=recv_req.abort_all)
 
+    def pause_generation(self, recv_req: PauseGenerationReqInput) -> None:
+        """Pause; where all that run are retracted, those that are parked are, too."""
+        super().pause_generation(recv_req)
+        if self.laps is not None and self.laps.colocated and recv_req.mode == "retract":
+            self.laps.colocated.retract_parked()
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        """Queue a request. What was retracted waits anew, with all that is to be computed again."""
+        if self.laps is not None and self.laps.colocated:
+            req.laps_tag = None
+        super()._add_request_to_queue(req, is_retracted)
+
     def process_pending_chunked_abort(self) -> None:
         """SGLang ends the prompt in the slot; so, one after the other, the parked ones."""
         super().process_pending_chunked_abort()
@@ -147,7 +159,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         """Run a batch, in slices if it is one of long work."""
         flight = None if self.laps is None else self.laps.core.take_next()
         if self.laps is None or flight is None:
-            return super().run_batch(batch, *args, **kwargs)
+            with self.laps.steps.running(batch) if self.laps and self.laps.steps else nullcontext():
+                return super().run_batch(batch, *args, **kwargs)
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
         flight.started = time.perf_counter()
@@ -171,6 +184,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps.interlude.processed(result):
             return
         core = self.laps.core
+        if self.laps.steps:
+            self.laps.steps.ends(batch, result)
         flight = core.flight_of(batch)
         if flight is not None and self.laps.marks and self.laps.ranks.stages > 1:
             # The result comes when the last stage is done, long after this one.

@@ -37,9 +37,11 @@ class Seam(NamedTuple):
 
 
 _ON, _ALWAYS, _GRAPHS, _HOST, _EMULATED = "LAPS is on", "always", "prefill graphs", "no GPU", "emulated devices"
+_COLOCATED = "no disaggregation"
 _SCHEDULER, _ADDER = "managers.scheduler.Scheduler", "managers.schedule_policy.PrefillAdder"
 _KV = "disaggregation.common.conn.CommonKVManager"
 _LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+_PENALTIES = "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens"
 _PIPELINE = "managers.scheduler_pp_mixin.SchedulerPPMixin"
 
 SEAMS: tuple[Seam, ...] = (
@@ -62,6 +64,8 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}._collect_inflight_batches", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.can_schedule_lora_req", "overridden", "scheduler", _ON, "self, req, running_loras"),
     Seam(f"{_SCHEDULER}.is_fully_idle", "overridden", "scheduler", _ON, "self, for_health_check=, ignore_waiting="),
+    Seam(f"{_SCHEDULER}.pause_generation", "overridden", "scheduler", _ON, "self, recv_req"),
+    Seam(f"{_SCHEDULER}._add_request_to_queue", "overridden", "scheduler", _ON, "self, req, is_retracted="),
     Seam(f"{_SCHEDULER}.abort_request", "overridden", "scheduler", _ON, "self, recv_req"),
     Seam(f"{_SCHEDULER}.process_pending_chunked_abort", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.run_batch", "overridden", "scheduler", _ON, "self, batch, pp_proxy_tensors="),
@@ -70,6 +74,13 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.get_internal_state", "overridden", "scheduler", _ON, "self, recv_req"),
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", _ON, None),
     Seam("managers.schedule_batch.ScheduleBatch.forward_iter", "used", "core", _ON, None),
+    Seam(_PENALTIES, "hooked", "penalties", f"{_ON}, {_COLOCATED}", "self"),
+    Seam(_PENALTIES, "followed", "penalties", f"{_ON}, {_COLOCATED}", "dce2467c859a"),
+    Seam(f"{_SCHEDULER}.get_next_batch_to_run", "followed", "colocated", f"{_ON}, {_COLOCATED}", "34f30fd4dfb1"),
+    Seam(f"{_SCHEDULER}.update_running_batch", "followed", "colocated", f"{_ON}, {_COLOCATED}", "6962823239da"),
+    Seam(f"{_SCHEDULER}.event_loop_normal", "followed", "colocated", f"{_ON}, {_COLOCATED}", "c328a45b821f"),
+    Seam(f"{_SCHEDULER}.event_loop_overlap", "followed", "colocated", f"{_ON}, {_COLOCATED}", "c093eb14e50c"),
+    Seam("managers.schedule_batch.retract_all", "used", "colocated", f"{_ON}, {_COLOCATED}", None),
     Seam(_ADDER, "overridden", "adder", _ON, None),
     Seam(f"{_ADDER}.add_chunked_req", "overridden", "adder", _ON, "self, req"),
     Seam(

@@ -7,14 +7,17 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
 from laps_core.length import unit_of
+from laps_core.scheduling.decode import Decode
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.paper import pacer as pacer_of
 from laps_plan.profile import Profile
+from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.runtime_context import get_parallel, get_serving
@@ -22,12 +25,14 @@ from sglang.srt.runtime_context import get_parallel, get_serving
 from sglang_laps import group, saved_model, slices
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
+from sglang_laps.colocated import Colocated, ahead, why_not
 from sglang_laps.core import LapsCore
 from sglang_laps.emulation.install import device_of
 from sglang_laps.interlude import Interlude
 from sglang_laps.marks import Marks
 from sglang_laps.ranks import Ranks
 from sglang_laps.status import Series
+from sglang_laps.steps import Steps
 from sglang_laps.support import off_reason, refuse, resolved
 
 if TYPE_CHECKING:
@@ -41,7 +46,14 @@ def why_off(scheduler: Scheduler, adder: type) -> str | None:
     reason = off_reason(resolved(scheduler.server_args))
     if reason is None and adder is not PrefillAdder:
         return f"this scheduler builds its batches with {adder.__name__}, not PrefillAdder"
+    if reason is None and is_colocated(scheduler):
+        return why_not(scheduler)
     return reason
+
+
+def is_colocated(scheduler: Scheduler) -> bool:
+    """Whether this server prefills and decodes."""
+    return bool(scheduler.server_args.disaggregation_mode == DisaggregationMode.NULL.value)
 
 
 class Laps:
@@ -49,7 +61,7 @@ class Laps:
 
     def __init__(self, scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> None:
         """`stock`: the scheduler's own way to the next batch. Ends the process where LAPS cannot be."""
-        page = scheduler.page_size
+        page, colocated = scheduler.page_size, is_colocated(scheduler)
         chunk: int | None = scheduler.chunked_prefill_size
         if chunk is not None:
             chunk = min(b for b in (chunk, scheduler.max_prefill_tokens) if b is not None and b > 0)
@@ -101,6 +113,7 @@ class Laps:
             unit=unit,
             page=page,
             priority=priority if scheduler.enable_priority_scheduling else None,
+            decode=Decode(config.tbt_ms) if colocated else None,
             now=time.perf_counter(),
         )
         self.synchronous = torch.device(scheduler.device).type == "cpu" if device is None else device.waits
@@ -111,13 +124,21 @@ class Laps:
         self.group = None if alone else self._group(scheduler, config, pacer, fits)
         """Where data-parallel ranks have one plan."""
         self.together = {"on": alone is None, "why_not": alone}
-        self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group)
-        self.interlude = Interlude(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)
+        if colocated:
+            scheduler.model_config.laps_colocated = True  # see penalties
+        beside: dict[str, Any] = {"ahead": partial(ahead, scheduler, self.core)} if colocated else {}
+        self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
+        pauses = Colocated if colocated else Interlude
+        self.interlude = pauses(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)
+        self.colocated = self.interlude if isinstance(self.interlude, Colocated) else None
+        """Where decode steps run, too; None = this server only prefills."""
+        self.steps = Steps(self.core, self.marks) if colocated else None
+        """Measures decode steps, where this server runs any."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
         self.dp_rank: int = get_parallel().dp_rank or 0
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
-        self.series = Series(labels, {} if device is None else device.labels) if tells else None
+        self.series = Series(labels, {} if device is None else device.labels, decodes=colocated) if tells else None
         """For Prometheus, on one rank."""
 
     def _group(self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer, fits: Any) -> group.Group:

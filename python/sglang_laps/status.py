@@ -68,6 +68,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
         "in_progress": len(every),
         "slices": {**slices, "launch_ms": 1e3 * pacer.sizes.launch_s, "pause_ms": 1e3 * pacer.sizes.pause_s},
         **pacer.status(now),
+        **({} if core.decode is None else {"decode": core.decode.status()}),
         "totals": {cls: asdict(total) for cls, total in core.totals.items()},
         "graphs": graphs.status(scheduler.tp_worker.model_runner),
         "uptime_s": now - core.started_s,
@@ -142,6 +143,18 @@ _GROUP = (
     ("waiting_share", "group_waiting_share", "Share of rank-time spent waiting for the slowest rank."),
 )
 """Gauges of a rank that plans with others: key in the snapshot's group, name, help."""
+_DECODE: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("decode", "tbt_ms", "p50"), "decode_tbt_p50_seconds", "Median of the latest times between tokens."),
+    (("decode", "tbt_ms", "p99"), "decode_tbt_p99_seconds", "99th percentile of the latest times between tokens."),
+    (("decode", "target_ms"), "decode_target_seconds", "Target for the time between tokens."),
+)
+"""Gauges of a server that decodes: path in the snapshot (ms), name, help."""
+_STEPS = (
+    ("steps", "decode_steps", "Decode steps."),
+    ("steps_in_pauses", "decode_steps_in_pauses", "Decode steps in pauses of a prefill batch."),
+    ("busy_s", "decode_busy_s", "Device seconds of decode steps."),
+)
+"""Counters of the same: key of ``decode`` in the snapshot, name, help."""
 _COUNTERS = (
     ("batches", "Prefill batches."),
     ("requests", "Requests prefilled (chunks of one count once each)."),
@@ -154,8 +167,10 @@ _COUNTERS = (
 class Series:
     """The same snapshot as Prometheus series, in the registry that SGLang's --enable-metrics serves."""
 
-    def __init__(self, labels: dict[str, str], emulated: Mapping[str, str] | None = None) -> None:
-        """`emulated`: labels of the device, where it is not a real one."""
+    def __init__(
+        self, labels: dict[str, str], emulated: Mapping[str, str] | None = None, *, decodes: bool = False
+    ) -> None:
+        """`emulated`: labels of the device, where it is not a real one. `decodes`: the server does."""
         # SGLang sets PROMETHEUS_MULTIPROC_DIR first; prometheus_client reads it when imported.
         from prometheus_client import Counter, Gauge
 
@@ -167,6 +182,11 @@ class Series:
         self._gauges = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in _SCHEDULER}
         self._group = {key: gauge(f"sglang:laps_{name}", text, names) for key, name, text in _GROUP}
         self._counters = {name: Counter(f"sglang:laps_{name}", text, by_class) for name, text in _COUNTERS}
+
+        own = (_DECODE, _STEPS) if decodes else ((), ())
+        self._decode = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in own[0]}
+        self._steps = {key: Counter(f"sglang:laps_{name}", text, names) for key, name, text in own[1]}
+        self._counted = dict.fromkeys(self._steps, 0.0)
 
         if emulated:
             text, info = "Step times are of this profile, not of this machine.", {**labels, **emulated}
@@ -193,3 +213,11 @@ class Series:
             value = status.get("group", {}).get(key)
             if value is not None:
                 gauge.labels(**self._labels).set(value)
+        for keys, gauge in self._decode.items():
+            ms: Any = reduce(getitem, keys, status)
+            if ms is not None:
+                gauge.labels(**self._labels).set(ms / 1e3)
+        for key, counter in self._steps.items():
+            so_far = float(status["decode"][key])
+            counter.labels(**self._labels).inc(so_far - self._counted[key])
+            self._counted[key] = so_far

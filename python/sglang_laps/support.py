@@ -29,11 +29,44 @@ def resolved(server_args: Any) -> Any:
     return resolved_view(server_args)
 
 
+def no_prefill_server(args: Any) -> str | None:
+    """Why these server arguments are not those of a prefill server, or None."""
+    mode = args.disaggregation_mode or "null"
+    return None if mode == "prefill" else f"--disaggregation-mode is {mode}, not prefill"
+
+
 def off_reason(args: Any) -> str | None:
     """Why LAPS has nothing to do under these server arguments, or None."""
-    if args.disaggregation_mode != "prefill":
-        return f"--disaggregation-mode is {args.disaggregation_mode or 'null'}, not prefill"
-    return None
+    if args.disaggregation_mode == "decode":
+        return no_prefill_server(args)
+    return None if args.disaggregation_mode == "prefill" else _not_colocated(args)
+
+
+def _not_colocated(args: Any) -> str | None:
+    """What LAPS does not support yet on a server without disaggregation, or None."""
+
+    def has(name: str) -> bool:
+        return bool(getattr(args, name, None))
+
+    preempts = has("enable_priority_scheduling") and not has("disable_priority_preemption")
+    checks = (
+        (has("speculative_algorithm"), "speculative decoding"),
+        (getattr(args, "pp_size", 1) > 1, "--pp-size > 1"),
+        (has("enable_dp_attention") or (getattr(args, "attn_dp_size", 1) or 1) > 1, "data-parallel attention"),
+        (has("enable_mixed_chunk"), "--enable-mixed-chunk (decode steps run in pauses)"),
+        (has("enable_pdmux"), "--enable-pdmux"),
+        (has("dllm_algorithm"), "--dllm-algorithm"),
+        (has("enable_lora") or has("lora_paths"), "LoRA"),
+        (has("enable_hisparse"), "--enable-hisparse"),
+        ((getattr(args, "moe_a2a_backend", None) or "none") != "none", "--moe-a2a-backend"),
+        (has("enable_two_batch_overlap"), "--enable-two-batch-overlap"),
+        (has("enable_hierarchical_cache") or has("enable_lmcache") or has("enable_flexkv"), "caches beyond the device"),
+        (preempts, "priorities that retract streams (--disable-priority-preemption helps)"),
+        (has("enable_prefill_delayer"), "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),
+        (has("enable_pd_role_switch"), "--enable-pd-role-switch"),
+        (has("is_embedding"), "embeddings"),
+    )
+    return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
 
 
 def conflict(args: Any) -> str | None:

@@ -106,7 +106,7 @@ def test_off_inside_the_scheduler_leaves_every_method_to_sglang(mixin: Any, monk
         return stock_method
 
     def init(self: Any) -> None:
-        self.server_args = SimpleNamespace(disaggregation_mode="null", pp_size=1)
+        self.server_args = SimpleNamespace(disaggregation_mode="decode", pp_size=1)
 
     names = overridden(mixin)
     assert {"ingest_requests", "process_prefill_chunk", "run_batch", "on_idle"} <= set(names)
@@ -126,7 +126,7 @@ def test_off_inside_the_scheduler_leaves_every_method_to_sglang(mixin: Any, monk
                 assert got is (said if name == "ingest_requests" else answer)
         assert vars(me) == before
     assert answer.internal_state["laps"]["enabled"] is False
-    assert "--disaggregation-mode is null" in answer.internal_state["laps"]["reason"]
+    assert "--disaggregation-mode is decode" in answer.internal_state["laps"]["reason"]
 
 
 def test_an_unknown_batch_builder_turns_laps_off_at_start(mixin: Any) -> None:

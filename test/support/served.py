@@ -42,6 +42,8 @@ class Setup:
     """Shape of the Qwen2 model, or a name in ``architectures.NAMES``."""
     more: Callable[[Path], Sequence[str]] | None = None
     """Further arguments, from the folder of the checkpoint: they name what is made beside it."""
+    mode: str = "prefill"
+    """As of ``servers.sglang``."""
     group: str | None = None
     """Setups of a group run in one process after one another, and share what runs beside them."""
 
@@ -83,7 +85,7 @@ def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> 
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
     made = checkpoint(setup.shape)
     args += setup.more(made) if setup.more else ()
-    return servers.prefill(made, folder / "server.log", *args, env=setup.env, name=name)
+    return servers.sglang(setup.mode, made, folder / "server.log", *args, env=setup.env, name=name)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class Guard:
     def __init__(self, share: float) -> None:
         """`share` (0..1) of the time of long batches."""
         self.share = share
-        self.credit_s = 0.0
+        self.credit_s = self._delay_s = 0.0
 
     def due(self) -> bool:
         """Whether the oldest prompt goes first."""
@@ -35,11 +35,17 @@ class Guard:
         with a claim to many batches, and neither does chance leave it in debt.
         """
         share = self.share * LATE if late else self.share
+        delay_s, self._delay_s = self._delay_s, 0.0
         if oldest:
             self.credit_s = max(self.credit_s - (1.0 - share) * seconds, -(1.0 - share) * seconds)
         else:
+            seconds += delay_s
             self.credit_s = min(self.credit_s + share * seconds, seconds)
+
+    def delayed(self, seconds: float) -> None:
+        """Decode steps had the device so long: a batch without the oldest prompt has kept it waiting for them, too."""
+        self._delay_s += seconds
 
     def none_waits(self) -> None:
         """No long work is left: nothing is carried over to the next arrival."""
-        self.credit_s = 0.0
+        self.credit_s = self._delay_s = 0.0

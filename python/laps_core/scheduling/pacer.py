@@ -325,6 +325,15 @@ class Pacer:
             self.window.completed(now, len(batch.short))
         return took_s
 
+    def decoded(self, begin: float, end: float, below: Running | None) -> None:
+        """A decode step had the device, in a pause of `below` or between two batches."""
+        if below is not None:
+            below.paused_s += end - begin
+        else:
+            self._last_end_s = end
+            self.busy.add(begin, end)
+        self.guard.delayed(end - begin)
+
     def status(self, now: float) -> dict[str, Any]:
         """What /laps_status says of the decisions (JSON-ready). Asking changes nothing."""
         return {

@@ -11,7 +11,7 @@ from laps_core.length import LONG, SHORT, ClassName
 
 LOOKAHEAD = 512
 """Waiting requests of a class that are looked at; no batch of them is longer than this."""
-PLAN_NUMBERS = 10 + 2 * LOOKAHEAD
+PLAN_NUMBERS = 12 + 2 * LOOKAHEAD
 """Length of a Plan in whole numbers."""
 _TURNS: tuple[tuple[ClassName, ...], ...] = ((), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT))
 
@@ -50,6 +50,8 @@ class Paused(NamedTuple):
     """Of its requests (1/seconds), as ``Sizes.weight``."""
     deadline_s: float | None = None
     """The earliest of their deadlines (the caller's clock)."""
+    slice_s: float = 0.0
+    """Device time of its next slice (seconds); 0 = unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,6 +107,10 @@ class Plan(NamedTuple):
     for them (Medha)."""
     keeps_room: bool = False
     """A long prompt is owed the memory that it lacks: nothing new starts in its place."""
+    decode: bool = False
+    """A decode step of the running batch goes first."""
+    split: bool = False
+    """No other short requests than those picked: more would make the next decode step late."""
     until_s: float = math.inf
     """Until when, if nothing comes before (the leading rank's clock)."""
     reason: str = ""
@@ -127,14 +133,17 @@ class Plan(NamedTuple):
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
         sizes = [self.tokens, self.layers, self.parts, self.threshold, len(self.picked), len(self.longs)]
-        head = [_TURNS.index(self.order), *map(int, (self.waiting, self.mixed, self.keeps_room)), *sizes]
+        flags = self.waiting, self.mixed, self.keeps_room, self.decode, self.split
+        head = [_TURNS.index(self.order), *map(int, flags), *sizes]
         body = [*head, *self.picked, *self.longs]
         return body + [0] * (PLAN_NUMBERS - len(body))
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        turn, waiting, mixed, room, tokens, layers, parts, threshold, picks, longs = numbers[:10]
-        both = tuple(numbers[10 : 10 + picks + longs])
-        said = bool(waiting), bool(mixed), bool(room)
-        return cls(_TURNS[turn], both[:picks], both[picks:], tokens, layers, parts, threshold, *said)
+        turn, *flags = numbers[:6]
+        tokens, layers, parts, threshold, picks, longs = numbers[6:12]
+        both = tuple(numbers[12 : 12 + picks + longs])
+        waiting, mixed, room, decode, split = map(bool, flags)
+        sizes = tokens, layers, parts, threshold
+        return cls(_TURNS[turn], both[:picks], both[picks:], *sizes, waiting, mixed, room, decode, split)

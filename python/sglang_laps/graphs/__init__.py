@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from sglang_laps import seams
-from sglang_laps.support import off_reason, resolved
+from sglang_laps.support import no_prefill_server, resolved
 
 if TYPE_CHECKING:
     from laps_core.config import LapsConfig
@@ -30,7 +30,7 @@ def install(config: LapsConfig) -> None:
         return
 
     def captured(result: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
-        if off_reason(resolved(model_runner.server_args)) is None and not model_runner.is_draft_worker:
+        if no_prefill_server(resolved(model_runner.server_args)) is None and not model_runner.is_draft_worker:
             attach(model_runner, config)
         return result
 

@@ -1,0 +1,126 @@
+"""Servers that prefill and decode: in the pauses of a long batch run decode steps, and short batches whose requests
+then stream along.
+
+All else is as on a prefill server (``interlude``). To the rest of SGLang it is one prefill batch that takes long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from laps_core.scheduling.plan import Paused
+from sglang.srt.managers.schedule_batch import retract_all
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+
+from sglang_laps import slices
+from sglang_laps.builder import streams
+from sglang_laps.core import LapsCore, Part
+from sglang_laps.interlude import Interlude
+from sglang_laps.layers import NoLayers, decoder_layers
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+
+def why_not(scheduler: Scheduler) -> str | None:
+    """Why LAPS leaves a server that prefills and decodes alone, or None. The same on every rank."""
+    if reason := slices.why_not(scheduler):
+        return f"no decode step could run in a long prefill: {reason}"
+    try:
+        decoder_layers(scheduler.tp_worker.model_runner.model)
+    except NoLayers as e:
+        return f"no decode step could run in a long prefill: {e}"
+    checks = (
+        (scheduler.is_hybrid_swa or scheduler.is_hybrid_ssm, "a hybrid model (sliding windows, or states)"),
+        (scheduler.model_config.is_encoder_decoder, "an encoder-decoder model"),
+        (scheduler.decode_offload_manager is not None, "KV caches of streams are offloaded"),
+    )
+    return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
+
+
+def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
+    """KV tokens that prompts in progress and in paused batches will need for what they answer, as SGLang estimates it
+    of those that are decoded already."""
+    begun = [*core.in_progress(scheduler.chunked_req).reqs, *(r for f in core.under_way for r in f.reqs)]
+    ratio = scheduler.new_token_ratio_tracker.current
+
+    def tokens(req: Any) -> float:
+        left = min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
+        return left * (1.0 if req.sampling_params.ignore_eos else ratio)
+
+    return int(sum(tokens(r) for r in {id(r): r for r in begun}.values() if r is not part.slot))
+
+
+class Colocated(Interlude):
+    """The pauses of one scheduler that decodes, too."""
+
+    def retract_parked(self) -> None:
+        """Prompts between two chunks begin anew: the server pauses for new weights, say."""
+        sched, parked = self._scheduler, self._core.parked
+        self._core.parked = []
+        if not parked:
+            return
+        retract_all(
+            reqs=parked,
+            req_to_token_pool=sched.req_to_token_pool,
+            token_to_kv_pool_allocator=sched.token_to_kv_pool_allocator,
+            tree_cache=sched.tree_cache,
+            hisparse_coordinator=None,
+            offload_kv=False,
+        )
+        for req in parked:
+            sched._add_request_to_queue(req)
+
+    # -- what differs in a pause
+
+    def _next(self, paused: Paused) -> Any:
+        batch = super()._next(paused)
+        return self._decode_step() if batch is None and self._core.decodes else batch
+
+    def _goes_on(self) -> bool:
+        return True
+
+    def _polls(self) -> list[Any]:
+        return []
+
+    def _moves_on(self) -> None:
+        """Nobody waits for another server."""
+
+    def _settled(self, batch: Any) -> None:
+        """Requests of a prefill batch stream along from now on: the event loop merges the paused batch alone."""
+        if not batch.forward_mode.is_extend():
+            return
+        batch.filter_batch()
+        running = self._scheduler.running_batch
+        if running.is_empty():
+            batch.batch_is_full = False
+            self._scheduler.running_batch = batch
+        elif not batch.is_empty():
+            running.merge_batch(batch)
+
+    def _decode_step(self) -> Any:
+        """The running batch, ready for a step, or None."""
+        running = self._scheduler.running_batch
+        running.filter_batch()
+        if not streams(running) or (len(running.reqs) == 1 and not running.check_decode_mem()):
+            # SGLang would abort the last one, though the paused batch will give memory back.
+            return None
+        with self._no_results_queued():
+            batch = self._scheduler.update_running_batch(running)
+        return None if batch is None or batch.is_empty() else batch
+
+    @contextmanager
+    def _no_results_queued(self) -> Iterator[None]:
+        """SGLang leaves out of a step whoever ends by a result that is queued. All of them are processed already."""
+        sched = self._scheduler
+        if not sched.enable_overlap:
+            yield
+            return
+        queued, sched.result_queue = sched.result_queue, deque()
+        try:
+            yield
+        finally:
+            sched.result_queue = queued

@@ -1,0 +1,66 @@
+"""Measures the decode steps of a server that prefills and decodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_laps.core import LapsCore
+from sglang_laps.marks import Marks
+
+
+@dataclass(slots=True)
+class Step:
+    """A decode step on the device. Times are seconds of ``time.perf_counter``."""
+
+    streams: int
+    within: bool
+    started: float
+    done: float | None = None
+    """None: its result is not there yet."""
+    marks: tuple[Any, Any] | None = None
+    """Its begin and end on the device, where the host does not see them."""
+
+
+class Steps:
+    """Those of one scheduler, from launch to result."""
+
+    def __init__(self, core: LapsCore, marks: Marks | None) -> None:
+        """`marks`: None = a forward pass has ended when its call has."""
+        self._core, self._marks = core, marks
+        self._under_way: dict[int, Step] = {}
+
+    @contextmanager
+    def running(self, batch: Any) -> Iterator[None]:
+        """Measure what runs in here, if it is a decode step."""
+        decode = self._core.decode
+        if decode is None or not batch.forward_mode.is_decode():
+            yield
+            return
+        begin = self._marks and self._marks.now()
+        step = Step(len(batch.reqs), bool(self._core.under_way), time.perf_counter())
+        decode.sent()
+        yield
+        if self._marks is None:
+            step.done = time.perf_counter()
+        else:
+            step.marks = begin, self._marks.now()
+        self._under_way[batch.forward_iter] = step
+
+    def ends(self, batch: Any, result: Any) -> None:
+        """The result of this batch is about to be processed."""
+        step = self._under_way.pop(batch.forward_iter, None)
+        if step is None:
+            return
+        if step.done is None:
+            if result.copy_done is not None:
+                # The stock method waits for the same event first.
+                result.copy_done.synchronize()
+            step.done = time.perf_counter()
+            if self._marks is not None and step.marks is not None:
+                step.marks[1].synchronize()
+                step.started = step.done - self._marks.seconds(*step.marks)
+        self._core.decoded(step.started, step.done, streams=step.streams, within=step.within)

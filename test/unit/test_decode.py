@@ -1,0 +1,192 @@
+"""When a decode step goes before prompts, and what stays with prompts whatever streams ask for."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laps_core.latency.model import LatencyModel
+from laps_core.latency.step import Coefficients
+from laps_core.length import LONG, SHORT
+from laps_core.scheduling.decode import LEAST_TARGET_S, PROMPT_SHARE, TIMES, Decode
+from laps_core.scheduling.guard import Guard
+from laps_core.scheduling.plan import Paused, Plan, Waiting
+from laps_core.scheduling.sizes import Sizes
+
+TOKEN_S = 1e-4
+"""Of a prompt; a step costs nothing else."""
+STEP_S = 0.01
+
+
+def sizes(*, fitted: bool = True, layers: int = 10) -> Sizes:
+    model = LatencyModel(Coefficients(0.0, TOKEN_S, 0.0, 0.0, 0.0) if fitted else None)
+    return Sizes(model, chunk_tokens=4096, unit=1, layers=layers, slice_s=0.004)
+
+
+def waiting(*tokens: int) -> list[Waiting]:
+    return [Waiting(n, 0, 0.0, None, n) for n in tokens]
+
+
+def paused(slice_s: float = 0.004) -> Paused:
+    return Paused(1.0, 1, 1, slice_s=slice_s)
+
+
+def decode(target_ms: float | None = 100.0, *, ended_s: float = 0.0) -> Decode:
+    """With streams whose last step, of STEP_S, ended then."""
+    made = Decode(target_ms)
+    made.watch(ended_s - STEP_S, 4)
+    made.sent()
+    made.ran(ended_s - STEP_S, ended_s, streams=4, within=False)
+    return made
+
+
+def test_the_target_is_derived_from_what_a_step_takes() -> None:
+    assert Decode(None).target_s == LEAST_TARGET_S
+    assert decode(None).target_s == LEAST_TARGET_S
+    slow = Decode(None)
+    slow.ran(0.0, 0.2, streams=1, within=False)
+    assert slow.target_s == pytest.approx(TIMES * 0.2)
+    assert Decode(70.0).target_s == pytest.approx(0.07)
+    assert math.isinf(Decode(0.0).target_s)
+
+
+def test_what_a_step_takes_follows_the_streams() -> None:
+    made = Decode(None)
+    for i in range(200):
+        made.ran(i, i + (0.01 if i < 100 else 0.03), streams=1, within=False)
+    assert made.step_s == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(("now", "goes"), [(0.080, False), (0.0849, False), (0.0871, True), (0.5, True)])
+def test_in_a_pause_a_step_runs_as_late_as_it_may(now: float, goes: bool) -> None:
+    """0.1 s after the last one, less a step and the next slice."""
+    plan = decode().turn(now, Plan(()), [], [], paused(), sizes())
+    assert (plan.decode, plan.order) == (goes, ())
+
+
+@pytest.mark.parametrize("streams", [0, 4])
+def test_without_streams_or_a_target_nothing_is_due(streams: int) -> None:
+    made = decode(0.0 if streams else 100.0)
+    made.watch(5.0, streams)
+    assert not made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode
+
+
+def test_streams_that_have_just_begun_have_their_time() -> None:
+    made = decode()
+    made.watch(1.0, 0)
+    made.watch(7.0, 2)
+    assert not made.turn(7.05, Plan(()), [], [], paused(), sizes()).decode
+    assert made.turn(7.09, Plan(()), [], [], paused(), sizes()).decode
+
+
+def test_no_step_goes_while_one_is_on_the_device() -> None:
+    made = decode()
+    made.sent()
+    assert not made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode
+
+
+def test_without_prompts_sglang_decodes_anyhow() -> None:
+    assert not decode().turn(9.0, Plan(()), [], [], None, sizes()).decode
+
+
+@pytest.mark.parametrize(
+    ("tokens", "layers", "goes"), [(400, 0, False), (900, 0, True), (4000, 1, False), (4000, 5, True)]
+)
+def test_between_two_batches_a_long_one_counts_to_its_first_pause(tokens: int, layers: int, goes: bool) -> None:
+    plan = Plan((LONG,), longs=(0,), tokens=tokens, layers=layers)
+    made = decode().turn(0.045, plan, [], waiting(tokens), None, sizes())
+    assert made.decode == goes
+    assert made.order == (() if goes else (LONG,))
+
+
+def test_a_short_batch_that_fits_runs_and_one_that_does_not_is_split() -> None:
+    shorts = waiting(100, 100, 100, 100)
+    plan = Plan((SHORT,), picked=(2, 0, 1, 3), contended=True)
+    assert decode().turn(0.03, plan, shorts, [], paused(), sizes()) == plan
+    split = decode().turn(0.0555, plan, shorts, [], paused(), sizes())
+    assert (split.picked, split.split, split.order) == ((2, 0, 1), True, (SHORT,))
+
+
+def test_a_short_batch_that_cannot_be_split_enough_waits_for_the_step_and_then_runs() -> None:
+    shorts, plan = waiting(2000, 100), Plan((SHORT,), picked=(0, 1))
+    assert decode().turn(0.03, plan, shorts, [], paused(), sizes()).decode
+    after = decode().turn(0.001, plan, shorts, [], paused(), sizes())
+    assert (after.decode, after.picked) == (False, (0,)), "prompts have not had their share since the last step"
+
+
+def test_an_unknown_time_splits_nothing() -> None:
+    plan = Plan((SHORT,), picked=(0, 1))
+    assert decode().turn(0.03, plan, waiting(200, 200), [], paused(0.0), sizes(fitted=False)) == plan
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(0, 1 << 30),
+    st.one_of(st.none(), st.floats(0.1, 500.0)),
+    st.floats(0.001, 0.2),
+    st.floats(0.0005, 0.05),
+)
+def test_prompts_keep_their_share_whatever_streams_ask_for(
+    seed: int, target_ms: float | None, step_s: float, slice_s: float
+) -> None:
+    rng, made, now = random.Random(seed), Decode(target_ms), 0.0
+    made.watch(now, 64)
+    log: list[tuple[bool, float]] = []
+    for _ in range(150):
+        steps = made.turn(now, Plan(()), [], [], paused(slice_s), sizes()).decode
+        took = (step_s if steps else slice_s) * rng.uniform(0.5, 2.0)
+        if steps:
+            made.sent()
+            made.ran(now, now + took, streams=64, within=True)
+        log.append((steps, took))
+        now += took
+    longest = max((took for steps, took in log if steps), default=0.0)
+    for i in range(0, 150, 11):
+        for j in range(i + 1, 151, 7):
+            prompts = sum(took for steps, took in log[i:j] if not steps)
+            assert prompts >= PROMPT_SHARE * (sum(took for _, took in log[i:j])) - longest - 1e-9
+
+
+@given(st.integers(0, 1 << 30), st.floats(30.0, 500.0))
+def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: float) -> None:
+    """Slices of one length, short batches of any: each step ends by the target, where that leaves prompts a share."""
+    rng, made, now, slice_s, step_s = random.Random(seed), Decode(target_ms), 0.0, 0.004, 0.005
+    made.watch(now, 8)
+    for _ in range(200):
+        shorts = waiting(*(rng.randint(1, 40) for _ in range(rng.randint(0, 30))))
+        plan = Plan((SHORT,) if shorts else (), picked=tuple(range(len(shorts))))
+        plan = made.turn(now, plan, shorts, [], paused(slice_s), sizes())
+        if plan.decode:
+            made.sent()
+            made.ran(now, now + step_s, streams=8, within=True)
+            now += step_s
+        else:
+            now += sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else slice_s
+    longest = made.gap_s(1.0)
+    assert longest is None or longest <= target_ms / 1e3 + 2 * slice_s + step_s
+
+
+def test_times_between_tokens_count_once_for_each_stream() -> None:
+    made = Decode(None)
+    made.watch(0.0, 1)
+    made.ran(0.9, 1.0, streams=97, within=False)
+    made.ran(2.9, 3.0, streams=3, within=True)
+    assert (made.gap_s(0.5), made.gap_s(0.99), made.gap_s(1.0)) == (1.0, 2.0, 2.0)
+    said = made.status()
+    assert (said["steps"], said["steps_in_pauses"], said["tbt_ms"]["p99"]) == (2, 1, 2000.0)
+    assert Decode(None).status()["tbt_ms"] == {"p50": None, "p99": None, "longest": None}
+
+
+def test_decode_steps_are_a_delay_of_the_oldest_prompt() -> None:
+    guard = Guard(0.25)
+    guard.ran(1.0, oldest=True)
+    guard.delayed(4.0)
+    guard.ran(1.0, oldest=False)
+    assert guard.due(), "alone, a batch of one second would not have earned it"
+    guard.delayed(4.0)
+    guard.none_waits()
+    guard.ran(1.0, oldest=False)
+    assert guard.credit_s == pytest.approx(0.25)

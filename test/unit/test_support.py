@@ -1,0 +1,54 @@
+"""Under which server arguments LAPS has nothing to do."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+from sglang_laps.support import no_prefill_server, off_reason
+
+
+def args(mode: str | None, **more: object) -> Namespace:
+    return Namespace(disaggregation_mode=mode, pp_size=more.pop("pp_size", 1), **more)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "null", None])
+def test_it_serves_prefill_servers_and_servers_without_disaggregation(mode: str | None) -> None:
+    assert off_reason(args(mode)) is None
+    assert (no_prefill_server(args(mode)) is None) == (mode == "prefill")
+
+
+def test_decode_servers_are_stock() -> None:
+    assert off_reason(args("decode")) == "--disaggregation-mode is decode, not prefill"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"pp_size": 2}, "--pp-size"),
+        ({"enable_dp_attention": True}, "data-parallel attention"),
+        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
+        ({"dllm_algorithm": "x"}, "--dllm-algorithm"),
+        ({"lora_paths": ["a=b"]}, "LoRA"),
+        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
+        ({"enable_hierarchical_cache": True}, "caches beyond the device"),
+        ({"enable_priority_scheduling": True}, "priorities"),
+        ({"enable_prefill_delayer": True}, "--enable-prefill-delayer"),
+        ({"is_embedding": True}, "embeddings"),
+    ],
+)
+def test_what_is_not_supported_without_disaggregation_is_named(more: dict[str, object], says: str) -> None:
+    reason = off_reason(args("null", **more))
+    assert reason is not None
+    assert says in reason
+    assert off_reason(args("prefill", **more)) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"moe_a2a_backend": "none"}, {"enable_priority_scheduling": True, "disable_priority_preemption": True}],
+)
+def test_what_does_no_harm_is_served(more: dict[str, object]) -> None:
+    assert off_reason(args("null", **more)) is None
