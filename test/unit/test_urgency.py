@@ -1,4 +1,4 @@
-"""Where requests have deadlines: who is late goes last, orders by deadlines preempt, batches fill what time there is."""
+"""Deadlines: who is late goes last, orders by deadlines preempt, batches fill what time there is."""
 
 from __future__ import annotations
 

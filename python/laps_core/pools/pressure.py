@@ -56,6 +56,8 @@ class PressureConfig:
     """Healthy instances each pool keeps."""
     divided: bool = False
     """There are two pools whatever is measured; else the controller decides whether there are."""
+    published: bool = False
+    """Algorithm 2 as it was published, a baseline; see paper.py."""
 
     @property
     def sample_s(self) -> float:

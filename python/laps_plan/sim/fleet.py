@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from laps_core.pools.controller import PoolController
 from laps_core.pools.demand import Spent
+from laps_core.pools.paper import controller
 from laps_core.pools.pressure import InstanceSignals
 from laps_core.protocol import ByClass, Load
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Pools
+from sglang_router_laps.pools.paper import pools
 from sglang_router_laps.prompts.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fingerprint
 
 from laps_plan.sim.engine import Events, Server
@@ -113,12 +113,12 @@ class Pooled(Plain):
     def __init__(self, servers: Sequence[Server], config: AllocConfig, events: Events) -> None:
         super().__init__(servers)
         self.now = 0.0
-        self.pools = Pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
+        self.pools = pools([(s.name, None) for s in servers], config, clock=lambda: self.now)
         for server, instance in zip(servers, self.pools.instances, strict=True):
             pacer = getattr(server.scheduler, "pacer", None)
             instance.outlook.parks = pacer is not None
             instance.outlook.own_model = pacer and pacer.model.coefficients
-        self._controller = PoolController(config.pressure, self.now)
+        self._controller = controller(config.pressure, self.now)
         self._spent = [Spent() for _ in servers]
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}
         self._sample_s = config.pressure.sample_s
@@ -130,7 +130,7 @@ class Pooled(Plain):
         tokens, prompt = request.prompt, []
         if request.session >= 0:
             prompt = [_fingerprint(request)]
-        else:
+        elif self.pools.config.preset is None:
             tokens -= request.cached
         choice = self.pools.choose(Ask(tokens, prompt))
         if choice is None:

@@ -23,6 +23,8 @@ Ratio = Annotated[float, Meta(gt=1.0, le=sys.float_info.max, description="a numb
 class AllocConfig(Knobs):
     """Validated knobs of one router. Raises ConfigError on a bad value."""
 
+    preset: Literal["paper"] | None = None
+    """"paper": the router of LAPS as it was published, a baseline to compare with."""
     threshold: Whole = 256
     """Longest short request (expected new tokens, inclusive)."""
     interval_s: Seconds = 5.0
@@ -76,13 +78,23 @@ class AllocConfig(Knobs):
             period_s=self.interval_s,
             load_unit=self.load_unit,
             n_min=self.n_min,
-            divided=self.initial_short is not None,
+            divided=self.divided,
+            published=self.preset is not None,
         )
+
+    @property
+    def divided(self) -> bool:
+        """Whether there are two pools from the start, for good."""
+        return self.initial_short is not None or self.preset is not None
+
+    def short_of(self, servers: int) -> int | None:
+        """Of so many servers those that are short at the start; None: there are no pools yet."""
+        return servers // 2 if self.divided and self.initial_short is None else self.initial_short
 
     def check_instances(self, prefill: int) -> None:
         """Raise ConfigError when ``prefill`` instances cannot fill two pools, though that is asked for."""
         n_min = self.n_min
-        if 2 * n_min > prefill and (n_min > 1 or self.initial_short is not None):
+        if 2 * n_min > prefill and (n_min > 1 or self.divided):
             raise ConfigError(
                 f"{self.shown('n_min')}: {n_min} for each pool needs {2 * n_min} --prefill, not {prefill}"
             )

@@ -13,7 +13,7 @@ from laps_core.config import ConfigError
 from sglang_router.router_args import RouterArgs
 
 from .config import AllocConfig
-from .pools.choice import Pools
+from .pools.paper import pools
 from .servers import tls
 from .servers.breaker import Breaker
 from .servers.decode import DecodeInstance
@@ -49,7 +49,7 @@ class Membership:
         self.health = Health(self.sessions, args)
         prefills = [(url, port) for url, port in args.prefill_urls if not is_name(url)]
         decodes = [url for url in args.decode_urls if not is_name(url)]
-        self.pools = Pools(prefills, config, decoders=decodes, fixed=not self.sources)
+        self.pools = pools(prefills, config, decoders=decodes, fixed=not self.sources)
         self.instances: list[Instance] = []
         """All of them, those that drain as well."""
         self.readers: list[SignalReader] = []

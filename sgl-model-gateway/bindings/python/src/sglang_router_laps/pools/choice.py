@@ -103,7 +103,7 @@ class Pools:
         self.config = config
         self._clock = clock
         self.learnt = Learnt()
-        n_short = config.initial_short
+        n_short = config.short_of(len(servers))
 
         def assigned(i: int) -> Assignment:
             return BOTH if n_short is None else SHORT if i < n_short else LONG
@@ -129,7 +129,7 @@ class Pools:
         """The pool for one more prefill server: that with fewer which are well, or have had no time to be; both in an
         undivided fleet."""
         sizes = Counter(i.pool for i in self.instances if i.healthy or not i.served)
-        if sizes[BOTH] or (not sizes and self.config.initial_short is None):
+        if sizes[BOTH] or (not sizes and not self.config.divided):
             return BOTH
         return "short" if not sizes["short"] or sizes["short"] < sizes["long"] else "long"
 

@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from laps_core.pools.controller import Move, PoolController
+from laps_core.pools.controller import Move
+from laps_core.pools.paper import controller
 from laps_core.pools.pressure import BOTH, Pool, PressureConfig
 
 from ..servers.decode import traffic
@@ -39,7 +40,7 @@ class Control:
         kv_readers: Sequence[KvReader] = (),
         failed: Failed = lambda e: None,
     ) -> None:
-        self.controller = PoolController(config, clock())
+        self.controller = controller(config, clock())
         """What decides."""
         self._readers = readers
         self._kv_readers = kv_readers
