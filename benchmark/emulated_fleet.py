@@ -108,6 +108,10 @@ def up(device: Device, chunk: int, variant: str, args: argparse.Namespace) -> It
         }
 
 
+CYCLES = 200
+"""Requests of a client of a simulated closed loop, at least."""
+
+
 def closed(ttft: Sequence[float], rate: float, slo_s: float) -> dict[str, float]:
     """Of a closed loop: requests/s, mean TTFT (seconds), share of TTFTs above the SLO."""
     return {"rate": rate, "mean": statistics.fmean(ttft), "over": sum(t > slo_s for t in ttft) / len(ttft)}
@@ -186,11 +190,14 @@ def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: 
             o = simulate(VARIANTS[variant], Trace(jobs), profile, **how)
             found[name]["open"][f"{load:g}"] = vars(Seen.of(o.record.new, o.record.ttft, o.rate, slo_s))
         for clients in args.clients:
-            n = round(args.seconds * rate)
+            # So long that a prompt which is parked for long comes back in it.
+            n = max(round(args.seconds * rate), CYCLES * clients)
             o = simulate(VARIANTS[variant], Closed(sizes(), clients, n, args.seed), profile, **how)
+            steady = o.steady(clients).require(f"{name}, simulated")
             fixed_s = o.batches * o.profile.coefficients.step_s
             found[name]["closed"][str(clients)] = {
-                **closed(o.record.ttft, o.rate, slo_s), "fixed": fixed_s / sum(o.busy_s),
+                **closed(o.record.ttft, steady.requests_per_s, slo_s), "fixed": fixed_s / sum(o.busy_s),
+                "steady": steady.as_dict(),
             }  # fmt: skip
     return found
 
