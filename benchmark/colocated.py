@@ -136,11 +136,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         def once(i: int, name: str) -> dict[str, float]:
             requests = load(i, args)
-            return figures(requests, asyncio.run(serve(running[name].url, requests)))
+            seen = figures(requests, asyncio.run(serve(running[name].url, requests)))
+            say(f"{name}: {json.dumps(seen)}")
+            return seen
 
         for name in running:
             say(f"warming up {name}")
-            asyncio.run(serve(running[name].url, load(-1, args)))
+            asyncio.run(serve(running[name].url, load(-1, args)[: args.streams // 2 + 1]))
         rounds = in_turns(tuple(VARIANTS), args.rounds, once, say)
         decode = running[LAPS].laps_status()["decode"]
     (args.out / "rounds.json").write_text(json.dumps({"rounds": rounds, "decode": decode}, indent=1))
