@@ -116,8 +116,7 @@ def must_be_right(asked: list[Asked], reference: Reference) -> None:
     for a in asked:
         if a.leaves_s is None:
             assert len(a.tokens) == a.new or a.end["type"] == "stop", (a.rid, a.end)
-        right = reference.greedy(a.prompt, len(a.tokens)) if a.tokens else []
-        assert a.tokens == right, f"{a.rid}, a prompt of {len(a.prompt)} tokens"
+        assert a.tokens == reference.after_each(a.prompt, a.tokens), f"{a.rid}, a prompt of {len(a.prompt)} tokens"
 
 
 def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, reference: Reference) -> None:

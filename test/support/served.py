@@ -197,6 +197,15 @@ class Reference:
             scores = self.model(self.torch.tensor([ids]), logits_to_keep=1).logits[0, -1].log_softmax(-1)
         return int(scores.argmax()), float(scores.max())
 
+    def after_each(self, ids: list[int], tokens: list[int]) -> list[int]:
+        """The next id after `ids`, after those and the first of `tokens`, and so on: `tokens` itself, where all of them
+        are what ``greedy`` says. In one pass."""
+        if not tokens:
+            return []
+        with self.torch.inference_mode():
+            scores = self.model(self.torch.tensor([ids + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
+        return [int(t) for t in scores.argmax(-1)]
+
     def greedy(self, ids: list[int], tokens: int) -> list[int]:
         """The next `tokens` ids after `ids`."""
         torch = self.torch
