@@ -12,7 +12,7 @@ import pytest
 from served import NORMAL_LOOP, Prefill, Reference, ids, on
 
 from .slicing import ask
-from .test_architectures import DP_ATTENTION, TWO_CORES, must_be
+from .test_architectures import DP_ATTENTION, TWO_CORES
 from .test_slices_models import TOGETHER, served, steps_of_many_sizes
 
 MANY = "LAPS_GROUP_REQUESTS"
@@ -23,6 +23,9 @@ MORE = (
     served("qwen3moe", *DP_ATTENTION, name="-dp", env=TWO_CORES),
     served("qwen3moe", *DP_ATTENTION, *NORMAL_LOOP, name="-dp-normal", env=TWO_CORES),
 )
+NEAR = 5e-3
+"""Of a logarithm of a probability: two ranks add up the experts' parts in another order, which near a tie of two
+experts is as much, without LAPS too."""
 pytestmark = [pytest.mark.timeout(600 + COUNT), *on(*TOGETHER, *(MORE if MANY in os.environ else ()))]
 
 
@@ -75,7 +78,8 @@ def test_mixed_requests_of_which_a_third_is_abandoned(prefill: Prefill, referenc
     said = asyncio.run(send(prefill, prompts, seed=2))
     assert {i for i in range(COUNT) if i % 3} <= set(said)
     for i, answer in said.items():
-        must_be(reference.first(prompts[i]), answer, prompts[i])
+        want, (logprob, token) = reference.first(prompts[i]), answer["meta_info"]["output_token_logprobs"][0][:2]
+        assert (token, logprob) == (want[0], pytest.approx(want[1], abs=NEAR)), f"prompt {i}: {len(prompts[i])} tokens"
     after = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
     assert after[0] - before[0] == after[1] - before[1] > 0, "they plan together"
     prefill.all_tokens_are_free()
