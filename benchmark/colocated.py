@@ -22,6 +22,7 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmark.results.metrics import quantile
 from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig import model, servers
 from benchmark.rig.progress import Progress
@@ -89,22 +90,17 @@ async def serve(url: str, requests: Sequence[Request]) -> float:
         return time.perf_counter() - begin_s
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that is no less than this share of them."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def figures(requests: Sequence[Request], seconds: float) -> dict[str, float]:
     """FIGURES of one round."""
     gaps = [b - a for r in requests if r.kind == "stream" for a, b in zip(r.came_s, r.came_s[1:], strict=False)]
     waits = {kind: [r.came_s[0] - r.sent_s for r in requests if r.kind == kind] for kind in ("short", "long")}
     return {
-        "tbt_p50": quantile(gaps, 0.5),
-        "tbt_p99": quantile(gaps, 0.99),
+        "tbt_p50": quantile(gaps, 50),
+        "tbt_p99": quantile(gaps, 99),
         "tbt_longest": max(gaps),
-        "short_p90": quantile(waits["short"], 0.9),
+        "short_p90": quantile(waits["short"], 90),
         "ttft_mean": statistics.mean([*waits["short"], *waits["long"]]),
-        "long_p90": quantile(waits["long"], 0.9),
+        "long_p90": quantile(waits["long"], 90),
         "requests_per_s": len(requests) / seconds,
     }
 

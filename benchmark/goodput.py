@@ -23,7 +23,7 @@ from benchmark.results.piece import Figure, Piece, Table, count, parser, positiv
 from benchmark.rig.progress import Progress
 
 SHARE = 0.9
-"""Of the requests that are to be in time (0..1)."""
+"""Share of the requests that are to be in time (0..1)."""
 STEPS = 7
 """Halvings of the range in which the highest rate is looked for."""
 WARM = 0.1
@@ -37,7 +37,7 @@ class Way:
     """One way to serve."""
 
     policy: str
-    """Of sim.variants."""
+    """Name of the policy in ``laps_plan.sim.variants.VARIANTS``."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     told: bool = False
     """Whether the server is told the objectives."""

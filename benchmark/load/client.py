@@ -137,12 +137,12 @@ class Loop:
 
     @property
     def ttft_s(self) -> list[float]:
-        """Of these."""
+        """Times to first token of the counted requests (seconds)."""
         return [a.ttft_s for a in self.counted]
 
     @property
     def whole_s(self) -> list[float]:
-        """Of the same, until the answer was whole: as long, but of a stream."""
+        """Times until their answers were whole (seconds); of a request that does not stream the same as ``ttft_s``."""
         return [a.took_s for a in self.counted]
 
     @property

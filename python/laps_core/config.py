@@ -212,7 +212,7 @@ class LapsConfig(Knobs):
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"length_basis": "prompt", "order": "fcfs", "slice_ms": 0.0, "guard": 0.0},
     }
-    """What a preset makes of knobs that have their defaults."""
+    """Preset -> values of knobs that are left at their defaults."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -142,7 +142,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float | None = None
     """Predicted time of the last one (seconds); None = there was none."""
     waiting_share: float | None = None
-    """Of rank-time, spent waiting for the slowest rank; None = no step yet."""
+    """Share of all ranks' time that is spent waiting for the slowest (0..1); None = no step yet."""
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):

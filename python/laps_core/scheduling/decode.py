@@ -43,7 +43,7 @@ class Decode:
         self.steps = self.steps_within = 0
         """Steps so far, and those of them in pauses of a prefill batch."""
         self.busy_s = 0.0
-        """What they took."""
+        """Device time of all of them (seconds)."""
         self._since_s = self._ended_s = -math.inf
         self._last_s = 0.0
         self._sent = 0
@@ -55,7 +55,7 @@ class Decode:
 
     @property
     def step_s(self) -> float:
-        """What a step takes: the median of the latest; 0 while none was measured."""
+        """Median device time of the latest steps (seconds); 0 while none was measured."""
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
     @property
