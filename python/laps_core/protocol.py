@@ -167,6 +167,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a step takes there; None = not known yet, and of a router."""
     longest: Count | None = None
     """Most tokens of a prompt that its memory holds; None = not told."""
+    holds: Count | None = None
+    """Tokens that its prefix cache holds, in host memory too; of each rank where there are several. None = not told."""
     pool: PoolRecord | msgspec.UnsetType = msgspec.UNSET
     """Of a prefill server alone."""
     dp_size: Count | msgspec.UnsetType = msgspec.UNSET

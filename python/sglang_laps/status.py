@@ -61,6 +61,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
             lengths=lengths,
             model=model,
             longest=int(scheduler.max_total_num_tokens),
+            holds=_holds(scheduler),
         ).as_dict(),
         "config": config.as_dict(),
         "queues": queues,
@@ -73,6 +74,15 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
         "graphs": graphs.status(scheduler.tp_worker.model_runner),
         "uptime_s": now - core.started_s,
     }
+
+
+def _holds(scheduler: Scheduler) -> int:
+    """Tokens that its prefix cache has room for."""
+    cache = scheduler.tree_cache
+    if cache.disable:
+        return 0
+    host = getattr(cache, "token_to_kv_pool_host", None) or getattr(cache, "full_kv_pool_host", None)
+    return int(scheduler.max_total_num_tokens) + (int(host.logical_size) if host is not None else 0)
 
 
 def _progress(req: Req, now: float) -> dict[str, Any]:

@@ -13,8 +13,8 @@ pytest.importorskip("sglang_router")
 from laps_core.pools.outlook import Learnt
 from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.pools.choice import Choice, Pools
-from sglang_router_laps.prompts.prefixes import SHARERS, Ask, fingerprint
-from sglang_router_laps.servers.instances import PREFIX_TOKENS, PrefillInstance
+from sglang_router_laps.prompts.prefixes import SHARERS, Ask, Fingerprint, fingerprint
+from sglang_router_laps.servers.instances import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance
 from sglang_router_laps.servers.ranks import RANKS_MAX, Rank
 
 
@@ -178,6 +178,29 @@ def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
     for p in instance.places:
         p.prefixes.add(long)
     assert instance.prefix_blocks * 64 <= 8 * PREFIX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told", "held"), [(1, 640, 640), (2, 640, 1280), (16, 640, 8 * 640), (1, None, 1 << 20)]
+)
+def test_as_much_is_remembered_of_a_server_as_its_cache_holds(ranks: int, told: int | None, held: int) -> None:
+    instance = PrefillInstance("http://h:1", 1)
+    instance.spread(ranks)
+    long = fingerprint(range(PREFIX_TOKENS + 64))
+    for p in instance.places:
+        p.prefixes.add(long)
+    instance.remembers(told)
+    for p in instance.places:
+        p.prefixes.add(fingerprint(range(-64, 64)))
+        p.prefixes.add(long)
+    assert instance.prefix_blocks * 64 == held
+
+
+def test_no_server_makes_the_router_remember_without_end() -> None:
+    instance = PrefillInstance("http://h:1", 1)
+    instance.remembers(1 << 40)
+    instance.prefixes.add(Fingerprint(tuple(range(1 << 20)), 1.0))
+    assert len(instance.prefixes) * 64 == PREFIX_TOKENS_MOST
 
 
 def test_ranks_learn_the_speed_that_all_servers_share_once() -> None:

@@ -15,6 +15,9 @@ from sglang_router_laps.prompts.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fi
 from laps_plan.sim.engine import Events, Server
 from laps_plan.sim.request import Request
 
+MEMORY = 1 << 24
+"""Tokens that a server's prefix cache is told to hold. Those simulated never forget."""
+
 
 class Plain:
     """Servers with prefix caches of their own; a subclass picks one. A history is held where its session was served."""
@@ -118,6 +121,7 @@ class Pooled(Plain):
             pacer = getattr(server.scheduler, "pacer", None)
             instance.outlook.parks = pacer is not None
             instance.outlook.own_model = pacer and pacer.model.coefficients
+            instance.remembers(MEMORY)
         self._controller = controller(config.pressure, self.now)
         self._spent = [Spent() for _ in servers]
         self._index = {instance.url: i for i, instance in enumerate(self.pools.instances)}

@@ -76,12 +76,17 @@ class PrefixIndex:
     """
 
     def __init__(self, tokens: int) -> None:
-        self._limit = tokens // TOKENS_PER_BLOCK
+        self._limit = 0
+        self.bound(tokens)
         self.blocks: OrderedDict[int, None] = OrderedDict()
         """Those held; the one longest unused first."""
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+    def bound(self, tokens: int) -> None:
+        """From now on hold at most ``tokens``; what is too much goes with the next prompt."""
+        self._limit = tokens // TOKENS_PER_BLOCK
 
     def depth(self, prompt: Fingerprint) -> int:
         """How many blocks of ``prompt`` are held."""

@@ -31,7 +31,9 @@ REST_S = 1.0
 RECENT = 0.1
 """Weight of the newest answer in an instance's latency."""
 PREFIX_TOKENS = 1 << 20
-"""Bound of the prefix index of one server: about what the KV cache of a large one holds (tokens)."""
+"""Bound of the prefix index of a server that does not say what its prefix cache holds (tokens)."""
+PREFIX_TOKENS_MOST = 1 << 24
+"""No server's prefix index holds more, whatever it says (tokens): as much takes 35 MB here."""
 TOGETHER_S = 5.0
 """Requests that an instance loses within this time were lost together (seconds)."""
 
@@ -202,6 +204,12 @@ class PrefillInstance(Instance):
         self.places = (self,)
         if ranks > 1:
             self.places = tuple(Rank(self, n, ranks, self._learnt, PREFIX_TOKENS) for n in range(ranks))
+
+    def remembers(self, tokens: int | None) -> None:
+        """Each of its prefix caches holds so many tokens, as it says; None: it does not."""
+        tokens = PREFIX_TOKENS if tokens is None else min(tokens, PREFIX_TOKENS_MOST)
+        for p in self.places:
+            p.prefixes.bound(tokens if p.rank is None else p.rank.share(tokens))
 
     def is_known(self, parks: bool, model: Coefficients | None, longest: int | None) -> None:
         """Whether it runs LAPS, what a step takes, and the longest prompt: as it says, or None."""

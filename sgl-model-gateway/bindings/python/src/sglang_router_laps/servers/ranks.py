@@ -39,7 +39,7 @@ class Rank(Generic[S]):
         self.server = server
         self.rank = self
         self.number, self.of = number, of
-        self.prefixes = PrefixIndex(tokens * min(of, FULL_INDEXES) // of)
+        self.prefixes = PrefixIndex(self.share(tokens))
         self.outlook = Outlook(learnt)
         self.outstanding = self.outstanding_tokens = self.served_tokens = 0
 
@@ -47,6 +47,10 @@ class Rank(Generic[S]):
     def pool(self) -> Assignment:
         """Its server's."""
         return self.server.pool
+
+    def share(self, tokens: int) -> int:
+        """What its index holds where that of a server with one rank holds ``tokens``."""
+        return tokens * min(self.of, FULL_INDEXES) // self.of
 
     def room(self) -> int:
         """A fresh bootstrap room that its server takes for it."""

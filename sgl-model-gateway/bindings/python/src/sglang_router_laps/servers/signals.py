@@ -28,7 +28,7 @@ from laps_core.protocol import (
 from msgspec import structs
 
 from ..config import AllocConfig
-from .instances import SPAN_S, Place, PrefillInstance
+from .instances import PREFIX_TOKENS, SPAN_S, Place, PrefillInstance
 from .reader import LOADS, RETRY_S, Missing, Reader, read_loads
 from .upstream import Sessions
 
@@ -97,6 +97,7 @@ class SignalReader(Reader):
         if route != STATUS_ROUTE and self._level:
             i.take(None)
             i.is_known(False, None, None)
+            i.remembers(None)
             if i.outlook.arrivals.lengths:
                 i.outlook.arrivals.forget()
         if route is None and not self.bare and self.source != OWN and i.healthy:
@@ -153,6 +154,7 @@ class SignalReader(Reader):
             i.take(said.pool if isinstance(said.pool, PoolRecord) else None)
         i.spread(1 if said.dp_size is msgspec.UNSET else said.dp_size)
         i.is_known(True, said.model, said.longest)
+        i.remembers(said.holds)
         ranks = [] if said.ranks is msgspec.UNSET else said.ranks
         self._by_rank = {r.dp_rank: r.load for r in ranks if r.load is not None}
         self.group = next((r.group for r in ranks if r.group is not None and r.group.on), None)
@@ -170,6 +172,8 @@ class SignalReader(Reader):
         share = self._share("theirs", busy_s)
         share = self._told.busy_share if share is None else share
         self.instance.spread(await self._size(len(ranks)))
+        # There may be more in its host memory, which it does not tell.
+        self.instance.remembers(max(PREFIX_TOKENS, *(r.max_total_num_tokens for r in ranks)))
         self._by_rank = {r.dp_rank: self._load(n, 0.0) for r, n in zip(ranks, waiting, strict=True)}
         self.instance.outlook.seen(share > self._own_share + OTHERS)
         self._take(self._load(sum(waiting), share))
