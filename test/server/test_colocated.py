@@ -140,10 +140,10 @@ def test_streams_are_retracted_where_memory_runs_out(prefill: Prefill, reference
     """In pauses, too: long prompts hold the memory that streams lack."""
     name, log = f"retract-{prefill.setup.name}", prefill.server.log
     before = log.read_text(errors="replace").count("Retract requests")
-    asked = [Asked(f"{name}-{i}-x", ids(800 + i, 20), 260, 0.02 * i) for i in range(24)]
+    asked = [Asked(f"{name}-{i}-x", ids(800 + i, 380), 80, 0.02 * i) for i in range(13)]
     for a in asked:
         a.sampling = {"ignore_eos": False}
-    asked += [Asked(f"{name}-{i}-x", ids(800 + i, 1500), 4, 1.0 + 2 * (i - 24)) for i in range(24, 28)]
+    asked += [Asked(f"{name}-{i}-x", ids(800 + i, 1500), 4, 0.5 + i - 13) for i in range(13, 16)]
     asyncio.run(at_once(prefill, asked))
     assert log.read_text(errors="replace").count("Retract requests") > before
     must_be_right(asked, reference)
