@@ -4,6 +4,7 @@
     python -m benchmark.router --workers  one router process and four behind one port: instant back ends, requests/s
     python -m benchmark.router --mix      short share 90% -> 10% -> 90%: how fast and with how many moves pools follow
     python -m benchmark.router --fleet    three routers before eight servers: nothing lost, all agree on the pools
+    python -m benchmark.router --agents   four emulated prefill servers: TTFT of agents' turns, and the prefixes kept
     python -m benchmark.router --real     three real prefill servers and a decode server: TTFT of chats among documents
 
 Rounds of the routers alternate, and figures are medians over rounds (ratios: medians of the rounds' ratios).
@@ -17,11 +18,14 @@ from collections.abc import Sequence
 
 import uvloop
 
-from benchmark.results.piece import parser
+from benchmark.results.piece import parser, positive
 from benchmark.rig import devices
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
-from benchmark.suites.router import echo, fleet, mix, real, workers
+from benchmark.suites.router import agents, echo, fleet, mix, real, workers
+
+AGENTS_ON = "emulated:h200-qwen3-8b,slow=4"
+"""Of --agents, unless --device names another: several hosts of two cores are in proportion to it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,14 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     mode.add_argument("--mix", action="store_true")
     mode.add_argument("--fleet", action="store_true")
     mode.add_argument("--real", action="store_true")
+    mode.add_argument("--agents", action="store_true")
     mode.add_argument("--serve-echo", type=int, nargs="+", metavar="PORT", help=argparse.SUPPRESS)
     p.add_argument(
         "--seconds",
         type=float,
-        help="length of a round of --echo and --workers (3) or --real (20), of a phase of --mix (12 periods) or "
-        "--fleet (60)",
+        help="length of a round of --echo and --workers (3), --real (20) or --agents (120), of a phase of --mix "
+        "(12 periods) or --fleet (60)",
     )
-    p.add_argument("--prefill", type=int, nargs="+", help="prefill servers of --mix, or of --real (3)")
+    p.add_argument("--prefill", type=int, nargs="+", help="prefill servers of --mix, --real (3) or --agents (4)")
+    p.add_argument("--share", type=positive, default=0.7, help="of what the servers of --agents can do (0.7)")
     p.add_argument("--laps-prefill", action="store_true", help="--real with LAPS prefill servers, not stock ones")
     devices.add_emulated(p, devices.CPU)
     p.add_argument("--period", type=float, default=2.0, help="control period of --mix, --fleet (seconds)")
@@ -49,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         uvloop.run(echo.serve(args.serve_echo))
         return 0
     say = Progress()
-    name = next(mode for mode in ("echo", "workers", "mix", "fleet", "real") if getattr(args, mode))
+    name = next(mode for mode in ("echo", "workers", "mix", "fleet", "real", "agents") if getattr(args, mode))
     out = args.out.with_name(args.out.name.replace("MODE", name))
     with command_line("bench router"):
         if args.echo:
@@ -60,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             piece = mix.run(out, args.prefill or [4, 8, 64], args.period, args.seconds or 12 * args.period, say)
         elif args.fleet:
             piece = fleet.run(out, args.phases, args.seconds or 60.0, args.period, say)
+        elif args.agents:
+            device = args.device if args.device.emulated else devices.this(AGENTS_ON)
+            piece = agents.run(
+                out, args.rounds, args.seconds or 120.0, (args.prefill or [4])[0], args.share, device, say
+            )
         else:
             piece = real.run(
                 out, args.rounds, args.seconds or 20.0, (args.prefill or [3])[0], args.laps_prefill, args.device, say

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,11 +39,12 @@ class Target:
         return f"http://{self.host}:{self.port}"
 
 
-def request(body: dict[str, Any], path: bytes = b"/generate") -> bytes:
+def request(body: dict[str, Any], path: bytes = b"/generate", headers: Mapping[str, str] | None = None) -> bytes:
     """A POST as it goes over the wire."""
     raw = orjson.dumps(body)
-    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return head % (path, len(raw)) + raw
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items()).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (path, more, len(raw)) + raw
 
 
 class Connection(asyncio.Protocol):

@@ -31,6 +31,10 @@ CLOSED_WORST, CLOSED_BEST = Bar(least=0.98), Bar(least=1.05)
 SHORT_P90, SHORT_P90_EVEN = Bar(most=0.5), Bar(most=0.8)
 """Short P90 TTFT over the best stock policy's; the second where prompts of all lengths are mixed, or most are short."""
 NO_MORE = Bar(most=1.0)
+KEPT = Bar(least=0.97)
+"""Cached tokens behind a router, of what one cache without a limit would have."""
+AGENTS_BEHIND_ROUTER = Bar(most=0.7)
+"""Short P90 TTFT of agents' turns behind the LAPS router over the gateway's best policy."""
 LONG_P90_YIELDS = Bar(most=1.25)
 """Long P90 TTFT over fcfs where the long prompts are few among much that is shorter, which goes first."""
 THROUGHPUT = Bar(least=0.98)

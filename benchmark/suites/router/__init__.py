@@ -18,6 +18,12 @@ POLICIES = {
 }
 """Of SGLang's Rust gateway: how they are called here -> flags."""
 ALL = (*BOTH, *POLICIES)
+KEYED = "x-smg-routing-key"
+"""Header in which a client names its session, to the gateway's manual policy as to LAPS."""
+BY_KEY = {
+    "gateway, manual": ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load")
+}
+"""Policies of the gateway that go by it."""
 
 
 def routers(
@@ -30,8 +36,8 @@ def routers(
     found = {}
     for name in names:
         log = out / "logs" / f"router-{name.replace(', ', '-').replace(' ', '-')}.log"
-        if name in POLICIES:
-            found[name] = servers.gateway(prefills, decodes, log, *POLICIES[name], name=name)
+        if policy := {**POLICIES, **BY_KEY}.get(name):
+            found[name] = servers.gateway(prefills, decodes, log, *policy, name=name)
         else:
             found[name] = servers.minilb(prefills, decodes, log, *FLAGS[name], module=MODULES[name], name=name)
     return found

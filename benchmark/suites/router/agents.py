@@ -1,0 +1,196 @@
+"""Coding agents behind the routers: which prefixes stay where they are, and what short turns wait among long ones."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from laps_plan.profile import Profile
+from laps_plan.traffic import turns
+from laps_plan.traffic.job import LONG, SHORT, Job
+from laps_plan.traffic.turns import Turn
+
+from benchmark.load import client
+from benchmark.load.connection import Target, request
+from benchmark.results import bars
+from benchmark.results.metrics import KINDS, quantiles
+from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results.rounds import in_turns, ratio
+from benchmark.rig import model, servers
+from benchmark.rig.devices import Device
+from benchmark.rig.fleet import flush
+from benchmark.rig.variants import BUILT_IN
+from benchmark.rig.variants import LAPS as LAPS_PREFILL
+from benchmark.suites.router import KEYED, LAPS, routers
+
+SYSTEM_TOKENS, SYSTEMS = 8192, 4
+"""System prompts with tools, each shared by a part of the sessions."""
+EACH = 11
+"""Turns of a session, somewhere in a recorded one."""
+PAUSE_S, TOKEN_S = 8.0, 0.01
+"""Clients' pauses are cut to this, and a token of output takes so long (seconds)."""
+POOL_TOKENS = 2 << 20
+"""Of each prefill server: no prefix is evicted, so what is not kept went to another server."""
+ANSWER_TOKENS = 2
+RUN_IN = 0.2
+"""Share of a round before requests are counted: sessions begin one after another."""
+PATIENCE_S = 120.0
+NAMED = "laps, sessions named"
+CACHE_AWARE, MANUAL = "gateway, cache-aware", "gateway, manual"
+WAYS = {LAPS: (LAPS, False), NAMED: (LAPS, True), CACHE_AWARE: (CACHE_AWARE, False), MANUAL: (MANUAL, True)}
+"""Name -> router, and whether sessions are named."""
+_CACHED = re.compile(rb"^sglang:cached_tokens_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
+
+
+def rebased(session: Sequence[Turn]) -> list[Turn]:
+    """The same turns on a system prompt in the place of what came before them."""
+    first = session[0].cached
+    return [t._replace(cached=max(0, t.cached - first) + SYSTEM_TOKENS) for t in session]
+
+
+def work_s(jobs: Sequence[Job], profile: Profile) -> float:
+    """Time on a device of the profile (seconds), where all is cached that can be."""
+    c = profile.coefficients
+    return sum(c.step_s + c.work_s(job.new, job.cached) for job in jobs)
+
+
+def arrivals(longest: int, share: float, devices: float, span_s: float, profile: Profile, seed: str) -> list[Job]:
+    """Sessions that begin at Poisson times; ``share``: of what so many ``devices`` of the profile can do (0..1)."""
+    rng = random.Random(seed)
+    sessions = turns.agents(longest - SYSTEM_TOKENS, PAUSE_S, TOKEN_S)
+    sample = [rebased(s) for _, s in turns.stretches(sessions, EACH, 10.0, 200.0, random.Random(0))]
+    every = turns.jobs((0.0, s) for s in sample)
+    rate = share * devices * len(every) / work_s(every, profile)
+    begun = [(at, rebased(s)) for at, s in turns.stretches(sessions, EACH, rate, span_s, rng)]
+    return [job for job in turns.jobs(begun) if job.at_s < span_s]
+
+
+def prompts(jobs: Sequence[Job], longest: int, seed: int) -> list[list[int]]:
+    """Token ids: a session's turns are beginnings of one stream, which begins with a system prompt."""
+    rng = np.random.default_rng(seed)
+    systems = [rng.integers(*model.VOCABULARY, size=SYSTEM_TOKENS) for _ in range(SYSTEMS)]
+    said: dict[int, Any] = {}
+    for stream in sorted({job.stream for job in jobs}):
+        own = rng.integers(*model.VOCABULARY, size=longest - SYSTEM_TOKENS)
+        said[stream] = np.concatenate([systems[stream % SYSTEMS], own])
+    return [said[job.stream][: job.cached + job.new].tolist() for job in jobs]
+
+
+def kept_at_best(jobs: Sequence[Job]) -> int:
+    """Tokens that one cache without a limit would have of them, in their order."""
+    held: dict[int, int] = {}
+    systems: set[int] = set()
+    total = 0
+    for job in jobs:
+        system = job.stream % SYSTEMS
+        have = held.get(job.stream, SYSTEM_TOKENS if system in systems else 0)
+        total += min(have, job.cached + job.new - 1)
+        systems.add(system)
+        held[job.stream] = max(have, job.cached + job.new)
+    return total
+
+
+def cached_tokens(prefills: Sequence[Target]) -> float:
+    """What the servers have found in their caches so far."""
+    total = 0.0
+    for target in prefills:
+        with urllib.request.urlopen(target.url + "/metrics", timeout=30) as reply:
+            total += sum(float(x) for x in _CACHED.findall(reply.read()))
+    return total
+
+
+def run(
+    out: Path, rounds: int, seconds: float, prefills_n: int, share: float, device: Device, say: Callable[[str], None]
+) -> Piece:
+    """So many prefill servers with LAPS on an emulated ``device`` behind each router. Raises ServerError or
+    ConnectionError."""
+    profile, checkpoint = Profile.load(device.laps["profile"]), device.checkpoint()
+    flags = ["--chunked-prefill-size", str(device.chunk), *device.args_of(BUILT_IN[LAPS_PREFILL])]
+    flags += ["--max-total-tokens", str(POOL_TOKENS), "--enable-metrics", "--enable-cache-report"]
+    prefills = [
+        servers.prefill(checkpoint, out / "logs" / f"prefill{i}.log", *flags, env=device.env, name=f"prefill {i}")
+        for i in range(prefills_n)
+    ]
+    decode = servers.decode(checkpoint, out / "logs" / "decode.log", "--max-total-tokens", "4194304", env=device.env)
+    up = routers(prefills, [decode], out, sorted({router for router, _ in WAYS.values()}))
+    targets = [Target(servers.HOST, p.port) for p in prefills]
+    say("starting the servers")
+    with servers.running(*prefills, decode, *up.values()):
+
+        def once(i: int, name: str) -> dict[str, Any]:
+            router, named = WAYS[name]
+            jobs = arrivals(device.longest, share, prefills_n, seconds, profile, f"agents {i}")
+            asked = prompts(jobs, device.longest, 1 + i)
+            params = {"max_new_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
+            bodies = [
+                request(
+                    {"input_ids": ids, "sampling_params": params, "stream": True},
+                    headers={KEYED: f"session-{i}-{job.stream}"} if named else {},
+                )
+                for ids, job in zip(asked, jobs, strict=True)
+            ]
+            for target in targets:
+                flush(target)
+            before = cached_tokens(targets)
+            answers = asyncio.run(client.replay(Target(servers.HOST, up[router].port), jobs, bodies, PATIENCE_S))
+            kept = (cached_tokens(targets) - before) / kept_at_best(jobs)
+            counted = [a for a in answers if a.job.at_s >= RUN_IN * seconds]
+            ttft = [a.ttft_s for a in counted if a.ttft_s is not None]
+            return {
+                **{kind: quantiles(counted, kind) for kind in KINDS},
+                "mean_ms": 1e3 * statistics.fmean(ttft), "kept": kept, "requests": len(counted),
+                "failed": sum(a.ttft_s is None for a in answers),
+            }  # fmt: skip
+
+        seen = in_turns(tuple(WAYS), rounds, once, say)
+    return piece(seen, {"prefill": prefills_n, "share": share, "seconds": seconds, "device": device.what})
+
+
+def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
+    """For the report."""
+    rows = []
+    for name, rounds in seen.items():
+        cells = [f"{statistics.median(r[k][q] for r in rounds):.0f}" for k in KINDS for q in ("p50_ms", "p90_ms")]
+        mean, kept = (statistics.median(r[key] for r in rounds) for key in ("mean_ms", "kept"))
+        failed = sum(r["failed"] for r in rounds)
+        rows.append((name, *cells, f"{mean:.0f}", f"{kept:.1%}", str(failed)))
+    others = [name for name in seen if WAYS[name][0] != LAPS]
+    judged = [Figure.of(f"cached tokens kept, {name}", statistics.median(r["kept"] for r in seen[name]), bars.KEPT)
+              for name in (LAPS, NAMED)]  # fmt: skip
+    for kind, bar in ((SHORT, bars.AGENTS_BEHIND_ROUTER), (LONG, None)):
+        p90 = {name: [r[kind]["p90_ms"] for r in rounds] for name, rounds in seen.items()}
+        best = min(others, key=lambda n: statistics.median(p90[n]))
+        judged += [
+            Figure.of(
+                f"{kind} P90 TTFT of agents, {name} / {best} (the gateway's best)", ratio(p90[name], p90[best]), bar
+            )
+            for name in (LAPS, NAMED)
+        ]
+    return Piece(
+        name="router-agents",
+        title="Coding agents behind the routers",
+        text=f"{settings['prefill']} prefill servers with LAPS, each with {settings['device']}, and a decode server. "
+        f"Sessions of {EACH} turns of recorded coding agents on {SYSTEMS} system prompts of {SYSTEM_TOKENS} tokens, "
+        f"pauses cut to {PAUSE_S:g} s; {settings['share']:.0%} of what the devices can do where all is cached that can "
+        f"be; {settings['seconds']:g} s a round, the same arrivals behind all routers, in turns. Named: each request "
+        f"names its session in {KEYED}. gateway: SGLang's Rust gateway with the prefill policy that is named; it has "
+        "none by consistent hashing. Medians over rounds. Kept: tokens found in the servers' caches, of those that one "
+        "cache without a limit would have.",
+        seed=1,
+        tables=[
+            Table(
+                "TTFT (ms) and cached tokens",
+                ("router", "short P50", "short P90", "long P50", "long P90", "mean", "kept", "failed"),
+                rows,
+            )
+        ],
+        figures=judged,
+        data={**settings, "rounds": seen},
+    )

@@ -1,0 +1,51 @@
+"""Coding agents behind the routers: what is sent, and how much of it one cache would have."""
+
+from __future__ import annotations
+
+import pytest
+from laps_plan.profile import Profile
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.turns import Turn
+
+from benchmark.load.connection import request
+from benchmark.suites.router.agents import SYSTEM_TOKENS, SYSTEMS, arrivals, kept_at_best, prompts, rebased, work_s
+
+S, LONGEST = SYSTEM_TOKENS, 65536
+PROFILE = Profile.load("h200-qwen3-8b")
+
+
+def test_a_session_goes_on_from_a_system_prompt() -> None:
+    found = rebased([Turn(100, 40_000, 0.0), Turn(50, 40_100, 1.0), Turn(7, 39_000, 1.0)])
+    assert [(t.new, t.cached) for t in found] == [(100, S), (50, S + 100), (7, S)]
+
+
+@pytest.mark.parametrize("share", [0.4, 0.8])
+def test_as_much_is_asked_for_as_is_said(share: float) -> None:
+    offered = [work_s(arrivals(LONGEST, share, 4, 600.0, PROFILE, f"{i}"), PROFILE) / 4 / 600.0 for i in range(8)]
+    # Sessions that begin late end beyond the span.
+    assert 0.7 * share < sum(offered) / len(offered) < 1.1 * share
+
+
+def test_turns_wait_for_answers_and_are_beginnings_of_one_prompt() -> None:
+    jobs = arrivals(LONGEST, 0.7, 4, 60.0, PROFILE, "1")
+    asked = prompts(jobs, LONGEST, 1)
+    followed = [i for i, job in enumerate(jobs) if job.after is not None]
+    assert len(followed) > len(jobs) / 2
+    for i in followed:
+        before, common = asked[jobs[i].after or 0], min(jobs[i].cached, jobs[jobs[i].after or 0].cached)
+        assert asked[i][:common] == before[:common]
+        assert len(asked[i]) == jobs[i].cached + jobs[i].new <= LONGEST
+
+
+def test_what_one_cache_would_have() -> None:
+    def job(stream: int, new: int, cached: int) -> Job:
+        return Job(0.0, new, cached, stream, goes_on=True)
+
+    # Nothing; the system prompt; all of the turn before; of the same again all but the last token.
+    jobs = [job(0, 100, S), job(SYSTEMS, 50, S), job(0, 10, S + 100), job(0, 10, S + 100)]
+    assert kept_at_best(jobs) == 0 + S + (S + 100) + (S + 109)
+
+
+def test_a_session_is_named_in_a_header() -> None:
+    assert b"\r\nx-smg-routing-key: a\r\n" in request({}, headers={"x-smg-routing-key": "a"})
+    assert b"routing" not in request({})
