@@ -163,7 +163,7 @@ def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
             lone[kind] = statistics.median(asyncio.run(client.one_by_one(fcfs, bodies)))
         limit = {kind: SLO_FACTOR * s for kind, s in lone.items()}
         mixed = Told("slo", "", lengths, long_slo_s=limit[LONG])
-        capacity = compare.capacity(fcfs, mixed, asked, span_s / 2, 4)
+        capacity = compare.capacity(fcfs, mixed, asked, span_s / 2, 4).requests_per_s
         told = Variant(LAPS, (ON, "--laps-ttft-slo-ms", f"{1e3 * limit[SHORT]:.1f}"))
         fleet.add(told)
         by_kind = compare.Lone((THRESHOLD, THRESHOLD + 1, LONG_TOKENS), (lone[SHORT], lone[LONG], lone[LONG]))

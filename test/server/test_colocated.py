@@ -18,7 +18,7 @@ from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids, on
 from .slicing import SHAPE
 
 MANY = "LAPS_COLOCATED_REQUESTS"
-"""How many mixed requests; 60 by default."""
+"""How many mixed requests; then two tensor-parallel ranks serve them, too."""
 COUNT = int(os.environ.get(MANY, "48"))
 EVERY_PAUSE = (
     *("--chunked-prefill-size", "1024", "--max-total-tokens", "5600", "--schedule-conservativeness", "0.01"),
@@ -26,11 +26,16 @@ EVERY_PAUSE = (
 )
 """A pause after each layer, and a step in as many of them as prompts' share allows; little memory, which is promised to
 more streams than it holds, where they may end early."""
-NORMAL, OVERLAP = (
-    Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *loop), shape=SHAPE, mode="null")
-    for name, loop in (("normal", NORMAL_LOOP), ("overlap", ()))
-)
-pytestmark = [pytest.mark.timeout(600 + 3 * COUNT), *on(NORMAL, OVERLAP)]
+TWO_RANKS = ("--tp-size", "2")
+SETUPS = [
+    Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *flags), env, shape=SHAPE, mode="null")
+    for name, flags, env in (
+        ("normal", NORMAL_LOOP, {}),
+        ("overlap", (), {}),
+        *([("tp2", TWO_RANKS, {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"})] if MANY in os.environ else []),
+    )
+]
+pytestmark = [pytest.mark.timeout(600 + 3 * COUNT), *on(*SETUPS)]
 FEATURES: tuple[dict[str, Any], ...] = (
     {"frequency_penalty": 0.6},
     {"presence_penalty": 0.8, "min_new_tokens": 10},

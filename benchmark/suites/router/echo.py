@@ -97,9 +97,13 @@ def measured(server: servers.Server, body: bytes, clients: int, seconds: float) 
     if not loop.whole_s:
         raise ConnectionError(f"{server.name} answered nothing")
     spent = after.user + after.system - before.user - before.system
+    steady = loop.steady.require(server.name)
     p50, p99 = np.quantile(loop.whole_s, (0.5, 0.99))
     return {
-        "per_s": loop.steady.require(server.name).requests_per_s,
+        "per_s": steady.requests_per_s,
+        "clients": steady.clients,
+        "mean_ttft_s": steady.mean_ttft_s,
+        "littles_ratio": steady.littles_ratio,
         "p50_ms": 1e3 * float(p50),
         "p99_ms": 1e3 * float(p99),
         "failed": loop.failed,

@@ -41,9 +41,13 @@ def measured(router: servers.Server, behind: servers.Server, body: bytes, second
     loop = uvloop.run(client.closed(target, [body], CLIENTS, seconds, run_in_s=0.0))
     if not loop.whole_s:
         raise ConnectionError(f"{router.name} answered nothing")
+    steady = loop.steady.require(router.name)
     spent = {name: cpu_s(processes) - before[name] for name, processes in at.items()}
     return {
-        "per_s": loop.steady.require(router.name).requests_per_s,
+        "per_s": steady.requests_per_s,
+        "clients": steady.clients,
+        "mean_ttft_s": steady.mean_ttft_s,
+        "littles_ratio": steady.littles_ratio,
         "p99_ms": 1e3 * float(np.quantile(loop.whole_s, 0.99)),
         "failed": loop.failed,
         "cpu_ms": 1e3 * spent["router"] / len(loop.asked),

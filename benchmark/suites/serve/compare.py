@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from laps_plan.traffic.job import Job
+from laps_plan.traffic.little import Steady
 from laps_plan.traffic.named import Offer, Workload
 
 from benchmark.load import client
@@ -80,13 +81,13 @@ def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) 
     return Lone(tokens, tuple(reversed(seconds)))
 
 
-def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> float:
-    """Requests/s of the workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
+def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> Steady:
+    """The workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
     jobs = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
     loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
     if loop.failed or not loop.ttft_s:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a closed loop")
-    return loop.steady.require(target.url).requests_per_s
+    return loop.steady.require(target.url)
 
 
 @dataclass
@@ -97,11 +98,14 @@ class Measured:
     capacity_per_s: float
     on: str
     """The variant it was measured on."""
+    steady: Steady | None = None
+    """The closed loop that the capacity is of."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         ladder = {str(n): s for n, s in zip(self.lone.tokens, self.lone.seconds, strict=True)}
-        return {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s}
+        found = {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s}
+        return found if self.steady is None else {**found, "closed_loop": self.steady.as_dict()}
 
     def arrivals(self, workload: Workload, settings: Settings, seed: int) -> list[Job]:
         """The jobs of a round: the same for every variant."""
@@ -162,7 +166,7 @@ class Bench:
         lone = lone or lone_ttft(target, self.prompts, settings.longest)
         measured = capacity(target, workload, self.prompts, settings.calibrate_s, settings.seed)
         self.say(f"capacity {measured:.1f} requests/s")
-        return Measured(lone, measured, base)
+        return Measured(lone, measured.requests_per_s, base, measured)
 
     def run(self, workload: Workload, measured: Measured) -> Compared:
         """An open load, all rounds. Raises ConnectionError where a variant answers nothing."""
