@@ -130,11 +130,15 @@ def references() -> dict[Path, Reference]:
 
 
 @pytest.fixture
-def reference(prefill: Prefill, references: dict[Path, Reference]) -> Reference:
+def reference(
+    prefill: Prefill, references: dict[Path, Reference], tmp_path_factory: pytest.TempPathFactory
+) -> Reference:
     """The server's model under transformers."""
     folder = checkpoint(prefill.setup.shape)
     if folder not in references:
-        references[folder] = Reference(folder)
+        run = tmp_path_factory.getbasetemp()
+        run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+        references[folder] = Reference(folder, run / "references")
     return references[folder]
 
 

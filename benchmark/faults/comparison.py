@@ -14,7 +14,7 @@ from benchmark.faults.oracle import Seen
 
 RANK = {SILENCE: 0, GONE: 1, ERROR: 2, SOFT: 3, REFUSAL: 4, ANSWER: 4}
 """Higher is better; two different ones of the same rank are not the same."""
-TOGETHER = 6
+TOGETHER = 16
 LIMIT_S = 10.0
 """Whatever takes longer is silence."""
 FIRST = 1_000_000

@@ -180,6 +180,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
         "laps_config": config,
         "tp_worker": SimpleNamespace(model_runner=SimpleNamespace()),
         "max_total_num_tokens": 4096,
+        "tree_cache": SimpleNamespace(disable=False),
         "waiting_queue": [
             req("cached", 9000, Tag(1e-9, 1e-9, None, new_tokens=40)),
             req("long", 900, Tag(1e-9, 1e-9, None, new_tokens=900)),

@@ -45,10 +45,10 @@ def test_aborts_stay_in_step(prefill: Prefill) -> None:
 def test_status_asked_all_the_time_does_not_part_the_ranks(prefill: Prefill, reference: Reference) -> None:
     """Requests on prompts that are being prefilled: their class hangs on when the prefix cache is asked."""
     documents = [ids(7000 + i, 3 * CHUNK) for i in range(4)]
-    prompts = [[*documents[i % 4], *ids(8000 + i, 20)] for i in range(60)] + documents
+    prompts = [[*documents[i % 4], *ids(8000 + i, 20)] for i in range(36)] + documents
 
     async def scenario() -> list[int]:
-        sending = asyncio.ensure_future(send_all(prefill, prompts, spread_s=3.0))
+        sending = asyncio.ensure_future(send_all(prefill, prompts, spread_s=2.0))
         async with load.session() as http:
             while not sending.done():
                 for path in ("/laps_status", "/metrics"):

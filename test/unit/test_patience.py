@@ -44,7 +44,7 @@ def coming(now: float, batch: list[tuple[int, float | None]], longer: int = 0) -
 
 
 @given(arriving, st.sampled_from(ORDERS), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_oldest_short_request_is_served_within_its_turns(
     arrivals: list[list[tuple[int, float | None]]], order: Any, window: bool
 ) -> None:

@@ -116,7 +116,7 @@ def asked(text: str, requests: int, load: float) -> Trials:
 
 
 def test_laps_is_recommended_for_short_prompts_among_long_ones() -> None:
-    trials = asked("90% uniform:16-128, 10% log:2048-8192", 3000, 0.7)
+    trials = asked("90% uniform:16-128, 10% log:2048-8192", 1500, 0.7)
     assert trials.load == pytest.approx(0.7, rel=0.1)
     advice = advise(trials)
     assert advice.recommended
