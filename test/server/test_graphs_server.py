@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ask, ids, on, send_all
 
+from benchmark.rig import model
+
 # Three requests sent together make one batch, however slow the machine.
 WINDOW = ("--laps-wait-window-ms", "300", "--laps-wait-max-batch", "3")
 KNOBS = {"window": "fixed", "graph_strategy": "always"}
 GRID = ("--batch-prefill-seq-lengths", "16", "64", "256", "--batch-prefill-batch-sizes", "1,4,16")
+SHAPE = model.Shape(hidden=64, layers=2, heads=2, intermediate=176)
+"""A small model: each row count is captured and timed operator by operator."""
 CHUNK = 256
 """Each row count up to it is captured, and timed."""
 GRAPHS = (
@@ -33,9 +37,12 @@ TAPE = {"PYTHONPATH": os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get
 """A plugin of SGLang, once it is there."""
 PIECEWISE = "--enable-piecewise-cuda-graph"
 pytestmark = on(
-    Setup("graphs-normal", (*GRAPHS, *NORMAL_LOOP), TAPE),
-    Setup("graphs-overlap", (*GRAPHS, PIECEWISE), TAPE),
-    Setup("graphs-tp2", (*GRAPHS, *NORMAL_LOOP, "--tp-size", "2"), {**TAPE, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}),
+    Setup("graphs-normal", (*GRAPHS, *NORMAL_LOOP), TAPE, SHAPE),
+    Setup("graphs-overlap", (*GRAPHS, PIECEWISE), TAPE, SHAPE),
+    Setup(
+        *("graphs-tp2", (*GRAPHS, *NORMAL_LOOP, "--tp-size", "2")),
+        *({**TAPE, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, SHAPE),
+    ),
 )
 
 
