@@ -63,6 +63,10 @@ def _load() -> None:
         refuse(wrong)
     if enabled:
         seams.require()
+    if not wrong and _on_host():
+        from sglang_laps.host.corrections import let_the_controller_wait
+
+        let_the_controller_wait()
     if not wrong and (config is not None or _on_host()):
         transfers.mend()  # without a GPU for stock servers too: a comparison would learn nothing from one that hangs
     if not enabled:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import warm
@@ -207,3 +208,41 @@ def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
         assert (torch.full((8,), 1e-40) * 1.0).count_nonzero() == 0
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -> None:
+    import zmq
+    from sglang_laps.host.corrections import POLL_MS, Waiting
+
+    context = zmq.Context.instance()
+    with context.socket(zmq.PAIR) as a, context.socket(zmq.PAIR) as b:
+        b.connect(f"tcp://127.0.0.1:{a.bind_to_random_port('tcp://127.0.0.1')}")
+        receive = Waiting(lambda socket, flags: socket.recv_pyobj(flags=flags))
+        begin_s = time.monotonic()
+        with pytest.raises(zmq.Again):
+            receive(a, flags=zmq.NOBLOCK)
+        assert time.monotonic() - begin_s >= 0.5e-3 * POLL_MS
+        for flags in (0, zmq.NOBLOCK):
+            b.send_pyobj("one")
+            assert a.poll(5000)
+            assert receive(a, flags=flags) == "one"
+
+
+def test_an_idle_controller_of_ranks_takes_no_core() -> None:
+    """Its own module is corrected where it has been imported, once."""
+    from types import SimpleNamespace
+
+    from sglang_laps.host import corrections
+
+    module = SimpleNamespace(sock_recv=len)
+    before = sys.modules.get(corrections.CONTROLLER)
+    sys.modules[corrections.CONTROLLER] = module  # type: ignore[assignment]
+    try:
+        for _ in range(2):
+            corrections.let_the_controller_wait()
+        assert isinstance(module.sock_recv, corrections.Waiting)
+        assert module.sock_recv._receive is len
+    finally:
+        sys.modules.pop(corrections.CONTROLLER)
+        if before is not None:
+            sys.modules[corrections.CONTROLLER] = before

@@ -37,23 +37,6 @@ MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
 
 
-POLL_MS = 5
-
-
-def _be_patient() -> None:
-    """The controller of data-parallel ranks asks its socket without a pause, which takes a core of the two that there
-    may be. Here it waits for a message, and comes back without one after POLL_MS."""
-    controller: Any = importlib.import_module("sglang.srt.managers.data_parallel_controller")
-    receive = controller.sock_recv
-
-    def wait_and_receive(socket: Any, flags: int = 0) -> Any:
-        if flags:
-            socket.poll(POLL_MS)
-        return receive(socket, flags=flags)
-
-    controller.sock_recv = wait_and_receive
-
-
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
     """Answer until nobody is connected any more (None); in a copy of this process, return what it is to be."""
     codes: dict[int, int] = {}
@@ -159,7 +142,6 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in PRELOAD:
         importlib.import_module(name)
-    _be_patient()
     gc.collect()
     gc.freeze()
     if asked := _serve(listener):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,31 @@ def keep_mooncake_from_pinning() -> None:
     except ImportError:
         return
     mooncake.MooncakeKVSender.supports_host_tensor_indices = False
+
+
+POLL_MS = 5
+CONTROLLER = "sglang.srt.managers.data_parallel_controller"
+
+
+def let_the_controller_wait() -> None:
+    """The controller of data-parallel ranks asks its socket without a pause, and takes a core from the ranks. Here it
+    waits for a message, and comes back without one after POLL_MS."""
+    module = _loaded(CONTROLLER)
+    if module is not None and not isinstance(module.sock_recv, Waiting):
+        module.sock_recv = Waiting(module.sock_recv)
+
+
+class Waiting:
+    """A function that takes a message from a socket, with a wait where it would ask without one."""
+
+    def __init__(self, receive: Callable[..., Any]) -> None:
+        self._receive = receive
+
+    def __call__(self, socket: Any, flags: int = 0) -> Any:
+        """The message. Raises ``zmq.Again`` where there is none, if ``flags`` say not to wait."""
+        if flags:
+            socket.poll(POLL_MS)
+        return self._receive(socket, flags=flags)
 
 
 def _loaded(name: str) -> Any:
