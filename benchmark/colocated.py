@@ -1,10 +1,11 @@
 """Servers that prefill and decode: LAPS against stock SGLang, on this machine.
 
-    python -m benchmark.colocated [--rounds 3] [--streams 8] [--longs 3] [--shorts 12] [--tbt-ms MS]
+    ./run bench colocated [--rounds 3] [--streams 8] [--longs 3] [--shorts 12] [--tbt-ms MS]
 
-Streams are decoded while long and short prompts come, the same for each variant, in turns: LAPS; stock with small
-chunks, a decode step between two of them and the shortest prompt first; and stock as it is. All three compute attention
-for new tokens alone, as devices do (``rig/rows``).
+Streams are decoded while long and short prompts come, the same for each server, in turns: LAPS, stock as it is, and
+stock with small chunks, decode steps between them, mixed chunks and the shortest prompt first. All compute attention
+for new tokens alone, as devices do (``rig/rows``). LAPS is compared with the stock settings that make no stream wait
+longer, in hindsight: of those the best in each figure.
 """
 
 from __future__ import annotations
@@ -15,30 +16,54 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
+from benchmark.results import bars
 from benchmark.results.metrics import quantile
-from benchmark.results.rounds import in_turns, ratio
+from benchmark.results.piece import Figure, Piece, Table, count, parser, positive
+from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig import model, servers
+from benchmark.rig.devices import MODELS
+from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
 
 SHAPE = model.Shape(hidden=32, layers=24, heads=1, kv_heads=1, intermediate=2560, context=16384)
 ROWS = model.REPO / "benchmark" / "rig" / "rows"
-LAPS, BEST, DEFAULT = "laps", "stock-512-interval-1-spf", "stock"
+LAPS, DEFAULT = "laps", "stock"
 LARGE = ("--chunked-prefill-size", "4096")
-SMALL = ("--chunked-prefill-size", "512", "--prefill-decode-interval", "1")
+SHORTEST_FIRST = ("--schedule-policy", "shortest-prefill-first")
+
+
+def _stock(chunk: int, *flags: str) -> tuple[str, ...]:
+    return ("--chunked-prefill-size", str(chunk), *SHORTEST_FIRST, *flags)
+
+
 VARIANTS = {
     LAPS: (*LARGE, "--enable-laps-scheduler"),
-    BEST: (*SMALL, "--schedule-policy", "shortest-prefill-first"),
     DEFAULT: LARGE,
+    "stock, 512, a step between": _stock(512, "--prefill-decode-interval", "1"),
+    "stock, 2048, a step between": _stock(2048, "--prefill-decode-interval", "1"),
+    "stock, 1024, mixed": _stock(1024, "--enable-mixed-chunk"),
 }
 FIGURES = ("tbt_p50", "tbt_p99", "tbt_longest", "short_p90", "ttft_mean", "long_p90", "requests_per_s")
 """In seconds, but for the last."""
+NAMES = dict(
+    zip(
+        FIGURES,
+        (
+            *("between tokens, P50", "between tokens, P99", "between tokens, longest"),
+            *("short P90", "mean TTFT", "long P90", "requests/s"),
+        ),
+        strict=True,
+    )
+)
 
 
 @dataclass
@@ -107,49 +132,103 @@ def figures(requests: Sequence[Request], seconds: float) -> dict[str, float]:
 
 def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
     """One variant, not started."""
-    flags = [*VARIANTS[name], "--max-total-tokens", "65536", *args.server]
+    flags = [*VARIANTS[name], "--max-total-tokens", "65536"]
     if name == LAPS and args.tbt_ms is not None:
         flags += ["--laps-tbt-ms", str(args.tbt_ms)]
     path = os.pathsep.join(filter(None, (str(ROWS), os.environ.get("PYTHONPATH"))))
-    made = model.make(folder / "models", SHAPE)
-    return servers.colocated(made, folder / f"{name}.log", *flags, env={"PYTHONPATH": path}, name=name)
+    log = folder / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
+    return servers.colocated(model.make(MODELS, SHAPE), log, *flags, env={"PYTHONPATH": path}, name=name)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run it; print the table, and write all rounds to a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, default in (("rounds", 3), ("streams", 8), ("longs", 3), ("shorts", 12)):
-        parser.add_argument(f"--{flag}", type=int, default=default)
-    parser.add_argument("--seconds", type=float, default=12.0, help="prompts come within this time")
-    parser.add_argument("--tbt-ms", type=float, help="--laps-tbt-ms (default: derived)")
-    parser.add_argument("--server", nargs="*", default=[], help="further flags of each server")
-    parser.add_argument("--out", type=Path, default=Path("out/colocated"))
-    args = parser.parse_args(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
+Rounds = dict[str, list[dict[str, float]]]
+"""By variant: the FIGURES of each round."""
+
+
+def median(rounds: Sequence[dict[str, float]], figure: str) -> float:
+    """Of a variant's rounds."""
+    return statistics.median(r[figure] for r in rounds)
+
+
+def as_even(seen: Rounds) -> list[str]:
+    """Stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the one whose
+    wait least."""
+    stock = {name: median(rounds, "tbt_p99") for name, rounds in seen.items() if name != LAPS}
+    most = max(median(seen[LAPS], "tbt_p99"), min(stock.values()))
+    return [name for name, p99 in stock.items() if p99 <= most]
+
+
+def piece(seen: Rounds, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
+    """For the report."""
+    rows = []
+    for name, of in seen.items():
+        *times, rate = (median(of, figure) for figure in FIGURES)
+        rows.append((name, *(f"{1e3 * seconds:.0f}" for seconds in times), f"{rate:.2f}"))
+
+    def over(base: str, figure: str) -> Ratio:
+        return ratio([r[figure] for r in seen[LAPS]], [r[figure] for r in seen[base]])
+
+    even, figures = as_even(seen), []
+    for figure, bar in (
+        ("short_p90", bars.COLOCATED_SHORT),
+        ("ttft_mean", bars.COLOCATED_MEAN),
+        ("requests_per_s", bars.COLOCATED_RATE),
+    ):
+        pick = max if figure == "requests_per_s" else min
+        best = pick(even, key=lambda name: median(seen[name], figure))
+        figures.append(Figure.of(f"{NAMES[figure]}, laps / {best} (the best of stock)", over(best, figure), bar))
+    figures += [
+        Figure.of(f"{NAMES['tbt_p99']}, laps / {DEFAULT}", over(DEFAULT, "tbt_p99"), bars.COLOCATED_TBT),
+        Figure.of(f"{NAMES['long_p90']}, laps / {DEFAULT}", over(DEFAULT, "long_p90"), bars.COLOCATED_LONG),
+    ]
+    for figure, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST)):
+        target_s = decode["target_ms"] / 1e3
+        figures.append(Figure.of(f"{NAMES[figure]}, laps / target", median(seen[LAPS], figure) / target_s, bar))
+    return Piece(
+        name="colocated",
+        title="Servers that prefill and decode",
+        text=f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
+        f"and {settings['shorts']} of 10 to 256 come within {settings['seconds']:g} s, the same for each server, in "
+        f"turns. A {SHAPE.layers}-layer Qwen2 on this machine's cores, the overlap loop; attention is computed for "
+        "new tokens alone. Stock settings with a P99 between tokens no longer than that of LAPS, or the shortest: "
+        f"{', '.join(even)}. Medians over rounds, in ms.",
+        seed=seed,
+        tables=[Table("Time between tokens and to the first one (ms)", ("server", *NAMES.values()), rows)],
+        figures=figures,
+        data={**settings, "rounds": seen, "decode": decode},
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("./run bench colocated", __doc__, "colocated", rounds="(3)", seed=1, seconds=12.0, whole=True)
+    p.set_defaults(rounds=3)
+    for flag, default in (("streams", 8), ("longs", 3), ("shorts", 12)):
+        p.add_argument(f"--{flag}", type=count, default=default, help=f"({default})")
+    p.add_argument("--tbt-ms", type=positive, help="--laps-tbt-ms (derived)")
+    args = p.parse_args(argv)
+    with command_line("bench colocated"):
+        found = run(args)
+    found.leave(args.out, "benchmark.colocated", argv)
+    return 0
+
+
+def run(args: argparse.Namespace) -> Piece:
+    """All rounds, the servers in turns. Raises ServerError or ConnectionError."""
     running = {name: server(name, args.out, args) for name in VARIANTS}
     say = Progress()
     with servers.running(*running.values(), say=say):
 
         def once(i: int, name: str) -> dict[str, float]:
-            requests = load(i, args)
-            seen = figures(requests, asyncio.run(serve(running[name].url, requests)))
-            say(f"{name}: {json.dumps(seen)}")
-            return seen
+            requests = load(args.seed + i, args)
+            return figures(requests, asyncio.run(serve(running[name].url, requests)))
 
         for name in running:
             say(f"warming up {name}")
             asyncio.run(serve(running[name].url, load(-1, args)[: args.streams // 2 + 1]))
-        rounds = in_turns(tuple(VARIANTS), args.rounds, once, say)
+        seen = in_turns(tuple(VARIANTS), args.rounds, once, say)
         decode = running[LAPS].laps_status()["decode"]
-    (args.out / "rounds.json").write_text(json.dumps({"rounds": rounds, "decode": decode}, indent=1))
-    print("| server | " + " | ".join(FIGURES) + " |\n|" + " --- |" * (len(FIGURES) + 1))
-    for name, seen in rounds.items():
-        print(f"| {name} | " + " | ".join(f"{statistics.median(r[f] for r in seen):.3f}" for f in FIGURES) + " |")
-    for base in (BEST, DEFAULT):
-        over = (ratio([r[f] for r in rounds[LAPS]], [r[f] for r in rounds[base]]) for f in FIGURES)
-        print(f"| laps over {base} | " + " | ".join(map(str, over)) + " |")
-    print(f"decode steps of {LAPS}: {json.dumps(decode)}")
+    settings = {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
+    return piece(seen, decode, args.seed, settings)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -39,6 +39,14 @@ LONG_P90_YIELDS = Bar(most=1.25)
 """Long P90 TTFT over fcfs where the long prompts are few among much that is shorter, which goes first."""
 THROUGHPUT = Bar(least=0.98)
 
+COLOCATED_SHORT, COLOCATED_MEAN, COLOCATED_RATE = Bar(most=0.6), Bar(most=0.95), Bar(least=0.98)
+"""Short P90, mean TTFT and requests/s of a server that decodes, too, over the best stock setting whose streams wait no
+longer."""
+COLOCATED_TBT, COLOCATED_LONG = Bar(most=0.2), Bar(most=1.3)
+"""P99 between tokens and long P90 over stock as it is."""
+COLOCATED_P99, COLOCATED_LONGEST = Bar(most=1.2), Bar(most=2.0)
+"""Time between tokens over its target."""
+
 VIOLATIONS = Bar(most=0.5)
 """Short requests in violation of their SLO over the best stock policy's."""
 FIT_MEDIAN, FIT_P90 = Bar(most=0.10), Bar(most=0.25)

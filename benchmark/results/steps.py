@@ -81,6 +81,8 @@ STEPS: dict[str, Step] = {
     # On devices of their own: three servers beside a decode server, clients and a router starve on a few cores.
     "router-real": Step("benchmark.router", ("--real", "--rounds", "3", *DEVICE)),
     "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE)),
+    "router-agents": Step("benchmark.router", ("--agents", "--rounds", "1", "--seconds", "100")),
+    "colocated": Step("benchmark.colocated"),
     "sim-validate": Step("benchmark.sim.validate"),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-ablation": Step("benchmark.sim.ablation"),

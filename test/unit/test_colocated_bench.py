@@ -1,0 +1,35 @@
+"""The comparison of servers that decode, too: what LAPS is compared with, and what is told of it."""
+
+from __future__ import annotations
+
+from benchmark.colocated import DEFAULT, FIGURES, LAPS, VARIANTS, as_even, piece
+
+SETTINGS = {"streams": 8, "longs": 3, "shorts": 12, "seconds": 12.0, "tbt_ms": None}
+
+
+def rounds(**of: float) -> list[dict[str, float]]:
+    return [{**dict.fromkeys(FIGURES, 1.0), **of}] * 3
+
+
+def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
+    a, b, c = (name for name in VARIANTS if name not in (LAPS, DEFAULT))
+    seen = {
+        LAPS: rounds(tbt_p99=0.05, short_p90=0.1),
+        DEFAULT: rounds(tbt_p99=1.0, short_p90=0.01),
+        a: rounds(tbt_p99=0.04, short_p90=0.4),
+        b: rounds(tbt_p99=0.05, short_p90=0.2),
+        c: rounds(tbt_p99=0.06, short_p90=0.1),
+    }
+    assert as_even(seen) == [a, b]
+    found = {f.name: f for f in piece(seen, {"target_ms": 50.0}, 1, SETTINGS).figures}
+    best = found[f"short P90, laps / {b} (the best of stock)"]
+    assert (best.value, best.met) == (0.5, True)
+    assert found[f"between tokens, P99, laps / {DEFAULT}"].value == 0.05
+    assert found["between tokens, P99, laps / target"].met
+    assert not found["between tokens, longest, laps / target"].met
+
+
+def test_where_all_wait_longer_it_is_the_one_that_waits_least() -> None:
+    names = [name for name in VARIANTS if name != LAPS]
+    seen = {LAPS: rounds(tbt_p99=0.01), **{name: rounds(tbt_p99=0.1 + i) for i, name in enumerate(names)}}
+    assert as_even(seen) == names[:1]
