@@ -60,12 +60,18 @@ def stream(args: argparse.Namespace, profile: Profile, servers: int) -> Stream:
     return Trace(workload.arrivals(offer, random.Random(seed)), slo_s=slo_s)
 
 
+def cached_share(outcome: Outcome) -> float:
+    """Share of all prompts' tokens that servers found in their caches (0..1)."""
+    cached, new = sum(outcome.record.cached), sum(outcome.record.new)
+    return cached / max(1, cached + new)
+
+
 def row(name: str, outcome: Outcome, slo_s: float | None, threshold: int) -> tuple[str, ...]:
     """One line of the table."""
     groups = outcome.groups(threshold, slo_s, warm=0.05)
     both = (groups["short"], groups["long"])
     return (
-        name, f"{outcome.rate:.1f}", f"{outcome.utilisation:.2f}",
+        name, f"{outcome.rate:.1f}", f"{outcome.utilisation:.2f}", f"{cached_share(outcome):.1%}",
         *(f"{1e3 * g.ttft[q]:.1f}" if g.requests else "-" for g in both for q in ("p50", "p90", "p99")),
         *(f"{g.slowdown['p90']:.1f}" if g.requests else "-" for g in both),
         *(f"{g.longest_wait:.2f}" if g.requests else "-" for g in both),
@@ -74,7 +80,7 @@ def row(name: str, outcome: Outcome, slo_s: float | None, threshold: int) -> tup
 
 
 HEADS = (
-    "", "req/s", "busy", "short P50", "P90", "P99 ms", "long P50", "P90", "P99 ms", "slowdown P90 s", "l",
+    "", "req/s", "busy", "cached", "short P50", "P90", "P99 ms", "long P50", "P90", "P99 ms", "slowdown P90 s", "l",
     "longest wait s", "l (s)", "over SLO s", "l", "moves",
 )  # fmt: skip
 
@@ -134,6 +140,7 @@ def _raw(outcome: Outcome, slo_s: float | None, threshold: int, took_s: float) -
         "requests_per_s": outcome.rate,
         "prefill_tokens_per_s": outcome.tokens_rate,
         "utilisation": outcome.utilisation,
+        "cached_share": cached_share(outcome),
         "batches": outcome.batches,
         "replayed": outcome.replayed,
         "moves": outcome.moves,

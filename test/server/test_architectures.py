@@ -4,7 +4,6 @@ prefixes from the cache, adapters, draft models, and data-parallel attention."""
 from __future__ import annotations
 
 import asyncio
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,7 @@ def with_adapters(reference: Reference) -> dict[str | None, Reference]:
     """The reference without an adapter, and with each of the two merged into it, by name."""
     models: dict[str | None, Reference] = {None: reference}
     for i, folder in enumerate(lora_folders(checkpoint("qwen2"))):
-        models[f"adapter{i}"] = merged = copy.copy(reference)
-        merged.model = copy.deepcopy(reference.model)
+        models[f"adapter{i}"] = merged = reference.apart(f"adapter{i}")
         adapters.merge(merged.model, folder)
     return models
 

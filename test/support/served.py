@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import fcntl
 import hashlib
 import json
@@ -194,6 +195,14 @@ class Reference:
         if getattr(self.model.config, "attn_logit_softcapping", None):  # which PyTorch's own attention leaves out
             self.model.set_attn_implementation("eager")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def apart(self, name: str) -> Reference:
+        """The same with a model of its own, to be changed; its answers are told by this ``name``."""
+        made = copy.copy(self)
+        made.model = copy.deepcopy(self.model)
+        made._found = self._found / name
+        made._found.mkdir(exist_ok=True)
+        return made
 
     def first(self, ids: list[int]) -> tuple[int, float]:
         """The next id after `ids`, and the logarithm of its probability."""

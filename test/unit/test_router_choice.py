@@ -47,10 +47,10 @@ def test_a_request_is_taken_for_what_is_new_and_what_is_cached() -> None:
 
 
 def test_what_is_cached_takes_time_as_well() -> None:
-    """Where the half is cached the work takes 0.113 s, elsewhere 0.205 s."""
+    """Where the half is cached the work takes 0.113 s, elsewhere 0.205 s; others would wait for what is more, too."""
     p = servers(2)
     home = chosen(p, Ask(1024, [fingerprint(HALF)])).instance
-    for busy_s, stays in ((0.08, True), (0.09, False)):
+    for busy_s, stays in ((0.35, True), (0.37, False)):
         with home.lease(1, "long", busy_s):
             ask = Ask(2048, [fingerprint(TEXT)], until=NOW_S)
             assert (chosen(p, ask).instance is home) == stays

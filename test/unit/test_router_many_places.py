@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
 from laps_core.pools.pressure import BOTH
 from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Choice, Offer, Pools
+from sglang_router_laps.pools.choice import BEHIND, Choice, Offer, Pools
 from sglang_router_laps.prompts.prefixes import Ask, fingerprint
 
 MODEL = Coefficients(alpha=1e-9, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, fixed=4e-3)
@@ -26,7 +26,8 @@ def each(pools: Pools, usable: list, ask: Ask, known: list, now: float) -> tuple
             new = ask.new(place.prefixes) if known else total
             short = new <= threshold
             at_home = i.pool == BOTH or (i.pool == "short") == short or (short and total > threshold)
-            offer = place.outlook.cost_s(now, new, total - new, short), new, place
+            behind_s = BEHIND * place.outlook.model.work_s(new, total - new)
+            offer = place.outlook.cost_s(now, new, total - new, short) + behind_s, new, place, behind_s
             (own if at_home else others).append(offer)
     return own, others
 

@@ -107,7 +107,7 @@ def test_with_a_deadline_that_is_kept_with_ease_a_request_goes_where_it_is_least
     text = b"".join(b"%07d" % i for i in range(4000))
     first = p.choose(Ask(7000, [fingerprint(text)]))
     assert first is not None
-    with first.instance.lease(9000, "long", 0.9):
+    with first.instance.lease(9000, "long", 3.0):
         for slo_s, same in ((None, False), (1.0, False), (10.0, True)):
             other = next(i for i in p.instances if i is not first.instance)
             other.prefixes.clear()

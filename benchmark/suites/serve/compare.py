@@ -165,7 +165,7 @@ class Bench:
         target = self.servers.target(base)
         lone = lone or lone_ttft(target, self.prompts, settings.longest)
         measured = capacity(target, workload, self.prompts, settings.calibrate_s, settings.seed)
-        self.say(f"capacity {measured:.1f} requests/s")
+        self.say(f"capacity {measured.requests_per_s:.1f} requests/s")
         return Measured(lone, measured.requests_per_s, base, measured)
 
     def run(self, workload: Workload, measured: Measured) -> Compared:

@@ -134,7 +134,8 @@ class Pooled(Plain):
         tokens, prompt = request.prompt, []
         if request.session >= 0:
             prompt = [_fingerprint(request)]
-        elif self.pools.config.preset is None:
+        if request.session not in self._begun and self.pools.config.preset is None:
+            # This history is in every server's cache.
             tokens -= request.cached
         choice = self.pools.choose(Ask(tokens, prompt))
         if choice is None:

@@ -27,8 +27,13 @@ MOST_WORK_S = 3600.0
 """No request is taken for more work, whatever a server says of its speed (seconds): sums stay finite."""
 EASE = 0.5
 """A deadline is kept with ease by who is expected to need this share of it: expectations err."""
-Offer = tuple[float, int, Place]
-"""What a request costs at a place (seconds), how many tokens are new to it, and the place."""
+Offer = tuple[float, int, Place, float]
+"""What a request costs at a place (seconds), how many tokens are new to it, the place, and the part of the cost that
+others bear (seconds)."""
+BEHIND = 3.0
+"""Requests that come later wait for this one's work, too: it counts so many times beside the request's own wait. A
+prefix that is computed anew takes the device from everybody; by its own wait alone a request would leave it too often.
+"""
 _cost = itemgetter(0)
 NOTHING = PrefixIndex(0)
 FLOOD = 8
@@ -215,7 +220,7 @@ class Pools:
         own, others = list[Offer](), list[Offer]()
         if holder is None:
             own, others = self._offers(usable, ask, known, now)
-            _, new, chosen = self._first(own or others, ask)
+            _, new, chosen, _ = self._first(own or others, ask)
         else:
             new, chosen = ask.new(holder.prefixes), holder
         length_class = SHORT if new <= threshold else LONG
@@ -225,13 +230,13 @@ class Pools:
             relief = self._relief(length_class, own, others)
             if relief:
                 spilled = True
-                _, new, chosen = self._first(relief, ask)
+                _, new, chosen, _ = self._first(relief, ask)
         elif chosen.pool == LONG and length_class == SHORT:
             host = self._host_of_copy(ask, chosen, others)
             if host is not None:
                 # It is computed as a whole there, as a long request is.
                 length_class, copies = LONG, True
-                _, new, chosen = host
+                _, new, chosen, _ = host
         late_s = 0.0
         if ask.until < math.inf:
             first_s = chosen.outlook.first_s(now, new, total - new, length_class == SHORT)
@@ -265,7 +270,7 @@ class Pools:
         fresh = ask.new(NOTHING) if known else total
         fresh_short = fresh <= threshold
         model: Coefficients | None = None
-        step_s = work_s = 0.0
+        step_s = work_s = behind_s = 0.0
         for i in usable:
             pool = i.pool
             free: Place | None = None
@@ -275,7 +280,11 @@ class Pools:
                 if not blocks.keys().isdisjoint(heads) if several else head in blocks:
                     new = ask.new(place.prefixes)
                     short = new <= threshold
-                    offer = place.outlook.cost_s(now, new, total - new, short), new, place
+                    at = place.outlook
+                    took_s = at.model.work_s(new, total - new)
+                    others_s = BEHIND * took_s
+                    cost_s = at.with_work_s(now, at.model.step_s, took_s, short) + others_s
+                    offer = cost_s, new, place, others_s
                     # What is short only because its history lies there is at home with it.
                     at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
                     (own if at_home else others).append(offer)
@@ -289,19 +298,21 @@ class Pools:
                 # Those that say nothing of their speed share one.
                 model = i.outlook.model
                 step_s, work_s = model.step_s, model.work_s(fresh, total - fresh)
+                behind_s = BEHIND * work_s
             offers = own if pool == BOTH or (pool == SHORT) == fresh_short or (fresh_short and prefixed) else others
             if free is not None:
-                offers.append((step_s + work_s, fresh, free))
+                offers.append((step_s + work_s + behind_s, fresh, free, behind_s))
                 continue
             for place in busy:
-                offers.append((place.outlook.with_work_s(now, step_s, work_s, fresh_short), fresh, place))
+                cost_s = place.outlook.with_work_s(now, step_s, work_s, fresh_short) + behind_s
+                offers.append((cost_s, fresh, place, behind_s))
         return own, others
 
     @staticmethod
     def _first(offers: list[Offer], ask: Ask) -> Offer:
         """Where it is answered first; with a deadline that several keep with ease, where that is the least work."""
         if ask.slo_s is not None:
-            easy = [o for o in offers if o[0] <= EASE * ask.slo_s]
+            easy = [o for o in offers if o[0] - o[3] <= EASE * ask.slo_s]
             if easy:
                 return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
         return _least(offers)
