@@ -215,7 +215,8 @@ def run(args: argparse.Namespace) -> Piece:
     """All rounds, the servers in turns. Raises ServerError or ConnectionError."""
     running = {name: server(name, args.out, args) for name in VARIANTS}
     say = Progress()
-    with servers.running(*running.values(), say=say):
+    say("starting the servers")
+    with servers.running(*running.values()):
 
         def once(i: int, name: str) -> dict[str, float]:
             requests = load(args.seed + i, args)
