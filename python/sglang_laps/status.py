@@ -79,7 +79,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
 def _holds(scheduler: Scheduler) -> int:
     """Tokens that its prefix cache has room for."""
     cache = scheduler.tree_cache
-    if cache.disable:
+    if getattr(cache, "disable", False):
         return 0
     host = getattr(cache, "token_to_kv_pool_host", None) or getattr(cache, "full_kv_pool_host", None)
     return int(scheduler.max_total_num_tokens) + (int(host.logical_size) if host is not None else 0)
