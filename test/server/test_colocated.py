@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import http_load as load
@@ -26,13 +26,13 @@ EVERY_PAUSE = (
 )
 """A pause after each layer, and a step in as many of them as prompts' share allows; little memory, which is promised to
 more streams than it holds, where they may end early."""
-TWO_RANKS = ("--tp-size", "2")
+TWO_RANKS, TWO_CORES = ("--tp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 SETUPS = [
-    Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *flags), env, shape=SHAPE, mode="null")
-    for name, flags, env in (
-        ("normal", NORMAL_LOOP, {}),
-        ("overlap", (), {}),
-        *([("tp2", TWO_RANKS, {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"})] if MANY in os.environ else []),
+    Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *flags), env, shape=shape, mode="null")
+    for name, flags, env, shape in (
+        ("normal", NORMAL_LOOP, {}, SHAPE),
+        ("overlap", (), {}, SHAPE),
+        *([("tp2", TWO_RANKS, TWO_CORES, replace(SHAPE, kv_heads=2))] if MANY in os.environ else []),
     )
 ]
 pytestmark = [pytest.mark.timeout(600 + 3 * COUNT), *on(*SETUPS)]
@@ -134,7 +134,9 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
     asyncio.run(at_once(prefill, asked))
     after = prefill.get("/laps_status")
     assert after["enabled"], after["reason"]
-    assert after["decode"]["steps_in_pauses"] > before["decode"]["steps_in_pauses"] + COUNT // 3
+    # Two ranks agree on each step, and come to fewer.
+    least = COUNT // 20 if TWO_RANKS[0] in prefill.setup.args else COUNT // 3
+    assert after["decode"]["steps_in_pauses"] > before["decode"]["steps_in_pauses"] + least
     assert after["preemption"]["by_short_batches"] > before["preemption"]["by_short_batches"]
     must_be_right(asked, reference)
     prefill.all_tokens_are_free()
