@@ -145,7 +145,7 @@ Rounds = dict[str, list[dict[str, float]]]
 
 
 def median(rounds: Sequence[dict[str, float]], figure: str) -> float:
-    """Of a variant's rounds."""
+    """The median of a figure over a variant's rounds."""
     return statistics.median(r[figure] for r in rounds)
 
 

@@ -25,7 +25,7 @@ from benchmark.rig.progress import Progress
 from benchmark.suites.router import agents, echo, fleet, mix, real, workers
 
 AGENTS_ON = "emulated:h200-qwen3-8b,slow=4"
-"""Of --agents, unless --device names another: several hosts of two cores are in proportion to it."""
+"""The device of --agents where --device names none: so slow that several servers on two cores keep up."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,8 +24,8 @@ MORE = (
     served("qwen3moe", *DP_ATTENTION, *NORMAL_LOOP, name="-dp-normal", env=TWO_CORES),
 )
 NEAR = 5e-3
-"""Of a logarithm of a probability: two ranks add up the experts' parts in another order, which near a tie of two
-experts is as much, without LAPS too."""
+"""How far a logarithm of a probability may be off: two ranks add up the experts' parts in another order, which near a
+tie of two experts is as much, without LAPS too."""
 pytestmark = [pytest.mark.timeout(600 + COUNT), *on(*TOGETHER, *(MORE if MANY in os.environ else ()))]
 
 

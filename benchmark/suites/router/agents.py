@@ -37,7 +37,7 @@ EACH = 11
 PAUSE_S, TOKEN_S = 8.0, 0.01
 """Clients' pauses are cut to this, and a token of output takes so long (seconds)."""
 POOL_TOKENS = 2 << 20
-"""Of each prefill server: no prefix is evicted, so what is not kept went to another server."""
+"""KV pool of each prefill server (tokens): no prefix is evicted, so one that is not found went to another server."""
 ANSWER_TOKENS = 2
 RUN_IN = 0.2
 """Share of a round before requests are counted: sessions begin one after another."""
@@ -98,7 +98,7 @@ def kept_at_best(jobs: Sequence[Job]) -> int:
 
 
 def cached_tokens(prefills: Sequence[Target]) -> float:
-    """What the servers have found in their caches so far."""
+    """Count the tokens that the servers have found in their prefix caches since they started."""
     total = 0.0
     for target in prefills:
         with urllib.request.urlopen(target.url + "/metrics", timeout=30) as reply:

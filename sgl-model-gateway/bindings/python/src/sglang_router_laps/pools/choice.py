@@ -28,8 +28,8 @@ MOST_WORK_S = 3600.0
 EASE = 0.5
 """A deadline is kept with ease by who is expected to need this share of it: expectations err."""
 Offer = tuple[float, int, Place, float]
-"""What a request costs at a place (seconds), how many tokens are new to it, the place, and the part of the cost that
-others bear (seconds)."""
+"""A place for a request: its cost there (seconds), the tokens to be computed there, the place, and the part of the cost
+that other requests bear (seconds)."""
 BEHIND = 3.0
 """Requests that come later wait for this one's work, too: it counts so many times beside the request's own wait. A
 prefix that is computed anew takes the device from everybody; by its own wait alone a request would leave it too often.
@@ -280,10 +280,10 @@ class Pools:
                 if not blocks.keys().isdisjoint(heads) if several else head in blocks:
                     new = ask.new(place.prefixes)
                     short = new <= threshold
-                    at = place.outlook
-                    took_s = at.model.work_s(new, total - new)
+                    here = place.outlook.model
+                    took_s = here.work_s(new, total - new)
                     others_s = BEHIND * took_s
-                    cost_s = at.with_work_s(now, at.model.step_s, took_s, short) + others_s
+                    cost_s = place.outlook.with_work_s(now, here.step_s, took_s, short) + others_s
                     offer = cost_s, new, place, others_s
                     # What is short only because its history lies there is at home with it.
                     at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)

@@ -49,7 +49,7 @@ class Rank(Generic[S]):
         return self.server.pool
 
     def share(self, tokens: int) -> int:
-        """What its index holds where that of a server with one rank holds ``tokens``."""
+        """Return the size of this rank's index (tokens), where the index of a server with one rank holds ``tokens``."""
         return tokens * min(self.of, FULL_INDEXES) // self.of
 
     def room(self) -> int:
