@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +15,15 @@ MODELS = (
     *("glm4_moe", "glm4_moe_nextn", "gpt_oss", "deepseek_v2", "deepseek_nextn"),
 )
 """Those that the tests serve, as SGLang names their modules."""
+MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
+"""Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
+
+
+def keep_memory(env: Mapping[str, str]) -> None:
+    """What these variables ask of glibc, of a process that has started already."""
+    for name, parameter in MALLOPT.items():
+        if name in env:
+            ctypes.CDLL(None).mallopt(parameter, ctypes.c_int(min(int(env[name]), (1 << 31) - 1)))
 
 
 def environment() -> dict[str, str]:

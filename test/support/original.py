@@ -17,6 +17,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import lean
 import understudies
 from lean import MODELS
 from understudies import MESSAGE
@@ -33,8 +34,7 @@ UNSEEN = "sglang.srt.managers.scheduler"
 """Whether a process has imported it tells our plugin whether it runs a scheduler."""
 
 
-MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
-"""Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
@@ -91,9 +91,7 @@ def _become(asked: dict[str, Any], given: Mapping[str, str]) -> None:
     for name in set(given).difference(asked["env"]):
         os.environ.pop(name, None)
     os.environ.update(asked["env"])  # what imports have added stays
-    for name, parameter in MALLOPT.items():
-        if name in os.environ:
-            ctypes.CDLL(None).mallopt(parameter, ctypes.c_int(min(int(os.environ[name]), (1 << 31) - 1)))
+    lean.keep_memory(os.environ)
     os.chdir(asked["cwd"])
     sys.path[0] = os.getcwd()
     sys.path[1:1] = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and x not in sys.path]
@@ -144,6 +142,8 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    # Whoever loses its parent becomes a child of this process, which sees its end at once; pid 1 may take its time.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if asked := _serve(listener):
         _become(asked, given)
 

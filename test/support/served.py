@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import http_load as load
+import lean
 import pytest
 
 from benchmark.rig import architectures, model, servers
@@ -26,6 +27,9 @@ from benchmark.rig import architectures, model, servers
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)
 NORMAL_LOOP = ("--disable-overlap-schedule",)
+AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+"""A server that has answered its own first request says at once that it is ready: it has no need of another, for which
+the route of its health waits a second."""
 FOLDER = "FOLDER"
 """Stands in a server's arguments for a folder of its own."""
 SHAPE = model.Shape()
@@ -87,7 +91,9 @@ def prefill_server(setup: Setup, folder: Path, name: str = "prefill server") -> 
     args += ["--enable-cache-report", *(a.replace(FOLDER, str(folder)) for a in setup.args)]
     made = checkpoint(setup.shape)
     args += setup.more(made) if setup.more else ()
-    return servers.sglang(setup.mode, made, folder / "server.log", *args, env=setup.env, name=name)
+    return servers.sglang(
+        setup.mode, made, folder / "server.log", *args, env={**AT_ONCE, **servers.KEEP_MEMORY, **setup.env}, name=name
+    )
 
 
 @contextmanager
@@ -188,6 +194,7 @@ class Reference:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)
+        lean.keep_memory(servers.KEEP_MEMORY)  # or half the time of some architectures goes into page faults
         self.torch = torch
         self._found = found / folder.name
         self._found.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -14,6 +15,11 @@ from benchmark.faults.evidence import Evidence
 from benchmark.faults.oracle import Seen
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def test_no_two_cases_have_one_id_for_they_may_be_under_way_together() -> None:
+    named = re.findall(rb'"rid": ("[^"]*[a-z][^"]*")', b"\n".join(c.raw for c in CASES))
+    assert len(named) == len(set(named)) > 1
 
 
 def test_there_are_enough_and_each_has_a_name() -> None:
