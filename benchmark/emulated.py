@@ -259,9 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.emulated", __doc__, "emulated", rounds=rounds, seed=1, whole=True)
     p.set_defaults(rounds=3)
     devices.add_emulated(p)
-    p.add_argument(
-        "--loop", choices=(devices.OVERLAP, devices.NORMAL), default=devices.OVERLAP, help="of SGLang's scheduler"
-    )
+    devices.add_loop(p, devices.OVERLAP)
     p.add_argument("--chunk", type=int, default=8192, help="tokens")
     p.add_argument("--seconds", type=positive, default=90.0, help="of arrivals in a round")
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock fcfs can do")

@@ -1,6 +1,7 @@
 """What slices bring and cost: a short request that meets a long batch, and long ones that meet nobody.
 
     python -m benchmark.slices [--rounds 5] [--tokens 8192] [--out out/slices]
+    python -m benchmark.slices --loop overlap --no-tp                    # on the CPU, in SGLang's default loop
     python -m benchmark.slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time against slice_ms
 
 Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS.
@@ -155,11 +156,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--tokens", type=int, default=8192, help="of the long prompt, in one chunk (8192)")
     p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
     devices.add_device(p)
+    devices.add_loop(p)
     args = p.parse_args(argv)
     if args.tokens < 512:
         p.error("--tokens is at least 512")
     with command_line("bench slices"):
-        piece = run(args, args.device)
+        piece = run(args, args.device.in_loop(args.loop))
     piece.leave(args.out, "benchmark.slices", argv, every=True)
     return 0
 
@@ -172,6 +174,7 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
     with Fleet(device, args.tokens, found, False, args.out, prompts, say) as fleet:
         seen = measure(fleet, NAMES, prompts, args, say, meet=True)
     piece = piece_of(seen, device, args)
+    piece.text += f" SGLang's {args.loop} loop." if args.loop else ""
     if not args.no_tp and device.name == CPU:
         # What is there is kept, whatever becomes of the rest.
         piece.write(args.out)

@@ -62,8 +62,10 @@ class Device:
         """Whether its steps last as long as a profile says."""
         return self.name.startswith("emulated ")
 
-    def in_loop(self, loop: str) -> Device:
-        """The same with one of SGLang's event loops, OVERLAP or NORMAL."""
+    def in_loop(self, loop: str | None) -> Device:
+        """The same with one of SGLang's event loops, OVERLAP or NORMAL; None: as it is."""
+        if loop is None:
+            return self
         return replace(self, args=(*(a for a in self.args if a != NORMAL_LOOP), *([NORMAL_LOOP] * (loop == NORMAL))))
 
     def args_of(self, variant: Variant) -> tuple[str, ...]:
@@ -161,6 +163,12 @@ def add_emulated(p: argparse.ArgumentParser, default: str = H200) -> None:
 def add_device(p: argparse.ArgumentParser) -> None:
     """--device of a command that runs on any kind of machine: a Device."""
     _add(p, this, "", f"{KINDS} (cuda where there is one)")
+
+
+def add_loop(p: argparse.ArgumentParser, default: str | None = None) -> None:
+    """--loop: which event loop the servers run; None: the device's own."""
+    words = f"of SGLang's scheduler, {OVERLAP} or {NORMAL} ({default or 'as the device has it'})"
+    p.add_argument("--loop", choices=(OVERLAP, NORMAL), default=default, help=words)
 
 
 def _add(p: argparse.ArgumentParser, find: Callable[[str], Device], default: str, words: str) -> None:
