@@ -151,7 +151,7 @@ HANGS = """
 import os, time
 from sglang_router_laps.processes import Processes
 def serve(index, beat):
-    print(index, os.getpid(), flush=True)
+    os.write(1, f"{index} {os.getpid()}\\n".encode())  # at once: others write there, too
     while True:
         if index == 0 or os.path.exists("mended"):
             beat()
