@@ -17,6 +17,8 @@ RANK = {SILENCE: 0, GONE: 1, ERROR: 2, SOFT: 3, REFUSAL: 4, ANSWER: 4}
 TOGETHER = 16
 LIMIT_S = 10.0
 """Whatever takes longer is silence."""
+IN_USE = "Duplicate request ID"
+"""SGLang's refusal of an id that a request under way has."""
 FIRST = 1_000_000
 """Number of the first case: beyond those of other requests."""
 
@@ -75,6 +77,7 @@ async def run(
 
     ``marked``: each with its number, where servers get to see the headers. What is met with silence is sent once more:
     after faults SGLang loses a handshake between its servers now and then, of any request, whichever router is before.
+    A second try that is refused because the servers still have the first one tells nothing, and the first one counts.
     """
     room = asyncio.Semaphore(TOGETHER)
     outcomes: dict[str, Seen] = {}
@@ -89,8 +92,9 @@ async def run(
 
     await asyncio.gather(*(one(i, c) for i, c in enumerate(cases)))
     again = [(i, c) for i, c in enumerate(cases) if c.name in outcomes and family(outcomes[c.name]) == SILENCE]
+    first = {c.name: outcomes[c.name] for _, c in again}
     await asyncio.gather(*(one(i, c) for i, c in again))
-    return outcomes
+    return outcomes | {name: seen for name, seen in first.items() if IN_USE in (outcomes[name].reason or "")}
 
 
 def last_sent(cases: Sequence[Case], outcomes: Mapping[str, Seen]) -> list[str]:

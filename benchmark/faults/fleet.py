@@ -30,7 +30,11 @@ TOKENS = ("--max-total-tokens", "16384", "--context-length", "8192", "--disable-
 KEY = "the key of a campaign"
 """The servers' --admin-api-key and the routers' --api-key: who aborts, flushes or pauses must show it."""
 PREFILL_ARGS = ("--enable-laps-scheduler", "--chunked-prefill-size", "256", *TOKENS)
-SHORT_WAITS = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30"}
+SHORT_WAITS = {
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30",
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
+}
 """How long a server keeps what its peer no longer wants (seconds; SGLang's own default is 300)."""
 MAX_INFLIGHT = 96
 LIMIT_S = 60.0

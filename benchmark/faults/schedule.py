@@ -9,7 +9,7 @@ from dataclasses import dataclass
 PREFILL, DECODE, ROUTER = "prefill", "decode", "router"
 PLAIN, HOSTILE = "plain", "hostile"
 SERVER_FAULTS = {
-    "kill": (1.0, 4.0),
+    "kill": (4.5, 6.0),
     "stop": (1.0, 12.0),
     "refuse": (1.0, 5.0),
     "reset": (1.0, 4.0),
@@ -17,7 +17,9 @@ SERVER_FAULTS = {
     "storm": (1.0, 5.0),
     "pause": (0.3, 3.0),
 }
-"""Faults of one server, and how long they last (seconds). Of a kill: until it is started again."""
+"""Faults of one server, and how long they last (seconds). Of a kill: until it is started again. A decode server notices
+by two missed beats, here 2 s apart, that a prefill server has died; one that is back before is taken for the old one,
+and all that the two are asked for hangs. No real server is back so soon."""
 DECODE_FAULTS = {**SERVER_FAULTS, "hang": (2.0, 8.0)}
 """Also streams that stop in the middle, for ever, at a server that is well otherwise."""
 ROUTER_FAULTS = {"descriptors": (2.0, 5.0), "halves": (2.0, 5.0), "flush": (0.0, 0.0)}

@@ -96,7 +96,17 @@ def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert comparison.family(_sent_to(serve, CASES[0])) == SILENCE
 
 
-def test_what_is_met_with_silence_once_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("second", "family"),
+    [
+        (b'data: {"text": "x"}\n\ndata: [DONE]\n\n', ANSWER),
+        (b'data: {"error": {"message": "oh"}}\n\n', SOFT),
+        (b'data: {"error": {"message": "Duplicate request ID detected: x"}}\n\n', SILENCE),
+    ],
+)
+def test_what_is_met_with_silence_once_is_sent_again(
+    second: bytes, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(comparison, "LIMIT_S", 0.2)
     came = 0
 
@@ -107,10 +117,10 @@ def test_what_is_met_with_silence_once_is_sent_again(monkeypatch: pytest.MonkeyP
             await reader.read()
         else:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(reply("200 OK", b'data: {"text": "x"}\n\ndata: [DONE]\n\n', EVENTS))
+            writer.write(reply("200 OK", second, EVENTS))
         writer.close()
 
-    assert comparison.family(_sent_to(serve, CASES[0])) == ANSWER
+    assert comparison.family(_sent_to(serve, CASES[0])) == family
     assert came == 2
 
 
