@@ -152,7 +152,12 @@ class Started:
 
 
 def main() -> None:
-    """Run a module; the servers and routers that it starts are copies."""
+    """Run a module; the servers and routers that it starts are copies.
+
+    This folder leaves their path: a plugin of SGLang lies here (``graph_tape``) that only some tests ask for.
+    """
+    path = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and Path(x).resolve() != HERE.resolve()]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
     servers.execute = SGLANG.start
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
