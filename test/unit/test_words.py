@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[2]
-FOLDERS = ("sgl-model-gateway/bindings/python/src/sglang_router_laps",)
+FOLDERS = (
+    "python/laps_core/group",
+    "python/laps_core/latency",
+    "python/laps_core/pools",
+    "sgl-model-gateway/bindings/python/src/sglang_router_laps",
+)
 """Folders and files that are checked, relative to the repository."""
 BANNED = ("Of", "As", "What", "Whatever", "Whether", "Who", "Whom", "Whose", "Whoever", "Where", "Its", "Their", "It",
           "They", "Them", "Those", "His", "Him")  # fmt: skip
