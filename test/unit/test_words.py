@@ -11,6 +11,8 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 FOLDERS = (
+    "benchmark/load",
+    "benchmark/results",
     "python/laps_core/group",
     "python/laps_core/latency",
     "python/laps_core/pools",
