@@ -11,6 +11,7 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 FOLDERS = (
+    "benchmark/faults",
     "benchmark/load",
     "benchmark/results",
     "python/laps_core/group",
