@@ -14,6 +14,7 @@ FOLDERS = (
     "benchmark/faults",
     "benchmark/load",
     "benchmark/results",
+    "benchmark/rig",
     "python/laps_core/group",
     "python/laps_core/latency",
     "python/laps_core/pools",
