@@ -15,6 +15,7 @@ FOLDERS = (
     "benchmark/load",
     "benchmark/results",
     "benchmark/rig",
+    "benchmark/suites",
     "python/laps_core/group",
     "python/laps_core/latency",
     "python/laps_core/pools",
