@@ -1,4 +1,4 @@
-"""One prefill batch per row count, through each of SGLang's own paths; and whether slices change what it computes.
+"""Times of one prefill batch per row count on each of SGLang's own paths, and the effect of slices on its results.
 
     python -m benchmark.ladder                 on a GPU: Qwen2.5 shapes with dummy weights
     python -m benchmark.ladder --emulate       anywhere: a tiny model, eager only; no measure of gains

@@ -201,7 +201,7 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
     how = how_served(device, chunk, args.pd, prefill_only)
     if running:
         how = f"The server at {running.url.url}."
-    # Folders beside those of the same load on this machine, which must stay.
+    # Results of the same load on this machine must stay, so use folders of their own.
     prefix = "emulated-" if device.emulated else ""
     folders = [model.REPO / "out" / f"serve-{prefix}{w}" for w in args.workload]
     if args.out:

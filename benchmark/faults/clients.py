@@ -113,8 +113,8 @@ class OpenAi:
 
 
 def read(route: str, reply: Any, seen: Seen) -> None:
-    """Read a whole reply, or one event of a stream, into ``seen``: an event of /generate holds all so far, others only
-    what is new."""
+    """Read a whole reply, or one event of a stream, into ``seen``: an event of /generate holds all tokens so far,
+    others only the new text."""
     seen.begun = True
     if route != GENERATE:
         for choice in reply["choices"]:

@@ -76,7 +76,7 @@ class Case:
     raw: bytes
     stream: bool = False
     quick: bool = True
-    """True if it may run among other requests: its end does not depend on a time-out."""
+    """True if the case may run among other requests: its end does not depend on a time-out."""
     promise: str | None = None
     """Required end at the router, whatever stock does; None: as stock does, or better."""
     deadly: bool = False
@@ -85,7 +85,7 @@ class Case:
     left yet."""
 
     def wire(self, headers: Mapping[str, str]) -> bytes:
-        """Return its bytes with further headers, if it has a request line to put them after."""
+        """Return the case's bytes with further headers, if there is a request line to put them after."""
         text = self.raw.lstrip(b"\r\n")
         line, end, rest = text.partition(b"\r\n")
         more = "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode()
@@ -209,7 +209,7 @@ DEADLINES: dict[str, tuple[bytes, ...]] = {
     "other digits": (SLO + "\u0661\u0660\u0660".encode(),),
     "two of them": (SLO + b"1000", SLO + b"words"),
 }
-"""Stock ignores them; the router promises to refuse all but the good one."""
+"""Stock ignores deadlines; the router promises to refuse all but the good one."""
 
 
 def _headers() -> Iterator[Case]:

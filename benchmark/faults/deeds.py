@@ -138,7 +138,7 @@ class Crowd:
 
         first, other = await asyncio.gather(ask(0.0), ask(later_s))
         if first.status == other.status == 400 and later_s > TOGETHER_S:
-            # One of them had the id alone.
+            # One of the two had the id alone.
             first.may_refuse = frozenset()
         return [first, other]
 

@@ -19,7 +19,7 @@ class Held:
     """Descriptors of a process."""
 
     clients: int
-    """Connections of its clients."""
+    """Connections of clients."""
     upstream: Mapping[int, int]
     """Connections to servers, by port."""
     broken: int

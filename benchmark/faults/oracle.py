@@ -34,7 +34,7 @@ class Seen:
 
     number: int
     deed: str
-    """Action of its client: see ``deeds``."""
+    """Action of the client: see ``deeds``."""
     want: Any = None
     """Right answer; None if unknown (any answer is accepted)."""
     begin: float = 0.0
@@ -57,13 +57,13 @@ class Seen:
     hung: bool = False
     """True if nothing ended it within the limit."""
     aborted: bool = False
-    """True if its client asked to abort it."""
+    """True if the client asked to abort the request."""
     may_refuse: frozenset[int] = frozenset()
     """Statuses accepted besides those of any request."""
     may_cut: str = ""
-    """Reason why its connection may be closed without a reply, if it may."""
+    """Reason why the connection may be closed without a reply, if it may."""
     unread_s: float = 0.0
-    """Time for which its client read nothing (seconds)."""
+    """Time for which the client read nothing (seconds)."""
     limit_s: float = float("inf")
     """Longest that the router may keep the lease of a client that does not read (seconds)."""
 

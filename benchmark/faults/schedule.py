@@ -48,10 +48,10 @@ class Fault:
     kind: str
     lane: str
     target: int
-    """Server of the role (counted modulo their number)."""
+    """Server of the role (counted modulo the number of servers)."""
     length_s: float
     gap_s: float
-    """Pause before it."""
+    """Pause before the fault."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Deed:
 
     kind: str
     prompt: int
-    """Prompt (counted modulo their number)."""
+    """Prompt (counted modulo the number of prompts)."""
     stream: bool
     openai: bool
     """True to use the openai client if it supports the route."""
     seed: int
-    """Seed of its other random choices."""
+    """Seed of the action's other random choices."""
 
 
 def faults(seed: int, lane: str, only: str | None = None) -> Iterator[Fault]:

@@ -52,7 +52,7 @@ class Sent:
     """One request as sent."""
 
     number: int
-    """Number of its row in the trace."""
+    """Number of the row in the trace."""
     payload: dict[str, Any]
 
 
@@ -173,7 +173,7 @@ def environment(environ: Mapping[str, str], scratch: str, cache: Path) -> dict[s
 def run(line: Sequence[str], log: Path, cache: Path, limit_s: float) -> None:
     """Run aiperf to its end. Raises ServerError; no process that it started survives."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Its sockets are files there, whose paths must be short.
+    # aiperf's sockets are files there, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="aiperf-", ignore_cleanup_errors=True) as scratch, log.open("wb") as out:
         env = environment(os.environ, scratch, cache)
         process = psutil.Popen(

@@ -142,7 +142,8 @@ class Loop:
 
     @property
     def whole_s(self) -> list[float]:
-        """Return times until their answers were complete (seconds); without streaming the same as ``ttft_s``."""
+        """Return times to the complete answers of the counted requests (seconds); without streaming the same as
+        ``ttft_s``."""
         return [a.took_s for a in self.counted]
 
     @property

@@ -54,8 +54,7 @@ class Connection(asyncio.Protocol):
         self.transport: Any = None
         self.open = True
         self.first: float | None = None
-        """Time at which the body of the reply began (``perf_counter``): the first token, of a stream as of a whole
-        reply."""
+        """Time at which the body of the reply began (``perf_counter``): the first token, with or without streaming."""
         self._buffer = b""
         self._body = 0
         self._end: int | None = None

@@ -33,7 +33,7 @@ class Table(table.Table):
 
 @dataclass
 class Figure:
-    """One number with its bar."""
+    """A number with its bar."""
 
     name: str
     value: float

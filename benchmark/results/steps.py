@@ -26,9 +26,9 @@ class Step:
     module: str
     args: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
-    """Pieces it writes, if not one of the step's name; a folder each, below that of the report."""
+    """Pieces written, if not one of the step's name; a folder each, below that of the report."""
     gpu: bool = False
-    """True if it runs on a machine with a GPU only; elsewhere an earlier result is used."""
+    """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
     lacking: Callable[[], str] = str
     """Returns in one line what else this machine lacks to run it; empty = nothing."""
 

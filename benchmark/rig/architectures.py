@@ -17,7 +17,7 @@ from benchmark.rig import model
 LAYERS = 6
 SEED = 7
 VERSION = 1
-"""Increase it when the weights change, so that existing checkpoints are made again."""
+"""To be increased when the weights change, so that existing checkpoints are made again."""
 SIZES: Mapping[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 64,
@@ -205,6 +205,6 @@ def _randomize(name: str, values: Any) -> None:
         sharp = 2.0 if "_proj" in name and "self_attn" in name and "o_proj" not in name else 1.0
         values.copy_(noise * sharp / math.sqrt(values.shape[-1]))
     elif name.endswith("sinks"):
-        values.copy_(noise.bfloat16())  # SGLang keeps them in bfloat16
+        values.copy_(noise.bfloat16())  # SGLang keeps sinks in bfloat16
     else:
         values.add_(noise * 0.1)

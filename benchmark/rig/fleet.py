@@ -72,7 +72,7 @@ class Fleet:
         self._outer.close()
 
     def add(self, variant: Variant) -> None:
-        """Start one more server beside those that run together."""
+        """Start one more server in addition to those that run together."""
         self.variants = [*self.variants, variant]
         self._start(variant)
 

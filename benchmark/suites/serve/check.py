@@ -48,7 +48,7 @@ def bench_serving(url: str, folder: Path, model: Path, requests: int, seed: int)
 
 
 def run(args: argparse.Namespace, out: Path, say: Progress) -> Piece:
-    """Run both clients on stock fcfs; ``args``: as of ``benchmark.serve``. Raises ServerError or ConnectionError."""
+    """Run both clients on stock fcfs; ``args`` as for ``benchmark.serve``. Raises ServerError or ConnectionError."""
     device, seed, rounds = args.device, args.seed, args.rounds
     out.mkdir(parents=True, exist_ok=True)
     prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)

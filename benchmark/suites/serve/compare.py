@@ -97,7 +97,7 @@ class Measured:
     lone: Lone
     capacity_per_s: float
     on: str
-    """Variant that it was measured on."""
+    """Variant that gave these figures."""
     steady: Steady | None = None
     """Closed loop that gave the capacity."""
 

@@ -36,7 +36,7 @@ class Terms:
 
     @property
     def short_batch_s(self) -> float:
-        """Return S, the time of such a batch."""
+        """Return S, the time of a batch that preempts."""
         return self.lone_s(self.short_batch)
 
     @property

@@ -36,7 +36,7 @@ class GroupCost:
 
     ranks: int
     fixed: Cost
-    """Time of every step beside both parts, the host's included."""
+    """Fixed time of every step, the host's included."""
     token: Cost
     """Own part, per new token: projections, dispatch and combine, shared experts."""
     alpha: Cost

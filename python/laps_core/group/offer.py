@@ -12,7 +12,7 @@ from laps_core.group.menu import LADDER, Level
 from laps_core.group.prompt import Prompt
 
 FIRST_SHARE = 0.5
-"""Share of a batch's budget reserved for the prompt that goes first: short requests run beside it."""
+"""Share of a batch's budget reserved for the prompt that goes first; short requests get the rest."""
 
 
 class Pick(NamedTuple):

@@ -15,16 +15,16 @@ class Prompt(NamedTuple):
     history: int
     """Tokens in the cache, its own finished chunks included."""
     since_s: float
-    """Start of its wait (the rank's own clock)."""
+    """Start of the wait (the rank's own clock)."""
     work_s: float
-    """Predicted time of the remaining tokens, beside others; least goes first."""
+    """Predicted time of the remaining tokens in a step with others; least goes first."""
     weight: float
-    """Cost of a second of waiting: one over the root of its time alone, as of its arrival; between a mean of TTFTs and
-    a mean of slowdowns."""
+    """Cost of a second of waiting: one over the root of the request's time alone on arrival; between a mean of TTFTs
+    and a mean of slowdowns."""
     long: bool
-    """True if it takes more than a step's fixed time."""
+    """True if the prompt takes more than a step's fixed time."""
     started: bool = False
-    """True if it has run a chunk."""
+    """True once a chunk has run."""
 
     @classmethod
     def of(cls, cost: GroupCost, new: int, history: int, since_s: float, chunk: int) -> Prompt:

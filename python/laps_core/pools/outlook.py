@@ -62,7 +62,7 @@ class Outlook:
         self.own_model: Coefficients | None = None
         """Server-reported latency model, if any."""
         self.parks = False
-        """True if it runs LAPS: a long prefill there is parked while short ones run."""
+        """True if the server runs LAPS: a long prefill there is parked while short ones run."""
         self.shared = False
         """True if other routers' requests were at work there at the last poll."""
         self.arrivals = Arrivals()
@@ -146,7 +146,7 @@ class Outlook:
             return None
         cost_s = self.cost_s(now, new, cached, short)
         if short and self.parks and waits.long:
-            # The delay that it causes a long one is not part of its own time.
+            # The delay caused to a long request is not part of the short one's time.
             cost_s -= self.model.step_s + self.model.work_s(new, cached)
         return cost_s
 

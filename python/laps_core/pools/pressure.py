@@ -34,7 +34,7 @@ GAMMA = 0.2
 """Weight of the busy share, which lowers pressure: a busy device is already working on its backlog. Small, or a busy
 server with a short queue would seem to need nothing."""
 QUANTILE = 0.9
-"""Quantile over its instances that is a pool's pressure: the hot ones, but not the hottest alone."""
+"""Quantile over a pool's instances that is the pool's pressure: the hot ones, but not the hottest alone."""
 IDLE_PRESSURE = 0.25
 """Pressure below which both pools count as idle, whatever the ratio."""
 COOLDOWN_SHARE = 0.9
@@ -93,7 +93,7 @@ class InstanceSignals:
     waiting: Work = NO_WORK
     """Work that waits there (seconds)."""
     parks: bool = False
-    """True if it runs LAPS, which parks long prefills while short ones run."""
+    """True if the server runs LAPS, which parks long prefills while short ones run."""
 
 
 def pressure(signals: InstanceSignals, config: PressureConfig) -> float:

@@ -176,7 +176,7 @@ class Membership:
         self._watchers[i] = self._tasks.keep(f"health of {i.url}", partial(self.health.watch, i))
 
     async def _drain(self, i: Instance) -> None:
-        """Wait until its requests end, at most --request-timeout-secs, then remove the server."""
+        """Wait until the server's requests end, at most --request-timeout-secs, then remove it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._args.request_timeout_secs):
                 while i.outstanding:

@@ -108,7 +108,7 @@ def _decode(i: DecodeInstance, others: float) -> dict[str, Any]:
 
 
 class Metrics:
-    """The status as Prometheus metrics, beside the recorded histograms."""
+    """The status as Prometheus metrics, together with the recorded histograms."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

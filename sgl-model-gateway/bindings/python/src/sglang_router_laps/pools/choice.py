@@ -83,7 +83,7 @@ class Tried:
     """Servers and pairs at which a request has failed."""
 
     servers: set[Instance] = field(default_factory=set)
-    """Servers that failed it."""
+    """Servers at which the request failed."""
     ways: set[tuple[PrefillInstance, Instance]] = field(default_factory=set)
     """Pairs between which the KV could not be transferred: either server may be to blame."""
 

@@ -43,7 +43,7 @@ class Fingerprint:
     media: tuple[int, ...] = ()
     """Block in which each image, video or audio part ends, counted from 0."""
     prompt: Tokens | None = None
-    """The prompt itself, until the request has been compared with others."""
+    """Text or ids, until the request has been compared with others."""
 
 
 EMPTY = Fingerprint((), 0.0)
@@ -140,7 +140,7 @@ class Ask:
         return self.tokens + (self.media + sum(len(p.media) for p in self.prompts)) * MEDIA_TOKENS
 
     def new(self, index: PrefixIndex) -> int:
-        """Return the tokens to compute where ``index`` tells which blocks are cached (>= 1)."""
+        """Return the tokens to compute on a server with the cached blocks of ``index`` (>= 1)."""
         share, media = 0.0, self.media
         for p in self.prompts:
             depth = index.depth(p)

@@ -16,7 +16,7 @@ CHAT = "v1/chat/completions"
 ANSWER_TOKENS = 512
 """Longest answer assumed: most are shorter than the client allows (tokens)."""
 APART = ("lora_path", "extra_key", "cache_salt")
-"""Members of a body that are part of a prefix's identity, beside its tokens."""
+"""Members of a body that belong to a prefix's identity, like its tokens."""
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
             elif not isinstance(part, dict):
                 prompt.unread |= part is not None
             elif part.get("type") != "text":
-                # A marker tells prompts with different images apart: the text before them may be the same.
+                # A marker distinguishes prompts with different images: the text before them may be the same.
                 pieces.append(f"\n<media {hash(_dump(prompt, part)):x}>")
                 media.append(len(pieces))
         if message.get("tool_calls"):

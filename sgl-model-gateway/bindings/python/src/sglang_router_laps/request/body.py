@@ -26,7 +26,7 @@ PAUSE_S = 30.0
 SLOWEST = 1 << 14
 """Least rate of a body, PAUSE_S aside (bytes/s)."""
 PARTS_MAX = 8192
-"""Most prompts of a batch, or messages and parts of a chat: each is inspected by itself, while all else waits."""
+"""Most prompts of a batch, or messages and parts of a chat: each is inspected on its own, while all else waits."""
 DEEP = 900
 """Number of brackets from which the standard library parses a body: it (and so MiniLB) fails near a thousand levels."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
@@ -37,7 +37,7 @@ RANKS = frozenset((PREFILL_RANK, "routed_dp_rank", "data_parallel_rank"))
 RANK_HEADER = "x-data-parallel-rank"
 """Members and header in which a client itself names data-parallel ranks."""
 LATE_HEADER = "x-sgl-ttft-slo-late"
-"""Header beside a deadline: serve or refuse a request that can no longer meet it."""
+"""Header sent with a deadline: serve or refuse a request that can no longer meet it."""
 SESSION_HEADERS = ("x-smg-routing-key", "x-session-id")
 SESSION_LONGEST = 256
 """Longest session name (characters)."""

@@ -53,12 +53,12 @@ class Call:
         self.prompt: Prompt | None = None
         self.ask = NOTHING
         self.kv_tokens = 0
-        """KV tokens that its decode server will hold."""
+        """KV tokens that the decode server will hold."""
         texts = self.headers.popall(DEADLINE_HEADER, [])
         self.slo_ms = bodies.read_deadline(texts) if texts else None
         """Deadline for the first token (milliseconds after arrival)."""
         self.until = math.inf
-        """Time from which it is refused if it has no first token (monotonic seconds)."""
+        """Time from which the request is refused if it has no first token (monotonic seconds)."""
         if self.slo_ms is not None:
             if bodies.read_late(self.headers.popall(bodies.LATE_HEADER, [])):
                 self.until = self.arrived + self.slo_ms / 1e3

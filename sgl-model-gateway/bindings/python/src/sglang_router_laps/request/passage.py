@@ -196,7 +196,7 @@ class Passage:
         client = self.client
         if isinstance(ended, Refused):
             if ended.unjoined and not client.started:
-                # No server refused it, and the next pair may serve it.
+                # No server refused the request, and the next pair may serve it.
                 await self._fail(503, "transfer_failed", message_of(self.call.ids.as_asked(ended.reply.body)))
             else:
                 await client.whole(ended.reply)

@@ -36,7 +36,7 @@ class Reply:
     content_type: bytes
     body: bytes
     headers: Sequence[tuple[bytes, bytes]] = ()
-    """Headers for the client, beside content type and length."""
+    """Further headers for the client."""
 
     @classmethod
     def of(cls, response: aiohttp.ClientResponse, body: bytes) -> Reply:

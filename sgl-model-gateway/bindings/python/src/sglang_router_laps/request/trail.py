@@ -56,15 +56,15 @@ class Trail:
         self.prefill: Instance | None = None
         self.decode: Instance | None = None
         self.sent: float | None = None
-        """Time at which it was sent to the last pair of servers."""
+        """Time at which the request was sent to the last pair of servers."""
         self.prefilled: float | None = None
         """Time of that prefill server's answer."""
         self.first: float | None = None
-        """Time of its first token."""
+        """Time of the first token."""
         self.retries = -1
         self.status = 0
         self.span: Any = None
-        """Span of its trace."""
+        """Span of the request's trace."""
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -73,7 +73,7 @@ class Trail:
         return (named, (DECISION_HEADER, self.decision.encode())) if self.decision else (named,)
 
     def try_at(self, prefill: Instance, decode: Instance, now: float) -> None:
-        """Record that it is sent to these two servers."""
+        """Record that the request is sent to these two servers."""
         self.prefill, self.decode, self.sent, self.prefilled = prefill, decode, now, None
         self.retries += 1
 

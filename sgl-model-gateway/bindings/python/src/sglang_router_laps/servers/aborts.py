@@ -33,7 +33,7 @@ class LiveRequest:
         self.names = names
         """Client's ids: of the whole request (None), or of a prompt of a batch (index)."""
         self.at: Mapping[Instance, Sequence[str]] = {}
-        """Ids of its prompts at each server that works on it, in the same order."""
+        """Ids of the request's prompts at each server that works on it, in the same order."""
         self.aborted = False
         """True once a client with permission has asked for an abort."""
         self._wait: asyncio.Timeout | None = None

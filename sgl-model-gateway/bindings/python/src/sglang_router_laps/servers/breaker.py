@@ -15,11 +15,11 @@ class Breaker:
     """Closed: all requests pass. Open: none do. Half open: a few, on trial. The defaults are those of --cb-*."""
 
     failures: int = 10
-    """Failures, less successes, that open it; 0 = never."""
+    """Failures, less successes, that open the breaker; 0 = never."""
     successes: int = 3
-    """Successes that close it when half open, and requests admitted at a time until then."""
+    """Successes that close a half-open breaker, and requests admitted at a time until then."""
     timeout_s: float = 60.0
-    """Time for which it stays open before it admits requests on trial (seconds)."""
+    """Time for which the breaker stays open before requests are admitted on trial (seconds)."""
     window_s: float = 120.0
     """Failures are forgotten after this long without another (seconds)."""
     clock: Callable[[], float] = time.monotonic
@@ -31,7 +31,7 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """Return the state as of now."""
+        """Return the current state."""
         if self._state == "open" and self.clock() - self._failed_at >= self.timeout_s:
             self.healed()
         return self._state

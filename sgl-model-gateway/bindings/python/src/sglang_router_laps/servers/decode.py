@@ -19,7 +19,7 @@ class Kv:
     told: int
     """Held by requests, or requested by waiting ones, from any router."""
     capacity: int
-    """Capacity of all its data-parallel ranks."""
+    """Capacity of all data-parallel ranks together."""
     holds: int
     """Capacity of the largest rank: no request may need more."""
     own: int

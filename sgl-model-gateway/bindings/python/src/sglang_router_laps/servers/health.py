@@ -64,7 +64,7 @@ class Health:
         """Record a request lost at ``instance``; ``kind`` as in ``upstream.Lost``."""
         instance.lost += 1
         if kind == "cut":
-            # This router cut it for an instance already found unhealthy: do not count that twice.
+            # This router cut the connection to an instance already found unhealthy: do not count that twice.
             return
         instance.breaker.failed()
         self._failed(instance, f"connection {kind}", at_once=kind == "refused")
@@ -105,7 +105,7 @@ class Health:
         if not instance.healthy:
             return
         instance.healthy = False
-        # Its cache will be empty when it comes back.
+        # The instance's cache will be empty when it comes back.
         instance.forget()
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
         instance.cut()
@@ -140,7 +140,7 @@ class Health:
         return time.monotonic() + _jittered(self._interval_s)
 
     async def _check(self, instance: Instance) -> None:
-        """Probe until it passes, or is found unhealthy. Traffic is judged separately."""
+        """Probe until the instance passes, or is found unhealthy. Traffic is judged separately."""
         bad = 0
         while instance.healthy:
             began = time.monotonic()
@@ -180,7 +180,7 @@ class Health:
         logger.info("%s %s is healthy again", instance.role, instance.url)
 
     async def _probe(self, instance: Instance) -> str | None:
-        """Return None if it is well, else the fault. Raises Lost if the probe could not reach the network."""
+        """Return None if the instance is well, else the fault. Raises Lost if the probe could not reach the network."""
         try:
             status, _ = await self._sessions.ask(instance, self._path.lstrip("/"), self._timeout_s)
             return None if status < 400 else f"{self._path} answered {status}"

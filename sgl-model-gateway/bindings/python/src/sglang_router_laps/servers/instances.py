@@ -52,23 +52,23 @@ class Instance:
         self.outstanding_tokens = 0
         """New tokens in flight."""
         self.served = 0
-        """Requests sent to it so far."""
+        """Requests sent to the instance so far."""
         self.served_tokens = 0
         self.lost = 0
         """Requests that ended with their connection."""
         self.errors = 0
-        """Requests that it answered with 5xx, or not in time."""
+        """Requests answered with 5xx, or not in time."""
         self.answers, self.answers_s = 0, 0.0
         """Number of good answers, and their total time (seconds)."""
         self.latency_s: float | None = None
         """Moving average of recent answer times (seconds)."""
         self.proven = False
-        """True once it has passed a probe or answered well."""
+        """True once the instance has passed a probe or answered well."""
         self.breaker = Breaker(clock=clock)
         self.heard_at = clock()
-        """Time of the last data from it."""
+        """Time of the last data from the instance."""
         self.suspected = asyncio.Event()
-        """Set when it should be probed at once."""
+        """Set when the instance should be probed at once."""
         self.leases: set[Lease] = set()
         self._rests_until: float | None = None
         self._lost_at = -math.inf
@@ -92,7 +92,7 @@ class Instance:
         )
 
     def heard(self) -> None:
-        """Record that it has sent data."""
+        """Record that the instance has sent data."""
         self.heard_at = self.clock()
 
     def note_answer(self, seconds: float) -> None:
@@ -104,7 +104,7 @@ class Instance:
         self.latency_s = before + RECENT * (seconds - before)
 
     def rest(self) -> None:
-        """Pass it over for a moment, without counting a failure."""
+        """Pass the instance over for a moment, without counting a failure."""
         self._rests_until = self.clock() + REST_S
 
     def note_lost(self) -> bool:
@@ -174,14 +174,14 @@ class PrefillInstance(Instance):
         self.prefixes = PrefixIndex(PREFIX_TOKENS)
         self._learnt = learnt or Learnt()
         self.outlook = Outlook(self._learnt)
-        """Predicts when it would answer a request; with several ranks, their mean."""
+        """Predicts when the server would answer a request; with several ranks, their mean."""
         self.places: tuple[Place, ...] = (self,)
         """Targets for requests: its data-parallel ranks, or itself if it has one."""
         self.server = self
         self.rank: Rank[PrefillInstance] | None = None
         """None, as this place is no rank."""
         self.longest: int | None = None
-        """Longest prompt that its memory holds (tokens); None if unknown."""
+        """Longest prompt that the server's memory holds (tokens); None if unknown."""
         self._deviation = 0.0
         self._deviation_at = clock()
 
@@ -213,18 +213,18 @@ class PrefillInstance(Instance):
             p.prefixes.bound(tokens if p.rank is None else p.rank.share(tokens))
 
     def is_known(self, parks: bool, model: Coefficients | None, longest: int | None) -> None:
-        """Set what it reports: whether it runs LAPS, its latency model, and the longest prompt; None if unknown."""
+        """Set the server's report: whether it runs LAPS, its latency model, and the longest prompt; None if unknown."""
         self.longest = longest
         for o in (self.outlook, *(p.outlook for p in self.places)):
             o.parks, o.own_model = parks, model
 
     def flushed(self) -> None:
-        """Empty its prefix indexes."""
+        """Empty the prefix indexes."""
         for p in self.places:
             p.prefixes.clear()
 
     def forget(self) -> None:
-        """Forget its prefixes and ranks."""
+        """Forget prefixes and ranks."""
         self.flushed()
         self.spread(1)
 

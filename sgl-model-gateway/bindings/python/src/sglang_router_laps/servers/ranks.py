@@ -45,7 +45,7 @@ class Rank(Generic[S]):
 
     @property
     def pool(self) -> Assignment:
-        """Return its server's pool."""
+        """Return the server's pool."""
         return self.server.pool
 
     def share(self, tokens: int) -> int:

@@ -23,7 +23,7 @@ LOADS = "v1/loads?include=core"
 
 
 class Missing(Exception):
-    """The server has no such route, or the answer lacks what is needed."""
+    """The server has no such route, or the answer lacks the needed figures."""
 
 
 class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ def read_loads(text: bytes) -> list[RankLoad]:
 
 
 Parse = Callable[[bytes], Awaitable[None]]
-"""Takes in an answer. Raises Missing, ValueError and OverflowError if it is unusable."""
+"""Processes an answer. Raises Missing, ValueError and OverflowError if it is unusable."""
 
 
 class Reader:
@@ -136,7 +136,7 @@ class KvReader(Reader):
     async def read(self) -> None:
         """Poll the server; after a long silence its last report is dropped."""
         if self._asking is None:
-            # Requests sent while it answers count as not in the answer, though they may be.
+            # Requests sent while the server answers count as not in the answer, though they may be.
             self._own = self.instance.outstanding_tokens
         now = self.instance.clock
         if await self.ask() is not None:

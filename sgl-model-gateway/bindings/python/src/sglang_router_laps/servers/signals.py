@@ -81,7 +81,7 @@ class SignalReader(Reader):
         """Time of that load, by the clock of the instance (seconds)."""
         self._by_rank: Mapping[int, Load] = {}
         self.group: GroupStatus | None = None
-        """Plan shared by its data-parallel attention ranks, in the latest report; None if there is none."""
+        """Plan shared by the server's data-parallel attention ranks, in the latest report; None if there is none."""
         self._sized: tuple[int, int, float] | None = None
         """Ranks of a stock server, ranks that requests are spread over by bootstrap room, and the time of that
         answer."""
@@ -162,7 +162,7 @@ class SignalReader(Reader):
         self.group = next((r.group for r in ranks if r.group is not None and r.group.on), None)
         if said.lengths is not None:
             i.outlook.arrivals.told(said.lengths, i.outlook.model, self._threshold)
-        # By the server's own clock a cached answer can be told from a new one.
+        # The server's own clock distinguishes a cached answer from a new one.
         self._take(said.load, said.age_s, None if said.lengths is None else said.lengths.seconds)
 
     async def _loads(self, text: bytes) -> None:
@@ -174,7 +174,7 @@ class SignalReader(Reader):
         share = self._share("theirs", busy_s)
         share = self._told.busy_share if share is None else share
         self.instance.spread(await self._size(len(ranks)))
-        # Its host memory may hold more, which it does not report.
+        # The host memory may hold more, which the server does not report.
         self.instance.remembers(max(PREFIX_TOKENS, *(r.max_total_num_tokens for r in ranks)))
         self._by_rank = {r.dp_rank: self._load(n, 0.0) for r, n in zip(ranks, waiting, strict=True)}
         self.instance.outlook.seen(share > self._own_share + OTHERS)

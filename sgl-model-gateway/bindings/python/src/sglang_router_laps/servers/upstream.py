@@ -70,7 +70,7 @@ class Lost(Exception):
 
 
 def failure(instance: Instance, cause: Exception) -> Lost:
-    """Return the failure that an exception of a request to ``instance`` stands for."""
+    """Return the failure that corresponds to an exception of a request to ``instance``."""
     kind: Kind = "unreachable" if isinstance(cause, aiohttp.ServerTimeoutError) else "lost"
     if isinstance(cause, (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError)):
         kind = "local"
