@@ -89,7 +89,7 @@ class Processes:
             index = self._running.pop(pid, None)
             if index is None or self._told:
                 continue
-            logger.error("worker %d has ended (%d); it starts again", index, os.waitstatus_to_exitcode(status))
+            logger.error("worker %d has ended (%d); restarting it", index, os.waitstatus_to_exitcode(status))
             time.sleep(PAUSE_S)
             self._start(index)
         for s, handler in before.items():
@@ -104,7 +104,7 @@ class Processes:
             beat, (before, looks) = self._beats[index], self._seen.get(pid, (-1, 0))
             self._seen[pid] = beat, looks + 1 if beat == before else 0
             if looks >= self._hung_looks:
-                logger.error("worker %d hangs; it is killed", index)
+                logger.error("worker %d hangs; killing it", index)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

@@ -88,7 +88,7 @@ class Tasks:
                 await work()
             except Exception as e:
                 watched.error = f"{type(e).__name__}: {e}"
-                logger.exception("%s failed; it starts again", watched.name)
+                logger.exception("%s failed; restarting it", watched.name)
             finally:
                 watched.alive = False
             if time.monotonic() - began > PAUSE_MAX_S:

@@ -203,7 +203,7 @@ class Attempt:
         if leg.cancelled():
             if self._expired:
                 raise TimeoutError
-            raise Lost(instance, "cut", "it has become unhealthy")
+            raise Lost(instance, "cut", "the server became unhealthy")
         return leg.result()
 
     def _refusal(self) -> Refused | None:

@@ -124,9 +124,9 @@ def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
     except ValueError as e:
         # Undecodable, too deep, or a number with too many digits.
         status = 422 if isinstance(e, json.JSONDecodeError) else 400
-        raise Rejection(refusal(status, INVALID, f"the body is no JSON: {e}")) from None
+        raise Rejection(refusal(status, INVALID, f"the body is not JSON: {e}")) from None
     if not isinstance(body, dict):
-        raise Rejection(refusal(422, INVALID, "the body is no JSON object"))
+        raise Rejection(refusal(422, INVALID, "the body is not a JSON object"))
     return raw, body
 
 

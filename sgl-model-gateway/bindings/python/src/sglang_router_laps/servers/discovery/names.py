@@ -41,7 +41,7 @@ class Name:
                 failing = False
             except OSError as e:
                 if not failing:
-                    logger.warning("%s: %s; its servers stay as they are", self.url, e)
+                    logger.warning("%s: %s; its servers stay unchanged", self.url, e)
                 failing = True
             await asyncio.sleep(PERIOD_S)
 

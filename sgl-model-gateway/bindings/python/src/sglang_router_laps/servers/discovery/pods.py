@@ -101,7 +101,7 @@ class Pods:
                     if not failing:
                         # The exception's own text would include all headers and the body.
                         why = f"{e.status} {e.reason}" if isinstance(e, client.ApiException) else e
-                        logger.warning("%s: %s; they stay as they are", self.name, why)
+                        logger.warning("%s: %s; servers stay unchanged", self.name, why)
                     failing = True
                 await asyncio.sleep(PAUSE_S)
 
