@@ -77,8 +77,8 @@ class Evidence:
             self._passed[marker] = server, now, max(longest, now - last) if whose == server else 0.0
 
     def stood_still(self, marker: int, end: float) -> bool:
-        """Return True if a stream that had begun was silent for ``STILL_S`` up to ``end``, and record that as a fault
-        of its server."""
+        """Return True if a stream paused for ``STILL_S`` or longer up to ``end`` after it had begun; record that as a
+        fault of its server."""
         server, last, longest = self._passed.get(marker, ("", end, 0.0))
         still = max(longest, end - last) >= STILL_S
         if still:
