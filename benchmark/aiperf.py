@@ -1,9 +1,9 @@
-"""This client next to NVIDIA's aiperf: one trace in Mooncake's format through router, prefill and decode servers.
+"""This client compared with NVIDIA's aiperf: one trace in Mooncake's format through router, prefill and decode servers.
 
     AIPERF=/path/to/aiperf python -m benchmark.aiperf [--rounds 5] [--endpoint chat] [--out out/aiperf]
 
-aiperf makes the prompts from the trace. The requests that it sends in a first run are then sent by this client at the
-times of the trace, in turns with aiperf itself, each time to servers whose prefix caches are empty.
+aiperf makes the prompts from the trace in a first run. The requests that it sent are then sent by this client at the
+times of the trace, in turns with aiperf itself, each time to servers with empty prefix caches.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OURS, THEIRS = "this client", "aiperf"
 PREFILLS = 2
 WORKLOAD, LONGEST, ANSWER_TOKENS = "azure", 1024, 4
 SYSTEM_PROMPTS, SYSTEM_TOKENS = 4, 4 * aiperf.BLOCK
-"""Each request begins with one of them: what a trace's hash ids are for."""
+"""Each request begins with one of them, which exercises a trace's hash ids."""
 PATIENCE_S = 60.0
 DEVICE = DEVICES[CPU]
 Seen = dict[str, list[dict[str, float]]]
@@ -51,7 +51,8 @@ Seen = dict[str, list[dict[str, float]]]
 
 @contextmanager
 def fleet(out: Path, say: Callable[[str], None]) -> Iterator[tuple[Target, Path]]:
-    """The router in front of prefill servers with LAPS and one decode server; and the folder of the model."""
+    """Run the router in front of prefill servers with LAPS and one decode server; yield its address and the model's
+    folder."""
     folder, logs = DEVICE.checkpoint(), out / "logs"
     flags = ("--chunked-prefill-size", str(DEVICE.chunk), *DEVICE.args)
     laps = (*flags, *BUILT_IN[LAPS_PREFILL].args)
@@ -62,17 +63,17 @@ def fleet(out: Path, say: Callable[[str], None]) -> Iterator[tuple[Target, Path]
     decode = servers.decode(folder, logs / "decode.log", *flags, env=DEVICE.env)
     router = servers.minilb(prefills, [decode], logs / "router.log", *FLAGS[LAPS], module=MODULES[LAPS])
     say("starting the servers")
-    # The router last: servers that are not up yet would be unhealthy to it for a while.
+    # The router starts last: it would find servers that are still starting unhealthy for a while.
     with servers.running(*prefills, decode), servers.running(router):
         yield Target(servers.HOST, router.port), folder
 
 
 def jobs_of(lone: Callable[[int], float], utilisation: float, span_s: float, seed: int) -> list[Job]:
-    """Rows of the Azure trace behind system prompts: new tokens for ``utilisation`` of one server's time."""
+    """Return rows of the Azure trace behind system prompts: new tokens for ``utilisation`` of one server's time."""
     workload, rng = make(WORKLOAD, Scale(LONGEST, LONGEST)), random.Random(seed)
     alone_s = mean([lone(job.new) for job in workload.sample(1000, rng)])
     rows = workload.arrivals(Offer(utilisation, span_s, 1.0 / alone_s, lone), rng)
-    # The first one is due at once, as aiperf has it.
+    # The first one is due at once, as in aiperf.
     begin_s = rows[0].at_s
     return [
         replace(job, at_s=job.at_s - begin_s, cached=SYSTEM_TOKENS, stream=rng.randrange(SYSTEM_PROMPTS))
@@ -81,7 +82,7 @@ def jobs_of(lone: Callable[[int], float], utilisation: float, span_s: float, see
 
 
 def replayed(target: Target, jobs: Sequence[Job], sent: Sequence[aiperf.Sent], path: str) -> dict[str, float]:
-    """What our client sees of the requests that aiperf sent. Raises ConnectionError where one fails."""
+    """Return TTFTs of our client for the requests that aiperf sent. Raises ConnectionError if one fails."""
     bodies = [request(one.payload, path.encode()) for one in sent]
     answers = asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
     wrong = [a.error for a in answers if a.error]
@@ -94,8 +95,8 @@ def replayed(target: Target, jobs: Sequence[Job], sent: Sequence[aiperf.Sent], p
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.aiperf", __doc__, "aiperf", rounds="(5)", seed=1, whole=True)
     p.add_argument("--seconds", type=float, default=10.0, help="length of the trace (10)")
-    p.add_argument("--utilisation", type=float, default=0.3, help="of one prefill server by the trace (0.3)")
-    p.add_argument("--endpoint", choices=tuple(aiperf.ENDPOINTS), default="completions", help="(completions)")
+    p.add_argument("--utilisation", type=float, default=0.3, help="load of one prefill server by the trace (0.3)")
+    p.add_argument("--endpoint", choices=tuple(aiperf.ENDPOINTS), default="completions", help="route (completions)")
     args = p.parse_args(argv)
     if args.rounds < 1 or args.seconds <= 0 or not 0 < args.utilisation <= 1:
         p.exit(2, f"{p.prog}: --rounds and --seconds are positive, --utilisation lies in (0, 1]\n")
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, program: str) -> Piece:
-    """All rounds. Raises ServerError or ConnectionError."""
+    """Run all rounds. Raises ServerError or ConnectionError."""
     say, trace, cache = Progress(), args.out / "trace.jsonl", args.out / "hub"
     prompts = Prompts(DEVICE.vocabulary, args.seed, LONGEST, reuse=False, prefill_only=False, answer=ANSWER_TOKENS)
     with fleet(args.out, say) as (target, folder):
@@ -143,7 +144,7 @@ def run(args: argparse.Namespace, program: str) -> Piece:
 
 
 def piece_of(seen: Seen, jobs: Sequence[Job], version: str, args: argparse.Namespace) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     of = {name: {key: [r[key] for r in rounds] for key in rounds[0]} for name, rounds in seen.items()}
     figures = [
         Figure.of(f"{what} TTFT, {OURS} / {THEIRS}", ratio(of[OURS][key], of[THEIRS][key]), bar)

@@ -1,12 +1,12 @@
-"""Real schedulers on an emulated device: stock policies and LAPS, and how near the simulator comes to them.
+"""Real schedulers on an emulated device: stock policies against LAPS, and the simulator's accuracy.
 
     python -m benchmark.emulated --device h200-qwen3-8b,slow=10 [--loop normal]
 
-Real prefill servers of this machine whose steps last as long as the profile says (``--laps-emulate``), a mix of 95%
-LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192 at shares of the load that stock fcfs can do. The same arrivals
-in the simulator, which knows the profile and this machine's host time: that is measured before, on lone requests (of a
-server without the overlap loop, which hides a part of it) and a training load. Ratios between policies are the
-device's; times are stretched and this machine's host is in them.
+Real prefill servers of this machine whose steps last as long as the profile says (``--laps-emulate``), with 95% LMSYS
+lengths up to 256 tokens and 5% of 1,024 to 8,192 at shares of stock fcfs's capacity. The simulator runs the same
+arrivals with the profile and this machine's host time, which is measured before, on lone requests (of a server without
+the overlap loop, which hides a part of it) and a training load. Ratios between policies are the device's; times are
+stretched and include this machine's host.
 """
 
 from __future__ import annotations
@@ -43,44 +43,44 @@ from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK, Variant
 from benchmark.sim.calibration import Alone, Setup, alone, measure, quantiles, simulated
 
 SMALL = Variant(f"{SPF}, 2048", ("--schedule-policy", SPF, "--chunked-prefill-size", "2048"))
-"""The best that stock has without another model of its step: small chunks, and in each what is short."""
+"""Best stock setting without a latency model: small chunks, shortest prompts first."""
 OTHERS = (*STOCK, SMALL.name)
 POLICIES = (*OTHERS, LAPS)
 LOADS = (0.7, 0.5, 0.85)
 LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL_LOOP))
-"""Whose lone requests show the host's time: the overlap loop hides a step's."""
+"""Variant whose lone requests show the host's time: the overlap loop hides a step's."""
 JUDGED = 0.7
-"""The load at which policies are judged against each other."""
+"""Load at which policies are judged against each other."""
 LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 TRAINING_S = 15.0
 CLIENTS = 256
-"""Of the closed loop in which the simulator finds what stock fcfs can do."""
+"""Clients of the closed loop in which the simulator measures stock fcfs's capacity."""
 
 
 def sizes() -> Sizes:
-    """The load's lengths."""
+    """Return the lengths of the load."""
     return mix(lmsys(256), log_uniform(1024, 8192), 0.05)
 
 
 def arrivals(rate: float, span_s: float, seed: str) -> list[Job]:
-    """A round's jobs."""
+    """Return the jobs of a round."""
     rng, draw = random.Random(seed), sizes()
     return [Job(at_s, draw(rng)) for at_s in poisson(rate, span_s, rng)]
 
 
 def capacity(profile: Profile, chunk: int, seed: int, *, overlap: bool = True) -> float:
-    """Requests/s that stock fcfs does, simulated."""
+    """Return the simulated capacity of stock fcfs (requests/s)."""
     work = Closed(sizes(), CLIENTS, 4000, seed)
     return run(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=overlap).steady(CLIENTS).require(FCFS).requests_per_s
 
 
 def overlaps(args: argparse.Namespace) -> bool:
-    """Whether servers run the overlap loop."""
+    """Return True if servers run the overlap loop."""
     return bool(args.loop == devices.OVERLAP)
 
 
 def gather(args: argparse.Namespace, device: Device, raw: Path) -> None:
-    """Everything that needs servers. ``raw`` is written after each load: what ends later loses no earlier one."""
+    """Run all loads on servers. ``raw`` is written after each load, so that a crash loses no earlier one."""
     say = Progress()
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
     profile = Profile.load(device.laps["profile"])
@@ -122,14 +122,14 @@ def gather(args: argparse.Namespace, device: Device, raw: Path) -> None:
 
 
 def told(target: Target) -> dict[str, Any]:
-    """What a server says of its emulated device."""
+    """Return a server's statistics of its emulated device."""
     info = get_json(target, "/server_info") or {}
     states = info.get("internal_states") or [{}]
     return dict(states[0].get("emulated") or {})
 
 
 def setup(device: Device, profile: Profile, chunk: int) -> Setup:
-    """This machine with that device."""
+    """Return the simulator's setup of this machine with that device."""
     return Setup(
         profile.name,
         f"{profile.source}; host: this machine",
@@ -144,14 +144,14 @@ def setup(device: Device, profile: Profile, chunk: int) -> Setup:
 
 @dataclass
 class Load:
-    """What was measured and simulated at one load: (policy, figure) -> one value a round. Times in seconds."""
+    """Measured and simulated figures at one load: (policy, figure) -> one value per round. Times in seconds."""
 
     measured: dict[tuple[str, str], list[float]]
     simulated: dict[tuple[str, str], list[float]]
 
 
 def loads(raw: dict[str, Any], profile: Profile, args: argparse.Namespace, knobs: dict[str, Any]) -> Iterator[Load]:
-    """Simulate the same arrivals, load after load."""
+    """Simulate the same arrivals; yield load after load."""
     for rounds in raw["rounds"].values():
         found = Load({}, {})
         for i, one in enumerate(rounds):
@@ -177,7 +177,7 @@ def loads(raw: dict[str, Any], profile: Profile, args: argparse.Namespace, knobs
 
 
 def judged(load: Load) -> list[Figure]:
-    """LAPS against the best of stock, and against fcfs."""
+    """Return LAPS's figures against the best stock policy, and against fcfs."""
     seen, figures = load.measured, []
     for key, bar, base in (
         ("short P90", bars.EMULATED_SHORT_P90, None), ("mean", bars.EMULATED_MEAN, None),
@@ -191,7 +191,7 @@ def judged(load: Load) -> list[Figure]:
 
 
 def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: Sequence[str] | None) -> int:
-    """Simulate, compare, write."""
+    """Simulate, compare and write the report."""
     known = Profile.load(device.laps["profile"])
     rows = [Job(*r) for r in raw["training"]["rows"]]
     calibrated = setup(device, known, args.chunk).under_load(
@@ -255,15 +255,15 @@ def report(raw: dict[str, Any], args: argparse.Namespace, device: Device, argv: 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    rounds = f"at {100 * JUDGED:g}%% (3); one at the other loads"
+    rounds = f"rounds at {100 * JUDGED:g}%% (3); one at the other loads"
     p = parser("python -m benchmark.emulated", __doc__, "emulated", rounds=rounds, seed=1, whole=True)
     p.set_defaults(rounds=3)
     devices.add_emulated(p)
     devices.add_loop(p, devices.OVERLAP)
-    p.add_argument("--chunk", type=int, default=8192, help="tokens")
-    p.add_argument("--seconds", type=positive, default=90.0, help="of arrivals in a round")
-    p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock fcfs can do")
-    p.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
+    p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
+    p.add_argument("--seconds", type=positive, default=90.0, help="duration of a round's arrivals (90)")
+    p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of stock fcfs's capacity")
+    p.add_argument("--again", action="store_true", help="only simulate the arrivals of an earlier run in --out")
     args = p.parse_args(argv)
     with command_line("emulated"):
         device: Device = args.device.in_loop(args.loop)

@@ -2,9 +2,9 @@
 
     python -m benchmark.emulated_fleet --device h200-qwen3-32b,slow=6 --servers 4
 
-Real prefill servers whose steps last as long as the profile says, a real decode server, KV over Mooncake, real routers,
-all on this machine. The mix of ``benchmark.emulated``, open at shares of what so many stock servers can do, and closed
-loops; the simulator is asked the same. For the paper's claims about several instances.
+Real prefill servers whose steps last as long as the profile says, a real decode server, KV over Mooncake, and real
+routers, all on this machine. The mix of ``benchmark.emulated``, open at shares of the stock servers' capacity, and in
+closed loops; the simulator runs the same. For the paper's claims about several instances.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ WAYS = {
 }
 """Name -> prefill servers, router, the simulator's router. MiniLB picks at random: plain data parallelism."""
 ALONE = (BASE, "laps servers")
-"""Of these, what differs with one server."""
+"""Ways that differ with one server."""
 LOADS = (0.5, 0.7, 0.85)
 CLIENTS = (8, 32)
-"""Of the closed loops, for each server."""
+"""Clients of the closed loops, for each server."""
 BODIES = 3000
-"""Of a closed loop, before one comes again."""
+"""Distinct requests of a closed loop."""
 SLO_S = 0.4
-"""Of the paper; stretched as the device is."""
+"""SLO of the paper (seconds); stretched like the device."""
 PATIENCE_S = 120.0
 
 
 def ways(args: argparse.Namespace) -> Sequence[str]:
-    """What is compared."""
+    """Return the ways to compare."""
     return tuple(WAYS) if args.servers > 1 else ALONE
 
 
 @dataclass
 class Seen:
-    """One run. Times in seconds, as they were."""
+    """Figures of one run. Times in seconds, unscaled."""
 
     short_p90: float
     long_p90: float
@@ -82,7 +82,7 @@ class Seen:
 
     @classmethod
     def of(cls, tokens: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float, failed: int = 0) -> Seen:
-        """From every answered request."""
+        """Return the figures of all answered requests."""
         found = quantiles(tokens, ttft)
         over = sum(t > slo_s for t in ttft) / len(ttft)
         return cls(found["short P90"], found["long P90"], statistics.fmean(ttft), over, rate, failed)
@@ -90,7 +90,8 @@ class Seen:
 
 @contextmanager
 def up(device: Device, chunk: int, variant: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Prefill servers of a variant and a decode server; "routers": of each kind that is wanted, in front of them."""
+    """Start prefill servers of a variant, a decode server and the wanted routers in front of them; yield their
+    addresses."""
     folder, logs = device.checkpoint(), args.out / "logs"
     flags = ("--chunked-prefill-size", str(chunk), *device.args_of(BUILT_IN[variant]))
     prefills = [
@@ -109,16 +110,16 @@ def up(device: Device, chunk: int, variant: str, args: argparse.Namespace) -> It
 
 
 CYCLES = 200
-"""Requests of a client of a simulated closed loop, at least."""
+"""Least number of requests of each client in a simulated closed loop."""
 
 
 def closed(ttft: Sequence[float], rate: float, slo_s: float) -> dict[str, float]:
-    """Of a closed loop: requests/s, mean TTFT (seconds), share of TTFTs above the SLO."""
+    """Return figures of a closed loop: requests/s, mean TTFT (seconds), share of TTFTs above the SLO."""
     return {"rate": rate, "mean": statistics.fmean(ttft), "over": sum(t > slo_s for t in ttft) / len(ttft)}
 
 
 def gather(args: argparse.Namespace, device: Device, rate: float, slo_s: float) -> dict[str, Any]:
-    """Everything that needs servers: way -> load -> what was seen."""
+    """Run all loads on servers. Returns way -> load -> figures."""
     say = Progress()
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=False)
     found: dict[str, Any] = {}
@@ -172,7 +173,7 @@ def gather(args: argparse.Namespace, device: Device, rate: float, slo_s: float) 
 
 
 def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: float, slo_s: float) -> dict[str, Any]:
-    """The same in the simulator."""
+    """Simulate the same loads."""
     knobs = {k: v for k, v in device.laps.items() if k != "profile"}
     found: dict[str, Any] = {}
     for name in ways(args):
@@ -190,7 +191,7 @@ def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: 
             o = simulate(VARIANTS[variant], Trace(jobs), profile, **how)
             found[name]["open"][f"{load:g}"] = vars(Seen.of(o.record.new, o.record.ttft, o.rate, slo_s))
         for clients in args.clients:
-            # So long that a prompt which is parked for long comes back in it.
+            # Long enough that a prompt which is parked for long ends in it.
             n = max(round(args.seconds * rate), CYCLES * clients)
             o = simulate(VARIANTS[variant], Closed(sizes(), clients, n, args.seed), profile, **how)
             steady = o.steady(clients).require(f"{name}, simulated")
@@ -203,7 +204,7 @@ def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: 
 
 
 def report(real: dict[str, Any], sim: dict[str, Any], args: argparse.Namespace, device: Device, rate: float) -> Piece:
-    """Side by side."""
+    """Return the piece for the report: emulated and simulated figures side by side."""
     tables, figures = [], []
     for load in args.loads:
         rows = []
@@ -252,11 +253,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.emulated_fleet", __doc__, "emulated-fleet", seed=1, whole=True)
     devices.add_emulated(p, "h200-qwen3-32b,slow=6")
     p.add_argument("--servers", type=int, default=4)
-    p.add_argument("--chunk", type=int, default=8192, help="tokens")
-    p.add_argument("--seconds", type=positive, default=45.0, help="of arrivals at each load")
-    p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of what stock servers can do")
-    p.add_argument("--clients", type=int, nargs="+", help="of the closed loops (8 and 32 for each server)")
-    p.add_argument("--again", action="store_true", help="simulate what --out holds of an earlier run: no servers")
+    p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
+    p.add_argument("--seconds", type=positive, default=45.0, help="duration of arrivals at each load (45)")
+    p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of the stock servers' capacity")
+    p.add_argument("--clients", type=int, nargs="+", help="clients of the closed loops (8 and 32 for each server)")
+    p.add_argument("--again", action="store_true", help="only simulate the loads of an earlier run in --out")
     args = p.parse_args(argv)
     args.clients = args.clients or [n * args.servers for n in CLIENTS]
     with command_line("emulated_fleet"):

@@ -2,8 +2,8 @@
 
     python -m benchmark.goodput [--profile h200-qwen3-32b --model 32b] [--scales 0.5 1 2]
 
-FlowPrefill's measure: four tasks (text, image, search, file) with lengths and objectives of their own. Stock policies
-and LAPS, which is told the objectives as deadlines, or not.
+FlowPrefill's metric: four tasks (text, image, search, file) with lengths and objectives of their own. Stock policies
+and LAPS, with the objectives as deadlines or without.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from benchmark.results.piece import Figure, Piece, Table, count, parser, positiv
 from benchmark.rig.progress import Progress
 
 SHARE = 0.9
-"""Share of the requests that are to be in time (0..1)."""
+"""Share of the requests that must be in time (0..1)."""
 STEPS = 7
-"""Halvings of the range in which the highest rate is looked for."""
+"""Bisection steps in the search for the highest rate."""
 WARM = 0.1
 """Share of the time that is not counted."""
 DRAIN_S = 30.0
-"""After the last arrival, beyond its objective: who has no first token by then is late (seconds)."""
+"""Time after the last arrival and its objective until the simulation ends: requests without a first token are late
+(seconds)."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Way:
     """Name of the policy in ``laps_plan.sim.variants.VARIANTS``."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     told: bool = False
-    """Whether the server is told the objectives."""
+    """True if the server knows the objectives."""
     chunk: int = 8192
 
 
@@ -60,17 +61,17 @@ STOCK = tuple(name for name in WAYS if VARIANTS[WAYS[name].policy].policy)
 
 @dataclass(frozen=True)
 class Study:
-    """On what and how well it is to be served."""
+    """Device, load and criterion of the study."""
 
     profile: Profile
     model: str
     requests: int
     seeds: Sequence[int]
     each: bool = False
-    """Whether it is each task that is to be in time, not all requests together."""
+    """True if each task must be in time, not all requests together."""
 
     def in_time(self, way: Way, rate: float, scale: float) -> float:
-        """Share of the requests in time (0..1): of all of them, or ``each``: of the task that fares worst."""
+        """Return the share of the requests in time (0..1): of all of them, or with ``each`` of the worst task."""
         met, due = Counter[float](), Counter[float]()
         for seed in self.seeds:
             rows = tasks.jobs(rate, self.requests, self.model, scale, seed)
@@ -89,7 +90,7 @@ class Study:
         return min(met[s] / n for s, n in due.items()) if self.each else met.total() / due.total()
 
     def goodput(self, way: Way, scale: float, most: float) -> float:
-        """Requests per second; between 0 and ``most``."""
+        """Return the goodput (requests/s), between 0 and ``most``."""
         good, bad = 0.0, most
         for _ in range(STEPS):
             middle = (good + bad) / 2
@@ -100,7 +101,7 @@ class Study:
         return good
 
     def capacity(self) -> float:
-        """Requests per second that stock fcfs does, all of them waiting."""
+        """Return stock fcfs's capacity with all requests waiting (requests/s)."""
         rows = [replace(job, at_s=0.0, slo_s=None) for job in tasks.jobs(100.0, 600, self.model, 1.0, self.seeds[0])]
         return run(VARIANTS["fcfs"], Trace(rows), self.profile).rate
 
@@ -108,11 +109,11 @@ class Study:
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.goodput", __doc__, "goodput", seed=1, whole=True)
     p.add_argument("--profile", default="h200-qwen3-8b")
-    p.add_argument("--model", choices=list(tasks.OBJECTIVES_S), default="8b", help="whose objectives (8b)")
-    p.add_argument("--scales", type=positive, nargs="+", default=[1.0], help="of the objectives (1)")
-    p.add_argument("--requests", type=count, default=1500, help="of a simulation, about (1500)")
+    p.add_argument("--model", choices=list(tasks.OBJECTIVES_S), default="8b", help="model whose objectives apply (8b)")
+    p.add_argument("--scales", type=positive, nargs="+", default=[1.0], help="factors on the objectives (1)")
+    p.add_argument("--requests", type=count, default=1500, help="requests per simulation, about (1500)")
     p.add_argument("--seeds", type=count, default=2)
-    p.add_argument("--each", action="store_true", help="90%% of each task, not of all requests")
+    p.add_argument("--each", action="store_true", help="require 90%% of each task, not of all requests")
     p.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     args = p.parse_args(argv)
     seeds = range(args.seed, args.seed + args.seeds)

@@ -1,10 +1,10 @@
-"""What a GPU shows in one go: real prefill servers of all variants, loaded in turns, within a few minutes.
+"""All GPU measurements in one go: real prefill servers of all variants, loaded in turns, within a few minutes.
 
     python -m benchmark.gpu [--minutes 15] [--workload mixed,code,azure] [--out out/gpu]
 
-First whether every server answers, and what the LAPS ones say of themselves. Then ``benchmark.slices``, then
-``benchmark.serve``, on the same servers; a piece is written as soon as it is done. Rounds of a piece that would not be
-done in time are not begun.
+First checks that every server answers, and records the status of the LAPS ones. Then runs ``benchmark.slices`` and
+``benchmark.serve`` on the same servers; each piece is written as soon as it is done. Workloads that would not be done
+in time are not begun.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
 NAMES = (FCFS, SPF, LAPS)
 LONE, LONE_ROUNDS = 20, 21
 SERVE_S = 170.0
-"""One workload takes about so long, its calibration included."""
+"""Time of one workload with its calibration, about."""
 
 
 def loads(fleet: Fleet, started_s: float, args: argparse.Namespace) -> Piece:
-    """What the servers say once they are up."""
+    """Return a piece with the servers' status after their start."""
     rows: list[Sequence[str]] = []
     told: dict[str, Any] = {}
     for variant in fleet.variants:
@@ -67,7 +67,7 @@ def loads(fleet: Fleet, started_s: float, args: argparse.Namespace) -> Piece:
 
 
 def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequence[str]) -> Piece:
-    """A short request alone, the servers in turns of a few requests: what LAPS adds where there is nothing to gain."""
+    """Measure a short request alone, the servers in turns of a few requests: LAPS's overhead without contention."""
 
     def once(i: int, name: str) -> list[float]:
         bodies = prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (LONE + 1), args.seed * 7000 + i)
@@ -90,8 +90,8 @@ def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequen
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, seconds=8.0, whole=True)
-    p.add_argument("--minutes", type=float, default=15.0, help="in all, the servers' start included (15)")
-    p.add_argument("--workload", default="mixed,code,azure", help="of benchmark.serve, with commas (mixed,code,azure)")
+    p.add_argument("--minutes", type=float, default=15.0, help="total time, the servers' start included (15)")
+    p.add_argument("--workload", default="mixed,code,azure", help="workloads of benchmark.serve (mixed,code,azure)")
     p.add_argument("--skip-slices", action="store_true")
     p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
     p.add_argument("--longest", type=int, default=16384, help="longest prompt, tokens (16384)")
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [BUILT_IN[n] for n in NAMES]
 
     def done(piece: Piece, left: Path | None = None) -> None:
-        """`left`: the folder where its pictures are."""
+        """``left``: the folder of its pictures."""
         if not piece.name.startswith("gpu-"):
             piece.name, piece.title = f"gpu-{piece.name}", f"{piece.title}, on a GPU"
         out = args.out / piece.name

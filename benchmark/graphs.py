@@ -3,7 +3,7 @@
     python -m benchmark.graphs                     Qwen2.5 shapes with dummy weights
     python -m benchmark.graphs --lengths FILE      prompt lengths from a column of a CSV (may be gzipped)
     python -m benchmark.graphs --shapes 7B --modes breakable graphs --concurrency 1 8 32 128 --prompts lmsys \
-        --seconds 4 --rounds 2                     the short version: about five minutes on one GPU
+        --seconds 4 --rounds 2                     about five minutes on one GPU
 
 A closed loop of N clients on a prefill server per mode; no prompt is ever cached. Modes take turns within a round and
 figures are medians over rounds. What one batch takes on each path: ``benchmark.ladder``. Tables go to the terminal, all
@@ -47,25 +47,25 @@ MODES: dict[str, tuple[str, ...]] = {
     "laps": (ON,),
     "graphs": (ON, "--enable-batch-prefill-cuda-graph"),
 }
-"""``laps`` is the scheduler without full graphs: what it and they each contribute can be told apart."""
+"""``laps`` is the scheduler without full graphs, so that the contributions of scheduler and graphs can be separated."""
 DEFAULT = "breakable"
 WEIGHTS_GIB = {"0.5B": 1.0, "7B": 15.3, "14B": 29.6, "32B": 65.5}
 SAMPLE = 4000
-"""Prompts of a closed loop before they are sent again."""
+"""Distinct prompts of a closed loop."""
 
 Point = tuple[str, int, str]
 """Prompts, clients, mode."""
 
 
 def short_lengths(path: Path) -> list[int]:
-    """Short prompt lengths (tokens) from a file's first column."""
+    """Return the short prompt lengths (tokens) in a file's first column."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     given = [int(row[0]) for row in csv.reader(text.decode().splitlines()) if row and row[0].isdecimal()]
     return [n for n in given if n <= THRESHOLD] or [THRESHOLD]
 
 
 def device(shape: str, args: argparse.Namespace) -> Device:
-    """The GPU with another model."""
+    """Return the GPU with another model."""
     base = DEVICES[CUDA]
     flags = [*base.args, "--attention-backend", args.attention, "--mem-fraction-static", "0.7", *args.flags]
     return replace(
@@ -75,12 +75,13 @@ def device(shape: str, args: argparse.Namespace) -> Device:
 
 
 def status(fleet: Fleet, mode: str) -> dict[str, Any]:
-    """The ``graphs`` part of /laps_status; empty for a stock server."""
+    """Return the ``graphs`` part of /laps_status; empty for a stock server."""
     return dict((get_json(fleet.prefill(mode), "/laps_status") or {}).get("graphs", {}))
 
 
 def captured(fleet: Fleet, mode: str) -> dict[str, Any]:
-    """Prefill capture of this server: seconds and MiB, of the full graphs if it has any, else of the stock graphs."""
+    """Return seconds and MiB of a server's prefill capture: of the full graphs if it has any, else of the stock
+    graphs."""
     graphs = status(fleet, mode)
     if graphs.get("on"):
         return {k: graphs[k] for k in ("capture_s", "capture_mib", "row_counts", "faster")}
@@ -90,7 +91,7 @@ def captured(fleet: Fleet, mode: str) -> dict[str, Any]:
 
 
 def measure(fleet: Fleet, mode: str, sizes: Sizes, clients: int, seconds: float, seed: str) -> dict[str, Any]:
-    """A closed loop on one mode."""
+    """Run a closed loop on one mode."""
     target, rng = fleet.target(mode), random.Random(seed)
     jobs = [Job(0.0, sizes(rng)) for _ in range(SAMPLE)]
     before = status(fleet, mode)
@@ -113,7 +114,7 @@ def measure(fleet: Fleet, mode: str, sizes: Sizes, clients: int, seconds: float,
 
 
 def run(shape: str, args: argparse.Namespace, say: Progress) -> dict[str, Any]:
-    """All modes of one model shape: medians over rounds per prompts, clients and mode."""
+    """Run all modes of one model shape; return medians over rounds per prompts, clients and mode."""
     here = device(shape, args)
     kinds = {"lmsys": drawn(short_lengths(args.lengths)), "uniform": uniform(1, THRESHOLD)}
     points = [(kind, clients) for kind in args.prompts for clients in args.concurrency]
@@ -124,7 +125,7 @@ def run(shape: str, args: argparse.Namespace, say: Progress) -> dict[str, Any]:
     with Fleet(here, CHUNK, variants, False, args.out / shape, prompts, say) as fleet:
         for i in range(args.rounds):
             order = args.modes if i % 2 == 0 else args.modes[::-1]
-            # Where memory holds one server at a time, each does all of a round while it is up.
+            # If memory holds one server at a time, each runs its whole round while it is up.
             outer = [order] if fleet.together else [[mode] for mode in order]
             for modes in outer:
                 for mode in modes:
@@ -141,7 +142,7 @@ def run(shape: str, args: argparse.Namespace, say: Progress) -> dict[str, Any]:
 
 
 def row(point: Point, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over rounds."""
+    """Return medians over rounds."""
     kind, clients, mode = point
     numbers = [key for key in rounds[0] if key not in ("failed", "why")]
     return {
@@ -158,13 +159,13 @@ COLUMNS = (
 
 
 def table(result: dict[str, Any]) -> Table:
-    """All that was measured of one shape; medians over rounds."""
+    """Return a table of all figures of one shape; medians over rounds."""
     cells = [["-" if row.get(c) is None else str(row[c]) for c in COLUMNS] for row in result["rows"]]
     return Table(f"Short prompts, {result['shape']}", [c.replace("_", " ") for c in COLUMNS], cells)
 
 
 def figures(result: dict[str, Any]) -> list[Figure]:
-    """What the full graphs have to reach, for one shape."""
+    """Return the full graphs' figures with bars, for one shape."""
     at = {(r["prompts"], r["clients"], r["mode"]): r for r in result["rows"]}
     ratios = {
         (kind, clients): row["per_s"] / at[kind, clients, DEFAULT]["per_s"]
@@ -188,7 +189,7 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 
 
 def picture(result: dict[str, Any], args: argparse.Namespace, path: Path) -> None:
-    """Requests/s and P99 over the number of clients, for each kind of prompts."""
+    """Draw requests/s and P99 over the number of clients, for each kind of prompts."""
     at = {(r["prompts"], r["clients"], r["mode"]): r for r in result["rows"]}
     panels = {
         f"{kind} prompts: {what}": {m: [at[kind, n, m][key] for n in args.concurrency] for m in args.modes}
@@ -207,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--prompts", nargs="+", default=["lmsys", "uniform"], choices=["lmsys", "uniform"])
     trace = FOLDER / "lmsys_lengths.csv.gz"
     p.add_argument("--lengths", type=Path, default=trace, help="prompt lengths, first column of a CSV")
-    p.add_argument("--warm", type=float, default=10.0, help="load before a server's measurements of a round (seconds)")
+    p.add_argument("--warm", type=float, default=10.0, help="warm-up load of each server in a round (seconds)")
     p.add_argument("--attention", default="fa3", help="attention backend")
     p.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more server options; last")
     args = p.parse_args(argv)
@@ -226,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             piece.data["results"].append(result)
             picture(result, args, args.out / f"{shape}.svg")
             piece.pictures[f"{shape}.svg"] = f"{shape}: requests/s and P99 TTFT over clients, by prefill graphs."
-            # After each shape: a run that is cut off keeps what it has.
+            # After each shape: an interrupted run keeps its results so far.
             piece.leave(args.out, "benchmark.graphs", argv)
     return 0
 

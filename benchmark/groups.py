@@ -2,9 +2,9 @@
 
     ./run bench groups [--ranks 4] [--slow 20] [--rate 110] [--rounds 3] [--seconds 60]
 
-A prefill server with so many scheduler processes, on an emulated group of eight H200 with DeepSeek-V3. The load: 95%
-LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192, requests/s of the device that is emulated. The servers in
-turns, requests to the rank with the fewest tokens under way for all.
+A prefill server with one scheduler process per rank, on an emulated group of eight H200 with DeepSeek-V3. The load: 95%
+LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192, at a rate given for the unscaled device. The servers run in
+turns; all send requests to the rank with the fewest tokens in flight.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmark.rig.variants import LAPS, ON, SPF, Variant
 
 PROFILE, MODEL = "h200-deepseek-v3-dp8", "deepseek3"
 CHUNK = 8192
-"""New tokens of a rank's batch, at most."""
+"""Most new tokens of a rank's batch."""
 STOCK_CHUNK = 2048
 """New tokens of a stock rank's batch: the better chunk for the load (512 to 8,192 simulated)."""
 SHORT, LONGEST = 256, 8192
@@ -42,7 +42,7 @@ KEYS = ("short P90", "mean", "mean slowdown", "long P90")
 
 
 def variants(ranks: int) -> list[Variant]:
-    """Stock's best policy there, and LAPS. SGLang divides the chunk by the number of ranks."""
+    """Return stock's best policy for this load, and LAPS. SGLang divides the chunk by the number of ranks."""
     group = (
         *("--tp-size", str(ranks), "--dp-size", str(ranks), "--enable-dp-attention"),
         *("--load-balance-method", "total_tokens", "--disable-overlap-schedule"),
@@ -53,7 +53,7 @@ def variants(ranks: int) -> list[Variant]:
 
 
 def figures_of(tokens: Sequence[int], ttfts: Sequence[float], profile: Profile) -> dict[str, float]:
-    """One round of one server; seconds."""
+    """Return the figures of one round of one server (seconds)."""
     short = [t for n, t in zip(tokens, ttfts, strict=True) if n <= SHORT]
     long = [t for n, t in zip(tokens, ttfts, strict=True) if n > SHORT]
     group = profile.group
@@ -66,8 +66,8 @@ def figures_of(tokens: Sequence[int], ttfts: Sequence[float], profile: Profile) 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("./run bench groups", __doc__, "groups", rounds="(3)", seed=1, seconds=60.0)
     p.add_argument("--ranks", type=int, default=4, help="data-parallel attention ranks (4)")
-    p.add_argument("--slow", type=positive, default=20.0, help="how many times as slow the device is (20)")
-    p.add_argument("--rate", type=positive, default=110.0, help="requests/s of the device (110)")
+    p.add_argument("--slow", type=positive, default=20.0, help="slowdown of the emulated device (20)")
+    p.add_argument("--rate", type=positive, default=110.0, help="requests/s of the unscaled device (110)")
     args = p.parse_args(argv)
     with command_line("bench groups"):
         piece = run(args)
@@ -76,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> Piece:
-    """All rounds, the servers in turns."""
+    """Run all rounds, the servers in turns."""
     say = Progress()
     profile = Profile.load(PROFILE).with_ranks(args.ranks).stretched(args.slow)
     made = devices.emulated(f"{PROFILE},slow={args.slow:g}")
-    # SGLang wants a core for each rank named, of those that it may use.
+    # SGLang needs a core for each rank, out of those that it may use.
     usable = sorted(os.sched_getaffinity(0))
     cores = "|".join(str(usable[i % len(usable)]) for i in range(args.ranks))
     device = replace(

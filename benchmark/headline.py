@@ -2,8 +2,8 @@
 
     python -m benchmark.headline [--rounds 5] [--seconds 12] [--out out]
 
-Two results: ``headline`` with its bars, and ``overload`` (120%, more short prompts than the machine can do), where no
-request of either class waits longer than LAPS promises. Under ten minutes on two cores.
+Two results: ``headline`` with its bars, and ``overload`` (120%, more short prompts than the machine can serve), where
+no request of either class waits longer than LAPS promises. Under ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OVERLOADED = (FCFS, SPF, LAPS)
 
 
 def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
-    """Largest TTFT over its bound, per variant and class."""
+    """Return the largest TTFT over its bound, per variant and class."""
     rows: list[Sequence[str]] = []
     figures = []
     rounds = len(compared.answers[LAPS])
@@ -57,7 +57,7 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
 
 
 def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Terms:
-    """The bounds' terms on this machine; the LAPS server says its gap and its settings."""
+    """Return the bounds' terms on this machine; gap and settings are read from the LAPS server."""
     fleet.target(LAPS)
     status = get_json(fleet.prefill(LAPS), "/laps_status")
     assert status is not None

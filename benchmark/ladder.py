@@ -1,4 +1,4 @@
-"""One prefill batch per row count, through each of SGLang's own paths; and whether slices change what it computes.
+"""Times of one prefill batch per row count on each of SGLang's own paths, and the effect of slices on its results.
 
     python -m benchmark.ladder                 on a GPU: Qwen2.5 shapes with dummy weights
     python -m benchmark.ladder --emulate       anywhere: a tiny model, eager only; no measure of gains
@@ -32,12 +32,12 @@ REPEATS = 15
 EAGER, BREAKABLE, FULL = "eager", "breakable", "full"
 SLICED_TOKENS = 3000
 SEEDED = ("tiny", "0.5B")
-"""Shapes that are given seeded noise for weights: others take minutes to fill."""
+"""Shapes filled with seeded noise for weights: larger ones take minutes to fill."""
 MARK = "LADDER "
 
 
 def flags(shape: str, backend: str, attention: str) -> list[str]:
-    """Server arguments."""
+    """Return the server arguments."""
     if shape == "tiny":
         return ["--device", "cpu", "--dtype", "float32", "--max-total-tokens", "8192", "--chunked-prefill-size", "4096"]
     graph: dict[str, Any] = {"backend": backend, "bs": list(ROWS), "max_bs": ROWS[-1]}
@@ -51,7 +51,7 @@ def flags(shape: str, backend: str, attention: str) -> list[str]:
 
 
 def one(shape: str, backend: str, attention: str) -> None:
-    """Time every batch on this path, and eager with the breakable graphs; print one line. Ends the process."""
+    """Time every batch on this path, with the breakable graphs also eager; print one line. Ends the process."""
     from benchmark.rig import runner as rig
 
     with tempfile.TemporaryDirectory() as folder:
@@ -81,11 +81,11 @@ def one(shape: str, backend: str, attention: str) -> None:
         runner.prefill_cuda_graph_runner = runner.eager_runner
         found["sliced"] = sliced(runner, model.SHAPES[shape].vocab)
     print(MARK + json.dumps(found), flush=True)
-    os._exit(0)  # the distributed group of a lone process has no one to say goodbye to
+    os._exit(0)  # skips the distributed teardown, which a lone process does not need
 
 
 def timed(runner: Any, lens: Sequence[int], rng: random.Random, vocabulary: int) -> tuple[float, bool]:
-    """One forward pass: ms, and whether a graph ran it."""
+    """Run one forward pass; return its time (ms), and True if a graph ran it."""
     import torch
 
     from benchmark.rig import runner as rig
@@ -102,7 +102,8 @@ def timed(runner: Any, lens: Sequence[int], rng: random.Random, vocabulary: int)
 
 
 def sliced(runner: Any, vocabulary: int) -> list[dict[str, Any]]:
-    """A long batch, whole and cut after every k layers with a short batch in each pause: how far its logits part."""
+    """Run a long batch whole, and cut after every k layers with a short batch in each pause; return the distances of
+    logits."""
     import torch
     from sglang_laps.slices import Slices
 
@@ -140,12 +141,12 @@ def sliced(runner: Any, vocabulary: int) -> list[dict[str, Any]]:
 
 
 def apart(a: Any, b: Any) -> float:
-    """Relative distance of two results; not a number where either has one that is none."""
+    """Return the relative distance of two results; NaN if either has one."""
     return float((a - b).norm() / b.norm())
 
 
 def child(shape: str, backend: str, attention: str) -> dict[str, Any]:
-    """`one` in a process of its own; {} where it failed, and why is printed."""
+    """Run ``one`` in a process of its own; return {} and print the reason if it failed."""
     words = [sys.executable, "-m", "benchmark.ladder", "--one", shape, backend, "--attention", attention]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     lines = [x for x in done.stdout.splitlines() if x.startswith(MARK)]
@@ -157,7 +158,7 @@ def child(shape: str, backend: str, attention: str) -> dict[str, Any]:
 
 
 def tables(data: dict[str, dict[str, Any]]) -> list[Table]:
-    """A table of times and one of slices for each shape."""
+    """Return a table of times and one of slices for each shape."""
     made = []
     for shape, found in data.items():
         at: dict[tuple[int, int], dict[str, Any]] = {}
@@ -189,7 +190,7 @@ def tables(data: dict[str, dict[str, Any]]) -> list[Table]:
 
 
 def figures(data: dict[str, dict[str, Any]]) -> list[Figure]:
-    """Whether slices left the results alone."""
+    """Return the largest change of results by slices."""
     cuts = [c for found in data.values() for c in found.get(BREAKABLE, {}).get("sliced", ())]
     if not cuts:
         return []
@@ -213,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for backend in backends:
             print(f"{shape} {backend}", flush=True)
             data.setdefault(shape, {})[backend] = child(shape, backend, args.attention)
-        # After each shape: a run that is cut off keeps what it has.
+        # After each shape: an interrupted run keeps its results so far.
         text = "One prefill batch at a time, new tokens only, requests of equal lengths; weights are dummies."
         piece = Piece("ladder", "Row counts", text, 0, tables(data), figures(data), data=data)
         piece.leave(args.out, "benchmark.ladder", argv, every=True)

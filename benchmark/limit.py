@@ -1,8 +1,8 @@
-"""How far each policy is from the best that any could do, simulated.
+"""Distance of each policy from the best that any could do, simulated.
 
     python -m benchmark.limit [--profile NAME] [--loads mixed azure] [--seeds 3]
 
-An oracle that knows all sizes and costs (``laps_plan.sim.oracle``) is run with many aims, on the same arrivals as stock
+An oracle that knows all sizes and costs (``laps_plan.sim.oracle``) runs with many aims, on the same arrivals as stock
 policies and LAPS. The lower left edge of all runs, the policies' included, is the best known frontier of (short P90,
 long P90): once with pauses where LAPS can pause, once with pauses anywhere.
 """
@@ -40,27 +40,27 @@ POLICIES = ("fcfs", "hrrn", "shortest-prefill-first", "laps")
 UTILISATIONS = (0.7, 0.85)
 SAMPLE, WARM = 600, 0.05
 LONGEST_S = 150.0
-"""Simulated time of one run at most (seconds)."""
+"""Longest simulated time of one run (seconds)."""
 LONG_CHUNKS = 4
-"""A usual long prompt, in chunks."""
+"""Length of a usual long prompt, in chunks."""
 LEAST_LONG = 8
-"""Long requests of a run at least, where ``LONGEST_S`` holds so many."""
+"""Least number of long requests in a run, if ``LONGEST_S`` allows."""
 SLICES, PATIENT, FREE = "our slices", "nobody given up", "pauses anywhere"
 SLOWDOWN = "smallest size x remaining first"
 
 
 class Seen(NamedTuple):
-    """One simulation."""
+    """Figures of one simulation."""
 
     short_s: float
     """P90 TTFT (seconds)."""
     long_s: float
     slowdown: float
-    """Mean of TTFT over that of the same request alone."""
+    """Mean ratio of TTFT to that of the same request alone."""
 
     @property
     def point(self) -> Point:
-        """Of the frontier's plane."""
+        """Return the point in the frontier's plane."""
         return self.short_s, self.long_s
 
 
@@ -68,12 +68,12 @@ NEVER = math.inf, math.inf
 
 
 class Tried(NamedTuple):
-    """An order to try. ``late``: when a short, a long request is given up, over P90s of the first order."""
+    """An order to try. ``late``: time after which a short, a long request is given up, over P90s of the first order."""
 
     aim: Aim
     late: tuple[float, float] = NEVER
     gap: float = 0.0
-    """Over a step's fixed time."""
+    """Least time between preemptions, in a step's fixed times."""
 
 
 def _tried() -> dict[str, list[Tried]]:
@@ -106,7 +106,7 @@ SHORTEST = Tried(Aim(power=1.0))
 
 @dataclass(frozen=True)
 class Load:
-    """One workload at one load, and where it is served."""
+    """One workload at one load, and the device that serves it."""
 
     workload: named.Workload
     utilisation: float
@@ -115,7 +115,7 @@ class Load:
     requests: int
 
     def arrivals(self, seed: int) -> list[Job]:
-        """Scaled to what stock fcfs does with the workload's sample, all of it waiting."""
+        """Return jobs at a share of stock fcfs's capacity, measured on the workload's sample, all of it waiting."""
         sample = self.workload.sample(SAMPLE, random.Random(f"{seed} sample"))
         waiting = Trace([replace(job, at_s=0.0, after=None) for job in sample])
         capacity = run(VARIANTS["fcfs"], waiting, self.profile, chunk=self.chunk).rate
@@ -129,11 +129,11 @@ class Load:
         return self.workload.arrivals(longer, random.Random(seed))
 
     def alone_s(self, new: Sequence[int], cached: Sequence[int]) -> Any:
-        """TTFT of each request alone (seconds)."""
+        """Return the TTFT of each request alone (seconds)."""
         return lone_s(self.profile, list(new), list(cached), self.chunk)
 
     def seen(self, outcome: Outcome) -> Seen:
-        """What counts of it."""
+        """Return the figures of an outcome."""
         groups = outcome.groups(THRESHOLD, warm=WARM)
         short_s, long_s = (groups[kind].ttft["p90"] for kind in ("short", "long"))
         record = outcome.record
@@ -141,11 +141,11 @@ class Load:
         return Seen(short_s, long_s, float(slowdown.mean()))
 
     def policy(self, name: str, rows: Sequence[Job], seed: int) -> Seen:
-        """One that is served."""
+        """Return the figures of a policy."""
         return self.seen(run(VARIANTS[name], Trace(rows), self.profile, chunk=self.chunk, seed=seed))
 
     def order(self, tried: Tried, rows: Sequence[Job], mode: str, seed: int, first: Seen | None = None) -> Seen:
-        """One of the oracle's; ``first``: what the first one showed."""
+        """Return the figures of one of the oracle's orders; ``first``: figures of the first order."""
         late_s = tried.late if first is None else (tried.late[0] * first.short_s, tried.late[1] * first.long_s)
         c = self.profile.coefficients
         aim = replace(tried.aim, late_s=late_s, gap_s=tried.gap * (c.step_s))
@@ -156,7 +156,7 @@ class Load:
         return self.seen(outcome)
 
     def case(self, seeds: Sequence[int]) -> Case:
-        """All policies and all orders on the same arrivals."""
+        """Run all policies and all orders on the same arrivals."""
         policies: dict[str, list[Seen]] = {name: [] for name in POLICIES}
         orders: dict[str, list[list[Seen]]] = {mode: [[] for _ in tried] for mode, tried in TRIED.items()}
         slowdowns: list[float] = []
@@ -178,19 +178,19 @@ class Load:
 
 
 def middle(seen: Sequence[Seen]) -> Seen:
-    """Medians over seeds: what one of them happens to favour is no frontier."""
+    """Return medians over seeds, so that one lucky seed makes no frontier."""
     return Seen(*(statistics.median(figures) for figures in zip(*seen, strict=True)))
 
 
 @dataclass
 class Case:
-    """What a load showed: medians over seeds."""
+    """Figures of a load: medians over seeds."""
 
     policies: dict[str, Seen]
     orders: dict[str, list[Seen]]
     """With our slices, and with pauses anywhere; in the order of ``TRIED``."""
     slowdown: float
-    """Mean, of smallest size x remaining work first with our slices."""
+    """Mean slowdown of smallest size x remaining work first with our slices."""
     frontiers: dict[str, list[Point]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -202,17 +202,17 @@ class Case:
         }  # fmt: skip
 
     def distance(self, name: str, frontier: str = SLICES) -> float:
-        """Of a policy."""
+        """Return a policy's distance from a frontier."""
         return distance(self.policies[name].point, self.frontiers[frontier])
 
     @property
     def left(self) -> float:
-        """LAPS's distance over that of stock fcfs."""
+        """Return LAPS's distance over that of stock fcfs."""
         mine, stock = self.distance("laps"), self.distance("fcfs")
         return mine / stock if stock else (0.0 if not mine else math.inf)
 
     def rows(self) -> list[Sequence[str]]:
-        """The table."""
+        """Return the rows of the table."""
         return [
             (
                 name, *(f"{1e3 * v:.1f}" for v in seen.point),
@@ -224,7 +224,7 @@ class Case:
 
 
 def picture(cases: Mapping[float, Case], path: Path, title: str) -> None:
-    """Policies and frontiers, an axis for each load."""
+    """Draw policies and frontiers, one panel per load."""
     from matplotlib import ticker
 
     with pictures.axes(len(cases), path, title) as each:
@@ -257,7 +257,7 @@ NOTE = (
 
 
 def piece(loads: Mapping[str, Mapping[float, Load]], seeds: Sequence[int], out: Path, say: Progress) -> Piece:
-    """All of it."""
+    """Run all loads and return the piece."""
     made = Piece("limit", "How far from the limit", "", seeds[0])
     for name, by_utilisation in loads.items():
         cases: dict[float, Case] = {}
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--loads", nargs="+", choices=list(named.OPEN), default=list(named.OPEN))
     p.add_argument("--utilisations", nargs="+", type=float, default=UTILISATIONS)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--requests", type=int, default=1000, help="of one simulation, about")
+    p.add_argument("--requests", type=int, default=1000, help="requests per simulation, about (1000)")
     args = p.parse_args(argv)
     if args.seeds < 1 or args.requests < 100 or min(args.utilisations) <= 0.0:
         p.error("--seeds: at least 1, --requests: at least 100, --utilisations: more than 0")

@@ -1,9 +1,9 @@
-"""How good laps-plan is: what it says of three loads before, against what emulated servers then do.
+"""Accuracy of laps-plan: its predictions for three loads against emulated servers.
 
     python -m benchmark.planned --device h200-qwen3-8b,slow=10 [--keep]
 
-The planner knows the profile as it comes, with the host times that are assumed there, and nothing of this machine.
-``--keep`` writes the figures to where the planner tells them from.
+The planner knows the profile as shipped, with the host times assumed there, and nothing of this machine. ``--keep``
+writes the figures to the file that the planner reports them from.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from benchmark.sim.calibration import measure, quantiles, simulated
 TRACES = ("azure", "code", "lmsys")
 POLICIES = (FCFS, LAPS)
 UTILISATION = 0.7
-"""Of the device, if no two requests were ever batched."""
+"""Share of the device's time, if no two requests were ever batched."""
 LONGEST = 16384
-"""Tokens."""
+"""Longest prompt (tokens)."""
 
 
 def arrivals(trace: str, profile: Profile, chunk: int, span_s: float, seed: int) -> list[Job]:
-    """The requests of one load; without history, of which a prefill server alone has none."""
+    """Return the requests of one load, without history: a prefill server alone has none."""
     workload, rng = make(trace, Scale(LONGEST, 4096)), random.Random(seed)
 
     def alone_s(new: int) -> float:
@@ -52,7 +52,7 @@ def arrivals(trace: str, profile: Profile, chunk: int, span_s: float, seed: int)
 
 
 def compared(args: argparse.Namespace, device: Device) -> list[dict[str, object]]:
-    """Planned and measured quantiles of each load and policy (milliseconds)."""
+    """Return planned and measured quantiles of each load and policy (milliseconds)."""
     say, profile = Progress(), Profile.load(device.laps["profile"])
     knobs = {k: v for k, v in device.laps.items() if k != "profile"}
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
@@ -76,9 +76,9 @@ def compared(args: argparse.Namespace, device: Device) -> list[dict[str, object]
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.planned", __doc__, "planned", seed=1, whole=True)
     devices.add_emulated(p)
-    p.add_argument("--chunk", type=int, default=8192, help="tokens")
-    p.add_argument("--seconds", type=positive, default=150.0, help="of arrivals of each load")
-    p.add_argument("--keep", action="store_true", help="have laps-plan tell these figures")
+    p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
+    p.add_argument("--seconds", type=positive, default=150.0, help="duration of each load's arrivals (150)")
+    p.add_argument("--keep", action="store_true", help="make laps-plan report these figures")
     args = p.parse_args(argv)
     with command_line("planned"):
         device: Device = args.device

@@ -1,10 +1,10 @@
 """One page from all benchmarks: ``benchmark/report/README.md``, raw JSON and pictures beside it, ``bench.json``.
 
     python -m benchmark.report                            # run everything (over an hour on two cores), then write
-    python -m benchmark.report --only headline,window     # run these, take what is there for the others
+    python -m benchmark.report --only headline,window     # run these, use earlier results for the others
     python -m benchmark.report --from out/report          # run nothing
 
-What fails or is missing is named in the page. The README's tables and its picture are taken from it.
+The page lists failed and missing pieces. The README's tables and picture are updated, too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", help=f"run some of these, separated by commas: {', '.join(steps.STEPS)}")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="run nothing, take results from here")
-    parser.add_argument("--work", type=Path, default=REPO / "out" / "report", help="where commands leave their results")
+    parser.add_argument("--work", type=Path, default=REPO / "out" / "report", help="folder of the commands' results")
     parser.add_argument("--out", type=Path, default=PAGE, help="folder of the page; it is replaced (benchmark/report)")
-    parser.add_argument("--readme", type=Path, default=REPO / "README.md", help="whose headline is replaced")
+    parser.add_argument("--readme", type=Path, default=REPO / "README.md", help="file whose headline is replaced")
     args = parser.parse_args(argv)
     wanted = args.only.split(",") if args.only else list(steps.STEPS)
     unknown = [name for name in wanted if name not in steps.STEPS]

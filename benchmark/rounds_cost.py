@@ -1,11 +1,11 @@
-"""What one scheduling round costs, by the length of the waiting queue: LAPS next to stock ``fcfs``.
+"""CPU cost of a scheduling round by the length of the waiting queue: LAPS against stock ``fcfs``.
 
     python -m benchmark.rounds_cost [--lengths 10,100,1000,10000,100000] [--rounds 5] [--out out/rounds-cost]
 
-Each variant is SGLang's own prefill scheduler, whole, in a process of its own; only its event loop is ours. The queue
-is filled to a length and kept there. A round is what the loop does to find its next batch
-(``get_next_disagg_prefill_batch_to_run``), in CPU time of the scheduler's thread; the batch is then really run,
-untimed. Nine of ten requests are short. Stock orders by arrival; both look at the same queue.
+Each variant is SGLang's own prefill scheduler in a process of its own; only its event loop is ours. The queue is filled
+to a length and kept there. A round is the work of the loop to find its next batch
+(``get_next_disagg_prefill_batch_to_run``), in CPU time of the scheduler's thread; the batch then really runs, untimed.
+Nine of ten requests are short. Stock orders by arrival; both see the same queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmark.rig.progress import Progress
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000)
 VARIANTS: dict[str, dict[str, str]] = {"fcfs": {}, "laps": {"SGLANG_LAPS_SCHEDULER": "{}"}}
-"""Environment of each; both run under --schedule-policy fcfs."""
+"""Environment of each variant; both run under --schedule-policy fcfs."""
 SHAPE = model.Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=176)
 CHUNK, SHORT_TOKENS, LONG_TOKENS, LONG_SHARE = 1024, (16, 128), 2048, 0.1
 TIMED = 24
@@ -40,7 +40,7 @@ LIMIT_S = 400.0
 
 
 def arguments(checkpoint: Path, port: int, longest: int) -> list[str]:
-    """SGLang's command line. A prefill server lets at most twice its running requests wait for the scheduler."""
+    """Return SGLang's command line. A prefill server lets at most twice its running requests wait for the scheduler."""
     return [
         *("--model-path", str(checkpoint), "--disaggregation-mode", "prefill", "--host", servers.HOST),
         *("--disaggregation-bootstrap-port", str(port), "--dtype", "float32", "--disable-overlap-schedule"),
@@ -52,7 +52,7 @@ def arguments(checkpoint: Path, port: int, longest: int) -> list[str]:
 
 
 def request(rng: random.Random, i: int) -> Any:
-    """A tokenized request as the HTTP side hands it over; it needs no decode server."""
+    """Return a tokenized request as SGLang's HTTP process sends it; it needs no decode server."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -77,7 +77,7 @@ def request(rng: random.Random, i: int) -> Any:
 
 
 Rounds = dict[int, list[list[float]]]
-"""By queue length, of each timed round: its CPU seconds, and how many requests its batch holds."""
+"""Queue length -> for each timed round its CPU seconds and the size of its batch."""
 
 
 def measure(scheduler: Any, lengths: Sequence[int], seed: int) -> Rounds:
@@ -94,7 +94,7 @@ def measure(scheduler: Any, lengths: Sequence[int], seed: int) -> Rounds:
 
     for length in lengths:
         times = found[length] = []
-        # The first rounds class what came with the filling; a server meets those requests one by one.
+        # The first rounds classify the requests of the filling, which a server meets one by one.
         for timed in (*[False] * 4, *[True] * TIMED):
             fill(length)
             if len(scheduler.waiting_queue) < length:
@@ -116,14 +116,14 @@ def measure(scheduler: Any, lengths: Sequence[int], seed: int) -> Rounds:
 
 
 def child(variant: str, lengths: Sequence[int], seed: int) -> int:
-    """Be one scheduler process; prints a line of JSON."""
+    """Run as one scheduler process; prints a line of JSON."""
     from sglang.srt.managers import scheduler as module
     from sglang.srt.managers.disagg_service import start_disagg_service
     from sglang.srt.plugins import load_plugins
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
-    load_plugins()  # after the scheduler: SGLang's own processes have it by then
+    load_plugins()  # after the scheduler module, as in SGLang's own processes
     args = prepare_server_args(
         arguments(model.make(model.REPO / "out" / "models", SHAPE), servers.free_port(), max(lengths))
     )
@@ -135,12 +135,12 @@ def child(variant: str, lengths: Sequence[int], seed: int) -> int:
     found = measure(scheduler, lengths, seed)
     print("\n" + json.dumps({str(n): times for n, times in found.items()}), flush=True)
     del keep
-    # Transfer and watchdog threads have no end of their own.
+    # Transfer and watchdog threads do not end by themselves.
     os._exit(0)
 
 
 def spawn(variant: str, lengths: Sequence[int], seed: int) -> Rounds:
-    """Run ``child``. Raises SystemExit with one line where it fails."""
+    """Run ``child`` and return its rounds. Raises SystemExit with one line if it fails."""
     asked = [sys.executable, "-m", "benchmark.rounds_cost", "--child", variant, "--seed", str(seed)]
     asked += ["--lengths", ",".join(map(str, lengths))]
     env = {**os.environ, **servers.ENV, "OMP_NUM_THREADS": "1", **VARIANTS[variant]}

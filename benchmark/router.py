@@ -25,7 +25,7 @@ from benchmark.rig.progress import Progress
 from benchmark.suites.router import agents, echo, fleet, mix, real, workers
 
 AGENTS_ON = "emulated:h200-qwen3-8b,slow=4"
-"""The device of --agents where --device names none: so slow that several servers on two cores keep up."""
+"""Default device of --agents: slow enough that two cores keep up with several servers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "(12 periods) or --fleet (60)",
     )
     p.add_argument("--prefill", type=int, nargs="+", help="prefill servers of --mix, --real (3) or --agents (4)")
-    p.add_argument("--share", type=positive, default=0.7, help="of what the servers of --agents can do (0.7)")
+    p.add_argument("--share", type=positive, default=0.7, help="load of --agents over the servers' capacity (0.7)")
     p.add_argument("--laps-prefill", action="store_true", help="--real with LAPS prefill servers, not stock ones")
     devices.add_emulated(p, devices.CPU)
     p.add_argument("--period", type=float, default=2.0, help="control period of --mix, --fleet (seconds)")
-    p.add_argument("--phases", type=int, default=10, help="of --fleet")
+    p.add_argument("--phases", type=int, default=10, help="phases of --fleet (10)")
     args = p.parse_args(argv)
     if args.serve_echo:
         uvloop.run(echo.serve(args.serve_echo))

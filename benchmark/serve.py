@@ -44,9 +44,9 @@ from benchmark.suites.serve.compare import Bench, Compared, Points, Settings
 BASE = variants.FCFS
 THERE = "the server"
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Of closed loops."""
+"""Clients of closed loops."""
 LONG_CHUNKS = 4
-"""A usual long prompt, in chunks."""
+"""Length of a usual long prompt, in chunks."""
 
 
 def options() -> Parser:
@@ -60,25 +60,25 @@ def options() -> Parser:
         action="append",
         default=[],
         metavar="NAME='[VARIABLE=VALUE] ARGS'",
-        help="one of your own; repeatable",
+        help="a variant of your own; repeatable",
     )
-    p.add_argument("--against", help=f"the variant others are compared with ({BASE}, or the first)")
+    p.add_argument("--against", help=f"variant to compare with ({BASE}, or the first)")
     p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
-    p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="of --workload closed")
-    p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT within so many lone TTFTs (10)")
+    p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="clients of --workload closed")
+    p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT of at most N lone TTFTs (10)")
     p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
-    p.add_argument("--base-url", metavar="URL", help="use the server there; nothing is started")
+    p.add_argument("--base-url", metavar="URL", help="use the server at URL; none is started")
     p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
     p.add_argument("--longest", type=count, help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
-    p.add_argument("--check-client", action="store_true", help="this client against sglang.bench_serving, then end")
+    p.add_argument("--check-client", action="store_true", help="only compare this client with sglang.bench_serving")
     return p
 
 
 def checked(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Arguments; device, variants, chunk and longest are what they stand for. Ends with one line where they make no
-    sense."""
+    """Return the arguments, with device, variants, chunk and longest filled in. Exits with one line if they are
+    invalid."""
     p = options()
     args = p.parse_args(argv)
     device: Device = args.device
@@ -108,12 +108,12 @@ def checked(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def base_of(names: Sequence[str], wanted: str | None) -> str:
-    """The variant others are compared with."""
+    """Return the variant that others are compared with."""
     return wanted or (BASE if BASE in names else names[0])
 
 
 def raw(compared: Compared, path: Path) -> None:
-    """Every request: variant, round, when, class, tokens, TTFT."""
+    """Write every request: variant, round, time, class, tokens, TTFT."""
     with gzip.open(path, "wt", encoding="utf-8", newline="") as f:
         out = csv.writer(f)
         out.writerow(("variant", "round", "sent_s", "kind", "new_tokens", "cached_tokens", "ttft_ms"))
@@ -127,7 +127,7 @@ def raw(compared: Compared, path: Path) -> None:
 def piece_of_open(
     name: str, compared: Compared, workload: named.Workload, base: str, settings: Settings, how: str, out: Path
 ) -> Piece:
-    """Tables, ratios and the picture of a comparison; ``requests.csv.gz`` is written beside them."""
+    """Return tables, ratios and the picture of a comparison; writes ``requests.csv.gz`` beside them."""
     out.mkdir(parents=True, exist_ok=True)
     raw(compared, out / "requests.csv.gz")
     seen = {name: [a for answers in rounds for a in answers] for name, rounds in compared.answers.items()}
@@ -167,7 +167,7 @@ def piece_of_open(
 
 
 def how_served(device: Device, chunk: int, pd: bool, prefill_only: bool) -> str:
-    """In words, for the report."""
+    """Return a description for the report."""
     path = "Router, prefill and decode server, end to end" if pd or not prefill_only else "A prefill server alone"
     tokens = "" if pd or not prefill_only else ", new tokens only"
     return f"{path}{tokens}; chunks of {chunk} tokens, {device.what}."
@@ -187,8 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -> Iterator[tuple[Piece, Path]]:
-    """A piece for each workload as it is done, and its folder; all on the same servers, `up` if they run already.
-    ``args``: as ``checked``."""
+    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given.
+    ``args``: as from ``checked``."""
     device, chunk, longest = args.device, args.chunk, args.longest
     running = Running.at(args.base_url) if args.base_url else None
     prefill_only = running.prefill_only if running else not args.pd
@@ -201,7 +201,7 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
     how = how_served(device, chunk, args.pd, prefill_only)
     if running:
         how = f"The server at {running.url.url}."
-    # Beside the pieces of the same load on this machine, not in their place.
+    # Results of the same load on this machine must stay, so use folders of their own.
     prefix = "emulated-" if device.emulated else ""
     folders = [model.REPO / "out" / f"serve-{prefix}{w}" for w in args.workload]
     if args.out:

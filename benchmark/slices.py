@@ -1,12 +1,12 @@
-"""What slices bring and cost: a short request that meets a long batch, and long ones that meet nobody.
+"""Benefit and cost of slices: a short request that meets a long batch, and long requests that meet none.
 
     python -m benchmark.slices [--rounds 5] [--tokens 8192] [--out out/slices]
     python -m benchmark.slices --loop overlap --no-tp                    # on the CPU, in SGLang's default loop
     python -m benchmark.slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time against slice_ms
 
 Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS.
-Then both on two tensor-parallel ranks, for what their agreement costs at each boundary. A slice is one layer here, the
-least there is. LAPS with ``slice_ms`` 0 is no measure of slices: it cuts such a prompt into smaller chunks instead.
+Then both on two tensor-parallel ranks, for the cost of their agreement at each boundary. A slice is one layer here, the
+smallest possible. LAPS with ``slice_ms`` 0 is no baseline: it cuts such a prompt into smaller chunks instead.
 """
 
 from __future__ import annotations
@@ -41,24 +41,25 @@ SHORT_TOKENS = 64
 SHORTS, LONGS, MEETINGS = 24, 3, 12
 """Requests of a round: short ones alone, long ones alone, short ones that meet a long one."""
 WITHIN = (0.1, 0.8)
-"""When the short request comes, as shares of the long one's lone time."""
+"""Arrival of the short request, as shares of the long one's lone time."""
 HOST_MS = 1.0
-"""Most time (ms) to launch the short batch beyond the slice that is under way."""
+"""Most time (ms) to launch the short batch beyond the current slice."""
 TP = 2
 
 
 @dataclass
 class Seen:
-    """TTFTs (seconds) of one variant: a list a round."""
+    """TTFTs (seconds) of one variant: a list per round."""
 
     short: list[list[float]] = field(default_factory=list)
     long: list[list[float]] = field(default_factory=list)
     met: list[list[float]] = field(default_factory=list)
-    """Of short requests that came in the middle of a long batch."""
+    """Short requests that arrived in the middle of a long batch."""
 
 
 def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet: bool) -> tuple[list[float], ...]:
-    """Short ones alone, long ones alone, together. Raises ConnectionError where a request fails."""
+    """Run short requests alone, long ones alone, and both together; return their TTFTs. Raises ConnectionError if a
+    request fails."""
     rng = random.Random(seed)
     short, long = Job(0.0, SHORT_TOKENS), Job(0.0, tokens)
     shorts = asyncio.run(client.one_by_one(target, prompts.bodies([short] * (SHORTS + 1), seed)))[1:]
@@ -77,7 +78,7 @@ def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet:
 def measure(
     fleet: Fleet, names: Sequence[str], prompts: Prompts, args: argparse.Namespace, say: Progress, *, meet: bool
 ) -> dict[str, Seen]:
-    """All rounds, interleaved."""
+    """Run all rounds, interleaved."""
 
     def once(i: int, name: str) -> tuple[list[float], ...]:
         return one_round(fleet.target(name), prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
@@ -87,22 +88,22 @@ def measure(
 
 
 def medians(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """One a round."""
+    """Return the median of each round."""
     return [statistics.median(r) for r in rounds]
 
 
 def flat_ms(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """All of them (ms)."""
+    """Return all values of all rounds (ms)."""
     return [1e3 * t for t in itertools.chain(*rounds)]
 
 
 def over(new: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Ratio:
-    """Medians of the rounds, one over the other."""
+    """Return the ratio of the rounds' medians."""
     return ratio(medians(new), medians(base))
 
 
 def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
-    """What slices bring and cost, with bars."""
+    """Return figures of the benefit and cost of slices, with bars."""
     laps, stock = seen[LAPS], seen[FCFS]
     slice_s = statistics.median(medians(laps.long)) / layers
     ratios = [
@@ -121,8 +122,9 @@ def figures(seen: dict[str, Seen], layers: int, tokens: int) -> list[Figure]:
 
 
 def blocking(laps: Seen, slow: float = 1.0, slice_ms: float | None = None) -> Figure:
-    """From the wish to preempt until the short batch is launched, FlowPrefill's blocking time, in ms of the device:
-    what a short request waits longer in the middle of a long batch than alone. ``slice_ms``: None for no bar."""
+    """Return FlowPrefill's blocking time: from the decision to preempt to the launch of the short batch, in ms of the
+    unscaled device. Measured as the extra wait of a short request in the middle of a long batch. ``slice_ms``: None for
+    no bar."""
     waits = [
         1e3 * (t - statistics.median(alone)) / slow
         for met, alone in zip(laps.met, laps.short, strict=True)
@@ -133,14 +135,14 @@ def blocking(laps: Seen, slow: float = 1.0, slice_ms: float | None = None) -> Fi
 
 
 def boundary_cost(seen: dict[str, Seen], layers: int) -> Figure:
-    """What two ranks pay at each boundary (ms): the difference over the boundaries of one prompt."""
+    """Return the cost of each boundary on two ranks (ms): the difference over the boundaries of one prompt."""
     more = [a - b for a, b in zip(medians(seen[LAPS].long), medians(seen[FCFS].long), strict=True)]
     per = [1e3 * d / (layers - 1) for d in more]
     return Figure(f"boundary at TP {TP}: ms each", statistics.median(per), low=min(per), high=max(per), rounds=len(per))
 
 
 def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
-    """One a variant."""
+    """Return one row per variant."""
     return [
         (
             name + mark,
@@ -153,7 +155,7 @@ def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1)
-    p.add_argument("--tokens", type=int, default=8192, help="of the long prompt, in one chunk (8192)")
+    p.add_argument("--tokens", type=int, default=8192, help="length of the long prompt, in one chunk (8192)")
     p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
     devices.add_device(p)
     devices.add_loop(p)
@@ -167,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, device: Device) -> Piece:
-    """Both fleets, one after the other."""
+    """Run both fleets, one after the other."""
     say = Progress()
     prompts = Prompts(device.vocabulary, args.seed, args.tokens, reuse=False, prefill_only=True)
     found = [BUILT_IN[name] for name in NAMES]
@@ -176,7 +178,7 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
     piece = piece_of(seen, device, args)
     piece.text += f" SGLang's {args.loop} loop." if args.loop else ""
     if not args.no_tp and device.name == CPU:
-        # What is there is kept, whatever becomes of the rest.
+        # Saved now, in case the rest fails.
         piece.write(args.out)
         two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found]
         cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(TP)))}
@@ -193,7 +195,7 @@ def run(args: argparse.Namespace, device: Device) -> Piece:
 
 
 def piece_of(seen: dict[str, Seen], device: Device, args: argparse.Namespace) -> Piece:
-    """What was measured on one rank."""
+    """Return the piece measured on one rank."""
     heads = ("variant", "short alone P50", "P90", "short that meets a long one P50", "P90", "long alone P50")
     note = f"TTFT in ms. Short: {SHORT_TOKENS} tokens, long: {args.tokens} in one chunk of {device.layers} layers."
     text = f"A prefill server alone, {device.what}; {args.rounds} rounds, the servers in turns."

@@ -3,8 +3,8 @@
     ./run bench soak                     # an hour
     ./run bench soak --minutes 15        # a short one
 
-Does memory grow? That of each process at the end must be within 5% of that after the run-in (ten minutes); which one
-is not, is named, and the exit code is 1. The load is light: other work may run beside it.
+Fails with exit code 1, naming the processes, if the memory of any at the end is more than 5% above that after the
+run-in (ten minutes). The load is light: other work may run beside it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from benchmark.suites.soak.load import Load
 from benchmark.suites.soak.memory import MOST, Growth, Record
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
-"""Its KV fills in seconds, and a chunk takes some milliseconds."""
+"""A small model: its KV fills in seconds, and a chunk takes some milliseconds."""
 POOL, HOST_RATIO = 16384, 2
-"""KV of each server (tokens), and how many times as much of it HiCache keeps on the host."""
+"""KV tokens of each server, and HiCache's host memory as a multiple of that."""
 TOKENS = ("--max-total-tokens", str(POOL), "--context-length", "8192")
 LAPS = ("--enable-laps-scheduler", "--chunked-prefill-size", "512", *TOKENS)
 HICACHE = (
@@ -39,19 +39,19 @@ HICACHE = (
     "--hicache-mem-layout", "layer_first", "--hicache-write-policy", "write_through",
 )  # fmt: skip
 NORMAL_LOOP = ("--disable-overlap-schedule",)
-"""One prefill server and the decode server; the other prefill server has SGLang's default, the overlap loop."""
+"""For one prefill server and the decode server; the other prefill server runs SGLang's default, the overlap loop."""
 ENV = {"OMP_NUM_THREADS": "1"}
 PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
-"""HiCache where there is no GPU: a plugin of SGLang's."""
+"""Plugin of SGLang for HiCache without a GPU."""
 FILL_TOKENS = 2 * 2 * POOL * (1 + HOST_RATIO)
-"""Sent before anything counts: twice what both prefill servers hold, host and device."""
+"""Tokens sent before anything is measured: twice what both prefill servers hold, device and host."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the soak; 0 if nothing grew and every request was served."""
+    """Run the soak; return 0 if no process grew and every request was served."""
     p = parser("./run bench soak", __doc__, "soak", seed=1, whole=True)
-    p.add_argument("--minutes", type=positive, default=60.0, help="of load (60)")
-    p.add_argument("--run-in", type=positive, default=10.0, metavar="MINUTES", help="before the first comparison (10)")
+    p.add_argument("--minutes", type=positive, default=60.0, help="duration of the load (60)")
+    p.add_argument("--run-in", type=positive, default=10.0, metavar="MINUTES", help="time before measuring (10)")
     p.add_argument("--rate", type=positive, default=3.0, help="requests/s (3)")
     args = p.parse_args(argv)
     if args.minutes < args.run_in + 2 * memory.WINDOW_S / 60.0:
@@ -101,7 +101,7 @@ async def _soak(args: argparse.Namespace, up: Sequence[servers.Server], say: Pro
 
 
 def processes(up: Sequence[servers.Server]) -> dict[str, psutil.Process]:
-    """All processes of these servers, each under a name of its own."""
+    """Return all processes of these servers, under unique names."""
     found: dict[str, psutil.Process] = {}
     for server in up:
         for p in server.family():
@@ -111,7 +111,7 @@ def processes(up: Sequence[servers.Server]) -> dict[str, psutil.Process]:
 
 
 def result(args: argparse.Namespace, load: Load, record: Record) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     grown = record.growth(60.0 * args.run_in, 60.0 * args.minutes)
     bad = sum(load.ends[end] for end in ("failed", "hung"))
     figures = [_figure(g) for g in grown]

@@ -1,4 +1,4 @@
-"""The waiting window and the latency model on real prefill servers (CPU), against what they must show.
+"""The waiting window and the latency model on real prefill servers (CPU), and their bars.
 
     python -m benchmark.window [--rounds 5] [--quick] [--only alone,closed,slo] [--out out/window]
 
@@ -64,7 +64,7 @@ QUESTIONS = ("alone", "closed", "slo")
 
 
 def fit(piece: Piece, load: str, fleet: Fleet, name: str) -> dict[str, Any]:
-    """Note the error of the server's latency model under this load; its whole status."""
+    """Add the error of the server's latency model under this load to the piece; return the whole status."""
     status = get_json(fleet.prefill(name), "/laps_status") or {}
     told = piece.data.setdefault("model", {})[load] = status["latency_model"]
     if error := told["error"]:
@@ -74,7 +74,7 @@ def fit(piece: Piece, load: str, fleet: Fleet, name: str) -> dict[str, Any]:
 
 
 def device(shape: model.Shape, chunk: int, *args: str, env: dict[str, str] | None = None) -> Device:
-    """The CPU with another model."""
+    """Return the CPU with another model."""
     base = DEVICES[CPU]
     env = {"OMP_NUM_THREADS": "1", **(env or {})}
     found = replace(base, args=(*base.args, *args), chunk=chunk, env=env, layers=shape.layers)
@@ -82,17 +82,17 @@ def device(shape: model.Shape, chunk: int, *args: str, env: dict[str, str] | Non
 
 
 def prompts() -> Prompts:
-    """New ones of the small model's vocabulary."""
+    """Return new prompts of the small model's vocabulary."""
     return Prompts(DEVICES[CPU].vocabulary, 1, LONG_TOKENS, reuse=False, prefill_only=True)
 
 
 def shorts() -> Drawn:
-    """Prompts with lengths as in LMSYS-Chat-1M, at most 256 tokens."""
+    """Return prompts with lengths as in LMSYS-Chat-1M, at most 256 tokens."""
     return Drawn("shorts", "", lmsys(THRESHOLD))
 
 
 def alone(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
-    """Median TTFT of lone requests."""
+    """Measure the median TTFT of lone requests."""
 
     def once(i: int, name: str) -> float:
         jobs = shorts().sample(60 if args.quick else 200, random.Random(i))
@@ -105,7 +105,7 @@ def alone(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
 
 
 def closed(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
-    """Requests/s over concurrency. A round is A B C, C B A: what drifts meanwhile falls on all of them."""
+    """Measure requests/s over concurrency. A round is A B C, C B A, so that drift affects all of them."""
     seconds, names = 0.5 if args.quick else 2.0, tuple(v.name for v in WINDOWS)
     settings = Settings(2 * args.rounds, seconds, UTILISATION, 2, SLO_FACTOR, LONG_TOKENS)
     seen = Bench(fleet, names, fleet.prompts, settings, fleet.say).closed(shorts(), CLIENTS)
@@ -139,7 +139,7 @@ def closed(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Told(Drawn):
-    """The mix, where long requests carry their deadline (seconds)."""
+    """The mix, with deadlines on long requests (seconds)."""
 
     long_slo_s: float = 0.0
 
@@ -150,7 +150,7 @@ class Told(Drawn):
 
 
 def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
-    """SLO violations in the mixed load."""
+    """Measure SLO violations in the mixed load."""
     span_s, asked = 8.0 if args.quick else 20.0, prompts()
     here = device(model.LIKE_LARGE, SLO_CHUNK, env=servers.KEEP_MEMORY)
     lengths = mix(uniform(*SHORT_TOKENS), fixed(LONG_TOKENS), LONG_SHARE)
@@ -198,7 +198,7 @@ def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.window", __doc__, "window", rounds="at least 5 for a verdict")
-    p.add_argument("--quick", action="store_true", help="a third of the load a round: a look, not a figure")
+    p.add_argument("--quick", action="store_true", help="a third of the load per round, for a quick check")
     p.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, separated by commas")
     args = p.parse_args(argv)
     wanted = set(filter(None, args.only.split(","))) or set(QUESTIONS)
@@ -212,8 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     piece = Piece("window", "The waiting window, deadlines and the latency model", text, 1)
     with command_line("window"):
         if wanted & {"alone", "closed"}:
-            # Token ids in and out: the tokenizer's processes would share these few cores with the device they stand
-            # for.
+            # Token ids in and out: tokenizer processes would compete with the emulating cores.
             here = device(model.DEEP, CHUNK, "--skip-tokenizer-init")
             with Fleet(here, CHUNK, WINDOWS, False, args.out, prompts(), say, True) as fleet:
                 if "alone" in wanted:

@@ -1,1 +1,1 @@
-"""Faults of every kind while load runs through real servers; every request must have exactly one end."""
+"""Fault campaign: faults of every kind while load runs through real servers; every request must end exactly once."""

@@ -32,14 +32,14 @@ from benchmark.rig.progress import Progress
 
 SHORT_PROMPTS, LONG_PROMPTS = 120, 30
 LEAST_CASES = 220
-"""Of the corpus, in a short campaign; a long one sends all."""
+"""Cases of the corpus in a short campaign; a long one sends all."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a campaign; 0 if every bar is met."""
+    """Run a campaign; return 0 if every bar is met."""
     p = parser("./run bench faults", __doc__, "faults", seed=1, whole=True)
-    p.add_argument("--requests", type=count, default=10_000, help="end after so many (10000)")
-    p.add_argument("--seconds", type=positive, default=2700.0, help="of load at most (2700)")
+    p.add_argument("--requests", type=count, default=10_000, help="end after this many (10000)")
+    p.add_argument("--seconds", type=positive, default=2700.0, help="most seconds of load (2700)")
     p.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")
     args = p.parse_args(argv)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(*_: object) -> None:
-    """Ended by its keeper it ends as if interrupted once, however often it is told: nothing is left behind."""
+    """Turn the first SIGTERM into a KeyboardInterrupt and ignore later ones, so that the campaign cleans up."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -89,14 +89,15 @@ async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Pi
 async def _load(
     fleet: Fleet, crowds: Sequence[Crowd], inflictor: Inflictor, args: argparse.Namespace, say: Progress
 ) -> float:
-    """Faults while requests run, until enough have ended and every fault has happened; how long it took (seconds)."""
+    """Inflict faults while requests run, until enough have ended and every fault has happened. Returns the time taken
+    (seconds)."""
     oracle = crowds[0].oracle
     begin, ends = time.monotonic(), oracle.ends
     crashed = False
 
     def over() -> bool:
         enough = len(ends) >= args.requests and schedule.covered(inflictor.done, args.only)
-        # What comes after a crash would only be its echo.
+        # Failures after a crash would only be its consequences.
         return crashed or enough or time.monotonic() - begin > args.seconds
 
     async def watch() -> None:
@@ -129,7 +130,8 @@ async def _load(
 async def _afterwards(
     fleet: Fleet, inflictor: Inflictor, crowds: Sequence[Crowd], seconds: float, args: argparse.Namespace, say: Progress
 ) -> Piece:
-    """Is all as it was? Then hostile requests, and what of them is left; then the same to stock MiniLB."""
+    """Check that everything has recovered, send hostile requests, check what they leave, and send the same to stock
+    MiniLB."""
     dead, oracle = fleet.dead(), crowds[0].oracle
     unhealthy = await fleet.sick(0.0 if dead else 30.0)
     cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)

@@ -1,4 +1,4 @@
-"""Two clients of the router, the openai package and bare HTTP; both fill in the same ``Seen``."""
+"""Two clients of the router, the openai package and bare HTTP; both fill in ``Seen``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from benchmark.faults.prompts import CHAT, GENERATE, Prompt
 from benchmark.rig.servers import ServerError
 
 HUNG_S = 75.0
-"""A request without an end after this long hangs: longer than the router's own limit."""
+"""Time after which a request without an end counts as hung, longer than the router's own limit."""
 
 Read = Callable[[Any, Seen], None]
-"""Takes a whole reply, or an event of a stream, apart."""
+"""Parses a whole reply, or an event of a stream."""
 
 
 async def exchange(port: int, raw: bytes, seen: Seen, read: Read | None = None, pause_s: float | None = None) -> Seen:
-    """Send ``raw`` as it is; read its reply into ``seen`` as it comes. No ``read``: any answer will do.
+    """Send ``raw`` unchanged; read its reply into ``seen`` as it arrives. Without ``read`` any answer is accepted.
 
-    ``pause_s``: after the first event it reads nothing for so long (seconds), and nor does its system.
+    ``pause_s``: after the first event the client does not read for this long (seconds), and receive buffers are small.
     """
     failed = ""
     try:
@@ -56,20 +56,20 @@ async def exchange(port: int, raw: bytes, seen: Seen, read: Read | None = None, 
 
 
 class Bare:
-    """A connection a request, HTTP by hand. Any route."""
+    """HTTP client with one connection per request, for any route."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     async def __call__(self, prompt: Prompt, seen: Seen, extra: Mapping[str, Any]) -> None:
-        """Send the prompt with ``extra`` in its body; read the answer into ``seen`` as it comes."""
+        """Send the prompt with ``extra`` in its body; read the answer into ``seen`` as it arrives."""
         body = json.dumps({**prompt.body, "stream": seen.stream, **extra}).encode()
         raw = wire.request(prompt.route, body, {MARKER: str(seen.number)})
         await exchange(self._port, raw, seen, functools.partial(read, prompt.route))
 
 
 class OpenAi:
-    """The openai package: completions and chats."""
+    """The openai package, for completions and chats."""
 
     def __init__(self, port: int) -> None:
         self._client = openai.AsyncOpenAI(
@@ -77,7 +77,7 @@ class OpenAi:
         )
 
     async def __call__(self, prompt: Prompt, seen: Seen, extra: Mapping[str, Any]) -> None:
-        """Send the prompt with ``extra`` in its body; read the answer into ``seen`` as it comes."""
+        """Send the prompt with ``extra`` in its body; read the answer into ``seen`` as it arrives."""
         known = {k: v for k, v in prompt.body.items() if k != "ignore_eos"}
         make: Any = self._client.chat.completions if prompt.route == CHAT else self._client.completions
         try:
@@ -104,16 +104,17 @@ class OpenAi:
             # An error event within a stream.
             seen.reason, seen.done = str(e.message) or "an error", False
         except Exception as e:
-            # What httpx raises while a stream is read is not wrapped by the package.
+            # The package does not wrap httpx's exceptions while a stream is read.
             seen.broken = f"{type(e).__name__}: {e}"[:200]
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
         await self._client.close()
 
 
 def read(route: str, reply: Any, seen: Seen) -> None:
-    """A whole reply, or one event of a stream: an event of /generate holds all so far, others what is new."""
+    """Read a whole reply, or one event of a stream, into ``seen``: an event of /generate holds all tokens so far,
+    others only the new text."""
     seen.begun = True
     if route != GENERATE:
         for choice in reply["choices"]:
@@ -133,7 +134,7 @@ def _ended(reply: Any) -> str:
 
 
 async def bounded(call: Awaitable[object], seen: Seen, leave_s: float | None = None, limit_s: float = HUNG_S) -> Seen:
-    """Run one request to its end, to the client's leaving (``leave_s`` seconds), or to the limit."""
+    """Run one request until its end, until the client leaves (after ``leave_s`` seconds), or until the limit."""
     seen.begin = time.monotonic()
     try:
         async with asyncio.timeout(limit_s if leave_s is None else leave_s):
@@ -145,9 +146,10 @@ async def bounded(call: Awaitable[object], seen: Seen, leave_s: float | None = N
 
 
 async def right_answers(port: int, prompts: Sequence[Prompt]) -> list[Any]:
-    """What servers say while nothing is wrong, to each prompt alone and as a stream in company.
+    """Return the servers' answers without faults, to each prompt alone and as a stream among others.
 
-    Raises ServerError where one gives no answer, or not the same one twice."""
+    Raises ServerError if an answer is missing, or differs between the two.
+    """
     first = await _all(port, prompts, stream=False, together=2)
     second = await _all(port, prompts[::-1], stream=True, together=12)
     for prompt, *both in zip(prompts, first, second[::-1], strict=True):

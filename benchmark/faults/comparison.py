@@ -1,4 +1,4 @@
-"""The corpus at the router and at stock MiniLB: the same outcome, or a better one."""
+"""Comparison of the router with stock MiniLB on the corpus: the same outcome, or a better one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from benchmark.faults.evidence import MARKER, Evidence
 from benchmark.faults.oracle import Seen
 
 RANK = {SILENCE: 0, GONE: 1, ERROR: 2, SOFT: 3, REFUSAL: 4, ANSWER: 4}
-"""Higher is better; two different ones of the same rank are not the same."""
+"""Higher is better; two different outcomes of the same rank are not the same."""
 TOGETHER = 16
 LIMIT_S = 10.0
-"""Whatever takes longer is silence."""
+"""Time after which a case counts as silence."""
 IN_USE = "Duplicate request ID"
-"""SGLang's refusal of an id that a request under way has."""
+"""SGLang's refusal of an id that another request uses."""
 FIRST = 1_000_000
-"""Number of the first case: beyond those of other requests."""
+"""Number of the first case, beyond those of other requests."""
 
 
 def family(seen: Seen | None) -> str:
-    """How a case ended; None, what is not for this router, counts as silence."""
+    """Return how a case ended; a case that was not sent (None) counts as silence."""
     if seen is None or seen.left:
         return SILENCE
     if seen.status is None or seen.broken:
@@ -36,7 +36,7 @@ def family(seen: Seen | None) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """One case at both."""
+    """Outcome of one case at both routers."""
 
     case: Case
     ours: Seen
@@ -44,14 +44,14 @@ class Compared:
 
     @property
     def fine(self) -> bool:
-        """The same, better, or what is promised."""
+        """Return True if the outcome is the same, better, or as promised."""
         if self.case.promise:
             return family(self.ours) == self.case.promise
         return family(self.ours) == family(self.stock) or self.better
 
     @property
     def better(self) -> bool:
-        """Better than stock."""
+        """Return True if the outcome is better than stock's."""
         return RANK[family(self.ours)] > RANK[family(self.stock)]
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ def _words(seen: Seen | None) -> str:
 
 
 def choose(cases: Sequence[Case], number: int, seed: int) -> list[Case]:
-    """So many of them at random, in their order."""
+    """Return ``number`` random cases, in their order."""
     some = set(random.Random(seed).sample(range(len(cases)), min(number, len(cases))))
     return [case for i, case in enumerate(cases) if i in some]
 
@@ -73,11 +73,11 @@ def choose(cases: Sequence[Case], number: int, seed: int) -> list[Case]:
 async def run(
     port: int, cases: Sequence[Case], say: Callable[[str], None], whole: Callable[[], bool], marked: bool
 ) -> dict[str, Seen]:
-    """Send all, while the servers are ``whole``: what came of those that were sent, by name, in their order.
+    """Send all cases while the servers are ``whole``. Returns the outcomes of those sent, by name, in their order.
 
-    ``marked``: each with its number, where servers get to see the headers. What is met with silence is sent once more:
-    after faults SGLang loses a handshake between its servers now and then, of any request, whichever router is before.
-    A second try that is refused because the servers still have the first one tells nothing, and the first one counts.
+    ``marked``: each with its number, if servers get to see the headers. A case met with silence is sent once more:
+    after faults SGLang occasionally loses a handshake between its servers, of any request, behind any router. A second
+    try that is refused because the servers still have the first one counts as the first.
     """
     room = asyncio.Semaphore(TOGETHER)
     outcomes: dict[str, Seen] = {}
@@ -98,19 +98,19 @@ async def run(
 
 
 def last_sent(cases: Sequence[Case], outcomes: Mapping[str, Seen]) -> list[str]:
-    """Where sending was cut short: names of the last ones sent, one of which did it."""
+    """Return the names of the last cases if sending was cut short: one of them caused it."""
     return list(outcomes)[-2 * TOGETHER :] if len(outcomes) < len(cases) else []
 
 
 def compare(cases: Sequence[Case], ours: Mapping[str, Seen], stock: Mapping[str, Seen]) -> list[Compared]:
-    """Those that were sent to both, or that stock is not to have; outcomes by name."""
+    """Return the cases sent to both routers, and those withheld from stock; outcomes by name."""
     return [
         Compared(c, ours[c.name], stock.get(c.name)) for c in cases if c.name in ours and (c.deadly or c.name in stock)
     ]
 
 
 def own_errors(outcomes: Mapping[str, Seen], evidence: Evidence) -> list[str]:
-    """Cases answered 5xx though no server said so."""
+    """Return the cases answered 5xx although no server did."""
     return [
         f"{name}: {_words(seen)}"
         for name, seen in outcomes.items()

@@ -15,7 +15,7 @@ from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE
 from benchmark.rig.servers import HOST
 
 ANSWER, REFUSAL, SOFT, ERROR, GONE, SILENCE = "answer", "refusal", "soft", "error", "gone", "silence"
-"""How a case ends: 2xx; 4xx; 2xx with an error inside; 5xx; a connection that ends without a (whole) reply; nothing."""
+"""Ends of a case: 2xx; 4xx; 2xx with an error inside; 5xx; a connection that ends without a (whole) reply; nothing."""
 
 BASES: dict[str, dict[str, Any]] = {
     GENERATE: {"text": "How are you?", "sampling_params": {"max_new_tokens": 2, "temperature": 0}},
@@ -62,10 +62,10 @@ VALUES: dict[str, str] = {
     "lone surrogate": '"\\ud800"',
     "deep list": "[" * DEEP + "]" * DEEP,
 }
-"""What they are replaced by: JSON text, since some of it no serialiser writes."""
+"""Replacements, as JSON text, since no serialiser writes some of them."""
 
 _HOLE = "\u241f"
-"""Stands for a value in a body until its text is put there."""
+"""Placeholder in a body for the text of a value."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,16 @@ class Case:
     raw: bytes
     stream: bool = False
     quick: bool = True
-    """It can go among other requests: its end does not depend on how long somebody waits."""
+    """True if the case may run among other requests: its end does not depend on a time-out."""
     promise: str | None = None
-    """How the router ends it whatever stock does with it; None: as stock does, or better."""
+    """Required end at the router, whatever stock does; None: as stock does, or better."""
     deadly: bool = False
-    """It ends the scheduler of a stock SGLang 0.5.23, so it is not for stock MiniLB, which passes it on: an empty text
-    is a prefill batch of no tokens, and all samples of a prompt share a room, which the first may not have left yet."""
+    """True if it crashes the scheduler of a stock SGLang 0.5.23. Stock MiniLB passes it on, so it is not sent there: an
+    empty text is a prefill batch of no tokens, and all samples of a prompt share a room, which the first may not have
+    left yet."""
 
     def wire(self, headers: Mapping[str, str]) -> bytes:
-        """Its bytes with further headers, where it has a request line to put them after."""
+        """Return the case's bytes with further headers, if there is a request line to put them after."""
         text = self.raw.lstrip(b"\r\n")
         line, end, rest = text.partition(b"\r\n")
         more = "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode()
@@ -92,7 +93,7 @@ class Case:
 
 
 def with_value(base: Mapping[str, Any], path: str, text: str) -> bytes:
-    """``base`` as JSON with the member at ``path`` replaced by ``text``."""
+    """Return ``base`` as JSON with the member at ``path`` replaced by ``text``."""
     body: Any = copy.deepcopy(dict(base))
     at, names = body, path.split(".")
     for name in names[:-1]:
@@ -146,11 +147,12 @@ BODIES: dict[str, Callable[[bytes], bytes]] = {
     "gzip": lambda body: gzip.compress(body, mtime=0),
     "single quotes": lambda body: body.replace(b'"', b"'"),
 }
-"""What is done to the text of a good body."""
+"""Changes to the text of a good body."""
 
 
 def _bodies() -> Iterator[Case]:
-    """Also more than one answer: shares what is hard for a disaggregated pair."""
+    """Yield cases of whole bodies, and of requests for two answers: a disaggregated pair cannot share a bootstrap
+    room."""
     for (route, base), stream in itertools.product(BASES.items(), (False, True)):
         body = {**base, "stream": stream}
         for name, change in BODIES.items():
@@ -160,7 +162,7 @@ def _bodies() -> Iterator[Case]:
 
 
 TOO_LONG = "a very long value"
-"""The router promises to refuse it, where stock holds heads of any size."""
+"""The router promises to refuse it; stock takes heads of any size."""
 HEADERS: dict[str, tuple[bytes, ...]] = {
     "a name in capitals": (b"X-SHOUT: yes",),
     "bytes that are no ASCII": (b"x-name: caf\xe9 \xc3\xa9 \xff",),
@@ -207,7 +209,7 @@ DEADLINES: dict[str, tuple[bytes, ...]] = {
     "other digits": (SLO + "\u0661\u0660\u0660".encode(),),
     "two of them": (SLO + b"1000", SLO + b"words"),
 }
-"""Stock passes them by; the router promises to refuse all but the good one."""
+"""Stock ignores deadlines; the router promises to refuse all but the good one."""
 
 
 def _headers() -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Deeds of clients: ask, leave, send half, abort, ask twice, ask many things at once, send rubbish, stop reading."""
+"""Actions of clients: ask, leave, send half, abort, ask twice, ask many things at once, send rubbish, stop reading."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from benchmark.faults.schedule import DECODE, Deed
 from benchmark.rig.servers import bearer
 
 CLIENTS = 24
-"""Of all routers together."""
+"""Clients of all routers together."""
 THINK_S = 1.0
-"""Longest pause of a client between two deeds: servers that start again need some of the cores too."""
+"""Longest pause of a client between two actions: restarting servers need some of the cores, too."""
 REFUSABLE = frozenset((400,))
 HALF_S = (0.1, 3.0)
 PAUSE_S = (1.0, 4.0)
 """Shortest and longest pause of a client that reads on (seconds)."""
 UNREAD_S = LIMIT_S + 15.0
-"""Pause of a client that does not, until it looks at the end of its request (seconds): longer than the router's limit,
-which may count from when everything between is full."""
+"""Pause of a client that does not read, until it checks the end of its request (seconds): longer than the router's
+limit, which may count from the moment when all buffers are full."""
 UNREAD_MOST = 2
-"""Requests that nobody reads at a time, for each router."""
+"""Most unread requests at a time, for each router."""
 STALL_TOKENS = 400
-"""Each event of /generate holds all tokens so far: a megabyte in all, and the systems between keep a quarter of it."""
+"""Each event of /generate holds all tokens so far: a megabyte in all, of which socket buffers keep a quarter."""
 PIPELINE_TOKENS = 2000
-"""More than are generated in the time that a client's leaving may take to be noticed."""
+"""More tokens than are generated until a client's disconnect is noticed."""
 NOTICED_S = 5.0
 MORE = (1, 2, 200)
 """Further requests on a connection that has an answer under way."""
 TOGETHER_S = 0.15
-"""Two requests this close may each find the other's id at one of their two servers."""
+"""Delay within which each of two requests may find the other's id at one of their two servers."""
 
 
 class Crowd:
-    """All clients of one router. Every request it makes is reported to the oracle once."""
+    """All clients of one router. Every request is reported to the oracle once."""
 
     def __init__(
         self, ports: Sequence[int], prompts: Sequence[Prompt], answers: Sequence[Any], oracle: Oracle,
         numbers: Iterator[int],
     ) -> None:  # fmt: skip
-        """``ports`` of the routers: what clients ask is sent to the first, what they abort to the last. ``numbers``: of
-        the requests of all crowds."""
+        """``ports`` of the routers: requests go to the first, aborts to the last. ``numbers``: request numbers, shared
+        by all crowds."""
         port = self._port = ports[0]
         self._abort_port, self._share = ports[-1], CLIENTS // len(ports)
         self._prompts, self._answers, self.oracle = prompts, answers, oracle
@@ -58,11 +58,11 @@ class Crowd:
         self._numbers = numbers
         self._unread: set[asyncio.Task[None]] = set()
         self._generating = [i for i, p in enumerate(prompts) if p.route == GENERATE and "input_ids" in p.body]
-        # The answer to a HEAD has no body to give a reason in.
+        # A reply to HEAD has no body for a reason.
         self._rubbish = [c for c in corpus.CASES if c.quick and not c.raw.startswith(b"HEAD")]
 
     async def run(self, work: Iterator[Deed], over: Callable[[], bool]) -> None:
-        """So many clients, each busy with one deed after the other until it is ``over``."""
+        """Run this router's clients, each with one action after the other until ``over``."""
 
         async def client() -> None:
             while not over():
@@ -76,11 +76,11 @@ class Crowd:
             await self._openai.close()
 
     async def finish(self) -> None:
-        """Wait for the requests that nobody reads."""
+        """Wait for the unread requests."""
         await asyncio.gather(*self._unread)
 
     async def do(self, deed: Deed) -> None:
-        """One deed, to the end of all its requests."""
+        """Carry out one action until all its requests have ended."""
         i = deed.prompt % len(self._prompts)
         for seen in await getattr(self, f"_{deed.kind}")(deed, i, random.Random(deed.seed)):
             self.oracle.ended(seen)
@@ -100,24 +100,24 @@ class Crowd:
         self, seen: Seen, path: str, body: Mapping[str, Any], share: float = 1.0, port: int = 0,
         key: str | None = None, **more: Any,
     ) -> Seen:  # fmt: skip
-        """The ``share`` of a request that needs no answer of its own."""
+        """Send the first ``share`` of a request; any answer is accepted."""
         raw = wire.request(path, json.dumps(body).encode(), {MARKER: str(seen.number), **bearer(key)})
         return await bounded(exchange(port or self._port, raw[: max(1, int(share * len(raw)))], seen), seen, **more)
 
     async def _plain(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """One in five under an id of its own."""
+        """Ask; one request in five has an id of its own."""
         return [await self._ask(deed, i, {"rid": _rid(deed, rng)} if rng.random() < 0.2 else {})]
 
     async def _leave(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
         return [await self._ask(deed, i, leave_s=_soon(rng))]
 
     async def _half(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Part of a body, a pause, and away; a server that has enough of it may say so first."""
+        """Send part of a body, pause, and leave; a server may refuse it before that."""
         prompt, seen = self._prompts[i], self._new(deed.kind, may_refuse=frozenset((400, 408)))
         return [await self._send(seen, prompt.route, prompt.body, rng.random(), leave_s=rng.uniform(*HALF_S))]
 
     async def _abort(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Ask under an id of its own, and have it aborted at a random moment."""
+        """Ask under an id of its own, and abort it at a random moment."""
         rid = _rid(deed, rng)
 
         async def end_it() -> Seen:
@@ -128,7 +128,7 @@ class Crowd:
         return list(await asyncio.gather(self._ask(deed, i, {"rid": rid}, aborted=True), end_it()))
 
     async def _twin(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """Two requests under one id: the first is served as if it were alone, the second too or refused."""
+        """Send two requests under one id: the first is served as if it were alone, the second served or refused."""
         rid = _rid(deed, rng)
         later_s = rng.choice((0.0, 0.05, 0.3)) * rng.random()
 
@@ -138,19 +138,19 @@ class Crowd:
 
         first, other = await asyncio.gather(ask(0.0), ask(later_s))
         if first.status == other.status == 400 and later_s > TOGETHER_S:
-            # One of them had the id.
+            # One of the two had the id alone.
             first.may_refuse = frozenset()
         return [first, other]
 
     async def _batch(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
-        """Several prompts in one request to /generate."""
+        """Send several prompts in one request to /generate."""
         some = rng.sample(self._generating, min(len(self._generating), rng.randint(2, 4)))
         body = {name: [self._prompts[i].body[name] for i in some] for name in ("input_ids", "sampling_params")}
         seen = self._new(deed.kind, [self._answers[i] for i in some])
         return [await bounded(self._bare(Prompt(GENERATE, body), seen, {}), seen)]
 
     async def _stall(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
-        """A stream that is not read for a while; some until after the router's limit: those have lost their places."""
+        """Do not read a stream for a while; some until after the router's limit, when they have lost their slots."""
         i = rng.choice(self._generating)
         params = {**self._prompts[i].body["sampling_params"], "max_new_tokens": STALL_TOKENS}
         seen = self._new(deed.kind, stream=True)
@@ -159,7 +159,7 @@ class Crowd:
         async def ask(pause_s: float, limit_s: float) -> Seen:
             call = exchange(self._port, raw, seen, functools.partial(read, GENERATE), pause_s)
             await bounded(call, seen, limit_s=limit_s)
-            # The answer that is known is the begin of its own.
+            # The known answer is the beginning of this longer one.
             known = self._answers[i]
             rest = (seen.got or [])[len(known) :]
             seen.want = [*known, *rest, *([None] * (STALL_TOKENS - len(known) - len(rest)))]
@@ -168,7 +168,7 @@ class Crowd:
         async def unread() -> None:
             self.oracle.ended(await ask(UNREAD_S, UNREAD_S + HUNG_S))
 
-        # These first: the end of a short campaign has not to wait for them.
+        # Unread requests first, so that a short campaign need not wait for them at its end.
         if len(self._unread) >= UNREAD_MOST:
             return [await ask(rng.uniform(*PAUSE_S), HUNG_S)]
         seen.limit_s, seen.may_cut = LIMIT_S, "nobody read its stream"
@@ -178,12 +178,12 @@ class Crowd:
         return []
 
     async def _pipeline(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """A request with others right behind it on its connection. Its client reads the first answer; or it leaves, and
-        that must be noticed as if the others were not there."""
+        """Send further requests right behind one on its connection. The client reads the first answer; or it leaves,
+        which must be noticed despite the requests behind."""
         behind = wire.request("/liveness", b"", method="GET") * rng.choice(MORE)
         if rng.random() < 0.5:
             prompt, seen = self._prompts[i], self._new(deed.kind, self._answers[i], stream=deed.stream)
-            # A server may refuse to be asked so.
+            # A server may refuse pipelined requests.
             seen.may_cut, seen.may_refuse = "pipelined", frozenset(range(400, 500))
             raw = self._raw(seen, prompt.route, prompt.body) + behind
             return [await bounded(exchange(self._port, raw, seen, functools.partial(read, prompt.route)), seen)]
@@ -195,21 +195,22 @@ class Crowd:
         return [seen, await self._freed(deed, rid)]
 
     async def _freed(self, deed: Deed, rid: str) -> Seen:
-        """Ask under an id whose client has left, until that is taken: as long as it is not, the other is under way."""
+        """Ask under the id of a client that has left until the id is accepted: until then the other request is under
+        way."""
         loop, body = asyncio.get_running_loop(), {"model": "m", "prompt": "Still there?", "max_tokens": 1, "rid": rid}
         begin = since = loop.time()
         while True:
             seen = await self._send(self._new(deed.kind), COMPLETIONS, {**body, "temperature": 0})
             now = loop.time()
             if self.oracle.at_fault(DECODE, since, now):
-                since = now  # a server that is stopped notices nothing
+                since = now  # a suspended server notices nothing
             if seen.status != 400 or now > min(since + NOTICED_S, begin + LIMIT_S):
                 return seen
             await asyncio.sleep(0.2)
 
     async def _keyless(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
-        """A stranger aborts the request, by its id or the begin of it, or all; or leaves under an id that may be the
-        begin of others'. To everybody else nothing happens."""
+        """Try to abort requests without the key: by id, by an id's beginning, or all; or leave under an id that may be
+        the beginning of others'. No other request must be affected."""
         if rng.random() < 0.3:
             rid = f"{rng.randrange(16):x}"
             return [await self._ask(deed, i, {"rid": rid}, leave_s=_soon(rng), may_refuse=REFUSABLE)]
@@ -227,17 +228,17 @@ class Crowd:
         return wire.request(route, json.dumps({**body, "stream": seen.stream}).encode(), {MARKER: str(seen.number)})
 
     async def _hostile(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
-        """A case of the corpus; what it should be answered is settled elsewhere, here it must have an end."""
+        """Send a case of the corpus. The comparison judges its answer; here it only must end."""
         case = rng.choice(self._rubbish)
         seen = self._new(deed.kind, stream=case.stream, may_refuse=frozenset(range(400, 500)))
         return [await bounded(exchange(self._port, case.wire({MARKER: str(seen.number)}), seen), seen)]
 
 
 def _rid(deed: Deed, rng: random.Random) -> str:
-    """An id that no other is the beginning of: SGLang aborts by beginnings."""
+    """Return an id that is no prefix of another: SGLang aborts by prefix."""
     return f"{deed.seed:08x}-{rng.getrandbits(64):016x}"
 
 
 def _soon(rng: random.Random) -> float:
-    """A moment while a request waits, is prefilled or streams (seconds)."""
+    """Return a random delay in which a request waits, is prefilled or streams (seconds)."""
     return rng.choice((0.02, 0.2, 0.8)) * rng.random()

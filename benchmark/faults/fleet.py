@@ -1,4 +1,4 @@
-"""The servers of a campaign: prefill and decode, each behind a proxy of ours, and the routers in front."""
+"""Servers of a campaign: prefill and decode, each behind a proxy, and the routers in front."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES, free_gib
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
-"""Fast, for what is tried are faults; its long batches can be paused."""
+"""A small, fast model, as faults are tested; its long batches can be paused."""
 PREFILLS, DECODES, ROUTERS = 2, 2, 2
 TOKENS = ("--max-total-tokens", "16384", "--context-length", "8192", "--disable-overlap-schedule")
 KEY = "the key of a campaign"
-"""The servers' --admin-api-key and the routers' --api-key: who aborts, flushes or pauses must show it."""
+"""The servers' --admin-api-key and the routers' --api-key, needed to abort, flush or pause."""
 PREFILL_ARGS = ("--enable-laps-scheduler", "--chunked-prefill-size", "256", *TOKENS)
 SHORT_WAITS = {
     "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30",
     "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30",
     "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",
 }
-"""How long a server keeps what its peer no longer wants (seconds; SGLang's own default is 300)."""
+"""Time for which a server keeps state that its peer has dropped (seconds; SGLang's default is 300)."""
 MAX_INFLIGHT = 96
 LIMIT_S = 60.0
-"""--request-timeout-secs."""
+"""Value of --request-timeout-secs."""
 ROUTER_ARGS = (
     "--enable-laps-alloc", "--request-timeout-secs", f"{LIMIT_S:.0f}", "--laps-rebalance-interval-s", "2",
     "--health-check-interval-secs", "2", "--health-check-timeout-secs", "3", "--health-failure-threshold", "2",
@@ -47,7 +47,7 @@ ROUTER_ARGS = (
 START_S = 300.0
 HEAL_S = 60.0
 REST_S = 90.0
-"""For everything to come to an end: servers give up on what a dead peer owes them after ``SHORT_WAITS``."""
+"""Time for everything to end: servers give up waiting for a dead peer after ``SHORT_WAITS``."""
 
 
 @dataclass
@@ -58,16 +58,16 @@ class Member:
     server: servers.Server
     proxy: Proxy
     kin: list[psutil.Process] = field(default_factory=list)
-    """Its processes as it became ready."""
+    """Processes of the server when it became ready."""
 
     @property
     def name(self) -> str:
-        """As the evidence calls it."""
+        """Return the server's name, as in the evidence."""
         return self.server.name
 
 
 class Fleet:
-    """A context manager: on its end every process has been stopped. ``open`` puts proxies and routers in front."""
+    """Context manager of all processes: on exit every one has been stopped. ``open`` starts proxies and routers."""
 
     def __init__(self, out: Path, evidence: Evidence, seed: int, say: Callable[[str], None]) -> None:
         self.evidence, self._say, self.logs = evidence, say, out / "logs"
@@ -92,17 +92,17 @@ class Fleet:
         """Descriptors of the routers before the first request."""
 
     def of(self, role: str) -> list[Member]:
-        """The servers of a role."""
+        """Return the servers of a role."""
         return [m for m in self.members if m.role == role]
 
     @property
     def port(self) -> int:
-        """The first router's."""
+        """Return the first router's port."""
         return self.router.port
 
     @property
     def router(self) -> servers.Server:
-        """The first one: what is inflicted on a router is inflicted on it."""
+        """Return the first router, the target of router faults."""
         return self.routers[0]
 
     def __enter__(self) -> Fleet:
@@ -119,7 +119,7 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # At once: nobody waits for their answers any more, and one that a fault has stopped hears nothing else.
+        # Kill: no answers are awaited any more, and a suspended process reacts to nothing else.
         for server in (*self.routers, *(m.server for m in self.members)):
             server.kill()
 
@@ -138,22 +138,22 @@ class Fleet:
         self._held = [self._descriptors(router) for router in self.routers]
 
     async def stock(self) -> servers.Server:
-        """Stock MiniLB in front of the same servers; the caller stops it."""
+        """Start stock MiniLB in front of the same servers; the caller stops it."""
         server = self._front("stock.log", "sglang_router.launch_router", "--request-timeout-secs", "60")
         await asyncio.to_thread(lambda: server.start().ready(START_S))
         return server
 
     def _front(self, log: str, module: str, *args: str) -> servers.Server:
-        # The proxies in the place of the servers.
+        # Routers get the proxies' ports instead of the servers'.
         prefills, decodes = (
             [replace(m.server, port=m.proxy.port, process=None) for m in self.of(role)] for role in (PREFILL, DECODE)
         )
         return servers.minilb(prefills, decodes, self.logs / log, *args, module=module)
 
     async def sick(self, limit_s: float = 0.0, *names: str) -> set[str]:
-        """Servers, of these names or of all, that a router still calls unhealthy after ``limit_s``.
+        """Return the servers, of ``names`` or of all, that a router still calls unhealthy after ``limit_s``.
 
-        Nobody hears it while its descriptors are used up: asks again for a minute. Raises OSError, ValueError.
+        A router without free descriptors does not answer: retries for a minute. Raises OSError, ValueError.
         """
         begin = time.monotonic()
         while True:
@@ -172,18 +172,18 @@ class Fleet:
             await asyncio.sleep(0.5)
 
     def statuses(self) -> list[dict[str, Any]]:
-        """Each router's /laps_status. Raises OSError, ValueError."""
+        """Return each router's /laps_status. Raises OSError, ValueError."""
         return [router.laps_status() for router in self.routers]
 
     def dead(self) -> list[str]:
-        """Processes that ended though nobody killed them."""
+        """Return the processes that ended without being killed."""
         up = [(m.server, m.kin) for m in self.members] + list(zip(self.routers, self._router_kin, strict=False))
         return [
             f"{server.name}: process {p.pid}: {server.last_line()}" for server, kin in up for p in kin if not _runs(p)
         ]
 
     async def at_rest(self, limit_s: float) -> list[str]:
-        """Wait until nothing is in flight anywhere and no KV token is held; what still is after ``limit_s``."""
+        """Wait until nothing is in flight and no KV token is held; return what remains after ``limit_s``."""
         end = time.monotonic() + limit_s
         while (found := await asyncio.to_thread(self._not_at_rest)) and time.monotonic() <= end:
             await asyncio.sleep(1.0)
@@ -204,7 +204,7 @@ class Fleet:
         return leftovers.Held.by(psutil.Process(router.process.pid), router.port, [m.proxy.port for m in self.members])
 
     async def close(self) -> None:
-        """End the proxies."""
+        """Close the proxies."""
         for m in self.members:
             await m.proxy.close()
 

@@ -1,4 +1,4 @@
-"""Faults, done to a fleet: each notes its begin and its end, and leaves everything as it was."""
+"""Faults inflicted on a fleet: each records its begin and end, and restores everything."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from benchmark.faults.schedule import ROUTER, Fault
 from benchmark.rig.servers import HOST, bearer
 
 SPARE_DESCRIPTORS = 12
-"""What the router may still open when its limit is lowered."""
+"""Descriptors that the router may still open when its limit is lowered."""
 
 
 class Inflictor:
-    """Does what a schedule says. ``done`` counts (lane, kind)."""
+    """Inflicts the faults of a schedule. ``done`` counts (lane, kind)."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -35,12 +35,12 @@ class Inflictor:
         self._starting = asyncio.Lock()
         self.done: Counter[tuple[str, str]] = Counter()
         self.now: dict[str, str] = {}
-        """Lane -> the fault that lasts, in words."""
+        """Lane -> the present fault, in words."""
         self.wrong: list[str] = []
-        """What did not recover from a fault, or took offence at one that was none of its business."""
+        """Failures to recover from a fault, and reactions to unrelated ones."""
 
     async def lane(self, faults: Iterator[Fault]) -> None:
-        """One fault after the other, until ``end``."""
+        """Inflict one fault after the other, until ``end``."""
         later: list[Fault] = []
         for fault in faults:
             if fault.kind == "kill" and self._starting.locked() and not later:
@@ -55,7 +55,7 @@ class Inflictor:
             await self._inflict(fault)
 
     def end(self) -> None:
-        """No more faults; those that last are brought to their end."""
+        """Start no more faults; present ones run to their end."""
         self._over.set()
 
     async def _inflict(self, fault: Fault) -> None:
@@ -64,7 +64,7 @@ class Inflictor:
         name = target.name if target else ""
         self.now[fault.lane] = f"{fault.kind} {name or ROUTER}"
         try:
-            # Servers that start at the same time take each other's cores for minutes.
+            # Servers that start at the same time compete for the cores for minutes.
             async with self._starting if fault.kind == "kill" else contextlib.nullcontext():
                 with self._fleet.evidence.window(fault.kind, name):
                     async with getattr(self, f"_{fault.kind}", self._proxy)(target, fault.kind):
@@ -88,14 +88,14 @@ class Inflictor:
         m.proxy.refuse()
         yield
         m.server.log.rename(m.server.log.with_suffix(f".{time.time_ns()}.log"))
-        # Not in the loop: where the disk is slow, this takes seconds, and every proxy would stand still.
+        # In a thread: on a slow disk this takes seconds, and every proxy would stall.
         await asyncio.to_thread(m.server.start)
         begin = time.monotonic()
         while (status := (await _asked(m.server.port, "/health", method="GET", limit_s=10.0)).status) != 200:
             if not m.server.alive() or time.monotonic() - begin > START_S:
                 raise RuntimeError(f"{m.name} does not start again: {m.server.last_line()}")
             if status:
-                # It says that it is not ready: the router may hear that too.
+                # The server answers that it is not ready: the router may see that, too.
                 await m.proxy.listen()
             await asyncio.sleep(0.2)
         await m.proxy.listen()
@@ -115,7 +115,7 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _pause(self, m: Member, kind: str) -> AsyncIterator[None]:
-        """As an operator does; ``retract`` gives the KV back, ``in_place`` keeps it: by turns."""
+        """Pause generation as an operator does; ``retract`` frees the KV, ``in_place`` keeps it: in turn."""
         await self._post(m, "/pause_generation", mode=("in_place", "retract")[self.done[m.role, kind] % 2])
         yield
         await self._post(m, "/continue_generation")
@@ -127,7 +127,7 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _descriptors(self, router: None, kind: str) -> AsyncIterator[None]:
-        """Its limit is lowered to a few more than it has open, and idle connections take those."""
+        """Lower the router's descriptor limit to slightly above its use, and take up the rest with idle connections."""
         assert self._fleet.router.process
         pid = self._fleet.router.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -148,7 +148,7 @@ class Inflictor:
 
     @contextlib.asynccontextmanager
     async def _halves(self, router: None, kind: str) -> AsyncIterator[None]:
-        """More half-sent requests than it takes at once; others must not suffer."""
+        """Send more half requests than the router admits at once; others must not suffer."""
         raw = f"POST {GENERATE} HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: 500\r\n\r\n{{".encode()
         with contextlib.ExitStack() as stack:
             for _ in range(MAX_INFLIGHT + 8):

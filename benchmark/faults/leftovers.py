@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 
 IDLE_MOST = 16
-"""Connections to one server that may stand by: they are closed when unused for 4 s, and signals, which are read every
-0.4 s, use them in turn, so ten or so stay."""
+"""Most idle connections to one server: they are closed when unused for 4 s, and signals, which are read every 0.4 s,
+use them in turn, so ten or so stay."""
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,19 @@ class Held:
     """Descriptors of a process."""
 
     clients: int
-    """Connections of its clients."""
+    """Connections of clients."""
     upstream: Mapping[int, int]
     """Connections to servers, by port."""
     broken: int
-    """Connections that the other side has closed, and it has not."""
+    """Connections that only the other side has closed."""
     others: int
     """All other descriptors."""
 
     @classmethod
     def by(cls, process: psutil.Process, port: int, servers: Collection[int]) -> Held:
-        """Descriptors of the process that listens on ``port``. ``servers``: their ports. Raises psutil.Error."""
-        # Counted first: what comes between the two counts as one less of the others.
+        """Return the descriptors of the process that listens on ``port``. ``servers``: ports of the servers. Raises
+        psutil.Error."""
+        # Counted first: a descriptor opened between the two calls must not count as an extra one.
         number = process.num_fds()
         some = [c for c in process.net_connections("tcp") if c.status != psutil.CONN_LISTEN]
         upstream = Counter(c.raddr.port for c in some if c.raddr and c.raddr.port in servers)
@@ -40,7 +41,7 @@ class Held:
 
 
 def of_status(status: Mapping[str, Any]) -> Iterator[str]:
-    """Leftovers in its /laps_status: leases, slots at servers, tasks that have failed."""
+    """Yield leftovers in a router's /laps_status: leases, slots at servers, failed tasks."""
     for name in ("in_flight", "queued"):
         if status[name]:
             yield f"{status[name]} requests {name.replace('_', ' ')}"
@@ -53,7 +54,7 @@ def of_status(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_descriptors(now: Held, before: Held) -> Iterator[str]:
-    """Descriptors that it should have closed, and those beyond the ones it had before the first request."""
+    """Yield descriptors that should be closed, and those beyond the ones before the first request."""
     if now.clients:
         yield f"{now.clients} connections of clients"
     if now.broken:

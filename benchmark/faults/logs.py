@@ -1,4 +1,4 @@
-"""What logs must not hold: tracebacks, and what SGLang's own checks find."""
+"""Scan of logs for tracebacks and for alarms of SGLang's own checks."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ OWN: dict[str, str] = {
         "SGLang's HTTP process cannot send its scheduler a value that is nested 1,000 deep; the client is told"
     ),
 }
-"""Tracebacks that are SGLang's own: a pattern of their text -> why they are passed over."""
+"""Tracebacks of SGLang's own bugs: a pattern of their text -> reason to ignore them."""
 _RAISED = r"(?:\[[^\]]*\] )?[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Broken\w*|Disconnect)\b"
 _ONE = rf".*{re.escape(BEGIN)}.*(?:\n(?!{_RAISED}).*){{0,300}}(?:\n.*)?"
-"""A traceback to the line that says what was raised; lines of other threads may stand between."""
+"""A traceback up to its exception's line; lines of other threads may stand between."""
 _CHAIN = r"(?:\n.*)?\n(?:During handling of the above exception|The above exception was the direct cause).*(?:\n.*)?\n"
 _TRACEBACK = re.compile(rf"^(?:.*\n)?{_ONE}(?:{_CHAIN}{_ONE})*", re.MULTILINE)
-"""With the line before it, and those it led to."""
+"""A traceback with the line before it, and those chained to it."""
 
 
 @dataclass
 class Found:
-    """What was found."""
+    """Result of a scan."""
 
     wrong: list[str] = field(default_factory=list)
-    """log: what it says."""
+    """Tracebacks and alarms, as "log: text"."""
     own: Counter[str] = field(default_factory=Counter)
-    """SGLang's own, by the reason they are passed over."""
+    """Ignored tracebacks of SGLang, by reason."""
 
 
 def scan(logs: Iterable[Path]) -> Found:
-    """Read all of them."""
+    """Scan all logs."""
     found = Found()
     for log in logs:
         if not log.exists():

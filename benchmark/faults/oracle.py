@@ -1,4 +1,5 @@
-"""Every request has exactly one end: answered right, refused with a reason, or cut by the fault that hit it."""
+"""Judges that every request ends exactly once: answered right, refused with a reason, or cut by the fault that hit
+it."""
 
 from __future__ import annotations
 
@@ -15,67 +16,68 @@ ENDS = (RIGHT, REFUSED, CUT, WRONG, LOST, HUNG)
 BAD = frozenset((WRONG, LOST, HUNG))
 
 AFTER_S = 10.0
-"""How long after a fault a 503 still counts as its work: the router's longest pause between probes, and what two good
-ones take."""
+"""Time after a fault in which a 503 still counts as its consequence: the router's longest pause between probes, and two
+good ones."""
 FILLED_S = 10.0
-"""Seconds after which a stream that nobody reads is full: a later fault finds the router waiting for its client."""
+"""Time after which an unread stream has filled all buffers (seconds): a later fault finds the router waiting for its
+client."""
 HANG_S = 45.0
-"""A stream whose server hangs must be ended this much later: before the limit of the whole request is what ends it."""
+"""Time within which the stream of a hanging server must be ended: before the limit of the whole request ends it."""
 DECODE = "decode"
 Roles = Mapping[str, Collection[str]]
-"""Role -> names of its servers. A fault may cut the streams of decode servers only."""
+"""Role -> names of its servers. Only faults of decode servers may cut streams."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """One request as its client saw it. Times: monotonic seconds."""
+    """One request as seen by its client. Times: monotonic seconds."""
 
     number: int
     deed: str
-    """What its client was about: see ``deeds``."""
+    """Action of the client: see ``deeds``."""
     want: Any = None
-    """The right answer; None: not known (any answer will do)."""
+    """Right answer; None if unknown (any answer is accepted)."""
     begin: float = 0.0
     end: float = 0.0
     status: int | None = None
     """None: no reply at all."""
     got: Any = None
-    """The answer, or as much of it as came: token ids or text."""
+    """Answer received so far: token ids or text."""
     done: bool = False
-    """The answer came to its end, by its own word."""
+    """True if the answer was complete by its own end marker."""
     reason: str = ""
-    """Why there is no answer, or no more of it: the server's words."""
+    """Server's reason for an error or for the end of the answer."""
     broken: str = ""
-    """What ended the connection, or is not as the protocol wants it: the client's words."""
+    """Client's description of a broken connection or protocol error."""
     stream: bool = False
     begun: bool = False
-    """The first event of its stream came, be there text in it or not: it is too late to try elsewhere."""
+    """True if the first event of its stream arrived, with or without text: too late to retry."""
     left: bool = False
-    """The client went away, as planned."""
+    """True if the client disconnected, as planned."""
     hung: bool = False
-    """Nothing ended it within the limit."""
+    """True if nothing ended it within the limit."""
     aborted: bool = False
-    """Its client asked for it to be aborted."""
+    """True if the client asked to abort the request."""
     may_refuse: frozenset[int] = frozenset()
-    """Statuses that are right for it, besides those of any request."""
+    """Statuses accepted besides those of any request."""
     may_cut: str = ""
-    """Why its connection may be ended without a word, if it may."""
+    """Reason why the connection may be closed without a reply, if it may."""
     unread_s: float = 0.0
-    """For how long its client read nothing."""
+    """Time for which the client read nothing (seconds)."""
     limit_s: float = float("inf")
-    """Longest that the router may keep the lease of a client that reads nothing (seconds)."""
+    """Longest that the router may keep the lease of a client that does not read (seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one request ended, and why that is said."""
+    """End of one request, and the reason for that verdict."""
 
     end: str
     why: str
 
 
 def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
-    """The end of one request."""
+    """Return the verdict on one request."""
     if seen.want is not None and seen.got and seen.got != seen.want[: len(seen.got)]:
         return Verdict(WRONG, f"{_short(seen.got)} is not (the begin of) {_short(seen.want)}")
     if seen.hung:
@@ -94,7 +96,7 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
         seen.number, seen.begin, seen.begin + FILLED_S, roles[DECODE]
     ):
         # A router that still sends has kept its lease for this client all the time.
-        return Verdict(HUNG, f"its place was kept while nobody read for {seen.unread_s:.0f} s")
+        return Verdict(HUNG, f"its lease was kept though nobody read for {seen.unread_s:.0f} s")
     if seen.done and not seen.broken:
         if seen.want is None or seen.got == seen.want:
             return Verdict(RIGHT, "")
@@ -106,7 +108,7 @@ def judge(seen: Seen, evidence: Evidence, roles: Roles) -> Verdict:
     if seen.stream and seen.begun:
         fault = evidence.struck(seen.number, seen.begin, seen.end, roles[DECODE])
         hung_at = evidence.hung_at(seen.number)
-        # A client that reads nothing does not see the end before it reads again.
+        # A client that does not read cannot see the end earlier.
         if hung_at is not None and seen.end - max(hung_at, seen.begin + seen.unread_s) > HANG_S:
             return Verdict(HUNG, f"its stream was ended {seen.end - hung_at:.0f} s after its server hung")
         if fault and seen.reason:
@@ -142,7 +144,8 @@ def _refused(seen: Seen, status: int, evidence: Evidence, roles: Roles) -> Verdi
 
 
 def nobody(seen: Seen, evidence: Evidence, roles: Roles) -> str:
-    """Why the router could not serve it: every server of a role had a fault, or descriptors were used up."""
+    """Return why the router could not serve the request: every server of a role had a fault, or descriptors were used
+    up."""
     active = evidence.active(seen.begin, seen.end, AFTER_S)
     if any(w.kind == "descriptors" for w in active) and seen.status != 502:
         return "descriptors used up"
@@ -157,7 +160,7 @@ def _told(seen: Seen) -> str:
 
 
 def _traces(seen: Seen, evidence: Evidence) -> str:
-    """What is known of it, for whoever looks for the reason."""
+    """Return a failed request's trace at the servers and the faults of that time, for debugging."""
     hits = [f"{h.at - seen.begin:+.2f} {h.what} {h.server}" for h in evidence.hits(seen.number)]
     faults = [
         f"{w.kind} {w.server or 'router'} from {w.begin - seen.begin:+.2f}"
@@ -174,7 +177,7 @@ def _short(value: Any) -> str:
 
 @dataclass
 class Oracle:
-    """Keeps the books: each number ends once."""
+    """Judges requests and counts their ends; each number must end once."""
 
     evidence: Evidence
     roles: Roles
@@ -184,7 +187,7 @@ class Oracle:
     """Ends that are no failures, by reason."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     twice: list[int] = field(default_factory=list)
-    """Numbers that were reported more than once."""
+    """Numbers reported more than once."""
 
     def ended(self, seen: Seen) -> Verdict:
         """Judge and count one request."""
@@ -206,9 +209,9 @@ class Oracle:
         return verdict
 
     def at_fault(self, role: str, begin: float, end: float) -> bool:
-        """Whether a server of a role had a fault at any time of [begin, end] (monotonic seconds)."""
+        """Return True if a server of a role had a fault at any time of [begin, end] (monotonic seconds)."""
         return any(w.server in self.roles[role] for w in self.evidence.active(begin, end))
 
     def total(self, end: str) -> int:
-        """Requests with this end."""
+        """Return the number of requests with this end."""
         return sum(c[end] for c in self.by_deed.values())

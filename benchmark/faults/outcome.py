@@ -1,4 +1,4 @@
-"""The result of a campaign: one table, figures with bars, everything raw."""
+"""Result of a campaign: one table, figures with bars, and the raw data."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def piece(
     sent: int,
     settings: Mapping[str, Any],
 ) -> Piece:
-    """For the report. Every bar is zero.
+    """Return the piece for the report. Every bar is zero.
 
-    ``seconds``: of load; ``wrong``: what must not be, beside how requests ended, by the figure that counts it;
-    ``own_logs``: tracebacks that are SGLang's own; ``sent``: hostile requests that were to be compared.
+    ``seconds``: duration of the load; ``wrong``: further failures, by the figure that counts them; ``own_logs``:
+    tracebacks of SGLang's own bugs; ``sent``: hostile requests to be compared.
     """
     wrong = {
         "requests that ended twice": [str(n) for n in oracle.twice],
@@ -76,7 +76,7 @@ def piece(
 
 
 def _table(oracle: Oracle, inflicted: Counter[tuple[str, str]], seconds: float) -> Table:
-    """Ends by what the client was about."""
+    """Return a table of ends, by the clients' actions."""
     rows: list[Sequence[str]] = [
         (deed, str(c.total()), *(str(c[e]) for e in ENDS)) for deed, c in sorted(oracle.by_deed.items())
     ]
@@ -90,7 +90,7 @@ def _table(oracle: Oracle, inflicted: Counter[tuple[str, str]], seconds: float) 
 
 
 def complaints(found: Piece, most: int = 12) -> list[str]:
-    """One line each for what missed a bar."""
+    """Return one line for each cause of a missed bar."""
     lines = [f"{f['end']}: {f['deed']} {f['number']}: {f['why']}" for f in found.data["failures"]]
     lines += [f"{name}: {x}" for name, of in found.data["wrong"].items() for x in of]
     return [*lines[:most], *([f"and {len(lines) - most} more in the result"] if len(lines) > most else [])]

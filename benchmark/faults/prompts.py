@@ -1,4 +1,4 @@
-"""A small fixed set of prompts, so that the right answer of each is known before anything goes wrong."""
+"""A small fixed set of prompts, so that the right answers are known before any fault."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SHORT_TOKENS, LONG_TOKENS = (4, 60), (300, 900)
 ANSWER_TOKENS = (1, 12)
 TALK_TOKENS = (32, 96)
 TALKS = 0.2
-"""Share of answers that long: so that faults find some that stream."""
+"""Share of answers with TALK_TOKENS, long enough for faults to hit their streams."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A route and a body without ``stream``; greedy, of a fixed length."""
+    """Route and body without ``stream``; greedy, of a fixed length."""
 
     route: str
     body: dict[str, Any]
 
 
 def make(seed: int, short: int, long: int) -> list[Prompt]:
-    """So many short and long prompts, over all routes. The same seed gives the same ones."""
+    """Return ``short`` short and ``long`` long prompts, over all routes; equal for equal seeds."""
     rng = random.Random(seed)
     words = sorted({w for text in model.corpus() for w in text.split() if w.isalpha()})
     lengths = [SHORT_TOKENS] * short + [LONG_TOKENS] * long

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of each server: it passes on, refuses, resets, hangs, falls silent, or answers 5xx itself."""
+"""TCP proxy in front of each server: it forwards, refuses, resets, hangs, falls silent, or answers 5xx itself."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ STATUSES = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unav
 HEAD_LIMIT = 1 << 20
 PROBE = b"GET /health "
 LAST_CHUNK = b"0\r\n\r\n"
-"""Ends a chunked reply."""
+"""End of a chunked reply."""
 _NUMBER = re.compile(rb"\r\n%b: *(\d+)\r\n" % MARKER.encode(), re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 
 class Link:
-    """One connection of the router and, once it is needed, the one to the server behind."""
+    """One connection of the router and, once needed, the one to the server behind."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.up: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.back: asyncio.Task[None] | None = None
         self.marker: int | None = None
-        """Number of the request that is on its way."""
+        """Number of the current request."""
         self.answered = True
-        """Nothing is owed to the router."""
+        """True if the last request has been fully answered."""
         self.probed: float | None = None
-        """When a probe of the router's went on to the server, until it is answered or given up (monotonic seconds)."""
+        """Time at which a health probe was forwarded, until it is answered or given up (monotonic seconds)."""
         self.chunks_left: int | None = None
-        """Pieces of the reply to pass before a reset; None: no reset."""
+        """Chunks of the reply to forward before a reset; None: no reset."""
         self.events_left: int | None = None
-        """Pieces with events of a stream to pass before it hangs; None: it does not."""
+        """Event chunks of a stream to forward before it hangs; None: it does not."""
         self._owed: int | None = None
-        """Bytes of a reply of known length that are to come; None: it ends with its last chunk."""
+        """Bytes missing from a reply of known length; None: the reply ends with its last chunk."""
 
     def replied(self, data: bytes) -> None:
-        """Another piece of the reply has come."""
+        """Take in another chunk of the reply."""
         if data.startswith(b"HTTP/1."):
             head, _, data = data.partition(b"\r\n\r\n")
             length = _LENGTH.search(head + b"\r\n")
@@ -55,7 +55,7 @@ class Link:
             self.answered = data.endswith(LAST_CHUNK)
 
     def end(self, *, abrupt: bool) -> None:
-        """End it both ways; ``abrupt``: with an RST."""
+        """Close both connections; ``abrupt``: with an RST."""
         if self.back:
             self.back.cancel()
         for writer in (self.writer, self.up[1] if self.up else None):
@@ -71,7 +71,7 @@ class Link:
 
 
 class Proxy:
-    """In front of one server of this machine, on a port of its own. Each request meets the mode of its moment."""
+    """Proxy of one local server, on a port of its own. Each request meets the mode of its moment."""
 
     def __init__(self, name: str, port: int, server_port: int, evidence: Evidence, seed: int = 0) -> None:
         self.name, self.port = name, port
@@ -86,7 +86,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where the router finds the server."""
+        """Return the URL by which the router reaches the server."""
         return f"http://{HOST}:{self.port}"
 
     async def listen(self) -> None:
@@ -97,7 +97,7 @@ class Proxy:
             )
 
     def refuse(self) -> None:
-        """Stop accepting: connections are refused by the system, kept ones are reset when they bring a request."""
+        """Stop accepting: new connections are refused by the kernel, kept ones are reset when they bring a request."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -105,7 +105,7 @@ class Proxy:
             link.end(abrupt=True)
 
     async def mode(self, mode: str) -> None:
-        """How requests are met from now on. The end of silence resets whatever was under way, as after a reboot."""
+        """Set the mode for requests from now on. The end of silence resets all connections, as after a reboot."""
         was, self._mode = self._mode, mode
         if mode == REFUSE:
             self.refuse()
@@ -122,7 +122,7 @@ class Proxy:
             self._speaks.set()
 
     async def close(self) -> None:
-        """End everything."""
+        """Close everything."""
         self.refuse()
         while self._links:
             for link in list(self._links):
@@ -147,7 +147,7 @@ class Proxy:
             self._links.discard(link)
 
     def _probed(self, link: Link) -> None:
-        """A probe is answered, or the router waits for it no more."""
+        """Record that a probe was answered, or given up by the router."""
         if link.probed is not None:
             self._evidence.probed(self.name, link.probed)
             link.probed = None
@@ -159,7 +159,7 @@ class Proxy:
             raise ConnectionResetError
         if self._mode == SILENT:
             self._evidence.note(link.marker, self.name, SILENT)
-            # Until the end of silence resets it, or the router gives up.
+            # Until the end of silence resets the connection, or the router gives up.
             await link.reader.read()
             raise ConnectionResetError
         if self._mode == STORM:
@@ -191,7 +191,7 @@ class Proxy:
         await link.up[1].drain()
 
     async def _back(self, link: Link, reader: asyncio.StreamReader) -> None:
-        """Pass the server's replies on."""
+        """Forward the server's replies."""
         try:
             while data := await reader.read(1 << 16):
                 self._probed(link)
@@ -208,7 +208,7 @@ class Proxy:
                     link.events_left -= 1
                     if link.events_left < 0 and not data.endswith(LAST_CHUNK):
                         self._evidence.note(link.marker, self.name, HANG)
-                        # It takes in what comes, and nothing goes out any more; the router may end the connection.
+                        # Keep reading from the server and forward nothing; the router may close the connection.
                         while await reader.read(1 << 16):
                             pass
                         return

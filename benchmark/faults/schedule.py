@@ -1,4 +1,4 @@
-"""What is done, to whom and when, from a seed alone: faults of servers in lanes, and what each client is about."""
+"""Schedule made from a seed alone: faults of servers in lanes, and actions of clients."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ SERVER_FAULTS = {
     "storm": (1.0, 5.0),
     "pause": (0.3, 3.0),
 }
-"""Faults of one server, and how long they last (seconds). Of a kill: until it is started again. A decode server notices
-by two missed beats, here 2 s apart, that a prefill server has died; one that is back before is taken for the old one,
-and all that the two are asked for hangs. No real server is back so soon."""
+"""Faults of one server, and their duration (seconds). A kill lasts until the restart. A decode server needs two missed
+heartbeats, here 2 s apart, to notice that a prefill server has died; it takes one that is back before for the old one,
+and all requests of the pair hang. No real server is back so soon."""
 DECODE_FAULTS = {**SERVER_FAULTS, "hang": (2.0, 8.0)}
-"""Also streams that stop in the middle, for ever, at a server that is well otherwise."""
+"""Decode servers also have streams that stop in the middle, for ever, while the server is healthy otherwise."""
 ROUTER_FAULTS = {"descriptors": (2.0, 5.0), "halves": (2.0, 5.0), "flush": (0.0, 0.0)}
-"""Its descriptors used up; as many half-sent requests as it takes at once; its route that empties all caches."""
+"""Faults of the router: descriptors used up; as many half-sent requests as it admits; its route that flushes all
+caches."""
 LANES = {PREFILL: SERVER_FAULTS, DECODE: DECODE_FAULTS, ROUTER: ROUTER_FAULTS}
-"""One fault at a time in each lane, so at most one server of a role is out."""
+"""One fault at a time in each lane, so at most one server of a role is down."""
 GAP_S = {PREFILL: (1.0, 4.0), DECODE: (1.0, 4.0), ROUTER: (4.0, 12.0)}
-"""Rest before a fault."""
+"""Pause before a fault."""
 
 DEEDS = {
     PLAIN: 71, "leave": 7, "half": 2, "abort": 4, "twin": 3, "batch": 3, "stall": 2, "pipeline": 2, "keyless": 3,
     HOSTILE: 3,
 }  # fmt: skip
-"""What clients are about, and how often: a request and nothing else; going away at a random moment; a body that is sent
-in part; an abort by id; two requests under one id; several prompts in one request; a stream that is not read for a
-while, or at all; more requests on a connection that has an answer under way; aborts of others' requests without the
-key; a hostile body."""
+"""Actions of clients, and their weights: a plain request; disconnecting at a random moment; sending part of a body;
+aborting by id; two requests under one id; several prompts in one request; not reading a stream for a while, or at all;
+further requests on a connection that has an answer under way; aborting others' requests without the key; a hostile
+body."""
 CLASSES = (*DECODE_FAULTS, *ROUTER_FAULTS, *(d for d in DEEDS if d != PLAIN))
 
 
@@ -47,28 +48,29 @@ class Fault:
     kind: str
     lane: str
     target: int
-    """Which server of the role (counted modulo their number)."""
+    """Server of the role (counted modulo the number of servers)."""
     length_s: float
     gap_s: float
-    """Rest before it."""
+    """Pause before the fault."""
 
 
 @dataclass(frozen=True)
 class Deed:
-    """One thing a client does."""
+    """One action of a client."""
 
     kind: str
     prompt: int
-    """Which prompt (counted modulo their number)."""
+    """Prompt (counted modulo the number of prompts)."""
     stream: bool
     openai: bool
-    """By the openai client where it knows the route."""
+    """True to use the openai client if it supports the route."""
     seed: int
-    """Of whatever else it leaves to chance."""
+    """Seed of the action's other random choices."""
 
 
 def faults(seed: int, lane: str, only: str | None = None) -> Iterator[Fault]:
-    """Without end: every fault of the lane once in random order, and again. Empty where ``only`` is none of them."""
+    """Yield faults without end: every fault of the lane once in random order, and again. Empty if ``only`` is none of
+    them."""
     rng = random.Random(f"{seed} {lane}")
     kinds = [k for k in LANES[lane] if only in (None, k)]
     while kinds:
@@ -77,7 +79,7 @@ def faults(seed: int, lane: str, only: str | None = None) -> Iterator[Fault]:
 
 
 def deeds(seed: int, only: str | None = None) -> Iterator[Deed]:
-    """Without end. ``only`` one of the deeds: every second one is that, the others are plain."""
+    """Yield actions without end. With ``only`` every second one is that, the others are plain."""
     rng = random.Random(f"{seed} deeds")
     weights = dict(DEEDS)
     if only in DEEDS and only != PLAIN:
@@ -91,5 +93,5 @@ def deeds(seed: int, only: str | None = None) -> Iterator[Deed]:
 
 
 def covered(inflicted: Collection[tuple[str, str]], only: str | None = None) -> bool:
-    """Whether every fault of every lane has happened; ``inflicted``: (lane, kind)."""
+    """Return True if every fault of every lane has happened; ``inflicted``: (lane, kind)."""
     return all((lane, kind) in inflicted for lane, kinds in LANES.items() for kind in kinds if only in (None, kind))

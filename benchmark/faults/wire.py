@@ -1,4 +1,4 @@
-"""Requests sent exactly as they are, however wrong, and replies read with all the care of a parser."""
+"""Raw HTTP: requests sent exactly as given, however wrong, and replies parsed strictly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD_LIMIT = 1 << 20
 SMALL = 4096
 """Receive buffer of a slow reader (bytes)."""
 LAST = b"data: [DONE]"
-"""The event that ends a stream, of one that failed too."""
+"""Event that ends a stream, also a failed one."""
 
 
 class Broken(Exception):
@@ -30,14 +30,14 @@ class Reply:
     def __init__(self, reader: asyncio.StreamReader, method: str) -> None:
         self._reader = reader
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_LIMIT)
-        # What has really been sent may be no request: the parser is told of one that has the same reply.
+        # The bytes sent may be no valid request: the parser is given one with the same kind of reply.
         self._http.send(h11.Request(method=method, target="/", headers=[("host", HOST)]))
         self._http.send(h11.EndOfMessage())
         self.status = 0
         self.events = False
-        """The body is a stream of server-sent events."""
+        """True if the body is a stream of server-sent events."""
         self.ended = False
-        """All of it has come, to its end by its own word."""
+        """True once the body is complete, by its own end marker."""
         self._json = False
 
     async def _next(self) -> Any:
@@ -49,7 +49,7 @@ class Reply:
         return event
 
     async def head(self) -> None:
-        """Read up to its body. Raises Broken, OSError."""
+        """Read up to the body. Raises Broken, OSError."""
         while isinstance(event := await self._next(), h11.InformationalResponse):
             pass
         self.status = event.status_code
@@ -57,16 +57,17 @@ class Reply:
         self.events, self._json = b"text/event-stream" in kind, b"json" in kind
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises Broken where it ends too early, OSError."""
+        """Yield the body as it arrives. Raises Broken if it ends too early, OSError."""
         while isinstance(event := await self._next(), h11.Data):
             yield bytes(event.data)
 
     async def body(self) -> bytes:
-        """All of the body. Raises Broken, OSError."""
+        """Return the whole body. Raises Broken, OSError."""
         return b"".join([piece async for piece in self.pieces()])
 
     async def said(self) -> AsyncIterator[Any]:
-        """The JSON value of each event, or of the whole body (None: no JSON). Raises Broken, OSError, ValueError."""
+        """Yield the JSON value of each event, or of the whole body (None: no JSON). Raises Broken, OSError,
+        ValueError."""
         if not self.events:
             body = await self.body()
             self.ended = True
@@ -90,7 +91,7 @@ async def _connect(port: int, slow: bool) -> tuple[asyncio.StreamReader, asyncio
         return await asyncio.open_connection(HOST, port)
     sock = socket.socket()
     try:
-        # Small segments too, for by them the sender's system measures what it keeps: then some 170 KB are under way.
+        # Small segments, too, as the sender's kernel sizes its buffer by them: then about 170 KB are under way.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         sock.setblocking(False)
@@ -103,13 +104,13 @@ async def _connect(port: int, slow: bool) -> tuple[asyncio.StreamReader, asyncio
 
 @contextlib.asynccontextmanager
 async def exchange(port: int, raw: bytes, slow: bool = False) -> AsyncIterator[Reply]:
-    """Send ``raw`` as it is, on a connection of its own, and read the head of its reply. Raises Broken, OSError.
+    """Send ``raw`` unchanged, on a connection of its own, and read the head of its reply. Raises Broken, OSError.
 
-    ``slow``: what is not read soon stops the sender.
+    ``slow``: unread bytes soon stop the sender.
     """
     reader, writer = await _connect(port, slow)
     try:
-        # Some are answered, and the connection closed, before all of it is sent.
+        # Some requests are answered, and the connection closed, before all of them is sent.
         with contextlib.suppress(OSError):
             writer.write(raw)
             await writer.drain()
@@ -122,14 +123,14 @@ async def exchange(port: int, raw: bytes, slow: bool = False) -> AsyncIterator[R
 
 
 def request(path: str, body: bytes, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """A whole request as it goes over the wire."""
+    """Return a whole request in wire format."""
     lines = {"host": HOST, "content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
     head = "".join(f"{k}: {v}\r\n" for k, v in lines.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 def reason(body: bytes) -> str:
-    """What an error reply says is wrong; empty where it says nothing."""
+    """Return the message of an error reply; empty if there is none."""
     try:
         return told(json.loads(body))
     except ValueError:
@@ -137,7 +138,7 @@ def reason(body: bytes) -> str:
 
 
 def told(said: Any) -> str:
-    """The message in an error object of SGLang, of the router or of FastAPI."""
+    """Return the message in an error object of SGLang, of the router or of FastAPI."""
     while isinstance(said, dict):
         said = next((said[k] for k in ("error", "message", "detail") if said.get(k)), None)
     return str(said)[:300] if said else ""

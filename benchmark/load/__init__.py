@@ -1,1 +1,1 @@
-"""The one load generator: jobs of a workload as requests, and what became of each."""
+"""Load generator: sends the jobs of a workload and records an answer for each."""

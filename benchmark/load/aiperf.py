@@ -1,7 +1,7 @@
-"""NVIDIA's aiperf, a client that is not ours: how it is found, what it is given, and what it says it saw.
+"""Adapter for NVIDIA's aiperf, an independent client: finding it, running it, reading its results.
 
-It lives in an environment of its own and is known here as a command and by its files: a trace in Mooncake's format goes
-in, a summary and the requests as it sent them come out.
+It is installed in an environment of its own and used through its command and files: a trace in Mooncake's format goes
+in, a summary and the requests as sent come out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ VERSION = "0.13.0"
 VARIABLE = "AIPERF"
 MISSING = f"aiperf is not installed: pip install aiperf=={VERSION} into an environment of its own, then {VARIABLE}=PATH"
 BLOCK = 64
-"""Tokens that one hash id of a trace stands for. Mooncake's traces have 512, more than most prompts here."""
+"""Tokens per hash id of a trace. Mooncake's traces have 512, more than most prompts here."""
 TOKENIZER = "local/model"
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 LIMIT_S = 300.0
-"""Longest run beyond the trace itself: it loads a tokenizer and makes all prompts first."""
+"""Time limit of a run beyond the trace itself: aiperf loads a tokenizer and makes all prompts first."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -44,30 +44,30 @@ class Row(msgspec.Struct, frozen=True):
     """Tokens."""
     output_length: int
     hash_ids: tuple[int, ...] = ()
-    """One for each BLOCK tokens of the prompt; equal ones stand for equal tokens."""
+    """One id per BLOCK tokens of the prompt; equal ids stand for equal tokens."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One request as it went out."""
+    """One request as sent."""
 
     number: int
-    """Of its row in the trace."""
+    """Number of the row in the trace."""
     payload: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What it saw of one run."""
+    """aiperf's measurements of one run."""
 
     p50: float
-    """TTFT (ms), of the requests of which it saw a text."""
+    """TTFT (ms) of the requests with a text."""
     p90: float
     avg: float
     answered: int
-    """Requests that ended well."""
+    """Successful requests."""
     version: str
-    """Its own."""
+    """Version of aiperf."""
 
 
 class _Ttft(msgspec.Struct):
@@ -96,7 +96,7 @@ class _Export(msgspec.Struct):
 
 
 def lacking(environ: Mapping[str, str] = os.environ) -> str:
-    """Why it cannot be run here, in one line; empty = it can."""
+    """Return in one line why aiperf cannot be run here; empty = it can."""
     if _which(environ):
         return ""
     named = environ.get(VARIABLE)
@@ -104,7 +104,7 @@ def lacking(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def found(environ: Mapping[str, str] = os.environ) -> str:
-    """The command: what AIPERF names, else the one on PATH. Raises ServerError where there is none."""
+    """Return the command: the one named by AIPERF, else the one on PATH. Raises ServerError if there is none."""
     command = _which(environ)
     if not command:
         raise ServerError(lacking(environ))
@@ -116,24 +116,24 @@ def _which(environ: Mapping[str, str]) -> str | None:
 
 
 def trace(jobs: Iterable[Job], answer: int) -> Iterator[Row]:
-    """Jobs as rows; what they share is shared in whole blocks. ``answer``: tokens asked for."""
+    """Yield jobs as rows; shared tokens are shared in whole blocks. ``answer``: tokens asked for."""
     own = itertools.count(1_000_000_000)
     for job in jobs:
         tokens, shared = job.cached + job.new, job.cached // BLOCK
-        # Streams apart from each other, and from what is nobody else's.
+        # Ids of streams differ from each other, and from those of tokens that are not shared.
         common = range(job.stream * 1_000_000, job.stream * 1_000_000 + shared)
         rest = itertools.islice(own, -(-tokens // BLOCK) - shared)
         yield Row(round(1e3 * job.at_s, 3), tokens, answer, (*common, *rest))
 
 
 def write(rows: Iterable[Row], path: Path) -> None:
-    """A trace file: one JSON object a line."""
+    """Write a trace file: one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.Encoder().encode_lines(list(rows)))
 
 
 def command(program: str, url: str, endpoint: str, file: Path, artifacts: Path, seed: int, *, raw: bool) -> list[str]:
-    """Its command line. ``raw``: keep every request as it was sent, which costs time."""
+    """Return aiperf's command line. ``raw``: keep every request as sent, which costs time."""
     return [
         program, "profile", "--model", "model", "--url", url, "--endpoint-type", endpoint, "--streaming",
         "--tokenizer", TOKENIZER, "--input-file", str(file), "--custom-dataset-type", "mooncake_trace",
@@ -145,9 +145,9 @@ def command(program: str, url: str, endpoint: str, file: Path, artifacts: Path, 
 
 
 def hub(tokenizer: Path, cache: Path) -> None:
-    """Put a tokenizer's folder where a model hub's client would have left it, as TOKENIZER.
+    """Put a tokenizer's folder where a model hub's client would have put it, as TOKENIZER.
 
-    Its processes that make prompts from hash ids take the path of a folder for the name of a model.
+    aiperf's processes that make prompts from hash ids take a folder's path for the name of a model.
     """
     model = cache / f"models--{TOKENIZER.replace('/', '--')}"
     for folder in ("refs", "snapshots"):
@@ -159,7 +159,7 @@ def hub(tokenizer: Path, cache: Path) -> None:
 
 
 def environment(environ: Mapping[str, str], scratch: str, cache: Path) -> dict[str, str]:
-    """Without a model hub, and with everything it writes by the way in folders of ours."""
+    """Return the environment: no model hub, and temporary files in folders of ours."""
     return {
         **{k: v for k, v in environ.items() if k != "PYTHONPATH"},
         "HF_HUB_CACHE": str(cache.resolve()),
@@ -171,9 +171,9 @@ def environment(environ: Mapping[str, str], scratch: str, cache: Path) -> dict[s
 
 
 def run(line: Sequence[str], log: Path, cache: Path, limit_s: float) -> None:
-    """Run it to its end. Raises ServerError; nothing it started outlives this."""
+    """Run aiperf to its end. Raises ServerError; no process that it started survives."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Its sockets are files there, whose paths may not be long.
+    # aiperf's sockets are files there, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="aiperf-", ignore_cleanup_errors=True) as scratch, log.open("wb") as out:
         env = environment(os.environ, scratch, cache)
         process = psutil.Popen(
@@ -193,14 +193,14 @@ def _end(process: psutil.Popen) -> None:
     members = [process]
     with contextlib.suppress(psutil.NoSuchProcess):
         members += process.children(recursive=True)
-    # A group of its own: also who is left of one whose head has died.
+    # Kill the process group, too: its leader may have died before the others.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     psutil.wait_procs(members, timeout=5.0)
 
 
 def summary(artifacts: Path) -> Summary:
-    """Of a run. Raises ServerError where it left none, or saw no first token."""
+    """Return the summary of a run. Raises ServerError if there is none, or no first token was seen."""
     path = artifacts / "profile_export_aiperf.json"
     try:
         export = msgspec.json.decode(path.read_bytes(), type=_Export)
@@ -211,7 +211,7 @@ def summary(artifacts: Path) -> Summary:
 
 
 def sent(artifacts: Path) -> list[Sent]:
-    """The requests of a run with ``raw``, in the order of the trace. Raises ServerError."""
+    """Return the requests of a run with ``raw``, in the order of the trace. Raises ServerError."""
     path = artifacts / "profile_export_raw.jsonl"
     try:
         lines = msgspec.json.Decoder(_Raw).decode_lines(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The client: jobs replayed at their times, or as fast as so many clients can, over bare keep-alive connections.
+"""HTTP client that replays jobs at their times, or in closed loops, over bare keep-alive connections.
 
 A request asks for one token and no stream, or for a stream: the time to the body of its answer is the time to its first
 token.
@@ -18,23 +18,23 @@ from laps_plan.traffic.little import Asked, Steady, steady
 from benchmark.load.connection import Connection, Target
 
 UNANSWERED = "no answer in time"
-"""The error of a request whose answer had not come when waiting ended."""
+"""Error of a request without an answer when waiting ended."""
 IDLE_S = 3.0
-"""A connection unused for longer is not used again: the server closes it after 5 s, perhaps just then."""
+"""Idle time after which a connection is not reused: the server closes it after 5 s, perhaps at that moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one job. Seconds; ``sent_s`` counts from the start of the load."""
+    """Outcome of one job. Seconds; ``sent_s`` counts from the start of the load."""
 
     job: Job
     sent_s: float
     late_s: float
-    """How much later than due it was sent: the client's own fault."""
+    """Delay of sending caused by the client itself."""
     ttft_s: float | None
     """None = failed."""
     error: str = ""
-    """What a failed one was told."""
+    """Error message of a failed request."""
 
 
 class Pool:
@@ -46,7 +46,7 @@ class Pool:
         self._all: list[Connection] = []
 
     async def take(self) -> Connection:
-        """A connection nobody uses. Raises OSError."""
+        """Return an unused connection. Raises OSError."""
         now = time.perf_counter()
         while self._free:
             since, connection = self._free.pop()
@@ -56,17 +56,17 @@ class Pool:
         return self._all[-1]
 
     def give(self, connection: Connection) -> None:
-        """Done with it."""
+        """Return a connection to the pool."""
         self._free.append((time.perf_counter(), connection))
 
     def close(self) -> None:
-        """All of them."""
+        """Close all connections."""
         for connection in self._all:
             connection.transport.close()
 
 
 async def ask(pool: Pool, raw: bytes) -> tuple[float | None, str]:
-    """Send one request: its TTFT (seconds); where it is not answered with 200, None and what was said instead."""
+    """Send one request. Returns its TTFT (seconds), or None and the error."""
     try:
         connection = await pool.take()
     except OSError as e:
@@ -88,7 +88,7 @@ async def ask(pool: Pool, raw: bytes) -> tuple[float | None, str]:
 async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], patience_s: float) -> list[Answer]:
     """Send each job when it is due, whatever has come back by then; wait ``patience_s`` after the last was due.
 
-    One that has no answer by then has failed.
+    A job without an answer by then has failed.
     """
     pool = Pool(target)
     answered: list[asyncio.Event] = [asyncio.Event() for _ in jobs]
@@ -121,38 +121,39 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
 
 @dataclass
 class Loop:
-    """What a closed loop showed."""
+    """Result of a closed loop."""
 
     clients: int
     begin_s: float
     end_s: float
-    """Requests that were sent meanwhile are counted, each of them waited for."""
+    """Requests sent before this time are counted, and waited for."""
     asked: list[Asked] = field(default_factory=list)
     failed: int = 0
 
     @property
     def counted(self) -> list[Asked]:
-        """The requests that figures are of."""
+        """Return the requests sent between ``begin_s`` and ``end_s``."""
         return [a for a in self.asked if self.begin_s <= a.sent_s < self.end_s]
 
     @property
     def ttft_s(self) -> list[float]:
-        """Times to first token of the counted requests (seconds)."""
+        """Return times to first token of the counted requests (seconds)."""
         return [a.ttft_s for a in self.counted]
 
     @property
     def whole_s(self) -> list[float]:
-        """Times until their answers were whole (seconds); of a request that does not stream the same as ``ttft_s``."""
+        """Return times to the complete answers of the counted requests (seconds); without streaming the same as
+        ``ttft_s``."""
         return [a.took_s for a in self.counted]
 
     @property
     def steady(self) -> Steady:
-        """Rate, mean TTFT and Little's ratio of whole cycles."""
+        """Return rate, mean TTFT and Little's ratio of whole cycles."""
         return steady(self.asked, self.clients, self.begin_s, self.end_s)
 
     @property
     def rate(self) -> float:
-        """Requests answered per second."""
+        """Return the requests answered per second."""
         return self.steady.requests_per_s
 
 
@@ -164,10 +165,10 @@ async def closed(
     run_in_s: float = 0.3,
     tokens: Sequence[int] = (0,),
 ) -> Loop:
-    """``clients`` clients that send the next request, over and over, as soon as they have their answer, until all that
-    were sent in ``seconds`` after the run-in are answered. ``tokens``: new ones of each of the ``bodies``.
+    """Run ``clients`` clients in a closed loop, until all requests sent in ``seconds`` after the run-in are answered.
+    ``tokens``: new ones of each of the ``bodies``.
 
-    A client whose request fails is gone. Raises OSError where nobody listens.
+    A client whose request fails stops. Raises OSError if nothing listens.
     """
     work, left = itertools.cycle(zip(bodies, itertools.cycle(tokens))), clients
     connections = [await Connection.to(target) for _ in range(clients)]
@@ -175,7 +176,7 @@ async def closed(
     begin = time.perf_counter() + run_in_s
     loop, waited_for = Loop(clients, begin, begin + seconds), 0
 
-    # Callbacks instead of a task a client: on two cores the client's own time is part of what is measured.
+    # Callbacks instead of a task per client: on two cores the client's own time is part of the measurement.
     def go(client: int, connection: Connection) -> None:
         nonlocal waited_for
         sent = time.perf_counter()
@@ -208,7 +209,7 @@ async def closed(
 
 
 async def one_by_one(target: Target, bodies: Iterable[bytes]) -> list[float]:
-    """TTFT (seconds) of each request, sent alone. Raises ConnectionError if one fails."""
+    """Return the TTFT (seconds) of each request, sent alone. Raises ConnectionError if one fails."""
     pool, times = Pool(target), []
     for raw in bodies:
         took, why = await ask(pool, raw)

@@ -1,6 +1,6 @@
-"""One HTTP connection that costs little: whole requests prepared beforehand, replies read no further than needed.
+"""A cheap HTTP connection: requests are prepared beforehand, and replies are read no further than needed.
 
-On a machine of two cores a costly client is itself what a closed loop measures.
+On a machine of two cores a costly client would dominate a closed loop's measurement.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go."""
+    """Address of a server."""
 
     host: str
     port: int
 
     @classmethod
     def of(cls, url: str) -> Target:
-        """From ``http://host:port``. Raises ValueError."""
+        """Parse ``http://host:port``. Raises ValueError."""
         parts = urlsplit(url if "//" in url else f"//{url}")
         if parts.scheme not in ("", "http") or not parts.hostname or parts.path.strip("/"):
             raise ValueError(f"{url!r} is not http://HOST:PORT")
@@ -35,12 +35,12 @@ class Target:
 
     @property
     def url(self) -> str:
-        """Without a slash at its end."""
+        """Return the URL without a slash at its end."""
         return f"http://{self.host}:{self.port}"
 
 
 def request(body: dict[str, Any], path: bytes = b"/generate", headers: Mapping[str, str] | None = None) -> bytes:
-    """A POST as it goes over the wire."""
+    """Return a POST in wire format."""
     raw = orjson.dumps(body)
     more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items()).encode()
     head = b"POST %b HTTP/1.1\r\nhost: x\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -48,13 +48,13 @@ def request(body: dict[str, Any], path: bytes = b"/generate", headers: Mapping[s
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection: one request at a time, ``done`` when its reply is whole or the peer has gone."""
+    """One keep-alive connection: one request at a time, ``done`` when its reply is complete or the peer has closed."""
 
     def __init__(self) -> None:
         self.transport: Any = None
         self.open = True
         self.first: float | None = None
-        """When the body of the reply began (``perf_counter``): the first token, of a stream as of a whole reply."""
+        """Time at which the body of the reply began (``perf_counter``): the first token, with or without streaming."""
         self._buffer = b""
         self._body = 0
         self._end: int | None = None
@@ -62,12 +62,12 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def to(cls, target: Target) -> Connection:
-        """A new one. Raises OSError."""
+        """Open a connection. Raises OSError."""
         return (await asyncio.get_running_loop().create_connection(cls, target.host, target.port))[1]
 
     @property
     def said(self) -> str:
-        """The beginning of what came, for an error message."""
+        """Return the beginning of the reply, for an error message."""
         return self._buffer[:300].decode(errors="replace") or "the connection was closed"
 
     def connection_made(self, transport: Any) -> None:
@@ -86,12 +86,12 @@ class Connection(asyncio.Protocol):
             self.first = time.perf_counter()
         whole = len(self._buffer) >= self._end if self._end is not None else self._buffer.endswith(LAST_CHUNK)
         if whole:
-            # SGLang tells in an event what went wrong after the stream has begun; a token may be "error" itself.
+            # SGLang reports an error after the stream has begun in an event; a token may be "error", too.
             fine = self._end is not None or b'{"error"' not in self._buffer
             self._finish(fine and self._buffer.startswith(b"HTTP/1.1 200"))
 
     def _head(self) -> bool:
-        """Whether the head is there; finds where the body begins and ends."""
+        """Return True if the head is complete; finds where the body begins and ends."""
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return False

@@ -1,4 +1,4 @@
-"""Requests as they go over the wire, from jobs: every variant is sent the same bytes."""
+"""Requests in wire format, from jobs: every variant gets the same bytes."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Prompts:
     vocabulary: tuple[int, int]
     seed: int
     longest: int
-    """Length (tokens) of the streams that histories are the beginnings of."""
+    """Length (tokens) of the streams whose beginnings are the histories."""
     reuse: bool
-    """Whether the cached part is sent too. Requests through the fake bootstrap host never enter the prefix cache, so
+    """True if the cached part is sent, too. Requests through the fake bootstrap host never enter the prefix cache, so
     there the new tokens stand alone."""
     prefill_only: bool
     answer: int = 1
-    """Tokens asked for; more than one are asked for as a stream."""
+    """Tokens asked for; more than one are streamed."""
     _streams: dict[int, Any] = field(default_factory=dict)
 
     def stream(self, number: int) -> Any:
-        """The tokens all histories of this stream begin with."""
+        """Return the tokens that all histories of this stream begin with."""
         if number not in self._streams:
             rng = np.random.default_rng([self.seed, 1, number])
             self._streams[number] = rng.integers(*self.vocabulary, size=self.longest)
         return self._streams[number]
 
     def ids(self, job: Job, rng: Any) -> list[int]:
-        """Its prompt."""
+        """Return the prompt of ``job``."""
         if self.reuse and job.goes_on:
             return self.stream(job.stream)[: job.cached + job.new].tolist()  # type: ignore[no-any-return]
         own = rng.integers(*self.vocabulary, size=job.new)
@@ -46,12 +46,12 @@ class Prompts:
         return np.concatenate([history, own]).tolist()  # type: ignore[no-any-return]
 
     def bodies(self, jobs: Iterable[Job], seed: int) -> list[bytes]:
-        """A whole POST for each."""
+        """Return a whole POST for each job."""
         rng, rooms = np.random.default_rng([self.seed, 2, seed]), random.Random(seed)
         return [self._post(self.ids(job, rng), rooms, job.slo_s) for job in jobs]
 
     def whole_stream(self, number: int, tokens: int) -> bytes:
-        """A POST whose prompt is a stream's beginning: what puts it into the prefix cache."""
+        """Return a POST with the beginning of a stream, which puts it into the prefix cache."""
         return self._post(self.stream(number)[:tokens].tolist(), random.Random(number))
 
     def _post(self, ids: list[int], rooms: random.Random, slo_s: float | None = None) -> bytes:

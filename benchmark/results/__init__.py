@@ -1,1 +1,1 @@
-"""What is measured, from figures with their bars to the pieces of the report."""
+"""Results: figures, their bars, and the pieces of the report."""

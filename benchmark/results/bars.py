@@ -1,4 +1,4 @@
-"""What has to be reached: every bar of every benchmark, once."""
+"""Bars of all benchmarks: the range that each judged figure must lie in."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bar:
-    """Where a figure has to lie."""
+    """Range for a figure."""
 
     most: float = math.inf
     least: float = -math.inf
 
     def met(self, value: float) -> bool:
-        """Whether it lies there."""
+        """Return True if ``value`` lies in the range."""
         return self.least <= value <= self.most
 
     def __str__(self) -> str:
@@ -32,18 +32,18 @@ SHORT_P90, SHORT_P90_EVEN = Bar(most=0.5), Bar(most=0.8)
 """Short P90 TTFT over the best stock policy's; the second where prompts of all lengths are mixed, or most are short."""
 NO_MORE = Bar(most=1.0)
 KEPT = Bar(least=0.97)
-"""Cached tokens behind a router, of what one cache without a limit would have."""
+"""Cached tokens behind a router, as a share of what one unlimited cache would have."""
 AGENTS_BEHIND_ROUTER = Bar(most=0.7)
 """Short P90 TTFT of agents' turns behind the LAPS router over the gateway's best policy."""
 LONG_P90_YIELDS = Bar(most=1.25)
-"""Long P90 TTFT over fcfs where the long prompts are few among much that is shorter, which goes first."""
+"""Long P90 TTFT over fcfs on workloads with few long prompts, which wait for many shorter ones."""
 THROUGHPUT = Bar(least=0.98)
 
 COLOCATED_SHORT, COLOCATED_MEAN, COLOCATED_RATE = Bar(most=0.6), Bar(most=0.95), Bar(least=0.98)
 """Short P90, mean TTFT and requests/s of a server that decodes, too, over the best stock setting whose streams wait no
 longer."""
 COLOCATED_TBT, COLOCATED_LONG = Bar(most=0.2), Bar(most=1.3)
-"""P99 between tokens and long P90 over stock as it is."""
+"""P99 between tokens and long P90 over the stock default."""
 COLOCATED_P99, COLOCATED_LONGEST = Bar(most=1.2), Bar(most=2.0)
 """Time between tokens over its target."""
 
@@ -55,7 +55,7 @@ FIT_MEDIAN, FIT_P90 = Bar(most=0.10), Bar(most=0.25)
 GRAPHS_WORST, GRAPHS_BEST = Bar(least=0.98), Bar(least=1.15)
 """Requests/s with full graphs over those of stock, at the worst and at the best number of clients."""
 PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)
-"""Of full graphs: share of rows that are padding, and what their capture takes."""
+"""Full graphs: share of rows that are padding, and time and memory of their capture."""
 
 SLICED_LOGITS = Bar(most=0.01)
 """Relative distance of the logits of a batch that ran in slices from those of the whole one."""
@@ -69,19 +69,19 @@ NO_LOSS = Bar(most=1.05)
 LAST_MOVE = Bar(most=3.0)
 """Control periods from a change of the mix to the last move."""
 EXTRA_MOVES = Bar(most=1.0)
-"""Moves after a change of the mix beyond those that are needed."""
+"""Moves after a change of the mix beyond the needed ones."""
 AGREED = Bar(most=2.0)
 """Signal periods until all routers agree on the pools again."""
 NONE = Bar(most=0.0)
-"""What must not happen."""
+"""Events that must not happen."""
 BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
-"""Short and long P90 TTFT behind the router over those behind the best of the others."""
+"""Short and long P90 TTFT behind the router over those behind the best other router."""
 
 FROM_LIMIT = Bar(most=0.15)
 """Distance of LAPS to the best known frontier over that of stock fcfs."""
 
 SAME_CLIENT = Bar(least=0.85, most=1.15)
-"""Median TTFT as our client sees it over what another client sees."""
+"""Median TTFT measured by our client over that of another client."""
 SIMULATED = Bar(least=0.85, most=1.15)
 """Simulated over measured TTFT."""
 
@@ -90,8 +90,8 @@ STEP = Bar(least=0.97, most=1.03)
 EMULATED = Bar(least=0.9, most=1.1)
 """Simulated over emulated TTFT."""
 PLANNED = Bar(least=0.85, most=1.15)
-"""What the planner says over what emulated servers do."""
+"""The planner's figures over those of emulated servers."""
 EMULATED_SHORT_P90, EMULATED_MEAN, EMULATED_RATE = Bar(most=0.55), Bar(most=0.75), Bar(least=1.0)
 """LAPS over the best stock policy on an emulated device."""
 EMULATED_LONG_P90 = Bar(most=1.4)
-"""Over fcfs."""
+"""Emulated long P90 over fcfs."""

@@ -1,4 +1,4 @@
-"""The best that anybody reached of two figures at once, and how far from it somebody is. Smaller figures are better."""
+"""Pareto frontier of two figures, and a point's distance from it. Smaller figures are better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Point = tuple[float, float]
 
 
 def envelope(points: Iterable[Point]) -> list[Point]:
-    """Those that no other one beats or equals in both figures, by the first."""
+    """Return the points that no other one beats or equals in both figures, sorted by the first."""
     best: list[Point] = []
     for x, y in sorted(set(points)):
         if not best or y < best[-1][1]:
@@ -19,7 +19,8 @@ def envelope(points: Iterable[Point]) -> list[Point]:
 
 
 def distance(point: Point, frontier: Iterable[Point]) -> float:
-    """From the best compromise: the natural log of the geometric mean of both figures, over the least of ``frontier``.
+    """Return the distance from the best compromise: the natural log of the geometric mean of both figures, over the
+    least of ``frontier``.
 
     0 = no point of the frontier has a smaller product; 1 = e times as large on average of the two. Both figures count
     alike, by their ratios. A point on the frontier that buys little of one with much of the other is far away.
@@ -28,7 +29,7 @@ def distance(point: Point, frontier: Iterable[Point]) -> float:
 
 
 def shared(point: Point, frontier: Iterable[Point]) -> float:
-    """By how much both figures could shrink together: the least d so that ``point`` times exp(-d) is not beaten.
+    """Return by how much both figures could shrink together: the least d so that ``point`` times exp(-d) is not beaten.
 
     0 = on the frontier, wherever that is.
     """

@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""Machine, package versions and commit that a result was measured with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, str | int | float]:
-    """Processor, cores, memory (GiB), system, and the GPUs with their driver where there are any."""
+    """Return processor, cores, memory (GiB), system, and the GPUs with their driver, if any."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as f:
         name = next((x.split(":", 1)[1].strip() for x in f if x.startswith("model name")), name)
@@ -44,7 +44,7 @@ def _gpus() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what is measured."""
+    """Return the installed versions of the measured packages."""
     found = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -53,7 +53,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Short hash of the checked-out commit, with a plus where Python files differ from it; empty without git."""
+    """Return the short hash of the checked-out commit, with a plus if Python files differ from it; empty without
+    git."""
     changed = ("status", "--porcelain", "--untracked-files=no", "--", "*.py")
     try:
         head, files = (

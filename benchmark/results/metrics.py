@@ -19,43 +19,44 @@ QUANTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Slo:
-    """When a request was in time: its TTFT at most ``factor`` times what a prompt of its new tokens takes alone."""
+    """Service level objective: TTFT at most ``factor`` times that of a prompt with the same new tokens alone."""
 
     factor: float
     lone_s: Callable[[int], float]
 
     def slowdown(self, answer: Answer) -> float:
-        """TTFT over lone TTFT; infinite for a failed one."""
+        """Return TTFT over lone TTFT; infinite for a failed request."""
         return math.inf if answer.ttft_s is None else answer.ttft_s / self.lone_s(answer.job.new)
 
     def met(self, answer: Answer) -> bool:
-        """Whether it was in time."""
+        """Return True if the request was in time."""
         return self.slowdown(answer) <= self.factor
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """In percent; NaN of nothing."""
+    """Return the quantile at ``q`` percent; NaN without values."""
     return float(np.percentile(values, q)) if len(values) else math.nan
 
 
 def mean(values: Sequence[float]) -> float:
-    """NaN of nothing."""
+    """Return the mean; NaN without values."""
     return statistics.fmean(values) if values else math.nan
 
 
 def ttft_ms(answers: Sequence[Answer], kind: str) -> list[float]:
-    """Of the requests of one class that were answered."""
+    """Return the TTFTs of the answered requests of one class (ms)."""
     return [1e3 * a.ttft_s for a in answers if a.job.kind == kind and a.ttft_s is not None]
 
 
 def quantiles(answers: Sequence[Answer], kind: str) -> dict[str, float]:
-    """TTFT (ms) of one class: p50_ms, p90_ms, p99_ms."""
+    """Return the TTFT quantiles of one class: p50_ms, p90_ms, p99_ms."""
     ttft = ttft_ms(answers, kind)
     return {f"p{q}_ms": quantile(ttft, q) for q in QUANTILES}
 
 
 def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]:
-    """Of one class: TTFT (ms), slowdown, longest wait (seconds: TTFT beyond the lone one), share within the SLO."""
+    """Return figures of one class: TTFT (ms), slowdown, longest wait (seconds: TTFT beyond the lone one), share within
+    the SLO."""
     mine = [a for a in answers if a.job.kind == kind]
     ok = [a for a in mine if a.ttft_s is not None]
     slowdown = [slo.slowdown(a) for a in ok]
@@ -71,7 +72,8 @@ def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]
 
 
 def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
-    """Of one round, or of several end to end. ``mean_ms`` and ``slowdown_mean`` are those of all requests."""
+    """Return figures of one round, or of several end to end. ``mean_ms`` and ``slowdown_mean`` are those of all
+    requests."""
     ok = [a for a in answers if a.ttft_s is not None]
     begin = min((a.sent_s for a in answers), default=0.0)
     end = max((a.sent_s + a.ttft_s for a in ok if a.ttft_s is not None), default=begin)
@@ -89,6 +91,6 @@ def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
 
 
 def curve(answers: Sequence[Answer], kind: str, points: int = 201) -> list[float]:
-    """TTFT (ms) at even steps of the share of requests, for a picture; failed ones left out."""
+    """Return TTFTs (ms) at even steps of the share of requests, for a picture; failed requests are left out."""
     ttft = ttft_ms(answers, kind)
     return [round(float(v), 3) for v in np.quantile(ttft, np.linspace(0.0, 1.0, points))] if ttft else []

@@ -1,4 +1,4 @@
-"""The page: Markdown from pieces, and every ratio in one JSON file."""
+"""The report's page: Markdown from pieces, and every ratio in one JSON file."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from benchmark.results.steps import Collected
 
 HEADLINE, EMULATED, BENCH = "headline", "emulated", "bench.json"
 IN_README = (HEADLINE, EMULATED)
-"""Pieces that stand in the README, each between markers of its name."""
+"""Pieces shown in the README, each between markers of its name."""
 HEADLINE_FIGURES = 5
-"""So many of what was judged."""
+"""Judged figures of each piece shown in the README."""
 TOLD = {True: "met", False: "**MISSED**", None: ""}
 
 
 def cell(text: str) -> str:
-    """As it may stand in a Markdown table."""
+    """Return ``text`` escaped for a Markdown table."""
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
 def grid(table: Table) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     rows = [[cell(text) for text in row] for row in table.rows]
     return Table("", [cell(head) for head in table.heads], rows).grid("pipe")
 
 
 def markdown(table: Table) -> str:
-    """Title, table, note."""
+    """Return title, table and note."""
     return "\n\n".join(filter(None, (f"**{table.title}**", grid(table), table.note)))
 
 
 def value(figure: Figure) -> str:
-    """Number and spread."""
+    """Return number and spread."""
     spread = "" if figure.low is None or figure.high is None else f" [{figure.low:.3g}, {figure.high:.3g}]"
     return f"{figure.value:.3g}{spread}"
 
 
 def bars(pieces: Mapping[str, Piece]) -> str:
-    """Every figure that had to be something."""
+    """Return a table of all figures with a bar."""
     rows: list[Sequence[str]] = [
         (f"[{p.title}](#{name})", f.name, value(f), str(f.rounds or ""), f.bar, TOLD[f.met])
         for name, p in pieces.items()
@@ -55,12 +55,12 @@ def bars(pieces: Mapping[str, Piece]) -> str:
 
 
 def judged(figures: Sequence[Figure]) -> str:
-    """Those with a bar, as a list."""
+    """Return the figures with a bar, as a list."""
     return "\n".join(f"- {f.name}: {value(f)}, bar {f.bar}: {TOLD[f.met]}" for f in figures if f.bar)
 
 
 def section(name: str, piece: Piece) -> str:
-    """One piece."""
+    """Return the section of one piece."""
     parts = [f'<a id="{name}"></a>\n\n## {piece.title}', piece.text, f"`{piece.command}`, seed {piece.seed}."]
     parts += filter(None, [judged(piece.figures)])
     parts += [markdown(t) for t in piece.tables]
@@ -75,12 +75,12 @@ def section(name: str, piece: Piece) -> str:
 
 
 def picture_name(name: str, file: str) -> str:
-    """Under which a picture lies beside the page."""
+    """Return the name of a picture beside the page."""
     return file if file.startswith(name) else f"{name}-{file}"
 
 
 def machines(pieces: Mapping[str, Piece]) -> str:
-    """Each machine with its versions, and the pieces measured there, each at its commit."""
+    """Return a list of machines with their versions, and the pieces measured there, each with its commit."""
     groups: dict[str, list[str]] = {}
     for name, piece in pieces.items():
         told = ", ".join(f"{k} {v}" for k, v in {**piece.machine, **piece.versions}.items()) or "not recorded"
@@ -89,7 +89,7 @@ def machines(pieces: Mapping[str, Piece]) -> str:
 
 
 def page(collected: Collected) -> str:
-    """All of it."""
+    """Return the whole page."""
     pieces = {name: piece for name, (piece, _) in collected.pieces.items()}
     parts = [
         "# What was measured",
@@ -109,7 +109,7 @@ def page(collected: Collected) -> str:
 
 
 def finite(data: Any) -> Any:
-    """The same with null for what JSON has no number for."""
+    """Return ``data`` with null for numbers that JSON lacks."""
     if isinstance(data, dict):
         return {k: finite(v) for k, v in data.items()}
     if isinstance(data, (list, tuple)):
@@ -118,7 +118,7 @@ def finite(data: Any) -> Any:
 
 
 def bench(collected: Collected) -> dict[str, Any]:
-    """Every figure of every piece."""
+    """Return every figure of every piece."""
     return {
         "figures": [
             {"piece": name, "commit": piece.commit, **finite(asdict(f))}
@@ -130,9 +130,9 @@ def bench(collected: Collected) -> dict[str, Any]:
 
 
 def write(collected: Collected, out: Path) -> None:
-    """README.md, bench.json, raw JSON and pictures; what an earlier page left there goes.
+    """Write README.md, bench.json, raw JSON and pictures in place of an earlier page.
 
-    Raises ValueError where the folder holds something that is no page.
+    Raises ValueError if the folder holds anything but a page.
     """
     files: dict[str, bytes] = {}
     for name, (piece, folder) in collected.pieces.items():
@@ -145,7 +145,7 @@ def write(collected: Collected, out: Path) -> None:
             else:
                 del piece.pictures[file]
                 collected.missing[f"{name}: {file}"] = "the picture is not there"
-    # All is read by now: an earlier page may be what this one is made of.
+    # Everything has been read by now: an earlier page may be the source of this one.
     if out.exists() and any(out.iterdir()):
         if not (out / BENCH).exists():
             raise ValueError(f"{out} holds files but no {BENCH}: not a page to be replaced")
@@ -158,13 +158,13 @@ def write(collected: Collected, out: Path) -> None:
 
 
 def markers(name: str) -> tuple[str, str]:
-    """Where a piece begins and ends in the README."""
+    """Return the comments that enclose a piece in the README."""
     return f"<!-- {name} -->", f"<!-- /{name} -->"
 
 
 def headline(piece: Piece, folder: str) -> str:
-    """What stands between the README's markers: the first table, what was judged by it, the picture of the headline;
-    ``folder``: where the page lies, seen from there."""
+    """Return the text between the README's markers: the piece's first table, its first judged figures, and the picture
+    of the headline; ``folder``: path of the page from there."""
     judged_first = [f for f in piece.figures if f.bar][:HEADLINE_FIGURES]
     lines = [markdown(piece.tables[0]), judged(judged_first)]
     if piece.name == HEADLINE:
@@ -175,7 +175,7 @@ def headline(piece: Piece, folder: str) -> str:
 
 
 def put(text: str, name: str, content: str) -> str:
-    """``text`` with ``content`` between the markers of ``name``. Raises ValueError unless each is there once."""
+    """Return ``text`` with ``content`` between the markers of ``name``. Raises ValueError unless each is there once."""
     begin, end = markers(name)
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"the markers {begin} and {end} are not there once each, in this order")

@@ -1,4 +1,4 @@
-"""Pictures of what was measured or simulated, as SVG; PNG where the name says so."""
+"""Pictures of measured and simulated figures, as SVG, or PNG by the file's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laps_plan.pictures import COLOURS, axes
 
 
 def against(told: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], path: Path) -> None:
-    """Measured and simulated TTFT side by side: variant -> measured/simulated -> figure -> seconds per round."""
+    """Draw measured and simulated TTFT side by side: variant -> measured/simulated -> figure -> seconds per round."""
     with axes(len(told), path) as each:
         for axis, (name, both) in zip(each, told.items(), strict=True):
             heights = {how: [1e3 * statistics.median(v) for v in of.values()] for how, of in both.items()}
@@ -20,7 +20,7 @@ def against(told: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], pat
 
 
 def bars(axis: Any, names: Sequence[str], heights: Mapping[str, Sequence[float]]) -> None:
-    """Two bars a name."""
+    """Draw two bars per name."""
     for i, (label, values) in enumerate(heights.items()):
         axis.bar([k + 0.38 * i - 0.19 for k in range(len(names))], values, 0.36, label=label)
     axis.set_xticks(range(len(names)), names)
@@ -41,7 +41,7 @@ def lines(
     log_y: bool = False,
     title: str = "",
 ) -> None:
-    """A panel for each y label."""
+    """Draw a panel for each y label."""
     with axes(len(panels), path, title) as each:
         for axis, (label, ys) in zip(each, panels.items(), strict=True):
             for name, y in ys.items():
@@ -63,7 +63,7 @@ def _clients(axis: Any, x: Sequence[float], label: str, log: bool) -> None:
 
 
 def window(result: Mapping[str, Any], path: Path) -> bool:
-    """A panel for each question of ``benchmark.window`` that was asked; whether there is one."""
+    """Draw a panel for each question of ``benchmark.window`` that was run; return True if there is one."""
     panels = [(name, f) for name, f in (("closed", _closed), ("slo", _slo)) if name in result]
     if panels:
         with axes(len(panels), path, width=6.4) as each:

@@ -1,7 +1,7 @@
-"""One piece of the report: what a benchmark leaves behind for it, whoever measured or simulated it.
+"""One piece of the report: the result that a benchmark writes.
 
 ``Piece.write`` puts ``piece.json`` and the pictures into a folder; ``benchmark/report.py`` turns such folders into one
-page and types nothing itself.
+page and adds no text of its own.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ NAME = "piece.json"
 
 
 class Table(table.Table):
-    """A table as it is printed and as it stands in the report."""
+    """A table, as printed and as shown in the report."""
 
     STYLE = "plain"
 
 
 @dataclass
 class Figure:
-    """One number with what it had to be."""
+    """A number with its bar."""
 
     name: str
     value: float
     bar: str = ""
-    """In words, as "<= 0.5"; empty = no bar."""
+    """Text of the bar, as "<= 0.5"; empty = no bar."""
     met: bool | None = None
-    """None = no bar, or not to be decided by this run."""
+    """None = no bar, or not decided by this run."""
     low: float | None = None
     high: float | None = None
     rounds: int | None = None
     verdict: str = ""
-    """Of a ratio: "more", "less", "not shown"."""
+    """Verdict on a ratio: "more", "less", "not shown"."""
 
     @classmethod
     def of(cls, name: str, found: Ratio | float, bar: Bar | None = None, rounds: int | None = None) -> Figure:
-        """A ratio with its interval, or a number; judged where there is a ``bar``."""
+        """Return the figure of a ratio with its interval, or of a number; judged if there is a ``bar``."""
         value = found.median if isinstance(found, Ratio) else found
         figure = cls(name, value, rounds=rounds)
         if isinstance(found, Ratio):
@@ -72,30 +72,30 @@ class Piece:
     """Folder and file name."""
     title: str
     text: str
-    """What was asked and how it was measured, in a few sentences."""
+    """Question and method, in a few sentences."""
     seed: int
     tables: list[Table] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)
     """File beside ``piece.json`` -> caption."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Everything raw (JSON-ready)."""
+    """Raw data (JSON-ready)."""
     command: str = ""
     machine: dict[str, Any] = field(default_factory=machine)
     versions: dict[str, str] = field(default_factory=versions)
     commit: str = field(default_factory=commit)
-    """Of this repository, when it was measured; empty = not recorded."""
+    """Commit of this repository when it was measured; empty = not recorded."""
 
     def write(self, out: Path) -> Path:
-        """Save; returns the file."""
+        """Save the piece; return its file."""
         out.mkdir(parents=True, exist_ok=True)
         path = out / NAME
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
         return path
 
     def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
-        """What a command ends with: its own words noted, all of it saved; tables told, and the figures that have a bar
-        or ``every`` one."""
+        """Save the piece at the end of a command, with the command line, and print its tables and the figures with a
+        bar (all with ``every``)."""
         self.command = command(module, argv)
         path = self.write(out)
         for one in self.tables:
@@ -105,10 +105,10 @@ class Piece:
 
     @classmethod
     def read(cls, path: Path) -> Piece:
-        """Undo ``write``: from its folder, or the file that a page keeps. Raises OSError, ValueError, TypeError."""
+        """Undo ``write``, from a piece's folder or from the file in a page. Raises OSError, ValueError, TypeError."""
         raw = {"commit": "", **json.loads((path if path.is_file() else path / NAME).read_text())}
         raw["tables"] = [Table(**t) for t in raw["tables"]]
-        # JSON has no number for what is not finite.
+        # Infinite and NaN are null in JSON.
         raw["figures"] = [
             Figure(**f | {"value": math.nan if f["value"] is None else f["value"]}) for f in raw["figures"]
         ]
@@ -116,21 +116,21 @@ class Piece:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Argument parser that reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def count(text: str) -> int:
-    """An argument that is a whole number from 1 on."""
+    """Return the whole number >= 1 in ``text``."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return int(text)
 
 
 def positive(text: str) -> float:
-    """An argument that is a number above 0."""
+    """Return the number > 0 in ``text``."""
     if not float(text) > 0.0:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return float(text)
@@ -146,8 +146,9 @@ def parser(
     seconds: float | None = None,
     whole: bool = False,
 ) -> Parser:
-    """The options that commands share. ``out``: default folder below out/, None for none; ``rounds``: help of --rounds,
-    if it is one; ``seconds``: default of --seconds; ``whole``: show all of ``doc``, not its first line."""
+    """Return a parser with the options that commands share. ``out``: default folder below out/, None for none;
+    ``rounds``: help of --rounds, if there is one; ``seconds``: default of --seconds; ``whole``: show all of ``doc``,
+    not its first line."""
     text = doc or ""
     made = Parser(
         prog=prog, description=text if whole else text.split("\n", 1)[0],
@@ -158,14 +159,14 @@ def parser(
     if seed is not None:
         made.add_argument("--seed", type=int, default=seed)
     if seconds is not None:
-        made.add_argument("--seconds", type=positive, default=seconds, help=f"of load in a round ({seconds:g})")
+        made.add_argument("--seconds", type=positive, default=seconds, help=f"duration of a round's load ({seconds:g})")
     folder = None if out is None else REPO / "out" / out
     made.add_argument("--out", type=Path, default=folder, help="folder of the result (out/...)")
     return made
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:
-    """How this run was started, for the report; paths from the repository's root, and none outside of it."""
+    """Return the command line of this run, for the report; paths from the repository's root, and none outside of it."""
     said = [word.removeprefix(f"{REPO}/") for word in (sys.argv[1:] if argv is None else argv)]
     kept = [w for i, w in enumerate(said) if not (w.startswith("/") or (w == "--out" and said[i + 1][:1] == "/"))]
     return " ".join(["python", "-m", module, *kept])

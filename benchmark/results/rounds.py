@@ -1,4 +1,5 @@
-"""Variants compared by ratio: the same work in turns, one ratio a round, and no verdict the rounds do not support."""
+"""Comparison of variants: the same work in turns, one ratio per round, and no verdict that the rounds do not
+support."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ LEVEL = 0.9
 
 
 def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """(round, name): A B C, C B A, ... so that a machine that drifts favours nobody."""
+    """Yield (round, name) as A B C, C B A, ... so that a drifting machine favours no variant."""
     for i in range(rounds):
         for name in names if i % 2 == 0 else reversed(names):
             yield i, name
@@ -23,7 +24,7 @@ def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
 def in_turns(
     names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
 ) -> dict[str, list[T]]:
-    """What ``once(round, name)`` gives, by name, called interleaved; ``what``: told before the round."""
+    """Call ``once(round, name)`` interleaved and return its results by name; ``what``: printed before the round."""
     seen: dict[str, list[T]] = {name: [] for name in names}
     for i, name in interleaved(names, rounds):
         say(f"{what}round {i + 1} of {rounds}, {name}")
@@ -33,18 +34,18 @@ def in_turns(
 
 @dataclass(frozen=True)
 class Ratio:
-    """One variant over another: the median of per-round ratios, and an interval for it."""
+    """Ratio of two variants: the median of per-round ratios, and an interval for it."""
 
     median: float
     low: float
     high: float
     rounds: int
     confidence: float
-    """Share of the time such an interval covers the true median, whatever the noise looks like (0..1)."""
+    """Probability that such an interval covers the true median, whatever the noise (0..1)."""
 
     @property
     def verdict(self) -> str:
-        """ "more", "less", or "not shown" where the interval holds 1 or too few rounds were run."""
+        """ "more", "less", or "not shown" if the interval holds 1 or too few rounds were run."""
         if self.confidence < LEVEL or self.low <= 1.0 <= self.high:
             return "not shown"
         return "more" if self.low > 1.0 else "less"
@@ -53,12 +54,12 @@ class Ratio:
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the ratio as a JSON-ready dict."""
         return {**asdict(self), "verdict": self.verdict}
 
 
 def ratio(new: Sequence[float], base: Sequence[float]) -> Ratio:
-    """new / base, round by round. Raises ValueError on unequal numbers of rounds, or none."""
+    """Return new / base, round by round. Raises ValueError on unequal numbers of rounds, or none."""
     per_round = [_over(a, b) for a, b in zip(new, base, strict=True)]
     return Ratio(statistics.median(per_round), *interval(per_round))
 
@@ -70,10 +71,10 @@ def _over(a: float, b: float) -> float:
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, int, float]:
-    """(low, high, n, confidence): the narrowest pair of order statistics that covers the median with ``level``.
+    """Return (low, high, n, confidence): the narrowest pair of order statistics that covers the median with ``level``.
 
-    Distribution-free: the number of values below the median is binomial. Where even all of them do not reach
-    ``level``, lowest and highest with the confidence they have.
+    Distribution-free: the number of values below the median is binomial. If even all of them do not reach ``level``,
+    lowest and highest with the confidence they have.
     """
     ordered, n = sorted(values), len(values)
     if n == 0:
@@ -85,5 +86,5 @@ def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, floa
 
 
 def _coverage(n: int, cut: int) -> float:
-    """P(the median lies between the values ranked ``cut`` from either end)."""
+    """Return P(the median lies between the values ranked ``cut`` from either end)."""
     return 1.0 - 2.0 * sum(math.comb(n, i) for i in range(cut + 1)) / 2.0**n

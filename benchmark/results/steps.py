@@ -1,4 +1,4 @@
-"""What the report is made of: one command each, and the pieces it leaves."""
+"""Steps of the report: one command each, and the pieces it writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmark.rig.devices import EMULATED, H200
 from benchmark.rig.model import REPO
 
 LIMIT_S = 3600.0
-"""Longest run of one command."""
+"""Time limit of one command."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Step:
     module: str
     args: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
-    """Pieces it leaves, where that is not one of its own name; a folder each, below the one of the report."""
+    """Pieces written, if not one of the step's name; a folder each, below that of the report."""
     gpu: bool = False
-    """Runs on a machine with a GPU only; elsewhere what one has left is taken."""
+    """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
     lacking: Callable[[], str] = str
-    """Says in one line what else this machine lacks to run it; empty = nothing."""
+    """Returns in one line what else this machine lacks to run it; empty = nothing."""
 
 
 def _serve(workload: str, *more: str) -> Step:
     names = "fcfs,hrrn,shortest-prefill-first,laps"
     if "--pd" in more:
-        # Router and decode server take their part of the same cores.
+        # Router and decode server need their share of the same cores.
         names = "fcfs,shortest-prefill-first,laps"
         more = (*more, "--utilisation", "0.3")
     args = ("--workload", workload, "--variants", names, "--seconds", "10", *more)
@@ -51,7 +51,7 @@ def _serve_emulated(workloads: str) -> Step:
 
 
 FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
-"""Servers, model, and how many times slower an emulated device is, so that this machine's host stays in proportion."""
+"""Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
 
 
 def _fleet(servers: int, model: str, slow: int) -> Step:
@@ -78,7 +78,7 @@ STEPS: dict[str, Step] = {
     "router-workers": Step("benchmark.router", ("--workers", "--rounds", "3", "--seconds", "2")),
     "router-mix": Step("benchmark.router", ("--mix", "--prefill", "8", "64")),
     "router-fleet": Step("benchmark.router", ("--fleet", "--period", "5")),
-    # On devices of their own: three servers beside a decode server, clients and a router starve on a few cores.
+    # On emulated devices: three servers, a decode server, clients and a router starve on a few cores.
     "router-real": Step("benchmark.router", ("--real", "--rounds", "3", *DEVICE)),
     "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE)),
     "router-agents": Step("benchmark.router", ("--agents", "--rounds", "1", "--seconds", "100")),
@@ -100,20 +100,20 @@ STEPS: dict[str, Step] = {
 
 
 def command(name: str, step: Step, folder: Path) -> list[str]:
-    """How it is started; ``folder`` is the report's."""
+    """Return the command of a step; ``folder`` is the report's."""
     out = folder if step.leaves else folder / name
     return ["-m", step.module, *step.args, "--out", str(out)]
 
 
 def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str | None:
-    """Run it; None, or in one line what went wrong. Its output goes to ``folder/logs``."""
+    """Run a step, with its output in ``folder/logs``. Returns None, or the failure in one line."""
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     arguments = command(name, step, folder)
     say(f"{name}: python {' '.join(arguments)}")
     begin = time.monotonic()
     with log.open("w") as out:
-        # Told to end, it stops its servers itself.
+        # On SIGTERM the command stops its servers itself.
         process = subprocess.Popen([sys.executable, *arguments], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
         try:
             code = process.wait(LIMIT_S)
@@ -135,23 +135,24 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
 
 @dataclass(frozen=True)
 class Collected:
-    """What there is for a page."""
+    """Pieces available for a page."""
 
     pieces: dict[str, tuple[Piece, Path]]
-    """By name, with the folder of its pictures, in the order of the steps."""
+    """Pieces by name, with the folder of their pictures, in the order of the steps."""
     missing: dict[str, str]
-    """Step or piece -> why it is not there."""
+    """Step or piece -> reason why it is missing."""
 
 
 def collect(folder: Path, failed: Mapping[str, str], steps: Mapping[str, Step] = STEPS) -> Collected:
-    """The pieces of all steps below ``folder``. One that failed is missing, even where an older result is there."""
+    """Return the pieces of all steps below ``folder``. A step that failed is missing, even if an older result is
+    there."""
     pieces: dict[str, tuple[Piece, Path]] = {}
     missing = dict(failed)
     for name, step in steps.items():
         if name in failed:
             continue
         for piece_name in step.leaves or (name,):
-            # As the command left it, or as a page keeps it.
+            # Written by the command, or kept by a page.
             kept = folder / f"{piece_name}.json"
             where = folder if kept.is_file() else folder / piece_name
             try:

@@ -1,1 +1,1 @@
-"""A small model, real servers on loopback, and load for them."""
+"""Test rig: a small model, real servers on loopback, and load for them."""

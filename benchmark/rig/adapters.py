@@ -12,12 +12,13 @@ from benchmark.rig import architectures
 RANK, ALPHA = 8, 16
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 EAGLE = ("qwen2", "llama")
-"""Architectures for which SGLang has an EAGLE draft, and `draft` makes one."""
+"""Architectures with an EAGLE draft in SGLang, for which ``draft`` makes one."""
 
 
 def lora(folder: Path, base: Path, seed: int) -> Path:
-    """A LoRA adapter (PEFT's format) of all attention projections of the checkpoint `base`; strong enough to change
-    most answers, and no stronger: attention that is sharper still makes more of a rounding error than a test allows."""
+    """Make a LoRA adapter (PEFT's format) of all attention projections of the checkpoint ``base`` and return its path;
+    strong enough to change most answers, and no stronger: sharper attention amplifies rounding errors beyond the tests'
+    tolerance."""
 
     def write(tmp: Path) -> None:
         import torch
@@ -42,7 +43,7 @@ def lora(folder: Path, base: Path, seed: int) -> Path:
 
 
 def merge(model: Any, adapter: Path) -> None:
-    """Add an adapter to the weights of a model of transformers, as a server computes it."""
+    """Add an adapter to the weights of a model of transformers, as a server does."""
     from safetensors.torch import load_file
 
     weights = load_file(adapter / "adapter_model.safetensors")
@@ -54,7 +55,8 @@ def merge(model: Any, adapter: Path) -> None:
 
 
 def draft(folder: Path, name: str) -> Path:
-    """An EAGLE draft of one layer for the checkpoint of this name. Raises KeyError for a name that is not in EAGLE."""
+    """Make an EAGLE draft of one layer for the checkpoint of this name and return its path. Raises KeyError for a name
+    not in EAGLE."""
     if name not in EAGLE:
         raise KeyError(name)
     chosen = architectures.ALL[name]
@@ -66,7 +68,7 @@ def draft(folder: Path, name: str) -> Path:
         made = architectures.random_weights(chosen, layers=1)
         size = architectures.SIZES["hidden_size"]
         weights = {n.removeprefix("model."): v.contiguous() for n, v in made.state_dict().items()}
-        # Embedding and head are the target's; EAGLE has no norm before its layer, nor behind it.
+        # Embedding and head are the target's; EAGLE has no norm before or after its layer.
         for left_out in ("lm_head.weight", "embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"):
             del weights[left_out]
         weights["fc.weight"] = torch.randn(size, 2 * size) / math.sqrt(2 * size)

@@ -1,4 +1,4 @@
-"""Small seeded checkpoints of the architectures that prefill servers run, made here: no model hub is asked."""
+"""Small seeded checkpoints of the architectures that prefill servers run, made here: no model hub is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmark.rig import model
 LAYERS = 6
 SEED = 7
 VERSION = 1
-"""Counts up where the weights of a checkpoint that lies somewhere are no longer those that would be made."""
+"""To be increased when the weights change, so that existing checkpoints are made again."""
 SIZES: Mapping[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 64,
@@ -36,7 +36,7 @@ EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size":
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 4096}
 DEEPSEEK: Mapping[str, Any] = {
     **EXPERTS,
-    # As in DeepSeek's own; SGLang has no other rotary embedding for its attention on a CPU.
+    # As in DeepSeek's own; SGLang's CPU attention supports no other rotary embedding.
     "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
     **{"num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
     **{"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
@@ -46,22 +46,22 @@ DEEPSEEK: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """One checkpoint: a configuration of Hugging Face transformers, and what SGLang wants to read besides."""
+    """One checkpoint: a transformers configuration, and what SGLang reads besides."""
 
     family: str
-    """Transformers has a class of this name with ``Config`` and one with ``ForCausalLM`` behind it."""
+    """Prefix of the transformers classes ending in ``Config`` and ``ForCausalLM``."""
     sizes: Mapping[str, Any]
-    """Fields of its configuration that differ from SIZES."""
+    """Fields of the configuration that differ from SIZES."""
     written: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that are written into config.json alone: transformers has them as constants, or not at all."""
+    """Fields written into config.json alone: transformers has them as constants, or not at all."""
     config: str = ""
-    """Name of its configuration class where that is another."""
+    """Name of the configuration class, if different."""
     nextn: bool = False
-    """Whether one more layer predicts a further token (``--speculative-algorithm NEXTN``), as in real checkpoints."""
+    """True if one more layer predicts a further token (``--speculative-algorithm NEXTN``), as in real checkpoints."""
 
     @property
     def key(self) -> str:
-        """Ten characters that change with what is written."""
+        """Return ten characters that change with the checkpoint's contents."""
         text = json.dumps([asdict(self), dict(SIZES), VERSION, SEED], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -118,11 +118,11 @@ ALL: Mapping[str, Architecture] = {
     ),
 }
 NAMES = tuple(ALL)
-"""Each has a checkpoint."""
+"""Names with a checkpoint."""
 
 
 def make(folder: Path, name: str) -> Path:
-    """Write the checkpoint of this name under `folder` unless it is there already; return its path.
+    """Write the checkpoint of this name under ``folder`` unless it exists; return its path.
 
     Weights are float32, seeded, saved as safetensors, with tokenizer. Raises KeyError for a name that is not in NAMES.
     """
@@ -136,7 +136,7 @@ def make(folder: Path, name: str) -> Path:
 
 
 def once(out: Path, write: Callable[[Path], None]) -> Path:
-    """Fill the folder `out` by `write` unless that was done before; return it."""
+    """Fill the folder ``out`` by ``write`` unless that was done before; return it."""
     if (out / "done").exists():
         return out
     tmp = out.with_name(f".{out.name}.{os.getpid()}")
@@ -150,7 +150,7 @@ def once(out: Path, write: Callable[[Path], None]) -> Path:
 
 
 def random_weights(chosen: Architecture, layers: int) -> Any:
-    """A model of transformers on the CPU, with seeded weights."""
+    """Return a transformers model on the CPU, with seeded weights."""
     import torch
     import transformers
 
@@ -178,7 +178,7 @@ def _save_weights(folder: Path, chosen: Architecture) -> None:
 
 
 def _add_nextn(path: Path) -> None:
-    """Have the last layer predict a further token from a hidden state and the token that it gave."""
+    """Make the last layer predict a further token from a hidden state and its token."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -192,8 +192,8 @@ def _add_nextn(path: Path) -> None:
 
 
 def _randomize(name: str, values: Any) -> None:
-    """Weights with which a prompt's next token depends on all of its tokens: sharp attention, no bias of zero, no norm
-    of one."""
+    """Fill in weights with which a prompt's next token depends on all of its tokens: sharp attention, no zero bias, no
+    norm of one."""
     import torch
 
     if not values.is_floating_point() or name.endswith(("A_log", "dt_bias")):
@@ -205,6 +205,6 @@ def _randomize(name: str, values: Any) -> None:
         sharp = 2.0 if "_proj" in name and "self_attn" in name and "o_proj" not in name else 1.0
         values.copy_(noise * sharp / math.sqrt(values.shape[-1]))
     elif name.endswith("sinks"):
-        values.copy_(noise.bfloat16())  # SGLang keeps them so
+        values.copy_(noise.bfloat16())  # SGLang keeps sinks in bfloat16
     else:
         values.add_(noise * 0.1)

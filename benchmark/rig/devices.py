@@ -1,4 +1,4 @@
-"""Server arguments and a model that suit the machine."""
+"""Devices: server arguments and a model for each kind of machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK, Variant
 
 CPU, CUDA = "cpu", "cuda"
 EMULATED = "emulated:"
-"""Before what --laps-emulate takes."""
+"""Prefix of a value for --laps-emulate."""
 OVERLAP, NORMAL = "overlap", "normal"
 NORMAL_LOOP = "--disable-overlap-schedule"
 MODELS = model.REPO / "out" / "models"
@@ -31,45 +31,45 @@ class Device:
 
     name: str
     args: tuple[str, ...]
-    """Of every server."""
+    """Arguments of every server."""
     chunk: int
-    """--chunked-prefill-size (tokens) unless told otherwise."""
+    """Default --chunked-prefill-size (tokens)."""
     longest: int
     """Longest prompt of a load (tokens)."""
     variants: tuple[str, ...]
-    """Compared unless told otherwise."""
+    """Variants compared by default."""
     vocabulary: tuple[int, int]
     """Token ids drawn from: [low, high)."""
     server_gib: float
     """Memory one more server takes (GiB): of the machine on a CPU, of the device elsewhere."""
     layers: int
-    """Of the model."""
+    """Layers of the model."""
     checkpoint: Callable[[], Path]
     what: str
-    """The model in words."""
+    """Description of the model."""
     env: dict[str, str] = field(default_factory=dict)
     start_s: float = 240.0
-    """Longest start of a server (seconds)."""
+    """Time limit for a server's start (seconds)."""
     at_once: bool = False
-    """Whether servers start side by side: most of a start keeps one core busy."""
+    """True if servers start side by side; on a CPU each start keeps one core busy."""
     slow: float = 1.0
-    """How many times as slow an emulated device is as what it emulates."""
+    """Slowdown of an emulated device against the real one."""
     laps: dict[str, Any] = field(default_factory=dict)
-    """Knobs that LAPS needs on it."""
+    """LAPS knobs for this device."""
 
     @property
     def emulated(self) -> bool:
-        """Whether its steps last as long as a profile says."""
+        """Return True if steps take as long as in a profile."""
         return self.name.startswith("emulated ")
 
     def in_loop(self, loop: str | None) -> Device:
-        """The same with one of SGLang's event loops, OVERLAP or NORMAL; None: as it is."""
+        """Return the device with one of SGLang's event loops, OVERLAP or NORMAL; None: unchanged."""
         if loop is None:
             return self
         return replace(self, args=(*(a for a in self.args if a != NORMAL_LOOP), *([NORMAL_LOOP] * (loop == NORMAL))))
 
     def args_of(self, variant: Variant) -> tuple[str, ...]:
-        """Of the server of a variant, whose own arguments win."""
+        """Return the arguments for the server of a variant, whose own arguments win."""
         knobs = (LapsConfig.JSON_FLAG, json.dumps(self.laps)) if self.laps and not variant.stock else ()
         return (*self.args, *knobs, *variant.args)
 
@@ -77,7 +77,7 @@ class Device:
 DEVICES = {
     CPU: Device(
         name=CPU,
-        # The overlap loop would hold an answer back until the next batch has run: on a CPU the step itself blocks.
+        # The overlap loop would delay an answer until the next batch has run: on a CPU the step itself blocks.
         args=("--max-total-tokens", "49152", NORMAL_LOOP),
         chunk=1024,
         longest=4096,
@@ -112,9 +112,9 @@ KINDS = f"{', '.join(DEVICES)} or {EMULATED}PROFILE[,slow=K]"
 
 
 def emulated(asked: str) -> Device:
-    """A device that is emulated on this machine; ``asked``: as --laps-emulate, PROFILE[,slow=K].
+    """Return a device emulated on this machine; ``asked``: as --laps-emulate, PROFILE[,slow=K].
 
-    LAPS starts from the profile's step times, and its times are stretched as the device is. Raises ValueError.
+    LAPS starts from the profile's step times, and its times are stretched like the device's. Raises ValueError.
     """
     found = Asked.parse(asked)
     profile, slow = found.profile, found.slow
@@ -125,7 +125,7 @@ def emulated(asked: str) -> Device:
     shape = model.EMULATED
     return Device(
         name=f"emulated {asked}",
-        # The pool of requests holds a row as long as the context for each of them.
+        # SGLang allocates one row of the context's length per running request.
         args=(
             "--max-total-tokens", "262144", "--max-running-requests", "128", "--laps-emulate", asked,
         ),
@@ -148,11 +148,12 @@ def emulated(asked: str) -> Device:
 
 
 H200 = "h200-qwen3-8b,slow=10"
-"""Emulated unless asked otherwise: at a tenth of its speed the host of two cores is in proportion."""
+"""Emulated device by default: at a tenth of its speed a host with two cores keeps up."""
 
 
 def add_emulated(p: argparse.ArgumentParser, default: str = H200) -> None:
-    """--device of a command that runs on an emulated device: a Device. ``default``: the same, or "cpu"."""
+    """Add --device to a command that runs on an emulated device: a Device. ``default``: as on the command line, or
+    "cpu"."""
 
     _add(
         p, lambda text: DEVICES[CPU] if text == default == CPU else emulated(text), default,
@@ -161,12 +162,12 @@ def add_emulated(p: argparse.ArgumentParser, default: str = H200) -> None:
 
 
 def add_device(p: argparse.ArgumentParser) -> None:
-    """--device of a command that runs on any kind of machine: a Device."""
+    """Add --device to a command that runs on any kind of machine: a Device."""
     _add(p, this, "", f"{KINDS} (cuda where there is one)")
 
 
 def add_loop(p: argparse.ArgumentParser, default: str | None = None) -> None:
-    """--loop: which event loop the servers run; None: the device's own."""
+    """Add --loop: event loop of the servers; None: the device's own."""
     words = f"of SGLang's scheduler, {OVERLAP} or {NORMAL} ({default or 'as the device has it'})"
     p.add_argument("--loop", choices=(OVERLAP, NORMAL), default=default, help=words)
 
@@ -178,12 +179,12 @@ def _add(p: argparse.ArgumentParser, find: Callable[[str], Device], default: str
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
 
-    # argparse reads a default that is text as if it had been given.
+    # argparse parses a default that is a string like a given value.
     p.add_argument("--device", type=read, default=default, help=words)
 
 
 def free_gib(device: Device) -> float:
-    """Memory (GiB) servers may take now, a reserve left."""
+    """Return the memory (GiB) that servers may take now, less a reserve."""
     if device.name == CUDA:
         import torch
 
@@ -194,7 +195,7 @@ def free_gib(device: Device) -> float:
 
 
 def this(name: str = "") -> Device:
-    """The kind of this name; without one, CUDA where there is one. Raises ValueError."""
+    """Return the device of this name; without a name CUDA if available, else CPU. Raises ValueError."""
     if name.startswith(EMULATED):
         return emulated(name.removeprefix(EMULATED))
     if name and name not in DEVICES:
@@ -203,7 +204,7 @@ def this(name: str = "") -> Device:
 
 
 def has_cuda() -> bool:
-    """Whether this machine has a CUDA device."""
+    """Return True if this machine has a CUDA device."""
     import torch
 
     return bool(torch.cuda.is_available())

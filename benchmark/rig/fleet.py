@@ -1,4 +1,4 @@
-"""The servers of a comparison: all up and asleep but the loaded one, or one at a time where memory is short."""
+"""Servers of a comparison: all started and asleep but the loaded one, or one at a time if memory is short."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from benchmark.rig.devices import Device, free_gib
 from benchmark.rig.variants import Variant
 
 WARM = 64
-"""Requests of many lengths every server is sent when it has started."""
+"""Warm-up requests of many lengths, sent to each server after its start."""
 
 
 @dataclass
 class Fleet:
-    """Variants' servers. A context manager: on its end every server is stopped."""
+    """Servers of the variants. Context manager: on exit every server is stopped."""
 
     device: Device
     chunk: int
@@ -41,9 +41,9 @@ class Fleet:
     prompts: Prompts
     say: Callable[[str], None]
     together: bool | None = None
-    """None: together if memory holds them."""
+    """None: together if memory suffices."""
     port: int | None = None
-    """Of the first router, those of the others follow; None: free ones."""
+    """Port of the first router, followed by those of the others; None: free ports."""
     _up: dict[str, tuple[Target, Target]] = field(default_factory=dict)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _decode: servers.Server | None = None
@@ -72,26 +72,27 @@ class Fleet:
         self._outer.close()
 
     def add(self, variant: Variant) -> None:
-        """Start one more beside those that are up together."""
+        """Start one more server in addition to those that run together."""
         self.variants = [*self.variants, variant]
         self._start(variant)
 
     def target(self, name: str) -> Target:
-        """Where to send this variant's load; starts its server, and stops another, where they run one at a time."""
+        """Return the address for this variant's load; starts its server, and stops another if they run one at a
+        time."""
         if name not in self._up:
             self._stop()
             self._start(next(v for v in self.variants if v.name == name))
         return self._up[name][0]
 
     def prefill(self, name: str) -> Target:
-        """The variant's prefill server; it must be up."""
+        """Return the variant's prefill server, which must be running."""
         return self._up[name][1]
 
     def _args(self) -> tuple[str, ...]:
         return ("--chunked-prefill-size", str(self.chunk), *self.device.args)
 
     def log(self, name: str) -> Path:
-        """What a server has printed."""
+        """Return the path of a server's log."""
         return self.out / "logs" / f"{name.replace(' ', '-')}.log"
 
     def _stop(self) -> None:
@@ -120,7 +121,8 @@ class Fleet:
 
 
 def warm_up(target: Target, prompts: Prompts, longest: int) -> None:
-    """Lengths from 1 token to the longest, alone and in batches, so that nothing is done for the first time later."""
+    """Send lengths from 1 token to the longest, alone and in batches, so that measurements include no first-time
+    work."""
     rng = random.Random(0)
     jobs = [Job(0.0, min(longest // 2, round(2 ** rng.uniform(0, 12)))) for _ in range(WARM)]
     bodies = prompts.bodies(jobs, seed=0)
@@ -129,7 +131,7 @@ def warm_up(target: Target, prompts: Prompts, longest: int) -> None:
 
 
 def get_json(target: Target, path: str) -> dict[str, Any] | None:
-    """A route's answer, or None where it has none."""
+    """Return a route's JSON answer, or None if there is none."""
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(target.url + path, timeout=30) as reply:
         answer: dict[str, Any] = json.load(reply)
         return answer
@@ -137,7 +139,7 @@ def get_json(target: Target, path: str) -> dict[str, Any] | None:
 
 
 def busy_s(target: Target) -> float | None:
-    """Device seconds that a prefill server has spent so far on both classes; None where it does not say."""
+    """Return the device seconds that a prefill server has spent on both classes; None if unknown."""
     status = get_json(target, "/laps_status")
     if not status or not status.get("enabled"):
         return None
@@ -152,26 +154,27 @@ def flush(target: Target) -> None:
 
 @dataclass
 class Running:
-    """A server somebody else has started."""
+    """A server started by someone else."""
 
     url: Target
     prefill_only: bool
 
     @classmethod
     def at(cls, url: str) -> Running:
-        """Ask it what it is. Raises ValueError for a bad URL, ConnectionError where nobody answers."""
+        """Connect to the server at ``url`` and determine its kind. Raises ValueError for a bad URL, ConnectionError
+        without an answer."""
         target = Target.of(url)
         try:
             with urllib.request.urlopen(target.url + "/health", timeout=10):
                 pass
         except OSError as e:
             raise ConnectionError(f"no SGLang server answers at {target.url}: {e}") from None
-        # A server has the first route, a router the second.
+        # Servers have the first route, routers the second.
         info = get_json(target, "/server_info") or get_json(target, "/get_server_info") or {}
         return cls(target, info.get("disaggregation_mode") == "prefill")
 
     def target(self, _: str) -> Target:
-        """Always the same."""
+        """Return the server's address, whatever the variant."""
         return self.url
 
     prefill = target
@@ -179,8 +182,8 @@ class Running:
 
 @contextlib.contextmanager
 def command_line(command: str) -> Iterator[None]:
-    """As ``one_line_errors``, for a command that loads servers: ended by its keeper it still stops them."""
-    # Also where a shell started us with interrupts ignored; and a plain kill ends the servers too.
+    """Handle errors as ``one_line_errors`` does, for a command that starts servers: SIGTERM stops them, too."""
+    # A shell may have started this process with SIGINT ignored, and SIGTERM must stop the servers, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     uvloop.install()
@@ -190,7 +193,7 @@ def command_line(command: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_line_errors(command: str) -> Iterator[None]:
-    """What a user can do something about, in one line."""
+    """Report errors that a user can fix in one line."""
     try:
         yield
     except (ConnectionError, servers.ServerError) as e:

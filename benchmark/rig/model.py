@@ -1,4 +1,4 @@
-"""A small Qwen2 checkpoint with its tokenizer and chat template, made here: no model hub is asked."""
+"""A small Qwen2 checkpoint with tokenizer and chat template, made here: no model hub is needed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CHAT_TEMPLATE = (
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VOCABULARY = (3, 2000)
-"""Token ids that prompts are made of: those of the small model without its special ones."""
+"""Token ids of prompts: the small model's without its special ones."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the checkpoint. The default prefills some tens of thousands of tokens a second on two cores."""
+    """Sizes of the checkpoint. The default prefills some tens of thousands of tokens per second on two cores."""
 
     hidden: int = 128
     layers: int = 4
@@ -35,23 +35,23 @@ class Shape:
 
 
 LIKE_LARGE = Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=8192)
-"""Most of a step's time in its GEMMs, as in a model of 7B, so a chunk costs about the same wherever it stands in its
-prompt. SGLang's attention for CPUs computes each chunk over the whole prefix, which dominates the default shape."""
+"""Spends most of a step in GEMMs, like a 7B model, so a chunk costs about the same anywhere in its prompt. SGLang's CPU
+attention computes each chunk over the whole prefix, which dominates the default shape."""
 
 
 DEEP = Shape(hidden=64, layers=28, heads=2, kv_heads=1, intermediate=176)
-"""As many layers as Qwen2.5-7B, so a short prefill costs mostly what a step costs whatever it holds, as it does there:
-a few layers take less time than a request's way through HTTP, which no batch could make up for."""
+"""Has as many layers as Qwen2.5-7B, so a short prefill costs mostly the step's fixed time, as on the large model: a few
+layers take less time than a request's way through HTTP, which no batch could make up for."""
 
 SLICED = Shape(hidden=32, layers=8, heads=2, kv_heads=1, intermediate=2560)
-"""Most of a step's time in its GEMMs, as in a model of 7B, and layers between which a step can be paused: a chunk of
-1,024 tokens takes over 100 ms on one core, seven times as long as 64 tokens do; so does one of 2,048 on a 7B model on
-an H200, and one of 8,192 takes 33 times as long. Attention is kept small, for SGLang's on CPUs computes each chunk over
-its whole prefix."""
+"""Spends most of a step in GEMMs, like a 7B model, and has layers between which a step can be paused: a chunk of 1,024
+tokens takes over 100 ms on one core, seven times as long as 64 tokens do; so does one of 2,048 on a 7B model on an
+H200, and one of 8,192 takes 33 times as long. Attention is kept small, as SGLang's CPU attention computes each chunk
+over its whole prefix."""
 
 
 EMULATED = Shape(hidden=32, layers=1, heads=1, kv_heads=1, intermediate=32, context=131072)
-"""For emulated devices: as little work as can be, for its time must hide in the step that is emulated."""
+"""For emulated devices: minimal work, as its time must hide in the emulated step."""
 
 SHAPES = {
     "tiny": Shape(256, 3, 4, 2, 256, 512),
@@ -60,24 +60,24 @@ SHAPES = {
     "14B": Shape(5120, 48, 40, 8, 13824, 152064),
     "32B": Shape(5120, 64, 40, 8, 27648, 152064),
 }
-"""Of Qwen2.5, and one small enough for a CPU."""
+"""Sizes of Qwen2.5, and one small enough for a CPU."""
 
 
 def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:
-    """A model folder with a config and no weights, for ``--load-format dummy``."""
+    """Write a model folder with a config and no weights, for ``--load-format dummy``; return it."""
     _config(replace(SHAPES[name], context=context), tied=name == "0.5B", begin=1, end=2).save_pretrained(folder)
     return folder
 
 
 def corpus() -> list[str]:
-    """The repository's own text: what the tokenizer is trained on."""
+    """Return the repository's own text, on which the tokenizer is trained."""
     files = [REPO / "LICENSE", REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
     files += sorted((REPO / "python").rglob("*.py"))
     return [f.read_text() for f in files if f.exists()]
 
 
 def make(folder: Path, shape: Shape | None = None) -> Path:
-    """Write the checkpoint under `folder` unless it is there already; return its path.
+    """Write the checkpoint under ``folder`` unless it exists; return its path.
 
     Weights are float32, seeded, saved as safetensors; the same seed gives the same bytes.
     """
@@ -125,7 +125,7 @@ def _save_weights(folder: Path, shape: Shape) -> None:
     config = _config(shape, False, *ends)
     model: Any = Qwen2ForCausalLM(config)
     model.to(torch.float32)
-    # Attention sharp enough that a wrong key or position changes the output.
+    # Sharp attention, so that a wrong key or position changes the output.
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 2:

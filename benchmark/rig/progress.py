@@ -1,4 +1,4 @@
-"""What is going on, with the time since the start."""
+"""Progress messages with the time since the start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import time
 
 EVERY_S = 10.0
-"""Between two lines of a live one where there is no terminal."""
+"""Time between two lines of a live display without a terminal (seconds)."""
 
 
 class Progress:
-    """Call it with what is going on: a line each, or one ``live`` line, as often as you like."""
+    """Prints progress: a line per call, or one ``live`` line, which may be updated often."""
 
     def __init__(self, *, live: bool = False) -> None:
         self._live = live
@@ -32,7 +32,7 @@ class Progress:
             self._out.flush()
 
     def done(self) -> None:
-        """Leave a live line."""
+        """End a live line."""
         if self._tty:
             self._out.write("\n")
             self._out.flush()

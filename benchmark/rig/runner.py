@@ -14,7 +14,7 @@ from benchmark.rig.servers import free_port
 
 
 def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
-    """A ModelRunner with its pools, attention backends and graphs; once per process.
+    """Return a ModelRunner with its pools, attention backends and graphs; once per process.
 
     ``flags``: further server options. ``seed``: fill the weights with seeded noise instead of SGLang's dummies.
     """
@@ -52,7 +52,8 @@ def boot(model: Path, *flags: str, seed: int | None = None) -> Any:
 
 
 def make_noise(model: torch.nn.Module, seed: int) -> None:
-    """Weights large enough that every token and position moves the output. In place, so graphs see it."""
+    """Fill in weights large enough that every token and position changes the output. In place, so that graphs see
+    them."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator) * (0.08 if weight.ndim > 1 else 0.1)
@@ -61,7 +62,7 @@ def make_noise(model: torch.nn.Module, seed: int) -> None:
 
 @dataclass
 class Turn:
-    """What one prefill of a batch gave. ``logits``: (requests, vocabulary), float32 on the CPU."""
+    """Result of one prefill of a batch. ``logits``: (requests, vocabulary), float32 on the CPU."""
 
     tokens: list[int]
     logits: torch.Tensor
@@ -70,7 +71,7 @@ class Turn:
 
 
 def request(rid: str, ids: Sequence[int]) -> Any:
-    """A greedy request for one more token after ``ids``."""
+    """Return a greedy request for one more token after ``ids``."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -88,7 +89,7 @@ def request(rid: str, ids: Sequence[int]) -> Any:
 
 @torch.no_grad()
 def prefill(runner: Any, reqs: list[Any]) -> Turn:
-    """Run one prefill of ``reqs`` as one batch."""
+    """Run ``reqs`` as one prefill batch."""
     batch = forward_batch(runner, reqs)
     output = runner.forward(batch)
     tokens = runner.sample(output.logits_output, batch)
@@ -96,7 +97,7 @@ def prefill(runner: Any, reqs: list[Any]) -> Turn:
 
 
 def forward_batch(runner: Any, reqs: list[Any]) -> Any:
-    """The ForwardBatch of one prefill; its KV slots are taken from the pool."""
+    """Return the ForwardBatch of one prefill; its KV slots are taken from the pool."""
     from sglang.benchmark.one_batch import TreeCacheNamespace
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -123,7 +124,7 @@ def forward_batch(runner: Any, reqs: list[Any]) -> Any:
 
 
 def clear(runner: Any) -> None:
-    """Give back every request slot and KV slot."""
+    """Free every request slot and KV slot."""
     runner.req_to_token_pool.clear()
     runner.token_to_kv_pool_allocator.clear()
 

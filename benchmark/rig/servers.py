@@ -1,4 +1,4 @@
-"""Real SGLang servers and routers as child processes on loopback: start, wait, stop, nothing left behind."""
+"""Real SGLang servers and routers as child processes on loopback, stopped with all their children."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ import psutil
 
 HOST = "127.0.0.1"
 PORTS = (30100, 32700)
-"""Above those that an SGLang server takes by itself (22000 to 29999), often before its neighbour listens on its own."""
+"""Above the ports that an SGLang server takes by itself (22000 to 29999), often before its neighbour listens on its
+own."""
 _handed_out: set[int] = set()
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"
-"""SGLang's own: a prefill server answers such a request without any decode server."""
+"""SGLang's own constant: a prefill server answers requests with this host without any decode server."""
 
 ENV = {
     "SGLANG_HOST_IP": HOST,
@@ -38,13 +39,13 @@ ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""glibc gives large tensors back to the system and faults their pages in again at every step: a chunk of 256 tokens of
-``model.LIKE_LARGE`` then takes twice as long as one of 220. No device does that; nor does glibc, told so."""
+"""Keeps large tensors in glibc's heap. By default glibc returns them to the system and faults their pages in again at
+every step, so a chunk of 256 tokens of ``model.LIKE_LARGE`` takes twice as long as one of 220. No device does that."""
 COMMON = ("--host", HOST, "--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning")
 
 
 class Process(Protocol):
-    """What is needed of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that is used."""
 
     @property
     def pid(self) -> int: ...
@@ -53,16 +54,16 @@ class Process(Protocol):
     def returncode(self) -> int | None: ...
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Return the exit code, or None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code. Raises TimeoutExpired after ``timeout`` s."""
+        """Return the exit code. Raises TimeoutExpired after ``timeout`` s."""
 
 
 def execute(command: Sequence[str], env: Mapping[str, str], log: Path, errors: Path | None = None) -> Process:
-    """Start a process that writes into ``log``, and what it has to say on stderr into ``errors``, if given."""
+    """Start a process with its output in ``log``, and stderr in ``errors``, if given."""
     with log.open("wb") as out, errors.open("wb") if errors else nullcontext(subprocess.STDOUT) as err:
-        # A session of its own: Ctrl-C reaches us alone, and we end it in order.
+        # A session of its own: Ctrl-C reaches this process alone, which then stops the child.
         return subprocess.Popen(
             command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, start_new_session=True
         )
@@ -74,7 +75,7 @@ class ServerError(RuntimeError):
 
 @dataclass
 class Server:
-    """One child process and all that it starts. Use as a context manager, or call stop()."""
+    """One child process and its children. Use as a context manager, or call stop()."""
 
     name: str
     command: Sequence[str]
@@ -83,17 +84,17 @@ class Server:
     env: dict[str, str] = field(default_factory=dict)
     process: Process | None = None
     bootstrap_port: int | None = None
-    """Of a prefill server."""
+    """Bootstrap port of a prefill server."""
     key: str | None = None
-    """Key for requests of the rig itself: the server's --admin-api-key, a router's --api-key; None: none is needed."""
+    """Key for the rig's own requests: the server's --admin-api-key, a router's --api-key; None if none is needed."""
 
     @property
     def url(self) -> str:
-        """Base URL, without a slash at its end."""
+        """Return the base URL, without a slash at its end."""
         return f"http://{HOST}:{self.port}"
 
     def start(self) -> Server:
-        """Start the process. Raises ServerError where its port is taken."""
+        """Start the process. Raises ServerError if its port is taken."""
         require_free(self.port, self.name)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, **ENV, **self.env}
@@ -118,7 +119,7 @@ class Server:
             time.sleep(0.2)
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return True if the process runs."""
         return self.process is not None and self.process.poll() is None
 
     def laps_status(self) -> dict[str, Any]:
@@ -129,13 +130,13 @@ class Server:
         return status
 
     def last_line(self) -> str:
-        """What the log says last that looks like a reason."""
+        """Return the last line of the log that looks like an error, else its last line."""
         lines = [x for x in self.log.read_text(errors="replace").splitlines() if x.strip()]
         told = [x for x in lines if "Error" in x or "error:" in x]
         return (told or lines or ["its log is empty"])[-1][-300:]
 
     def family(self) -> list[psutil.Process]:
-        """The process and every process below it."""
+        """Return the process and all its descendants."""
         if not self.process:
             return []
         try:
@@ -145,7 +146,7 @@ class Server:
             return []
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the process and its children, like a crash."""
         self._end(signal.SIGKILL, 5.0)
 
     def stop(self) -> None:
@@ -174,15 +175,15 @@ class Server:
 
 
 def bearer(key: str | None) -> dict[str, str]:
-    """The header that shows a key."""
+    """Return the authorization header for ``key``."""
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def free_port() -> int:
-    """A port nobody listens on now, not handed out before.
+    """Return a port that is free now and was not returned before.
 
-    Below those the system gives to outgoing connections: servers start seconds after their port was chosen, and SGLang
-    and Mooncake open hundreds of sockets meanwhile.
+    Below the ephemeral ports: servers start seconds after their port was chosen, and SGLang and Mooncake open hundreds
+    of sockets meanwhile.
     """
     while True:
         port = random.SystemRandom().randrange(*PORTS)
@@ -195,7 +196,7 @@ def free_port() -> int:
 
 
 def require_free(port: int, name: str) -> None:
-    """Raise ServerError if somebody listens on `port`."""
+    """Raise ServerError if ``port`` is in use."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -207,8 +208,8 @@ def require_free(port: int, name: str) -> None:
 def sglang(
     mode: str, model: Path, log: Path, *args: str, env: Mapping[str, str] | None = None, name: str = ""
 ) -> Server:
-    """A server (not started). `mode`: prefill or decode, one half of a disaggregated pair; null does both. `args` are
-    SGLang's."""
+    """Return a server (not started). ``mode``: prefill or decode, one half of a disaggregated pair; null does both.
+    ``args`` are SGLang's."""
     port, bootstrap = free_port(), free_port() if mode == "prefill" else None
     command = (
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
@@ -230,12 +231,12 @@ def minilb(
     module: str = "sglang_router.launch_router",
     name: str = "router",
 ) -> Server:
-    """MiniLB in front of running servers (not started)."""
+    """Return MiniLB (not started) for running servers."""
     return _router(prefills, decodes, log, module, name, port, ["--mini-lb", *args])
 
 
 def gateway(prefills: Sequence[Server], decodes: Sequence[Server], log: Path, *args: str, name: str) -> Server:
-    """SGLang's Rust gateway in front of running servers (not started)."""
+    """Return SGLang's Rust gateway (not started) for running servers."""
     metrics = ["--prometheus-host", HOST, "--prometheus-port", str(free_port())]
     return _router(prefills, decodes, log, "sglang_router.launch_router", name, None, [*metrics, *args])
 
@@ -260,7 +261,7 @@ def _router(
 
 @contextlib.contextmanager
 def running(*servers: Server, say: Callable[[str], None] = lambda _: None) -> Iterator[tuple[Server, ...]]:
-    """Start all, wait for all, stop all."""
+    """Start all servers, wait until they are ready, and stop them on exit."""
     try:
         for s in servers:
             s.start()

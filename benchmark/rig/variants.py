@@ -1,4 +1,4 @@
-"""What is compared: SGLang's own arguments under a name."""
+"""Variants to compare: SGLang arguments under a name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Variant:
     name: str
     args: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    """More of it for this server: PYTHONPATH makes it one of another version of LAPS."""
+    """Further environment variables of this server: PYTHONPATH may select another version of LAPS."""
 
     @property
     def stock(self) -> bool:
-        """Whether LAPS is off."""
+        """Return True if LAPS is off."""
         return ON not in self.args
 
 
@@ -41,7 +41,7 @@ BUILT_IN = {
 
 
 def given(text: str) -> Variant:
-    """``NAME=[VARIABLE=VALUE ...] ARGS`` as a user wrote it. Raises ValueError."""
+    """Parse ``NAME=[VARIABLE=VALUE ...] ARGS`` of a command line. Raises ValueError."""
     name, found, args = text.partition("=")
     if not found or not name or not args.strip():
         raise ValueError(f"{text!r} is not NAME='ARGS'")
@@ -53,7 +53,7 @@ def given(text: str) -> Variant:
 
 
 def chosen(names: Sequence[str], more: Sequence[Variant], *, cuda: bool) -> list[Variant]:
-    """The built-in ones of these names, then the user's own. Raises ValueError."""
+    """Return the built-in variants of these names, then the user's own. Raises ValueError."""
     for name in names:
         if name not in BUILT_IN:
             raise ValueError(f"no variant {name!r}: {', '.join(BUILT_IN)}, or your own with --variant NAME='ARGS'")

@@ -1,1 +1,1 @@
-"""What is compared with what, each with a command of its own beside this folder."""
+"""Comparisons, each with a command of its own beside this folder."""

@@ -1,4 +1,4 @@
-"""What the LAPS paper claims [L s4], and whether real schedulers on emulated devices reach it."""
+"""Claims of the LAPS paper [L s4], judged on real schedulers with emulated devices."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from functools import partial
 from operator import le
 
 Runs = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
-"""Way -> "open" or "closed" -> load or clients -> a figure of that run."""
+"""Way -> "open" or "closed" -> load or clients -> figure -> value."""
 HEADS = ("claim of the paper", "emulated", "simulated", "verdict", "why")
 PLAIN, ROUTER = "stock", "stock, gateway"
 
 
 def percent(x: float) -> str:
-    """A ratio as a change."""
+    """Return a ratio as a change."""
     return f"{100 * (x - 1):+.0f}%"
 
 
 def points(x: float) -> str:
-    """Percentage points."""
+    """Return ``x`` as percentage points."""
     return f"{x:+.1f} points"
 
 
 class Claims:
-    """Of one model and number of servers. ``mine`` is the way that is judged."""
+    """Claims for one model and number of servers. ``_mine`` is the judged way."""
 
     def __init__(self, real: Runs, simulated: Runs, model: str, servers: int) -> None:
         self._runs = {"emulated": real, "simulated": simulated}
@@ -92,7 +92,7 @@ class Claims:
 
     def _violations(self) -> None:
         def below(base: str) -> Callable[[Runs], float]:
-            """Points fewer over the SLO, mean of the open loads."""
+            """Return points fewer over the SLO, mean of the open loads."""
 
             def found(r: Runs) -> float:
                 mine, theirs = r[self._mine]["open"], r[base]["open"]
@@ -115,7 +115,7 @@ class Claims:
             self._claim(text, below(base), partial(le, least), points, why)
         if self._servers == 1:
             return
-        # Where the router loses as many as it did in the paper.
+        # The load at which the router violates as many SLOs as it did in the paper.
         theirs = seen[ROUTER]["open"]
         like = min(theirs, key=lambda at: abs(theirs[at]["over"] - 0.047))
         router = theirs[like]["over"]

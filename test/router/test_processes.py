@@ -203,7 +203,7 @@ def test_a_worker_that_dies_is_started_again_and_all_end_with_their_parent(tmp_p
             await until(lambda: not (alive(again) or alive(parent)))
             for c in (client, other):
                 await c.close()
-            assert b"worker 1 has ended (-9); it starts again" in (tmp_path / "router.log").read_bytes()
+            assert b"worker 1 has ended (-9); restarting it" in (tmp_path / "router.log").read_bytes()
 
     asyncio.run(run())
 

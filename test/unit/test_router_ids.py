@@ -70,7 +70,7 @@ def test_no_id_is_a_prefix_of_another(rid: str | None, n: int) -> None:
         (["good", 10**30], 2, "neither a string nor"),
         (["a"], None, "1 ids for one prompt"),
         (["a"], 2, "1 ids for 2 prompts"),
-        (["a", "a"], 2, "equal"),
+        (["a", "a"], 2, "distinct"),
         (["a", ""], 2, "empty"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Prefix caching, HiCache too, for tests and benchmarks: without a decode server and without a GPU.
+"""Prefix caching, with HiCache, for tests and benchmarks without a decode server or a GPU.
 
-Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, as others' do. SGLang's copies between device and host are
-CUDA kernels on streams of their own. Here each stream is a thread that does its work in order, a copy is torch's, and
-it takes ``LATE_S`` and overwrites its target with NaN until it is done. So a batch that reads a layer before that
-layer's copy has ended computes NaN, as it would read old memory on a GPU.
+Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, like others. SGLang's copies between device and host are
+CUDA kernels on streams of their own. Here each stream is a thread that works in order, a copy is torch's, and it takes
+``LATE_S`` and fills its target with NaN until it is done. So a batch that reads a layer before that layer's copy has
+ended computes NaN, where a GPU would read stale memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LATE_S = 0.05
 
 
 class Stream:
-    """Work in order, on a thread of its own."""
+    """A stream that runs its work in order, on a thread of its own."""
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -38,7 +38,7 @@ class Stream:
         self._todo.put(work)
 
     def wait_stream(self, other: object) -> None:
-        """Nothing: the host computes what it launches at once, so the others' work is done."""
+        """Do nothing: the host computes at launch, so the other stream's work is done."""
 
     def synchronize(self) -> None:
         event = Event()
@@ -74,7 +74,7 @@ def stream(on: Stream) -> Iterator[None]:
 
 
 class Event:
-    """As of CUDA: done until it is recorded, then once its stream gets there."""
+    """Like CUDA's: done until it is recorded, then once its stream reaches it."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         if enable_timing:
@@ -116,12 +116,12 @@ def transfer_kv_direct(
 
 
 def host_memory(dims: tuple[int, ...], dtype: torch.dtype, *_: object, **__: object) -> torch.Tensor:
-    """The host tier's buffer, not registered with a driver."""
+    """Return the host tier's buffer, not registered with a driver."""
     return torch.empty(dims, dtype=dtype)
 
 
 def load() -> None:
-    """Entry point of ``sglang.srt.plugins``."""
+    """Replace SGLang's device copies; entry point of ``sglang.srt.plugins``."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
     from sglang.srt.managers import cache_controller, schedule_batch
@@ -130,7 +130,7 @@ def load() -> None:
 
     device = SimpleNamespace(__name__="host", Stream=Stream, Event=Event, stream=stream, current_stream=current_stream)
     cache_controller.device_module = l2_transfer.device_module = device
-    # 10 GiB of the machine's memory by itself, which the tests that run beside this may have.
+    # The default keeps 10 GiB of the machine free, which tests that run at the same time may use.
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     mha.transfer_kv_direct = transfer_kv_direct
     mha.ALLOC_MEMORY_FUNCS["cpu"] = host_memory

@@ -1,7 +1,7 @@
-"""Attention of a chunk for its new tokens alone, on a CPU.
+"""CPU attention that computes a chunk's new tokens only.
 
 SGLang's own computes each chunk over the whole prefix. No device does that, and small chunks would look worse than they
-are. For all servers that are compared, stock ones too.
+are. Installed in all compared servers, stock ones too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 
 def load() -> None:
-    """Entry point of the group ``sglang.srt.plugins``."""
+    """Replace SGLang's attention; entry point of the group ``sglang.srt.plugins``."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     TorchNativeAttnBackend._run_sdpa_forward_extend = extend
@@ -35,7 +35,8 @@ def extend(
     enable_gqa: bool = False,
     **__: Any,
 ) -> torch.Tensor:
-    """Causal attention of ``new`` tokens of each request to all ``lengths``, ``before`` of which are computed."""
+    """Compute causal attention of ``new`` tokens of each request to all ``lengths``, ``before`` of which are
+    computed."""
     at = 0
     for row, total, old, count in zip(rows.tolist(), lengths.tolist(), before.tolist(), new.tolist(), strict=True):
         held = places[row, :total]

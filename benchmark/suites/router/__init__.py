@@ -1,4 +1,4 @@
-"""The LAPS router, stock MiniLB and SGLang's Rust gateway: what they cost, how pools follow, what clients see."""
+"""The LAPS router, stock MiniLB and SGLang's Rust gateway: overhead, pools that follow the load, and clients' TTFT."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ POLICIES = {
     "gateway, cache-aware": ("--policy", "power_of_two", "--prefill-policy", "cache_aware"),
     "gateway, power of two": ("--policy", "power_of_two"),
 }
-"""Of SGLang's Rust gateway: how they are called here -> flags."""
+"""Name of a gateway variant -> flags of SGLang's Rust gateway."""
 ALL = (*BOTH, *POLICIES)
 KEYED = "x-smg-routing-key"
-"""Header in which a client names its session, to the gateway's manual policy as to LAPS."""
+"""Header with the client's session name, for the gateway's manual policy and for LAPS."""
 BY_KEY = {
     "gateway, manual": ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load")
 }
-"""Policies of the gateway that go by it."""
+"""Gateway policies that use that header."""
 
 
 def routers(
@@ -32,7 +32,7 @@ def routers(
     out: Path,
     names: Sequence[str] = BOTH,
 ) -> dict[str, servers.Server]:
-    """Each of ``names`` (not started), in front of the same servers."""
+    """Return the routers called ``names`` (not started), in front of the same servers."""
     found = {}
     for name in names:
         log = out / "logs" / f"router-{name.replace(', ', '-').replace(' ', '-')}.log"

@@ -1,4 +1,4 @@
-"""Coding agents behind the routers: which prefixes stay where they are, and what short turns wait among long ones."""
+"""Coding agents behind the routers: cached prefixes kept, and waits of short turns among long ones."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from benchmark.rig.variants import LAPS as LAPS_PREFILL
 from benchmark.suites.router import KEYED, LAPS, routers
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
-"""System prompts with tools, each shared by a part of the sessions."""
+"""System prompts with tools, each shared by some of the sessions."""
 EACH = 11
-"""Turns of a session, somewhere in a recorded one."""
+"""Consecutive turns of a recorded session that are replayed."""
 PAUSE_S, TOKEN_S = 8.0, 0.01
-"""Clients' pauses are cut to this, and a token of output takes so long (seconds)."""
+"""Longest client pause, and time per output token (seconds)."""
 POOL_TOKENS = 2 << 20
-"""KV pool of each prefill server (tokens): no prefix is evicted, so one that is not found went to another server."""
+"""KV pool of each prefill server (tokens): no prefix is evicted, so a missing one went to another server."""
 ANSWER_TOKENS = 2
 RUN_IN = 0.2
 """Share of a round before requests are counted: sessions begin one after another."""
@@ -45,24 +45,25 @@ PATIENCE_S = 120.0
 NAMED = "laps, sessions named"
 CACHE_AWARE, MANUAL = "gateway, cache-aware", "gateway, manual"
 WAYS = {LAPS: (LAPS, False), NAMED: (LAPS, True), CACHE_AWARE: (CACHE_AWARE, False), MANUAL: (MANUAL, True)}
-"""Name -> router, and whether sessions are named."""
+"""Name -> router, and True if sessions are named."""
 _CACHED = re.compile(rb"^sglang:cached_tokens_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
 def rebased(session: Sequence[Turn]) -> list[Turn]:
-    """The same turns on a system prompt in the place of what came before them."""
+    """Return the turns with a system prompt in place of everything before them."""
     first = session[0].cached
     return [t._replace(cached=max(0, t.cached - first) + SYSTEM_TOKENS) for t in session]
 
 
 def work_s(jobs: Sequence[Job], profile: Profile) -> float:
-    """Time on a device of the profile (seconds), where all is cached that can be."""
+    """Return the time on a device of the profile (seconds), if all that can be is cached."""
     c = profile.coefficients
     return sum(c.step_s + c.work_s(job.new, job.cached) for job in jobs)
 
 
 def arrivals(longest: int, share: float, devices: float, span_s: float, profile: Profile, seed: str) -> list[Job]:
-    """Sessions that begin at Poisson times; ``share``: of what so many ``devices`` of the profile can do (0..1)."""
+    """Return jobs of sessions that begin at Poisson times; ``share``: of the capacity of ``devices`` of the profile
+    (0..1)."""
     rng = random.Random(seed)
     sessions = turns.agents(longest - SYSTEM_TOKENS, PAUSE_S, TOKEN_S)
     sample = [rebased(s) for _, s in turns.stretches(sessions, EACH, 10.0, 200.0, random.Random(0))]
@@ -73,7 +74,7 @@ def arrivals(longest: int, share: float, devices: float, span_s: float, profile:
 
 
 def prompts(jobs: Sequence[Job], longest: int, seed: int) -> list[list[int]]:
-    """Token ids: a session's turns are beginnings of one stream, which begins with a system prompt."""
+    """Return token ids: a session's turns are prefixes of one stream, which begins with a system prompt."""
     rng = np.random.default_rng(seed)
     systems = [rng.integers(*model.VOCABULARY, size=SYSTEM_TOKENS) for _ in range(SYSTEMS)]
     said: dict[int, Any] = {}
@@ -84,7 +85,7 @@ def prompts(jobs: Sequence[Job], longest: int, seed: int) -> list[list[int]]:
 
 
 def kept_at_best(jobs: Sequence[Job]) -> int:
-    """Tokens that one cache without a limit would have of them, in their order."""
+    """Return the tokens that one unlimited cache would serve, with the jobs in their order."""
     held: dict[int, int] = {}
     systems: set[int] = set()
     total = 0
@@ -98,7 +99,7 @@ def kept_at_best(jobs: Sequence[Job]) -> int:
 
 
 def cached_tokens(prefills: Sequence[Target]) -> float:
-    """Count the tokens that the servers have found in their prefix caches since they started."""
+    """Return the tokens that the servers have found in their prefix caches since they started."""
     total = 0.0
     for target in prefills:
         with urllib.request.urlopen(target.url + "/metrics", timeout=30) as reply:
@@ -109,8 +110,8 @@ def cached_tokens(prefills: Sequence[Target]) -> float:
 def run(
     out: Path, rounds: int, seconds: float, prefills_n: int, share: float, device: Device, say: Callable[[str], None]
 ) -> Piece:
-    """So many prefill servers with LAPS on an emulated ``device`` behind each router. Raises ServerError or
-    ConnectionError."""
+    """Run all routers in front of ``prefills_n`` prefill servers with LAPS on an emulated ``device``. Raises
+    ServerError or ConnectionError."""
     profile, checkpoint = Profile.load(device.laps["profile"]), device.checkpoint()
     flags = ["--chunked-prefill-size", str(device.chunk), *device.args_of(BUILT_IN[LAPS_PREFILL])]
     flags += ["--max-total-tokens", str(POOL_TOKENS), "--enable-metrics", "--enable-cache-report"]
@@ -154,7 +155,7 @@ def run(
 
 
 def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     rows = []
     for name, rounds in seen.items():
         cells = [f"{statistics.median(r[k][q] for r in rounds):.0f}" for k in KINDS for q in ("p50_ms", "p90_ms")]

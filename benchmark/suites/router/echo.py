@@ -1,4 +1,4 @@
-"""What the router itself costs: instant back ends and a load that costs little, so that the router is measured."""
+"""Overhead of the routers, in front of instant back ends and under a cheap load, so that the router is measured."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PREFILLS, DECODES = 4, 1
 STREAM_EVENTS = 16
 CLIENTS = (1, 8, 32)
 DIRECT = "direct"
-"""To a back end, without a router."""
+"""Requests to a back end, without a router."""
 EVENT = b'data: {"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}\n\n'
 REPLY = b'{"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}'
 
 
 class Echo(asyncio.Protocol):
-    """Answers every POST at once: one JSON object, or a stream of STREAM_EVENTS events in one piece each."""
+    """Answers every POST at once: one JSON object, or a stream of STREAM_EVENTS events, one per chunk."""
 
     whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(REPLY), REPLY)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -66,7 +66,7 @@ class Echo(asyncio.Protocol):
 
 
 async def serve(ports: Sequence[int]) -> None:
-    """Echo servers on all ``ports`` of loopback, until killed."""
+    """Run echo servers on all ``ports`` of loopback, until killed."""
     loop = asyncio.get_running_loop()
     started = [await loop.create_server(Echo, servers.HOST, p, backlog=4096) for p in ports]
     await asyncio.gather(*(s.serve_forever() for s in started))
@@ -74,7 +74,7 @@ async def serve(ports: Sequence[int]) -> None:
 
 @contextmanager
 def back_ends(count: int, out: Path) -> Iterator[list[servers.Server]]:
-    """``count`` echo servers in one process."""
+    """Run ``count`` echo servers in one process."""
     ports = [servers.free_port() for _ in range(count)]
     command = (sys.executable, "-m", "benchmark.router", "--serve-echo", *map(str, ports))
     with servers.running(servers.Server("echo servers", command, ports[0], out / "logs" / "echo.log")) as (first,):
@@ -82,13 +82,13 @@ def back_ends(count: int, out: Path) -> Iterator[list[servers.Server]]:
 
 
 def pin(pid: int, cores: set[int]) -> None:
-    """Keep a process on ``cores``, where the machine has more than one."""
+    """Pin a process to ``cores``, if the machine has more than one."""
     if len(os.sched_getaffinity(0)) > 1:
         os.sched_setaffinity(pid, cores)
 
 
 def measured(server: servers.Server, body: bytes, clients: int, seconds: float) -> dict[str, float]:
-    """One round, with the CPU time a request costs the server (ms): a figure other work on the machine moves less."""
+    """Run one round. The CPU time per request at the server (ms) is less sensitive to other work on the machine."""
     assert server.process
     process = psutil.Process(server.process.pid)
     before = process.cpu_times()
@@ -112,11 +112,11 @@ def measured(server: servers.Server, body: bytes, clients: int, seconds: float) 
 
 
 Rounds = dict[str, list[dict[str, float]]]
-"""By router, and with none between."""
+"""Rounds by router, and without one."""
 
 
 def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
-    """All routers in front of the same instant back ends."""
+    """Run all routers in front of the same instant back ends."""
     cores = sorted(os.sched_getaffinity(0))
     routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
     loads: dict[str, Rounds] = {}
@@ -144,7 +144,7 @@ def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> P
 
 
 def piece(loads: dict[str, Rounds], rounds: int, seconds: float) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     rows, figures = [], []
     for load, seen in loads.items():
 

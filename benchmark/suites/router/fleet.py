@@ -1,6 +1,6 @@
-"""Three routers before eight prefill servers: a mix that changes, a server that is replaced, a router that dies.
+"""Three routers before eight prefill servers, with a changing mix, a replaced server and a killed router.
 
-The servers are those of ``mix``; what is asked is whether anything is lost and whether the routers agree.
+The servers are those of ``mix``; the test is that nothing is lost and that the routers agree.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from benchmark.suites.router.mix import LONG_TOKENS, PATIENCE_S, Emulated, flags
 
 ROUTERS, PREFILLS = 3, 8
 SPEED = 3000.0
-"""Prefill speed of one server (tokens/s): a load that this machine carries, with three routers."""
+"""Prefill speed of one server (tokens/s), such that this machine sustains the load with three routers."""
 SHARES = (0.9, 0.1)
-"""Short requests among all, in turns."""
+"""Share of short requests, alternating."""
 REPLACED, KILLED = 4.5, 6.5
-"""When a server is replaced and a router killed (phases after the start)."""
+"""Times at which a server is replaced and a router killed (phases after the start)."""
 BEAT_S = 0.05
-"""How often the routers are asked (seconds)."""
+"""Polling period of the routers (seconds)."""
 
 KEY = "fleet"
 BEARER = {"authorization": f"Bearer {KEY}"}
-"""Without a key a router takes no changes of its servers."""
+"""A router without a key accepts no changes of its servers."""
 Pools = frozenset[str]
 """URLs of the short pool."""
 
 
 @dataclass
 class Watch:
-    """What the routers say of the short pool, and for how long they did not all say the same."""
+    """The short pool as the routers report it, and the times for which they disagreed."""
 
     splits: list[tuple[float, int]] = field(default_factory=list)
-    """When the first router's short pool changed, and its size."""
+    """Times at which the first router's short pool changed, and its size."""
     apart_s: list[float] = field(default_factory=list)
     _since: float | None = None
 
     def saw(self, at: float, said: Sequence[Pools]) -> None:
-        """All routers, asked at once."""
+        """Take in the simultaneous answers of all routers."""
         if not self.splits or self.splits[-1][1] != len(said[0]):
             self.splits.append((at, len(said[0])))
         if len(set(said)) > 1:
@@ -66,7 +66,7 @@ class Watch:
 
 @dataclass
 class Scene:
-    """What runs, and what has happened."""
+    """Running processes and past events."""
 
     routers: list[servers.Server]
     emulated: Emulated
@@ -74,7 +74,7 @@ class Scene:
     events: list[tuple[float, str]] = field(default_factory=list)
 
     async def look(self) -> None:
-        """Ask the routers that are left, again and again. Ends when cancelled."""
+        """Poll the live routers. Ends when cancelled."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout, headers=BEARER) as session:
             while True:
@@ -83,12 +83,12 @@ class Scene:
                     said = await asyncio.gather(*(_pools(session, r) for r in alive))
                     self.watch.saw(time.time(), said)
                 except (aiohttp.ClientError, OSError):
-                    # It has just been killed.
+                    # The router has just been killed.
                     pass
                 await asyncio.sleep(BEAT_S)
 
     async def replace(self, server: servers.Server) -> None:
-        """Take a server away, and give the routers another one."""
+        """Remove a server, and give the routers another one."""
         new = await self.emulated.prefill()
         async with aiohttp.ClientSession(headers=BEARER) as session:
             for router in self.routers:
@@ -100,12 +100,12 @@ class Scene:
                 async with session.delete(f"{router.url}/workers/{known[server.url]}") as reply:
                     reply.raise_for_status()
         self.events.append((time.time(), "server replaced"))
-        # As a pod's grace period does.
+        # Like a pod's grace period.
         await asyncio.sleep(5.0)
         await self.emulated.stop(server.url)
 
     def kill(self, router: servers.Server) -> None:
-        """As a machine that is lost."""
+        """Kill a router, like the loss of its machine."""
         router.kill()
         self.events.append((time.time(), "router killed"))
 
@@ -116,7 +116,7 @@ async def _pools(session: aiohttp.ClientSession, router: servers.Server) -> Pool
 
 
 def shared_out(jobs: Iterable[Job], alive: Sequence[int]) -> dict[int, list[Job]]:
-    """In turn to each router."""
+    """Distribute jobs to the live routers in turn."""
     found: dict[int, list[Job]] = {i: [] for i in alive}
     for n, job in enumerate(jobs):
         found[alive[n % len(alive)]].append(job)
@@ -124,7 +124,7 @@ def shared_out(jobs: Iterable[Job], alive: Sequence[int]) -> dict[int, list[Job]
 
 
 async def play(phases: int, phase_s: float, period_s: float, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """The whole of it."""
+    """Run all phases and return the raw figures."""
     rng, log = random.Random(1), out / "logs"
     prompts = Prompts(model.VOCABULARY, 1, LONG_TOKENS, reuse=False, prefill_only=False)
     emulated = Emulated(log / "emulated.log", SPEED)
@@ -167,7 +167,7 @@ async def play(phases: int, phase_s: float, period_s: float, out: Path, say: Cal
         for router in routers:
             await asyncio.to_thread(router.stop)
         await emulated.close()
-    # Those of the killed router that were under way went with it.
+    # Requests in flight at the killed router were lost with it.
     excused = [a for a in seen[last] if a.ttft_s is None and a.job.at_s > killed_s - PATIENCE_S]
     lost = sum(a.ttft_s is None for answers in seen for a in answers) - len(excused)
     moves = sorted((at - begin, to) for one in emulated.prefills.values() for at, to in one.moves)
@@ -180,12 +180,12 @@ async def play(phases: int, phase_s: float, period_s: float, out: Path, say: Cal
 
 
 def run(out: Path, phases: int, phase_s: float, period_s: float, say: Callable[[str], None]) -> Piece:
-    """Raises ServerError or ConnectionError."""
+    """Run the benchmark. Raises ServerError or ConnectionError."""
     return piece(uvloop.run(play(phases, phase_s, period_s, out, say)))
 
 
 def piece(found: dict[str, Any]) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     phase_s, period_s, beat_s = found["phase_s"], found["period_s"], found["period_s"] / BEATS
     rows, extra, last = [], 0, 0.0
     before = None
@@ -196,7 +196,7 @@ def piece(found: dict[str, Any]) -> Piece:
         needed = 0 if before is None else abs(split - before)
         happened = [what for at, what in found["events"] if begin <= at < end]
         if before is not None:
-            # A replaced server has to be put into a pool again.
+            # A replacement has to be put into a pool again.
             extra = max(extra, len(moves) - needed - len(happened))
             last = max([last, *(at / period_s for at, _ in moves)]) if not happened else last
         told = ", ".join(f"{at / period_s:.1f} to {to}" for at, to in moves) or "none"

@@ -1,6 +1,6 @@
-"""How pools follow a mix that changes, on emulated prefill instances.
+"""Pools that follow a changing mix, on emulated prefill instances.
 
-Each does one request at a time at a fixed speed, and gives the status that a LAPS server gives.
+Each processes one request at a time at a fixed speed, and reports the status of a LAPS server.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SPEED = 12_000
 """Prefill speed of one emulated server (tokens/s)."""
 SHORT_TOKENS, LONG_TOKENS = 240, 720
 LOAD = 0.6
-"""Share of all servers' speed that the load asks for, in every phase."""
+"""Load of every phase, as a share of all servers' speed."""
 SHARES = (0.9, 0.1, 0.9)
-"""Short requests among all, phase by phase."""
+"""Share of short requests, by phase."""
 PATIENCE_S = 60.0
 
 Rooms = defaultdict[int, asyncio.Event]
 
 
 class EmulatedPrefill:
-    """A server whose device does one prompt at a time."""
+    """An emulated server whose device processes one prompt at a time."""
 
     def __init__(self, rooms: Rooms, speed: float) -> None:
         self.rooms = rooms
@@ -53,12 +53,12 @@ class EmulatedPrefill:
         self.backlog = 0
         self.busy_s = 0.0
         self.since: float | None = None
-        """When the prompt began that is being done; ``busy_s`` is without it."""
+        """Start of the current prompt, which ``busy_s`` does not include."""
         self.seen = (time.perf_counter(), 0.0)
         self.device = asyncio.Lock()
         self.record = PoolRecord()
         self.moves: list[tuple[float, str]] = []
-        """When the record was set to another pool than it had (seconds since 1970), and to which."""
+        """Times at which the record was set to another pool (seconds since 1970), and that pool."""
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -93,16 +93,16 @@ class EmulatedPrefill:
 
 
 class Emulated:
-    """Prefill servers, and a decode server, which answers once a prompt is prefilled."""
+    """Emulated prefill servers, and a decode server, which answers once a prompt is prefilled."""
 
     def __init__(self, log: Path, speed: float = SPEED) -> None:
         self.prefills: dict[str, EmulatedPrefill] = {}
-        """By URL."""
+        """Prefill servers by URL."""
         self._rooms, self._log, self._speed = Rooms(asyncio.Event), log, speed
         self._runners: dict[str, web.AppRunner] = {}
 
     async def prefill(self) -> servers.Server:
-        """One more."""
+        """Start another prefill server."""
         one = EmulatedPrefill(self._rooms, self._speed)
         posts = {"/generate": one.generate, f"/{POOL_ROUTE}": one.pool, "/abort_request": well, "/flush_cache": well}
         server = await self._start(posts, {f"/{STATUS_ROUTE}": one.status})
@@ -110,7 +110,7 @@ class Emulated:
         return server
 
     async def decode(self) -> servers.Server:
-        """The one there is."""
+        """Start the decode server."""
 
         async def generate(request: web.Request) -> web.Response:
             room = (await request.json())["bootstrap_room"]
@@ -132,34 +132,35 @@ class Emulated:
         return server
 
     async def stop(self, url: str) -> None:
-        """End it, with whatever it has in flight."""
+        """Stop a server with all its requests in flight."""
         await self._runners.pop(url).cleanup()
 
     async def close(self) -> None:
-        """End all."""
+        """Stop all servers."""
         for url in list(self._runners):
             await self.stop(url)
 
 
 async def well(_: web.Request) -> web.Response:
-    """Nothing to say."""
+    """Answer 200 with an empty object."""
     return web.json_response({})
 
 
 def phase(n: int, share: float, seconds: float, rng: random.Random, speed: float = SPEED) -> list[Job]:
-    """Poisson arrivals of a phase."""
+    """Return Poisson arrivals of a phase."""
     rate = LOAD * n * speed / (share * SHORT_TOKENS + (1 - share) * LONG_TOKENS)
     draw = mix(fixed(SHORT_TOKENS), fixed(LONG_TOKENS), 1.0 - share)
     return [Job(at_s, draw(rng)) for at_s in poisson(rate, seconds, rng)]
 
 
 def speed_of(n: int) -> float:
-    """Prefill speed of one of ``n`` (tokens/s): a large fleet gets no more requests than this machine can make."""
+    """Return the prefill speed of each of ``n`` servers (tokens/s), reduced for large fleets, since this machine limits
+    the request rate."""
     return SPEED * min(1.0, 8 / n)
 
 
 def flags(n: int, period_s: float) -> tuple[str, ...]:
-    """Of a router whose fleet is always divided: what is measured is how the pools follow."""
+    """Return the flags of a router whose fleet is always divided, so that only the moves between pools are measured."""
     config = {"initial_short": n // 2}
     return (
         *FLAGS[LAPS], "--laps-rebalance-interval-s", str(period_s), "--laps-alloc-config", json.dumps(config),
@@ -168,7 +169,7 @@ def flags(n: int, period_s: float) -> tuple[str, ...]:
 
 
 async def follow(n: int, period_s: float, phase_s: float, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Pools under a mix that changes twice. The first phase starts from an even split and is warm-up."""
+    """Run pools under a mix that changes twice. The first phase starts from an even split and is warm-up."""
     rng = random.Random(n)
     prompts = Prompts(model.VOCABULARY, n, LONG_TOKENS, reuse=False, prefill_only=False)
     log = out / "logs" / f"router-mix-{n}.log"
@@ -204,12 +205,12 @@ async def follow(n: int, period_s: float, phase_s: float, out: Path, say: Callab
 
 
 def run(out: Path, prefills: Sequence[int], period_s: float, phase_s: float, say: Callable[[str], None]) -> Piece:
-    """Each number of instances in turn."""
+    """Run each number of instances in turn."""
     return piece([uvloop.run(follow(n, period_s, phase_s, out, say)) for n in prefills])
 
 
 def piece(result: Sequence[dict[str, Any]]) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     rows = [
         (
             str(run["prefill"]), f"{change['short_share']:.0%}", " + ".join(map(str, change["split"])),
@@ -221,10 +222,10 @@ def piece(result: Sequence[dict[str, Any]]) -> Piece:
     ]  # fmt: skip
     figures = []
     for run in result:
-        # What comes before the first change is the controller finding its start. Moves are told in control periods.
+        # Moves before the first change are the controller's start. Moves are given in control periods.
         changes, never = run["changes"][1:], run["phase_s"] / run["period_s"]
         last = max(c["moves"][-1][0] if c["moves"] else never for c in changes)
-        # Needed: from the split before the change to the one after it.
+        # Needed moves: from the split before the change to the one after it.
         splits = [c["split"][0] for c in run["changes"]]
         extra = max(len(c["moves"]) - abs(now - was) for c, (was, now) in zip(changes, pairwise(splits), strict=True))
         of = f"after a change, {run['prefill']} instances"

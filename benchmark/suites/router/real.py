@@ -1,4 +1,4 @@
-"""What clients see behind the router: the same real servers behind both, the same arrivals in each pair of rounds."""
+"""Clients' TTFT behind the routers, in front of the same real servers, with the same arrivals in each round."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from benchmark.suites.router import ALL, LAPS, STOCK, routers
 
 TWO = 2
 SYSTEM_TOKENS, SYSTEMS = 400, 3
-"""System prompts that many conversations begin with: longer than a short request may be."""
+"""System prompts shared by many conversations, longer than a short request may be."""
 TURNS, TURN_TOKENS, PAUSE_S = 6, (20, 150), 1.0
-"""Of a conversation: turns, new tokens of each, mean pause of the user between them (seconds)."""
+"""Turns of a conversation, new tokens of each, mean pause of the user between them (seconds)."""
 DOCUMENT_TOKENS = (3000, 6000)
 ANSWER_TOKENS = 4
 TURNS_PER_S = 4.0
 LONG_LOAD = 0.4
-"""Share of all prefill servers' time that the documents ask for."""
+"""Share of all prefill servers' time that the documents take."""
 PATIENCE_S = 120.0
 
 
 def arrivals(seconds: float, documents_per_s: float, rng: random.Random) -> list[Job]:
-    """Conversations, each a stream that opens with a system prompt that others share, and documents, all new."""
+    """Return jobs: conversations, each a stream that opens with a shared system prompt, and documents, all new."""
     jobs = [Job(at_s, rng.randint(*DOCUMENT_TOKENS)) for at_s in poisson(documents_per_s, seconds, rng)]
     for number, begin_s in enumerate(poisson(TURNS_PER_S / TURNS, seconds, rng)):
         at_s, history = begin_s, SYSTEM_TOKENS
@@ -54,7 +54,7 @@ def arrivals(seconds: float, documents_per_s: float, rng: random.Random) -> list
 
 
 def bodies(jobs: Sequence[Job], seed: int) -> list[bytes]:
-    """A POST for each, as token ids."""
+    """Return a POST for each job, with token ids."""
     rng = np.random.default_rng(seed)
     systems = [rng.integers(*model.VOCABULARY, size=SYSTEM_TOKENS) for _ in range(SYSTEMS)]
     said: dict[int, Any] = {}
@@ -70,7 +70,7 @@ def bodies(jobs: Sequence[Job], seed: int) -> list[bytes]:
 
 
 def figures(answers: list[client.Answer]) -> dict[str, Any]:
-    """Of one round."""
+    """Return the figures of one round."""
     found = {kind: quantiles(answers, kind) for kind in KINDS}
     return {**found, "requests": len(answers), "failed": sum(a.ttft_s is None for a in answers)}
 
@@ -84,12 +84,13 @@ def run(
     device: Device,
     say: Callable[[str], None],
 ) -> Piece:
-    """TTFT behind each router, in front of so many prefill servers on ``device``.
+    """Measure TTFT behind each router, in front of ``prefills_n`` prefill servers on ``device``.
 
     Without ``laps_prefill`` these are stock, so that the difference is the router's alone. Raises ServerError or
-    ConnectionError."""
+    ConnectionError.
+    """
     own, env = device.name != CPU, device.env
-    # A smaller model than for a server alone: several of them share the cores.
+    # A smaller model than for a single server: several share the cores.
     checkpoint = device.checkpoint() if own else model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
     variant = BUILT_IN[LAPS_PREFILL if laps_prefill else FCFS]
     flags = ["--chunked-prefill-size", str(device.chunk), *device.args_of(variant), "--max-total-tokens", "65536"]
@@ -104,13 +105,13 @@ def run(
     with servers.running(*prefills, decode, *up.values()):
         alone = [Job(0.0, sum(DOCUMENT_TOKENS) // 2)] * 6
         alone_s = statistics.median(asyncio.run(client.one_by_one(targets[STOCK], bodies(alone, 0)))[1:])
-        # Without devices of their own servers share the cores of this machine: no more than those run at a time.
+        # Without emulated devices servers share this machine's cores, which limit how many run at a time.
         at_once = prefills_n if own else min(prefills_n, len(os.sched_getaffinity(0)))
         documents_per_s = LONG_LOAD * at_once / alone_s
 
         def once(i: int, name: str) -> dict[str, Any]:
             jobs = arrivals(seconds, documents_per_s, random.Random(2 + i))
-            # No router finds in a cache what the one before it has left there.
+            # Flush, so that no router profits from the cache that the one before it has filled.
             for prefill in prefills:
                 flush(Target(servers.HOST, prefill.port))
             load = client.replay(targets[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)
@@ -126,7 +127,7 @@ def run(
 
 
 def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     rows = []
     for name, rounds in seen.items():
         cells = [f"{statistics.median(r[k][q] for r in rounds):.0f}" for k in KINDS for q in ("p50_ms", "p90_ms")]
@@ -138,7 +139,7 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
         few = settings["prefill"] == TWO
         for name in sorted({STOCK, best}):
             title = f"{kind} P90 TTFT behind the router, laps / {name}" + (" (the best)" if name == best else "")
-            # Of two servers there is little to choose from: what counts is that nobody loses.
+            # Two servers leave little choice: the bar is that neither class loses.
             against = bars.NO_LOSS if few and name == STOCK else bar if not few and name == best else None
             judged.append(Figure.of(title, ratio(p90[LAPS], p90[name]), against))
     kind = "LAPS" if settings["laps"] else "stock"

@@ -1,4 +1,4 @@
-"""What more processes of the router are worth: one and several behind one port, in front of instant back ends."""
+"""Benefit of several router processes behind one port over one, in front of instant back ends."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from benchmark.suites.router.echo import DECODES, PREFILLS, back_ends
 WORKERS = (1, 4)
 CLIENTS = 32
 WARM_S = 0.5
-"""Each worker opens its connections to the servers meanwhile, in every round: idle ones are closed between rounds."""
+"""Warm-up in every round, in which each worker opens its connections to the servers: idle ones are closed between
+rounds."""
 Round = dict[str, float]
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """CPU time that they have taken so far (seconds)."""
+    """Return the CPU time of the processes so far (seconds)."""
     return sum(t.user + t.system for t in (p.cpu_times() for p in processes))
 
 
 def measured(router: servers.Server, behind: servers.Server, body: bytes, seconds: float) -> Round:
-    """One round, with the cores that the router, the back ends and the client itself keep busy."""
+    """Run one round, with the cores that router, back ends and client keep busy."""
     at = {"router": router.family(), "back_ends": behind.family(), "client": [psutil.Process()]}
     target = Target(servers.HOST, router.port)
     uvloop.run(client.closed(target, [body], CLIENTS, WARM_S, run_in_s=0.0))
@@ -56,7 +57,7 @@ def measured(router: servers.Server, behind: servers.Server, body: bytes, second
 
 
 def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
-    """Each number of workers in front of the same back ends, wherever the system lets them run."""
+    """Run each number of workers in front of the same back ends, without pinning."""
     with ExitStack() as stack:
         behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
         up = {
@@ -84,7 +85,7 @@ def _name(workers: int) -> str:
 
 
 def piece(loads: dict[str, dict[str, list[Round]]], rounds: int, seconds: float) -> Piece:
-    """For the report."""
+    """Return the piece for the report."""
     one, many = map(_name, WORKERS)
     columns = (("per_s", 0), ("p99_ms", 1), ("cpu_ms", 2), ("router_cores", 2), ("back_ends_cores", 2))
     rows, figures = [], []

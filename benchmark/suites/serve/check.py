@@ -1,4 +1,4 @@
-"""This client next to SGLang's own ``bench_serving``: the same closed load on the same server, in turns."""
+"""Check of this client against SGLang's own ``bench_serving``: the same closed load on the same server, in turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OURS, THEIRS = "this client", "bench_serving"
 
 
 def bench_serving(url: str, folder: Path, model: Path, requests: int, seed: int) -> float:
-    """Median TTFT (ms) as SGLang's client sees it. Raises ServerError."""
+    """Return the median TTFT (ms) measured by SGLang's client. Raises ServerError."""
     result = folder / "bench_serving.jsonl"
     result.unlink(missing_ok=True)
     fake = {"bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": seed}
@@ -48,7 +48,7 @@ def bench_serving(url: str, folder: Path, model: Path, requests: int, seed: int)
 
 
 def run(args: argparse.Namespace, out: Path, say: Progress) -> Piece:
-    """Both on stock fcfs; ``args``: as of ``benchmark.serve``. Raises ServerError or ConnectionError."""
+    """Run both clients on stock fcfs; ``args`` as for ``benchmark.serve``. Raises ServerError or ConnectionError."""
     device, seed, rounds = args.device, args.seed, args.rounds
     out.mkdir(parents=True, exist_ok=True)
     prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)

@@ -1,6 +1,6 @@
-"""One open load on every variant, in turns, with the same seeded arrivals: what was seen, and its figures.
+"""Comparison of variants under one open load, in turns, with the same seeded arrivals.
 
-Before it what the machine can do, measured on stock fcfs in the same run: lone prefills, and a closed loop of the mix.
+Stock fcfs is measured first, in the same run: lone prefills, and the capacity in a closed loop of the mix.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CLIENTS = 32
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
 GOAL = 0.9
-"""Share of each class that must be within its SLO for a rate to count as kept."""
+"""Share of each class within its SLO from which a rate counts as sustained."""
 
 
 Points = dict[int, dict[str, dict[str, Any]]]
-"""clients -> variant -> figure -> one value a round."""
+"""clients -> variant -> figure -> one value per round."""
 
 
 @dataclass
 class Settings:
-    """Of a comparison."""
+    """Settings of a comparison."""
 
     rounds: int
     span_s: float
@@ -61,28 +61,28 @@ class Lone:
     seconds: tuple[float, ...]
 
     def __call__(self, new: int) -> float:
-        """Seconds; between measured lengths on a line, beyond the last one in proportion."""
+        """Return seconds; interpolated between measured lengths, beyond the last one in proportion."""
         if new > self.tokens[-1]:
             return self.seconds[-1] * new / self.tokens[-1]
         return float(np.interp(new, self.tokens, self.seconds))
 
 
 def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
-    """Measure it: medians. Raises ConnectionError."""
+    """Measure the lone TTFT: medians. Raises ConnectionError."""
     tokens = tuple(sorted({n for n in LADDER if n < longest} | {longest}))
     seconds: list[float] = []
     for n in reversed(tokens):
-        # The first of them is not counted; long ones are sent less often, they vary less.
+        # The first is not counted; long ones vary less and are repeated less often.
         few = repeats if n > 1024 else 3 * repeats
         bodies = prompts.bodies([Job(0.0, n)] * (few + 1), seed=n)
         took = statistics.median(asyncio.run(client.one_by_one(target, bodies))[1:])
-        # A disturbed one never makes a shorter prompt look slower than a longer one.
+        # A disturbed measurement must not make a shorter prompt look slower than a longer one.
         seconds.append(min([took, *seconds]))
     return Lone(tokens, tuple(reversed(seconds)))
 
 
 def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> Steady:
-    """The workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
+    """Measure the workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
     jobs = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
     loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
     if loop.failed or not loop.ttft_s:
@@ -92,55 +92,55 @@ def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: floa
 
 @dataclass
 class Measured:
-    """The machine, as stock fcfs uses it."""
+    """Speed of the machine with stock fcfs."""
 
     lone: Lone
     capacity_per_s: float
     on: str
-    """The variant it was measured on."""
+    """Variant that gave these figures."""
     steady: Steady | None = None
-    """The closed loop that the capacity is of."""
+    """Closed loop that gave the capacity."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return a JSON-ready dict."""
         ladder = {str(n): s for n, s in zip(self.lone.tokens, self.lone.seconds, strict=True)}
         found = {"lone_ttft_s": ladder, "capacity_per_s": self.capacity_per_s}
         return found if self.steady is None else {**found, "closed_loop": self.steady.as_dict()}
 
     def arrivals(self, workload: Workload, settings: Settings, seed: int) -> list[Job]:
-        """The jobs of a round: the same for every variant."""
+        """Return the jobs of a round, the same for every variant."""
         offer = Offer(settings.utilisation, settings.span_s, self.capacity_per_s, self.lone)
         return workload.arrivals(offer, random.Random(seed))
 
 
 @dataclass
 class Compared:
-    """What was seen, by variant and round."""
+    """Answers by variant and round."""
 
     measured: Measured
     slo: Slo
     answers: dict[str, list[list[Answer]]]
     busy: dict[str, list[float]] = field(default_factory=dict)
-    """Of LAPS variants: share of a round in which the device was busy, as the server says."""
+    """Busy share of the device in each round, reported by LAPS servers."""
     goodput_per_s: dict[str, float] = field(default_factory=dict)
     """Highest rate (requests/s) that kept GOAL of each class within its SLO."""
 
     def per_round(self, name: str) -> list[dict[str, Any]]:
-        """Figures of each round."""
+        """Return the figures of each round."""
         return [figures(a, self.slo) for a in self.answers[name]]
 
     def pooled(self, name: str) -> dict[str, Any]:
-        """Quantiles over the requests of all rounds; rates and shares are medians over rounds."""
+        """Return quantiles over the requests of all rounds; rates are medians over rounds."""
         rounds = self.per_round(name)
         whole = figures([a for r in self.answers[name] for a in r], self.slo)
         return whole | {key: statistics.median(r[key] for r in rounds) for key in ("requests_per_s", "tokens_per_s")}
 
     def values(self, name: str, *path: str) -> list[float]:
-        """One figure, round by round, as ``("short", "p90_ms")``."""
+        """Return one figure, round by round, such as ``("short", "p90_ms")``."""
         return [float(reduce(getitem, path, figures)) for figures in self.per_round(name)]  # type: ignore[arg-type]
 
     def ratio(self, new: str, base: str, *path: str) -> Ratio | None:
-        """One figure of a variant over another's; None where a round lacks it."""
+        """Return one figure of a variant over another's; None if a round lacks it."""
         a, b = self.values(new, *path), self.values(base, *path)
         if any(math.isnan(v) for v in (*a, *b)):
             return None
@@ -149,17 +149,17 @@ class Compared:
 
 @dataclass
 class Bench:
-    """Servers under load, in turns."""
+    """Runs loads on the servers, in turns."""
 
     servers: Fleet | Running
     names: Sequence[str]
-    """Variants that are compared."""
+    """Variants to compare."""
     prompts: Prompts
     settings: Settings
     say: Callable[[str], None]
 
     def measure(self, base: str, workload: Workload, lone: Lone | None = None) -> Measured:
-        """Lone TTFT, where it is not known yet, and capacity on the variant ``base``. Raises ConnectionError."""
+        """Measure lone TTFT, if not given, and capacity on the variant ``base``. Raises ConnectionError."""
         settings = self.settings
         self.say(f"measuring the machine with {base}")
         target = self.servers.target(base)
@@ -169,7 +169,7 @@ class Bench:
         return Measured(lone, measured.requests_per_s, base, measured)
 
     def run(self, workload: Workload, measured: Measured) -> Compared:
-        """An open load, all rounds. Raises ConnectionError where a variant answers nothing."""
+        """Run an open load in all rounds. Raises ConnectionError if a variant answers nothing."""
         settings = self.settings
 
         def once(i: int, name: str) -> tuple[list[Answer], float | None]:
@@ -192,9 +192,10 @@ class Bench:
         return Compared(measured, Slo(settings.slo_factor, measured.lone), answers, busy)
 
     def goodput(self, workload: Workload, measured: Measured, steps: int = 5) -> dict[str, float]:
-        """Highest rate (requests/s) with GOAL of each class within its SLO, by halving between 0 and 1.6 of capacity.
+        """Return the highest rate (requests/s) with GOAL of each class within its SLO, by bisection between 0 and 1.6
+        of capacity.
 
-        0 where not even the lowest rate tried keeps it. Every variant meets the same arrivals at the same rate.
+        0 if even the lowest rate tried does not keep it. Every variant gets the same arrivals at the same rate.
         """
         settings = self.settings
         slo = Slo(settings.slo_factor, measured.lone)
@@ -216,7 +217,7 @@ class Bench:
         return found
 
     def closed(self, workload: Workload, clients: Sequence[int]) -> Points:
-        """Closed loops. Raises ConnectionError where a request fails."""
+        """Run closed loops. Raises ConnectionError if a request fails."""
         settings = self.settings
         points: Points = {}
         for n in clients:
@@ -244,7 +245,7 @@ class Bench:
         return points
 
     def _load(self, name: str, jobs: Sequence[Job], seed: int) -> list[Answer]:
-        """One round on one variant, from an empty prefix cache but for histories older than the round."""
+        """Run one round on one variant, from an empty prefix cache except for histories older than the round."""
         target, prompts = self.servers.target(name), self.prompts
         bodies = prompts.bodies(jobs, seed)
         if prompts.reuse:

@@ -1,5 +1,5 @@
-"""The longest waits that LAPS states for both classes (docs/LAPS.md, "What each class may count on"), and how near to
-them the requests of a round came."""
+"""Bounds on waiting that LAPS states for both classes (docs/LAPS.md, "What each class may count on"), compared with the
+waits of a round."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmark.load.client import Answer
 
 @dataclass(frozen=True)
 class Terms:
-    """What the bounds are made of. Times in seconds."""
+    """Terms of the bounds. Times in seconds."""
 
     lone_s: Callable[[int], float]
     gap_s: float
-    """G, as the server says."""
+    """G, reported by the server."""
     patience: float
-    """So many gaps a short request waits at most."""
+    """Most gaps that a short request waits."""
     guard: float
     chunk: int
     """New tokens of a long batch."""
@@ -31,37 +31,38 @@ class Terms:
 
     @property
     def short_batch(self) -> int:
-        """New tokens of a batch that preempts."""
+        """Return the new tokens of a batch that preempts."""
         return max(THRESHOLD, self.chunk // 2)
 
     @property
     def short_batch_s(self) -> float:
-        """S."""
+        """Return S, the time of a batch that preempts."""
         return self.lone_s(self.short_batch)
 
     @property
     def long_batch_s(self) -> float:
-        """B: the last chunk of the longest prompt."""
+        """Return B, the time of the longest prompt's last chunk."""
         return max(self.lone_s(self.longest) - self.lone_s(self.longest - self.chunk), self.lone_s(self.chunk))
 
     def long_s(self, work_s: float) -> float:
-        """Longest TTFT of a long prompt with so much long work before and in it."""
+        """Return the longest TTFT of a long prompt with ``work_s`` of long work before and in it."""
         gap, short = self.gap_s, self.short_batch_s
-        # Half of the steps may be that of short requests, where they share them.
+        # Up to half of the steps may belong to short requests, if they share them.
         return ((2 * work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short) + (SAVED - 1) * short
 
     def short_s(self, tokens: int, batch_s: float) -> float:
-        """Longest TTFT of a short request with so many short tokens before and in it; its batches take `batch_s`."""
+        """Return the longest TTFT of a short request with ``tokens`` short tokens before and in it; its batches take
+        ``batch_s``."""
         # A batch is full when the next request does not fit.
         batches = 1 + tokens // (self.short_batch - THRESHOLD + 1)
         turn_s = self.patience * self.gap_s + batch_s
-        # The last of them may be a step that it shares with long prompts, and that others preempt.
+        # The last batch may be a step shared with long prompts, which others preempt.
         shared_s = self.patience * self.gap_s * stretch(self.gap_s, self.short_batch_s)
         return self.slice_s + batches * turn_s + max(turn_s, shared_s + (SAVED - 1) * self.short_batch_s)
 
 
 def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[float]:
-    """For each request the sizes of itself and of those sent before it that had no answer yet."""
+    """Return for each request its size plus the sizes of those sent before it and still unanswered."""
     out = []
     for i, a in enumerate(answers):
         waiting = (b for b in answers[:i] if b.ttft_s is None or b.sent_s + b.ttft_s > a.sent_s)
@@ -70,7 +71,7 @@ def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[f
 
 
 def worst(answers: Sequence[Answer], kind: str, terms: Terms) -> float:
-    """Largest TTFT over its bound in a round; infinite where a request failed, NaN where there is none."""
+    """Return the largest TTFT over its bound in a round; infinite if a request failed, NaN without requests."""
     mine = sorted((a for a in answers if a.job.kind == kind), key=lambda a: a.sent_s)
     if kind == LONG:
         bounds = [terms.long_s(work) for work in _ahead(mine, lambda a: terms.lone_s(a.job.new))]

@@ -1,4 +1,4 @@
-"""What a comparison says, in tables and ratios, and what LAPS has to reach on each workload."""
+"""Tables and ratios of a comparison, and LAPS's bars on each workload."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ RATIOS = {
     "requests/s": ("requests_per_s",),
     "share within the SLO": ("goodput",),
 }
-"""What a variant is compared in: a figure of a round, by its name in the report."""
+"""Compared figures: name in the report -> path in a round's figures."""
 OVER_FCFS = "long P90 TTFT"
-"""LAPS is judged by it over fcfs; by all else over the stock policy that is best in it."""
+"""The ratio judged against fcfs; all others are judged against the best stock policy in that figure."""
 
 
 def number(value: float, digits: int = 0) -> str:
-    """A dash for what there is not."""
+    """Return the number as text; a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def results(compared: Compared, title: str) -> list[Table]:
-    """TTFT and throughput; fairness and SLO."""
+    """Return a table of TTFT and throughput, and one of fairness and SLO."""
     ttft, fair = [], []
     for name in compared.answers:
         whole = compared.pooled(name)
@@ -72,7 +72,7 @@ def results(compared: Compared, title: str) -> list[Table]:
 
 
 def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
-    """Every variant over ``base``: medians of per-round ratios."""
+    """Return every variant's ratios over ``base``: medians of per-round ratios."""
     rows, found = [], []
     for name in compared.answers:
         if name == base:
@@ -94,10 +94,10 @@ def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
 
 
 def wanted(workload: str) -> dict[str, Bar]:
-    """What LAPS's ratios may be on a workload of ``benchmark.serve``, by their names in RATIOS."""
-    # Where prompts of all lengths are mixed, or most are short, there is less to gain for the short ones.
+    """Return the bars of LAPS's ratios on a workload of ``benchmark.serve``, by their names in RATIOS."""
+    # With prompts of all lengths, or mostly short ones, short requests have less to gain.
     even = workload in ("lmsys", "mooncake", "turns")
-    # Their long prompts are few among much that is shorter, which goes first.
+    # The few long prompts of these wait for many shorter ones.
     yields = workload in ("bursty", "lmsys", "whale", "turns")
     return {
         "short P90 TTFT": bars.SHORT_P90_EVEN if even else bars.SHORT_P90,
@@ -109,7 +109,7 @@ def wanted(workload: str) -> dict[str, Bar]:
 
 
 def judged(compared: Compared, workload: str) -> list[Figure]:
-    """LAPS's ratios with their bars; none where LAPS or what it is judged against was not run."""
+    """Return LAPS's ratios with their bars; none if LAPS or the policy it is judged against was not run."""
     figures = []
     for label, bar in wanted(workload).items():
         path = RATIOS[label]
@@ -124,14 +124,14 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
 
 
 def best(compared: Compared, path: Sequence[str], *, most: bool) -> str | None:
-    """The stock policy with the best median of a figure; None where none was run."""
+    """Return the stock policy with the best median of a figure; None if none was run."""
     medians = {n: statistics.median(compared.values(n, *path)) for n in STOCK if n in compared.answers}
     known = {n: m for n, m in medians.items() if not math.isnan(m)}
     return (max if most else min)(known, key=known.__getitem__) if known else None
 
 
 def closed(points: Points, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure], dict[str, Any]]:
-    """Of closed loops: tables, ratios over ``base``, raw figures."""
+    """Return tables, ratios over ``base`` and raw figures of closed loops."""
     tables, compared = [], []
     for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
         rows = [(str(n), *(f"{statistics.median(at[name][key]):.1f}" for name in names)) for n, at in points.items()]

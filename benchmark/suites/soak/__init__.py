@@ -1,1 +1,1 @@
-"""An hour of mixed load: does any process grow?"""
+"""Soak test: an hour of mixed load, in which no process may grow."""

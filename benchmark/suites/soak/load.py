@@ -1,4 +1,4 @@
-"""Mixed load without end: one workload after the other, by streams and whole answers, chats, aborts and departures."""
+"""Endless mixed load: one workload after the other, with streams and whole answers, chats, aborts and disconnects."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from benchmark.rig import model
 
 WORKLOADS = ("turns", "mixed", "azure", "code", "lmsys", "whale", "mooncake")
 SEGMENT_S = 30.0
-"""How long one workload lasts before the next (seconds)."""
+"""Duration of one workload before the next (seconds)."""
 SCALE = Scale(longest=4096, long=2048)
 LONE_S_PER_TOKEN = 1e-4
-"""Lone prefill time per token, which spaces whales: on the machine that the others' rate is for (seconds)."""
+"""Lone prefill time per token (seconds), which spaces whales; of the machine that the rate is meant for."""
 SETS = 4
-"""Conversations and documents come back after so many rounds of the workloads: some from the device's cache, some from
-the host's, and some from none."""
+"""Rounds of the workloads after which conversations and documents repeat: some are then cached on the device, some on
+the host, some nowhere."""
 MOST = 16
-"""Requests under way. While there are as many none is sent: where other work has the cores, the load is less."""
+"""Most requests in flight; beyond that none are sent, so that the load falls when other work takes the cores."""
 LIMIT_S = 300.0
-"""A request without an end after this long hangs."""
+"""Time after which a request without an end counts as hung."""
 ANSWER = (1, 24)
 """Tokens asked for."""
 ABORTED, LEFT, CHATS, TEXTS, STREAMED = 0.08, 0.08, 0.35, 0.15, 0.6
-"""Shares of requests that are aborted by id, whose clients leave, that are chats or plain text, that are streams."""
+"""Shares of requests that are aborted by id, whose clients disconnect, that are chats or plain text, that are
+streams."""
 
 
 class Load:
-    """Requests through one router. ``ends`` counts how they ended."""
+    """Load through one router. ``ends`` counts how requests ended."""
 
     def __init__(self, port: int, seed: int, rate: float) -> None:
         self._port, self._seed, self._rate = port, seed, rate
@@ -53,11 +54,11 @@ class Load:
 
     @property
     def sent(self) -> int:
-        """Requests that have ended."""
+        """Return the number of requests that have ended."""
         return self.ends.total() - self.ends["not sent"]
 
     def jobs(self) -> Iterator[tuple[float, int, Job]]:
-        """Without end: when (seconds since the start), the set of prompts it draws from, and what."""
+        """Yield jobs without end, each with its time (seconds since the start) and the set of prompts it draws from."""
         rng = random.Random(self._seed)
         offer = Offer(1.0, SEGMENT_S, self._rate, lambda tokens: tokens * LONE_S_PER_TOKEN)
         made = [named.make(name, SCALE) for name in WORKLOADS]
@@ -66,7 +67,7 @@ class Load:
                 yield n * SEGMENT_S + job.at_s, n // len(made) % SETS, job
 
     async def run(self, over: Callable[[], bool]) -> None:
-        """Send each request when it is due, until it is ``over``; then wait for those under way."""
+        """Send each request when it is due, until ``over``; then wait for those in flight."""
         begin, rng = time.monotonic(), random.Random(self._seed + 1)
         running: set[asyncio.Task[None]] = set()
         for at_s, prompts, job in self.jobs():
@@ -83,7 +84,7 @@ class Load:
         await asyncio.gather(*running)
 
     async def fill(self, tokens: int) -> None:
-        """Different prompts, so many tokens in all: the caches of servers are full afterwards."""
+        """Send distinct prompts of ``tokens`` in all, which fills the servers' caches."""
         rng = random.Random(self._seed + 2)
         for _ in range(0, tokens, 2 * SCALE.long):
             both = (self._ask(self._generate(Job(0.0, SCALE.long), rng), False) for _ in range(2))
@@ -103,7 +104,8 @@ class Load:
             await self._ask((route, body), stream, leave_s)
 
     def _text(self, job: Job, prompts: int, rng: random.Random, route: str) -> tuple[str, dict[str, Any]]:
-        """A stream of words in which a conversation goes on; about two tokens a word."""
+        """Return a request for a beginning of a word stream in which a conversation continues; about two tokens per
+        word."""
 
         def words(r: random.Random, n: int) -> list[str]:
             return r.choices(self._words, k=max(1, n // 2))
@@ -118,7 +120,7 @@ class Load:
         return route, body | ({"messages": [{"role": "user", "content": text}]} if route == CHAT else {"prompt": text})
 
     def _generate(self, job: Job, rng: random.Random, prompts: int = 0) -> tuple[str, dict[str, Any]]:
-        """The same of token ids."""
+        """Return a request as ``_text`` does, with token ids."""
 
         def draw(r: random.Random, n: int) -> list[int]:
             return [r.randrange(*model.VOCABULARY) for _ in range(n)]

@@ -1,4 +1,4 @@
-"""Memory of processes over time, and which of them grow."""
+"""Memory of processes over time, and the growth of each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 
 EVERY_S = 30.0
-"""Between two samples (seconds)."""
+"""Time between two samples (seconds)."""
 WINDOW_S = 60.0
-"""The memory at a time is the median of the samples of so many seconds."""
+"""Window of samples whose median is the memory at a time (seconds)."""
 MOST = 1.05
-"""Memory at the end over that after the run-in."""
+"""Limit of the memory at the end over that after the run-in."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Sample:
     """One process at one time. Memory in KiB."""
 
     at_s: float
-    """Since the start of the load."""
+    """Time since the start of the load."""
     own: int
-    """Resident pages that are of no file, shared ones divided among those that share them: how pages of libraries are
-    divided is a matter of what else runs on the machine. All resident pages where the system does not report these."""
+    """Resident anonymous pages, shared ones divided among their processes. File pages are left out, as their division
+    depends on what else runs. All resident pages if the system does not report these."""
     pss: int | None
     """All resident pages, shared ones divided; None if unknown."""
     private: int | None
-    """Resident and shared with nobody."""
+    """Resident and unshared pages."""
     threads: int
     descriptors: int
     cpu_s: float
-    """User and system time since it started."""
+    """User and system time since the process started."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Growth:
 
     @property
     def fine(self) -> bool:
-        """It was there all the time and has not grown beyond the bar; to shrink is no leak."""
+        """Return True if the process ran all the time and has not grown beyond the bar; shrinking is no leak."""
         return self.ratio is not None and self.ratio <= MOST
 
     def __str__(self) -> str:
@@ -65,14 +65,14 @@ class Growth:
 
 
 def parse_rollup(text: str) -> tuple[int, int, int]:
-    """(of no file, PSS, private) in KiB from the text of smaps_rollup. Raises KeyError, ValueError."""
+    """Return (anonymous, PSS, private) in KiB from the text of smaps_rollup. Raises KeyError, ValueError."""
     rows = (line.split() for line in text.splitlines()[1:])
     kib = {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) >= 2}
     return kib["Pss_Anon"] + kib["Pss_Shmem"], kib["Pss"], kib["Private_Clean"] + kib["Private_Dirty"]
 
 
 def sample(process: psutil.Process, at_s: float) -> Sample | None:
-    """Sample of a process now; None if it has ended."""
+    """Return a sample of a process now; None if it has ended."""
     try:
         memory: tuple[int, int | None, int | None] = process.memory_info().rss // 1024, None, None
         with contextlib.suppress(OSError, KeyError, ValueError):
@@ -85,7 +85,7 @@ def sample(process: psutil.Process, at_s: float) -> Sample | None:
 
 
 def name_of(process: psutil.Process, server: str, first: bool) -> str:
-    """Name of a process: its server and its part there, as SGLang titles its processes."""
+    """Return the name of a process: its server and its role there, from SGLang's process titles."""
     with contextlib.suppress(psutil.Error):
         title = " ".join(process.cmdline())
         for kind in ("scheduler", "detokenizer", "tokenizer", "resource_tracker"):
@@ -102,25 +102,25 @@ class Record:
         self.samples: dict[str, list[Sample]] = {name: [] for name in processes}
 
     def take(self, at_s: float) -> None:
-        """One sample of each that is there."""
+        """Take one sample of each running process."""
         for name, process in self._processes.items():
             if (one := sample(process, at_s)) is not None:
                 self.samples[name].append(one)
 
     def growth(self, run_in_s: float, end_s: float) -> list[Growth]:
-        """Each process, after the run-in and at the end."""
+        """Return the growth of each process from after the run-in to the end."""
         return [
             Growth(name, _median(some, run_in_s, run_in_s + WINDOW_S), _median(some, end_s - WINDOW_S, end_s))
             for name, some in self.samples.items()
         ]
 
     def cores(self) -> float:
-        """How many cores the processes kept busy together, on average."""
+        """Return the mean number of cores that the processes kept busy together."""
         spans = (some for some in self.samples.values() if len(some) > 1)
         return sum((s[-1].cpu_s - s[0].cpu_s) / max(1e-9, s[-1].at_s - s[0].at_s) for s in spans)
 
     def raw(self) -> dict[str, list[dict[str, Any]]]:
-        """JSON-ready."""
+        """Return the samples, JSON-ready."""
         return {name: [asdict(s) for s in some] for name, some in self.samples.items()}
 
 
@@ -130,7 +130,7 @@ def _median(samples: Sequence[Sample], begin_s: float, end_s: float) -> float | 
 
 
 def times(end_s: float, every_s: float = EVERY_S) -> Iterator[float]:
-    """When to sample: from 0 on, and at the end (seconds)."""
+    """Yield the times of samples: from 0 on, and at the end (seconds)."""
     n = 0
     while (at := n * every_s) < end_s:
         yield at

@@ -1,1 +1,2 @@
-"""Data-parallel attention ranks as one machine: what each offers, what all of them run next, what a step costs."""
+"""Data-parallel attention ranks planned as one machine: offers of each rank, the common choice, and the cost of a
+step."""

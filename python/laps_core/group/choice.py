@@ -1,4 +1,4 @@
-"""Which budget all ranks take: the one of most useful work for what waiting costs."""
+"""Choice of the budget that all ranks take: the one with the most useful work for the cost of waiting."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Choice(NamedTuple):
     level: int
     """Index into the ladder, the same on every rank."""
     seconds: float
-    """How long the step is predicted to take."""
+    """Predicted time of the step."""
     own_s: tuple[float, ...]
-    """The own part of each rank, predicted."""
+    """Predicted own part of each rank."""
     oldest: bool
-    """Each rank's oldest long prompt goes first in it."""
+    """True if each rank's oldest long prompt goes first."""
 
     @property
     def waits(self) -> float:
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 def step_s(menus: Sequence[Menu], level: int, *, padded: bool) -> float:
-    """Predicted time of a step in which every rank runs its batch of that level; 0: all are idle."""
+    """Return the predicted time of a step in which every rank runs its batch of that level; 0: all are idle."""
     terms, batches = menus[0].terms, [menu.levels[level] for menu in menus]
     tokens = [b.tokens for b in batches]
     if not any(tokens):
@@ -38,12 +38,12 @@ def step_s(menus: Sequence[Menu], level: int, *, padded: bool) -> float:
 
 
 def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False) -> Choice | None:
-    """Choose the budget of the next step, equal on all ranks: from their rows alone. None: nothing can run.
+    """Choose the budget of the next step, equal on all ranks, from their rows alone. None: nothing can run.
 
-    A second of a step costs the weight of all that wait, and half of what comes meanwhile: a step of t seconds costs
-    W t + A t^2 / 2. The budget with the most useful work for that is taken. The smallest one is for short requests: it
-    is not taken where something long waits. ``oldest``: each rank's oldest long prompt goes first, so the budget is one
-    with which all of these make progress.
+    A second of a step costs the weight of all waiting requests, and half of what arrives meanwhile: a step of t seconds
+    costs W t + A t^2 / 2. The budget with the most useful work per cost is taken. The smallest one is for short
+    requests: it is not taken while a long one waits. ``oldest``: each rank's oldest long prompt goes first, so the
+    budget is one with which all of these make progress.
     """
     weight = sum(menu.waits.weight for menu in menus) or 1
     coming = sum(menu.waits.coming for menu in menus)
@@ -63,6 +63,6 @@ def choose(menus: Sequence[Menu], *, oldest: bool = False, padded: bool = False)
 
 
 def at(menus: Sequence[Menu], level: int, *, oldest: bool, padded: bool) -> Choice:
-    """The choice of that level."""
+    """Return the choice of that level."""
     own_s = tuple(1e-6 * menu.levels[level].own_us for menu in menus)
     return Choice(level, step_s(menus, level, padded=padded), own_s, oldest)

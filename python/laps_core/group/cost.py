@@ -1,4 +1,4 @@
-"""How long a step of a group of data-parallel attention ranks takes: own part, experts, and what all steps cost.
+"""Time of a step of data-parallel attention ranks: own parts, experts, and a fixed time.
 
 Each rank computes attention and projections of its own requests (the own part); the experts see the tokens of all
 ranks. All wait for the slowest rank, so a step takes ``fixed + max over ranks (own) + experts``.
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from laps_core.latency.step import Cost, StepShape
 
 GRAIN = 64
-"""Pieces of a prompt are multiples of this (tokens): pages and tiles of kernels are filled."""
+"""Granularity of chunks (tokens), which fills pages and kernel tiles."""
 
 
 class OwnShape(NamedTuple):
-    """The sums over a rank's batch that its own part depends on."""
+    """Sums over a rank's batch that determine its own part."""
 
     tokens: int
     """Sum of L (new tokens)."""
@@ -32,11 +32,11 @@ class OwnShape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCost:
-    """The terms of a group's step. None is negative; times in seconds."""
+    """Terms of a group's step. None is negative; times in seconds."""
 
     ranks: int
     fixed: Cost
-    """Time of every step beside both parts, the host's included."""
+    """Fixed time of every step, the host's included."""
     token: Cost
     """Own part, per new token: projections, dispatch and combine, shared experts."""
     alpha: Cost
@@ -44,13 +44,13 @@ class GroupCost:
     unpack: Cost = 0.0
     """Own part, per history token of each chunk: reading the cache, and for MLA unpacking K and V."""
     absorbed: Cost | None = None
-    """Attention, as ``alpha``, where MLA attends to the packed cache (no ``unpack``); None: there is no such path."""
+    """Attention, as ``alpha``, where MLA attends to the packed cache (no ``unpack``); None if there is no such path."""
     own_floor: Cost = 0.0
-    """The own part of a rank with any tokens takes at least so long: launches, and reading the weights."""
+    """Least own part of a rank with any tokens: launches, and reading the weights."""
     expert: Cost
-    """Experts, per token that they see."""
+    """Experts, per token."""
     expert_floor: Cost = 0.0
-    """Experts take at least so long."""
+    """Least time of the experts."""
     padded: bool = False
     """Every rank's tokens are padded to the largest rank's: experts see ``ranks`` times these, not the sum."""
 
@@ -60,40 +60,40 @@ class GroupCost:
         return self.fixed + self.own_floor + self.expert_floor
 
     def stretched(self, slow: float) -> GroupCost:
-        """Cost on devices that take ``slow`` times as long for everything."""
+        """Return the cost on devices that take ``slow`` times as long for everything."""
         terms = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("ranks", "padded")}
         more: dict[str, Any] = {name: None if term is None else slow * term for name, term in terms.items()}
         return replace(self, **more)
 
     def unpacks(self, new: int, history: int) -> bool:
-        """True if unpacking a request's history is the cheaper of the two paths."""
+        """Return True if unpacking a request's history is the cheaper of the two paths."""
         if self.absorbed is None:
             return True
         pairs = new * (new + 2 * history)
         return self.alpha * pairs + self.unpack * history <= self.absorbed * pairs
 
     def attention_s(self, new: int, history: int) -> float:
-        """Attention of a request in one chunk."""
+        """Return the attention time of a request in one chunk."""
         pairs = new * (new + 2 * history)
         took = self.alpha * pairs + self.unpack * history
         return took if self.absorbed is None else min(took, self.absorbed * pairs)
 
     def own_s(self, tokens: int, attention_s: float) -> float:
-        """Own part of a rank's batch; 0 if it is idle."""
+        """Return the own part of a rank's batch; 0 if it is idle."""
         return max(self.own_floor, self.token * tokens + attention_s) if tokens else 0.0
 
     def experts_s(self, tokens: Sequence[int]) -> float:
-        """The experts' part of a step, from the new tokens of each rank."""
+        """Return the experts' part of a step, from the new tokens of each rank."""
         seen = self.ranks * max(tokens) if self.padded else sum(tokens)
         return max(self.expert_floor, self.expert * seen)
 
     def seconds(self, shapes: Sequence[OwnShape]) -> float:
-        """Time of a step, from the batch of each rank."""
+        """Return the time of a step, from the batch of each rank."""
         own = max(self.own_s(s.tokens, self.shape_s(s)) for s in shapes)
         return self.fixed + own + self.experts_s([s.tokens for s in shapes])
 
     def shape(self, requests: Iterable[tuple[int, int]]) -> OwnShape:
-        """The sums over (new, history) tokens of a rank's requests."""
+        """Return the sums over (new, history) tokens of a rank's requests."""
         both: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         for new, history in requests:
             both[self.unpacks(new, history)].append((new, history))
@@ -101,20 +101,20 @@ class GroupCost:
         return OwnShape(absorbed.tokens + unpacked.tokens, unpacked.attention, unpacked.history, absorbed.attention)
 
     def shape_s(self, shape: OwnShape) -> float:
-        """Attention of a batch."""
+        """Return the attention time of a batch."""
         absorbed = self.alpha if self.absorbed is None else self.absorbed
         return self.alpha * shape.attention + self.unpack * shape.history + absorbed * shape.absorbed
 
     def work_s(self, new: int, history: int) -> float:
-        """Time that a request adds to a step that is not almost empty: own part and experts."""
+        """Return the time that a request adds to a step that is not almost empty: own part and experts."""
         return (self.token + self.expert) * new + self.attention_s(new, history)
 
     def useful_s(self, new: int, history: int) -> float:
-        """Own part of so many tokens without what smaller chunks make it cost more."""
+        """Return the own part of these tokens without the extra cost of smaller chunks."""
         return self.token * new + self.alpha * new * (new + 2 * history)
 
     def lone_s(self, new: int, history: int, chunk: int) -> float:
-        """Time to first token of a request alone in the group, in chunks of at most ``chunk`` tokens."""
+        """Return the time to first token of a request alone in the group, in chunks of at most ``chunk`` tokens."""
         seconds = 0.0
         while new > 0:
             n = min(new, chunk)
@@ -124,7 +124,7 @@ class GroupCost:
         return seconds
 
     def fits(self, left_s: float, history: int) -> int:
-        """New tokens after ``history`` that take at most ``left_s`` of an own part; a multiple of GRAIN."""
+        """Return the new tokens after ``history`` that take at most ``left_s`` of an own part; a multiple of GRAIN."""
         paths = [(self.alpha, self.unpack * history)]
         if self.absorbed is not None:
             paths.append((self.absorbed, 0.0))

@@ -1,4 +1,4 @@
-"""Learning a group's terms from its steps: own part and experts apart, by which rank was the slowest."""
+"""Learning of a group's terms from its steps: own part and experts are separated by which rank was the slowest."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from laps_core.latency.nnls import robust_nnls
 from laps_core.latency.strata import Strata
 
 MIN_SAMPLES = 32
-"""Fewer steps than this are not fitted."""
+"""Least number of steps for a fit."""
 MOST_SAMPLES = 512
-"""More are thinned out."""
+"""Most steps used for a fit."""
 REFIT_EVERY = 64
 _FLATS = ((0, 0), (256, 2048), (256, 0), (0, 2048))
-"""First guesses up to where the floors reach: tokens of a rank, tokens that experts see."""
+"""First guesses for the reach of the floors: tokens of a rank, tokens that experts see."""
 _ROUNDS = 4
 _CLEARLY = 0.9
-"""Floors must lower the error to this share of that without any."""
+"""Share of the error without floors that a fit with floors must stay below."""
 
 Array = npt.NDArray[np.float64]
 
@@ -35,18 +35,18 @@ class GroupSample(NamedTuple):
     shapes: tuple[OwnShape, ...]
     """The batch of each rank."""
     seconds: float
-    """From launch to launch, or to its end where nothing followed."""
+    """Time from launch to launch, or to the step's end if nothing followed."""
 
 
 class GroupModel(Fitted["GroupCost | None"]):
     """Learns the terms of a group's step online; keeps a bounded number of steps of each kind.
 
-    Which rank was the slowest, and whether a floor counted, follows from the terms, and the terms from that: a few
-    rounds of non-negative least squares settle it.
+    The terms decide which rank was the slowest and whether a floor applied, and these decide the terms: a few rounds of
+    non-negative least squares settle both.
     """
 
     def __init__(self, start: GroupCost) -> None:
-        """``start``: what is known before anything is measured; ranks, padding and paths of attention stay as there."""
+        """``start``: initial cost; ranks, padding and paths of attention never change."""
         super().__init__()
         self.cost = start
         self.fitted = False
@@ -56,8 +56,8 @@ class GroupModel(Fitted["GroupCost | None"]):
         self._refit_at = MIN_SAMPLES
 
     def observe(self, sample: GroupSample) -> None:
-        """Take in one step; fits again when enough new ones came in. What cannot be a step is ignored: a time that is
-        not positive, no tokens at all, another number of ranks, negative numbers."""
+        """Take in one step, and refit after enough new ones. Invalid steps are ignored: a time that is not positive, no
+        tokens, another number of ranks, negative numbers."""
         self.settle()
         shapes, seconds = sample
         if not 0.0 < seconds < math.inf or len(shapes) != self.cost.ranks:
@@ -73,7 +73,7 @@ class GroupModel(Fitted["GroupCost | None"]):
             self.fit()
 
     def fit(self) -> None:
-        """Fit now, or have it done where fits are made; steps that do not allow it leave the terms as they are."""
+        """Start a fit; steps that do not allow one leave the terms as they are."""
         samples = self._strata.samples()
         if len(samples) >= MIN_SAMPLES:
             self._make(learn, samples[:: -(-len(samples) // MOST_SAMPLES)], self.cost)
@@ -84,9 +84,9 @@ class GroupModel(Fitted["GroupCost | None"]):
 
 
 def learn(samples: Sequence[GroupSample], known: GroupCost) -> GroupCost | None:
-    """The terms with the least relative error over these steps; None where they are too alike to tell any.
+    """Return the terms with the least relative error over these steps; None if the steps are too alike.
 
-    ``known``: first guess of which rank is the slowest.
+    ``known``: first guess, which decides the slowest rank.
     """
     sizes = {max(s.tokens for s in sample.shapes) for sample in samples}
     if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
@@ -102,20 +102,20 @@ def learn(samples: Sequence[GroupSample], known: GroupCost) -> GroupCost | None:
                 break
             off = np.abs(np.array([cost.seconds(sample.shapes) for sample in samples]) / seconds - 1.0)
             error = float(np.minimum(off, 0.5).mean())
-            # The first guess has no floors: the simpler model stays where others are hardly better.
+            # The first guess has no floors: the simpler model stays unless others are clearly better.
             if error < least * (_CLEARLY if best is not None and (own_flat or expert_flat) else 1.0):
                 best, least = cost, error
     return best
 
 
 def _floors(cost: GroupCost, own_flat: int, expert_flat: int) -> GroupCost:
-    """The same terms with floors that reach up to so many tokens."""
+    """Return ``cost`` with floors that reach up to these tokens."""
     token, expert = cost.token or 1e-9, cost.expert or 1e-9
     return replace(cost, token=token, expert=expert, own_floor=token * own_flat, expert_floor=expert * expert_flat)
 
 
 def _solve(samples: Sequence[GroupSample], seconds: Array, cost: GroupCost) -> GroupCost:
-    """The terms, if the slowest rank of each step and what is at its floor are as with ``cost``."""
+    """Return the terms, with the slowest rank and the floors of each step taken from ``cost``."""
     rows = []
     for shapes, _ in samples:
         own = max(shapes, key=lambda s: (cost.own_s(s.tokens, cost.shape_s(s)), s))

@@ -1,6 +1,6 @@
-"""What one rank tells the others each round: a menu of batches for a ladder of budgets, and what waits.
+"""Menu that a rank sends to the others each round: a batch for each of a ladder of budgets, and its waiting requests.
 
-A menu crosses as one row of whole numbers, so that one gather on the CPU group carries it. Times are microseconds.
+A menu is sent as one row of integers, so that one gather on the CPU group carries it. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import NamedTuple
 from laps_core.group.cost import OwnShape
 
 LADDER: tuple[float, ...] = tuple(0.035 * 2.0 ** (k / 2.0) for k in range(12))
-"""Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest is a step that is hardly longer than an empty
-one; the largest unpacks a history of 128k tokens and does as much for its new tokens again."""
+"""Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest is a step hardly longer than an empty one; the
+largest unpacks a history of 128k tokens and does as much for its new tokens again."""
 _EACH = 4
 ROW = _EACH * len(LADDER) + 14
-"""Whole numbers of a menu."""
+"""Integers in a menu's row."""
 _NO_AGE = -1
 
 
 class Level(NamedTuple):
-    """The batch that a rank would run with one of the budgets."""
+    """Batch that a rank would run with one of the budgets."""
 
     own_us: int
-    """Its own part; 0 = it would idle."""
+    """Own part of the rank; 0 = it would idle."""
     tokens: int
     """New tokens."""
     useful_us: int
-    """Own part without what small chunks cost more (``GroupCost.useful_s``)."""
+    """Own part without the extra cost of small chunks (``GroupCost.useful_s``)."""
     weight: int
     """Weight of the requests in it, in thousandths."""
 
@@ -38,19 +38,19 @@ class Waits(NamedTuple):
     weight: int
     """Sum of ``Prompt.weight``, in thousandths."""
     coming: int
-    """Weight that comes in a second, in thousandths."""
+    """Weight that arrives in a second, in thousandths."""
     shorts: int
     """Weight of the short requests, in thousandths."""
     longs: int
-    """Long prompts."""
+    """Number of long prompts."""
     oldest_ms: int | None
-    """How long the oldest long one has waited; None: there is none."""
+    """Wait of the oldest long prompt; None if there is none."""
     least: int
-    """The first level at which the oldest long one makes progress, if it goes first."""
+    """First level at which the oldest long prompt makes progress, if it goes first."""
 
 
 class Terms(NamedTuple):
-    """Learned times of the parts of a step that are not a rank's own. All ranks count with those of rank 0."""
+    """Learned times of the parts of a step that are not a rank's own. All ranks use those of rank 0."""
 
     fixed_us: int
     own_floor_us: int
@@ -60,24 +60,24 @@ class Terms(NamedTuple):
 
 
 class Menu(NamedTuple):
-    """One rank's menu."""
+    """Menu of one rank."""
 
     levels: tuple[Level, ...]
-    """One for each budget of LADDER, growing."""
+    """One level for each budget of LADDER, growing."""
     waits: Waits
     terms: Terms
     ran: OwnShape
-    """The rank's batch in the step before, for those that learn."""
+    """Batch of the rank in the step before, for learning."""
 
     def row(self) -> list[int]:
-        """As ROW whole numbers."""
+        """Return the menu as ROW integers."""
         *head, oldest, least = self.waits
         age = _NO_AGE if oldest is None else oldest
         return [*(n for level in self.levels for n in level), *head, age, least, *self.terms, *self.ran]
 
     @classmethod
     def read(cls, row: Sequence[int]) -> Menu:
-        """Undo ``row``. Raises ValueError where it has another length."""
+        """Undo ``row``. Raises ValueError if the row has another length."""
         if len(row) != ROW:
             raise ValueError(f"a menu of {len(row)} numbers, not {ROW}: ranks of different releases?")
         end = _EACH * len(LADDER)

@@ -1,4 +1,4 @@
-"""Which prompts a rank would run with each budget of the ladder: least work first, and a piece of the next."""
+"""Batches that a rank would run with each budget of the ladder: least work first, and a chunk of the next prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_core.group.menu import LADDER, Level
 from laps_core.group.prompt import Prompt
 
 FIRST_SHARE = 0.5
-"""Share of a batch's budget that the prompt which goes first is sure of: short requests ride along beside it."""
+"""Share of a batch's budget reserved for the prompt that goes first; short requests get the rest."""
 
 
 class Pick(NamedTuple):
@@ -21,7 +21,7 @@ class Pick(NamedTuple):
     prompt: int
     """Index into the prompts that were given."""
     tokens: int
-    """New tokens that run: all that are left, or a piece."""
+    """New tokens to run: all that are left, or a chunk."""
 
 
 class _Batch(NamedTuple):
@@ -31,16 +31,16 @@ class _Batch(NamedTuple):
     whole: int
     """Number of prompts, from the first of the order, that run to their end."""
     cut: tuple[Pick, ...]
-    """Pieces of others, or the prompt that goes first."""
+    """Chunks of others, or the prompt that goes first."""
 
 
 class Offer:
-    """A rank's batches, one for each budget; the others are told of them in a menu.
+    """Batches of a rank, one for each budget, from which its menu is made.
 
     Prompts go in the order of their work. A batch takes them whole while its own part stays within the budget, and a
-    piece of the next one. Short requests are first by themselves, so they ride along on every rank. ``first`` (an
-    index) has FIRST_SHARE of the budget before all others, and what these leave. There is no piece most of which would
-    be unpacking of its history, unless the budget is the largest: then something must go on.
+    chunk of the next one. Short requests come first by this order, so they run on every rank. ``first`` (an index) has
+    FIRST_SHARE of the budget before all others, and what these leave. No chunk is cut that would mostly unpack its
+    history, unless the budget is the largest: then something must make progress.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Offer:
         whole: bool = False,
         ladder: Sequence[float] = LADDER,
     ) -> None:
-        """``chunk``: new tokens of a batch, at most: what memory holds. ``parks``: prompts in progress, at most; None:
-        as many as there are. ``whole``: nothing is cut."""
+        """``chunk``: most new tokens of a batch, for which there is memory. ``parks``: most prompts in progress; None:
+        no limit. ``whole``: nothing is cut."""
         self._cost, self._prompts, self._chunk, self._first = cost, prompts, chunk, first
         others = (i for i in range(len(prompts)) if i != first)
         self._order = sorted(others, key=lambda i: (prompts[i].work_s, i))
@@ -71,19 +71,19 @@ class Offer:
         self.levels = tuple(batch.level for batch in self._batches)
 
     def picks(self, level: int) -> list[Pick]:
-        """The batch of a level."""
+        """Return the batch of a level."""
         _, whole, cut = self._batches[level]
         return [*(Pick(i, self._prompts[i].tokens) for i in self._order[:whole]), *cut]
 
     def least(self) -> int:
-        """The smallest level at which the prompt that goes first makes progress; 0 where none goes first."""
+        """Return the smallest level at which the prompt that goes first makes progress; 0 if none goes first."""
         if self._first is None:
             return 0
         runs = (k for k, b in enumerate(self._batches) if any(pick.prompt == self._first for pick in b.cut))
         return next(runs, len(self._batches) - 1)
 
     def _takes_s(self, p: Prompt, tokens: int) -> float:
-        """Own part of so many tokens of a prompt."""
+        """Return the own part of ``tokens`` of a prompt."""
         return self._cost.token * tokens + self._cost.attention_s(tokens, p.history)
 
     def _batch(self, budget_s: float, last: bool) -> _Batch:
@@ -120,14 +120,14 @@ class Offer:
         return _Batch(level, whole, tuple(cut))
 
     def _behind(self, whole: int) -> Iterator[int]:
-        """Prompts that may be cut, in order: the one that goes first, and the next of the others."""
+        """Yield the prompts that may be cut, in order: the one that goes first, and the next of the others."""
         if self._first is not None:
             yield self._first
         yield from (i for i in self._order[whole:] if self._may_cut or self._prompts[i].started)
 
     def _piece(self, p: Prompt, left_s: float, room: int, last: bool, alone: bool) -> int:
-        """New tokens of a prompt that fit an own part of ``left_s`` more and ``room`` tokens; 0: no piece is worth it.
-        ``last``: the budget is the largest; ``alone``: nothing else would run."""
+        """Return the new tokens of a prompt that fit an own part of ``left_s`` more and ``room`` tokens; 0 if no chunk
+        is worth it. ``last``: the budget is the largest; ``alone``: nothing else would run."""
         if p.tokens <= room and self._takes_s(p, p.tokens) <= left_s:
             return p.tokens
         piece = min(self._cost.fits(left_s, p.history), room, p.tokens)

@@ -1,4 +1,4 @@
-"""The joint plan as each rank runs it: its menu goes out, the menus of all come back, and all know what runs next."""
+"""The joint plan as each rank runs it: ranks exchange menus, and each derives the same next step from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laps_core.group.slices import Slices
 from laps_core.scheduling.guard import Guard
 
 MEMORY_S = 5.0
-"""Time constant of the average of what comes (seconds)."""
+"""Time constant of the average of arrivals (seconds)."""
 STEP_S = 0.054
 """Smallest step of the devices that LADDER is made for (seconds)."""
 LEAST_STEP_S = 1e-3
@@ -22,10 +22,10 @@ NOTHING = OwnShape(0, 0, 0, 0)
 
 
 class GroupPlanner:
-    """One rank's part of the joint plan: each round ``menu``, a gather of all rows, ``decide``, ``picks``.
+    """Runs the joint plan on one rank: each round ``menu``, a gather of all rows, ``decide``, ``picks``.
 
-    Between two rounds every rank keeps the same ledger, made of nothing but the rows that all of them got. While long
-    prompts wait, a share of the time goes to steps in which each rank's oldest long prompt goes first.
+    Between rounds every rank keeps the same state, made of the gathered rows alone. While long prompts wait, a share of
+    the time goes to steps in which each rank's oldest long prompt goes first.
 
     Bound: of any time T in which a long prompt x waits, at least ``guard`` T - B goes to such steps, with B the longest
     step. In each of them x, or a long prompt that came to its rank before it, has half of the step's budget, or ends.
@@ -36,8 +36,8 @@ class GroupPlanner:
     def __init__(
         self, cost: GroupCost, *, chunk: int, guard: float = 0.15, parks: int | None = None, layers: int | None = None
     ) -> None:
-        """``chunk``: new tokens of a rank's batch, at most. ``guard``: see above. ``parks``: prompts in progress on a
-        rank, at most (None: any number). ``layers``: of the model, where steps run in slices; None: in one piece."""
+        """``chunk``: most new tokens of a rank's batch. ``guard``: see above. ``parks``: most prompts in progress on a
+        rank (None: no limit). ``layers``: layers of the model, if steps run in slices; None: they run whole."""
         self.cost = cost
         self.chunk = chunk
         self._parks = parks
@@ -49,23 +49,23 @@ class GroupPlanner:
 
     @property
     def due(self) -> bool:
-        """True if each rank's oldest long prompt goes first in the next step."""
+        """Return True if each rank's oldest long prompt goes first in the next step."""
         return self._guard.due()
 
     def came(self, weight: float) -> None:
-        """A request of that weight has come to this rank."""
+        """Count a request of ``weight`` that has arrived at this rank."""
         self._came += weight
 
     def menu(self, now: float, prompts: Sequence[Prompt], ran: OwnShape = NOTHING, *, room: int | None = None) -> Menu:
-        """Make this rank's menu. ``ran``: its batch in the step before. ``room``: new tokens that memory holds now,
-        where these are fewer than the chunk."""
+        """Make this rank's menu. ``ran``: its batch in the step before. ``room``: new tokens for which there is memory
+        now, if fewer than the chunk."""
         self._learn_arrivals(now)
         longs = [i for i, p in enumerate(prompts) if p.long]
         oldest = min(longs, key=lambda i: (prompts[i].since_s, i), default=None)
         chunk = self.chunk if room is None else max(0, min(self.chunk, room))
         within = self.slices is not None and self.slices.paused
         first = oldest if self.due and not within else None
-        # Budgets are of the device: a step that takes twice as long however little is in it has twice the budgets.
+        # Budgets scale with the device: where the smallest step takes twice as long, budgets double.
         scale = max(self.cost.step_s, LEAST_STEP_S) / STEP_S
         ladder = [scale * budget_s for budget_s in LADDER]
         made = Offer(self.cost, prompts, first=first, chunk=chunk, parks=self._parks, whole=within, ladder=ladder)
@@ -83,7 +83,7 @@ class GroupPlanner:
         return Menu(made.levels, waits, terms, ran)
 
     def decide(self, menus: Sequence[Menu]) -> Choice | None:
-        """Choose what all ranks run, from the menus of all in the order of their ranks; None: nothing can."""
+        """Choose what all ranks run, from the menus of all in rank order; None: nothing can run."""
         padded = self.cost.padded
         fixed_s = self._step_s(menus)
         longs = any(menu.waits.longs for menu in menus)
@@ -104,7 +104,7 @@ class GroupPlanner:
         return choice
 
     def picks(self, choice: Choice) -> list[Pick]:
-        """This rank's batch of it."""
+        """Return this rank's batch of ``choice``."""
         assert self._offer is not None
         return self._offer.picks(choice.level)
 

@@ -14,13 +14,13 @@ from laps_core.group.menu import Menu
 from laps_core.scheduling.packing import AHEAD
 
 SLICE_S = 0.02
-"""A step makes way about this often (seconds)."""
+"""Time of a slice, about (seconds)."""
 OVERHEAD = 0.1
 """Share of the time that fixed times of preempting steps may cost."""
 SAVED = 4.0
-"""Preemptions that may follow each other at once, where there was none before."""
+"""Preemptions that may run back to back after a time without any."""
 DEPTH = 2
-"""Steps that may be paused at a time."""
+"""Most steps paused at a time."""
 
 
 @dataclass(slots=True)
@@ -31,14 +31,14 @@ class _Paused:
 
 
 class Slices:
-    """Which steps are paused, and whether another may go between. A function of the rows alone, so the same on every
-    rank: time is counted as predicted.
+    """Paused steps, and the decision to preempt them. Depends on the rows alone, so that every rank decides alike: time
+    is counted as predicted.
 
-    There is one preemption in each F / OVERHEAD of the time; those that were not needed are saved up, to SAVED.
+    The budget is one preemption in each F / OVERHEAD of the time; unused ones are saved, up to SAVED.
     """
 
     def __init__(self, layers: int) -> None:
-        """``layers``: a step has no more slices."""
+        """``layers``: most slices of a step."""
         self._layers = layers
         self._paused: list[_Paused] = []
         self._saved = SAVED
@@ -54,14 +54,14 @@ class Slices:
         return 0 < len(self._paused) <= DEPTH and self._paused[-1].left > 1 and self._saved >= 1.0
 
     def begin(self, menus: Sequence[Menu], choice: Choice) -> int:
-        """A step starts; returns in how many slices it runs."""
+        """Start a step; return its number of slices."""
         parts = min(self._layers, max(2, int(choice.seconds / SLICE_S))) if choice.seconds > 2.0 * SLICE_S else 1
         weight = sum(menu.levels[choice.level].weight for menu in menus)
         self._paused.append(_Paused(parts, choice.seconds / parts, weight))
         return parts
 
     def ran(self, fixed_s: float) -> None:
-        """A slice of the step that began last has run."""
+        """Count a finished slice of the step that began last."""
         top = self._paused[-1]
         top.left -= 1
         if not top.left:
@@ -69,13 +69,13 @@ class Slices:
         self._saved = min(SAVED, self._saved + top.slice_s * OVERHEAD / fixed_s)
 
     def preempts(self, menus: Sequence[Menu], *, fixed_s: float, padded: bool) -> Choice | None:
-        """The step that is to run in the next pause, of whole requests alone (``whole`` menus); None: none pays.
+        """Return the step to run in the next pause, of whole requests alone (``whole`` menus); None if none pays.
 
-        Those in it gain what the paused step still needs; those in that one lose the new step's time, and all others
-        that wait a step's fixed time (each counts AHEAD times, for those still to come).
+        Its requests gain the paused step's remaining time; those of the paused step lose the new step's time, and all
+        others that wait a step's fixed time (each counts AHEAD times, for requests still to come).
         """
         top = self._paused[-1]
-        # The next slice is launched already.
+        # The next slice has been launched already.
         left_s = (top.left - 1) * top.slice_s
         below = sum(paused.weight for paused in self._paused)
         all_weight = sum(menu.waits.weight for menu in menus)
@@ -92,7 +92,7 @@ class Slices:
         return at(menus, best, oldest=False, padded=padded)
 
     def shorts_first(self, menus: Sequence[Menu], choice: Choice, *, fixed_s: float, padded: bool) -> bool:
-        """True if the smallest budget pays before a long step: short requests in a step of their own."""
+        """Return True if a step for short requests alone, of the smallest budget, pays before a long step."""
         if self._saved < 1.0 or not choice.level or not (first_s := step_s(menus, 0, padded=padded)):
             return False
         mine = sum(menu.waits.shorts for menu in menus)

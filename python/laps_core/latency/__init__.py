@@ -1,1 +1,1 @@
-"""How long a step takes: the model, its fit, the boundary between short and long that follows from it."""
+"""Time of a step: the latency model, its fit, and the boundary between short and long that follows from it."""

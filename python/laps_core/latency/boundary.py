@@ -15,13 +15,13 @@ _HYSTERESIS = 0.15
 
 
 def knee(alpha: float, linear: float, fixed: float) -> float:
-    """New tokens of a prompt without history whose own cost equals what the step costs before the first of them.
+    """Return the new tokens of a prompt without history whose own cost equals the step's cost before the first of them.
 
     Solves alpha L^2 + linear L = fixed. alpha: s/token^2; linear (beta + gamma_w): s/token; fixed: s per step of one
     request.
     """
     if alpha > 0.0:
-        # Of two equal forms of the root, the one that does not subtract near-equal numbers.
+        # The form of the root that does not subtract near-equal numbers.
         return 2.0 * fixed / (linear + math.sqrt(linear * linear + 4.0 * alpha * fixed)) if fixed > 0.0 else 0.0
     return fixed / linear if linear > 0.0 else math.inf
 
@@ -36,12 +36,12 @@ class AutoThreshold:
         self.tokens = min(max(start, LOW), HIGH)
         """Longest short request (tokens, inclusive)."""
         self.source = "default"
-        """Where it comes from: "default" until steps are measured, then "knee"."""
+        """Source of ``tokens``: "default" until steps are measured, then "knee"."""
         self._read_s = -math.inf
 
     def update(self, now: float, boundary: Callable[[], float | None]) -> None:
-        """Read the boundary again (new tokens; infinite: never compute-bound; None: not known yet) where the period is
-        over at ``now`` (seconds)."""
+        """Read the boundary again (new tokens; infinite: never compute-bound; None: unknown) if the period is over at
+        ``now`` (seconds)."""
         if now - self._read_s < PERIOD_S or (found := boundary()) is None:
             return
         self._read_s = now

@@ -1,4 +1,4 @@
-"""Fits that are made at once, or elsewhere while decisions go on."""
+"""Fits made at once, or in the background while decisions go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Fitting(Protocol[T_co]):
-    """A fit under way, as a ``concurrent.futures.Future``."""
+    """A running fit, like ``concurrent.futures.Future``."""
 
     def done(self) -> bool: ...
 
@@ -22,18 +22,18 @@ class Fitted(Generic[T]):
 
     def __init__(self) -> None:
         self.submit: Callable[..., Fitting[T]] | None = None
-        """Has a function called elsewhere, as ``concurrent.futures.Executor.submit``, for a fit takes milliseconds;
-        None = fits are made at once, by whoever reports a step."""
+        """Runs a function in the background, like ``concurrent.futures.Executor.submit``, as a fit takes milliseconds;
+        None = fits are made at once, by the caller that reports a step."""
         self._fitting: Fitting[T] | None = None
 
     def settle(self) -> None:
-        """Take over a fit that was made elsewhere, if one is done; call it where nothing is being decided."""
+        """Use the result of a background fit that is done. Call it where nothing is being decided."""
         if self._fitting is not None and self._fitting.done():
             found, self._fitting = self._fitting.result(), None
             self._take(found)
 
     def _make(self, learn: Callable[..., T], *known: Any) -> None:
-        """Fit: ``learn`` is called with ``known``. Where one is under way elsewhere, nothing is done."""
+        """Fit by calling ``learn`` with ``known``; does nothing while a background fit runs."""
         if self.submit is None:
             self._take(learn(*known))
         elif self._fitting is None:

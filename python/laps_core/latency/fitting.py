@@ -1,4 +1,4 @@
-"""The terms of the latency model from measured steps."""
+"""Fit of the latency model's terms to measured steps."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from laps_core.latency.nnls import robust_nnls
 from laps_core.latency.step import Coefficients, StepSample
 
 _FLAT = (32, 64, 96, 128, 192, 256, 384, 512)
-"""Where the bend may be (tokens). Grids of measured kernels have it between 64 and 256."""
+"""Candidates for the bend (tokens). Grids of measured kernels have it between 64 and 256."""
 _BENDS = 0.85
-"""With a bend the mean error must be less than this much of the error without, or there is none."""
+"""Share of the error without a bend that a fit with one must stay below."""
 
 Array = npt.NDArray[np.float64]
 
 
 def fit(samples: Sequence[StepSample]) -> Coefficients:
-    """The model with the least relative error over these steps. Raises RuntimeError where no solution is found.
+    """Return the model with the least relative error over these steps. Raises RuntimeError if no solution is found.
 
-    Whether its two times add up or the larger counts is told by a plain fit of each; the terms by a robust one.
+    A plain fit of each form decides whether compute and memory time add up or the larger counts; a robust fit gives the
+    terms.
     """
     seconds = np.array([s.seconds for s in samples])
     errors = {flat: _error(_table(samples, flat), seconds) for flat in (0, *_FLAT)}
@@ -39,7 +40,7 @@ def _table(samples: Sequence[StepSample], flat: int) -> Array:
 
 
 def _error(table: Array, seconds: Array) -> float:
-    """Mean relative error, one wild step counting as little as a middling one."""
+    """Return the mean relative error, with outliers clipped at 50%."""
     rows = table / seconds[:, None]
     norms = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(float).tiny)
     found = nnls(rows / norms, np.ones(len(rows)))[0] / norms

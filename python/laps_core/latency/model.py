@@ -1,4 +1,4 @@
-"""How long a prefill step takes: learnt from measured steps, as they come."""
+"""Latency model of prefill steps, learned online from measured steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERSION = 1
 _KIND = "laps-latency"
 
 MIN_SAMPLES = 32
-"""Fewer measured steps than this are not fitted."""
+"""Least number of measured steps for a fit."""
 _HELD_OUT_EVERY = 5
 _HELD_OUT = 256
 _REFIT_EVERY = 64
@@ -44,14 +44,14 @@ class _Saved(msgspec.Struct, kw_only=True):
 
 
 class LatencyModel(Fitted["Coefficients | str"]):
-    """Learns step times online and predicts them; says "not fitted" until the steps seen can tell the terms apart.
+    """Learns step times online and predicts them; "not fitted" until the measured steps can separate the terms.
 
-    Every fifth step is held out to measure the error. The others are kept in strata of similar shape, the
-    newest 32 of each, so that a thousand small steps do not push out the one large step before them.
+    Every fifth step is held out to measure the error. The others are kept in strata of similar shape, the newest 32 of
+    each, so that a thousand small steps do not displace one earlier large step.
     """
 
     def __init__(self, coefficients: Coefficients | None = None) -> None:
-        """`coefficients`: what is known of the server already."""
+        """``coefficients``: initial model of the server, if known."""
         super().__init__()
         self.coefficients = coefficients
         self.observed = 0
@@ -66,7 +66,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
         return self.coefficients is not None
 
     def observe(self, sample: StepSample) -> None:
-        """Take in one measured step; refits when enough new ones came in. A time that is not positive is ignored."""
+        """Take in one measured step, and refit after enough new ones. A time that is not positive is ignored."""
         self.settle()
         if not (0.0 < sample.seconds < math.inf and sample.shape.requests > 0):
             return
@@ -79,8 +79,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
             self.fit()
 
     def fit(self) -> None:
-        """Fit now, or have it done where fits are made. Where the steps do not allow it an earlier fit stays, and the
-        status says why."""
+        """Start a fit. If the steps do not allow one, the earlier fit stays, and the status gives the reason."""
         self._refit_at = self.observed + min(max(_REFIT_EVERY, self.observed // 4), _REFIT_AT_MOST_EVERY)
         if self.observed < MIN_SAMPLES:
             self._why_not = f"too few steps measured ({self.observed} of {MIN_SAMPLES})"
@@ -94,16 +93,16 @@ class LatencyModel(Fitted["Coefficients | str"]):
             self._why_not, self.coefficients = None, found
 
     def predict(self, requests: Requests) -> float | None:
-        """Predicted time of a step of these (L, H) requests (seconds); None = not fitted."""
+        """Return the predicted time of a step of these (L, H) requests (seconds); None = not fitted."""
         return None if self.coefficients is None else self.coefficients.seconds(StepShape.of(requests))
 
     def boundary(self) -> float | None:
-        """New tokens of a prompt without history whose cost has caught up with the step's own; None = not fitted."""
+        """Return the new tokens of a prompt without history whose cost equals the step's own; None = not fitted."""
         return None if self.coefficients is None else self.coefficients.boundary()
 
     def error(self) -> dict[str, float] | None:
-        """Median and P90 of the relative error (0.1 is 10%) on the latest held-out steps, and how many ("samples");
-        None = not fitted or none held out."""
+        """Return median and P90 of the relative error (0.1 is 10%) on the latest held-out steps, and their number
+        ("samples"); None = not fitted or none held out."""
         model = self.coefficients
         if model is None or not self._held_out:
             return None
@@ -111,7 +110,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
         return {"median": float(np.median(off)), "p90": float(np.quantile(off, 0.9)), "samples": len(off)}
 
     def status(self) -> dict[str, Any]:
-        """What /laps_status says of the model (seconds and tokens, JSON-ready)."""
+        """Return the model's part of /laps_status (seconds and tokens, JSON-ready)."""
         edge = self.boundary()
         return {
             "fitted": self.fitted,
@@ -125,7 +124,8 @@ class LatencyModel(Fitted["Coefficients | str"]):
         }
 
     def to_json(self) -> str:
-        """The coefficients and the samples behind them, so that a server that loads it keeps shapes it has not seen."""
+        """Return the coefficients and their samples as JSON, so that a server that loads the model keeps shapes it has
+        not seen."""
         kept = self._strata.samples(), self._held_out
         samples, held_out = ([(*s.shape, s.seconds) for s in those] for those in kept)
         body = _Saved(coefficients=self.coefficients, samples=samples, held_out=held_out)
@@ -133,7 +133,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
 
     @classmethod
     def from_json(cls, text: str, where: str) -> LatencyModel:
-        """Undo ``to_json``. Raises ConfigError (one line, starting with ``where``) on anything else."""
+        """Undo ``to_json``. Raises ConfigError (one line, starting with ``where``) on any other text."""
         try:
             body = msgspec.json.decode(text)
             if not isinstance(body, dict) or body.get("kind") != _KIND:
@@ -158,7 +158,7 @@ class LatencyModel(Fitted["Coefficients | str"]):
 
 
 def learn(samples: Sequence[StepSample]) -> Coefficients | str:
-    """The model of these steps, or why there is none."""
+    """Return the model of these steps, or why there is none."""
     lengths = {s.shape.tokens for s in samples}
     if len(lengths) < 3 or max(lengths) < 2 * min(lengths):
         return f"steps too alike ({min(lengths)} to {max(lengths)} tokens, {len(lengths)} sizes)"

@@ -1,4 +1,4 @@
-"""Non-negative least squares that a few wild rows do not pull away."""
+"""Non-negative least squares, robust to a few outliers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from scipy.optimize import nnls
 Array = npt.NDArray[np.float64]
 
 _COLLINEAR = 0.02
-"""A column closer than this (sine of the angle) to the span of those before it is left out."""
+"""Least sine of the angle between a column and the span of those before it; a closer one is left out."""
 _ROUNDS = 20
 _STEPS = 200
-"""Of one solution: many times what five columns take."""
+"""Iteration limit of one solution, many times what five columns take."""
 _HUBER = 0.5
-"""Residuals beyond this many standard deviations count linearly. Small, so nearly the median: a step is held up by
-other work far more often than it is early, and a mean of such times is above most of them."""
+"""Residuals beyond this many standard deviations count linearly. Small, so nearly the median: other work delays a step
+far more often than a step is early, and a mean of such times is above most of them."""
 
 
 def independent(a: Array) -> list[int]:
-    """Indices of the columns of a (rows, columns) that add a direction of their own to those before them."""
+    """Return the indices of the columns of a (rows, columns) that are independent of those before them."""
     unit = a / np.maximum(np.linalg.norm(a, axis=0), np.finfo(float).tiny)
     keep: list[int] = []
     for j in range(a.shape[1]):
@@ -31,11 +31,11 @@ def independent(a: Array) -> list[int]:
 
 
 def robust_nnls(features: Array, seconds: Array) -> Array:
-    """Non-negative coefficients that keep the *relative* error small, whatever a few wild rows say.
+    """Return non-negative coefficients with a small *relative* error, robust to outliers.
 
     features: (rows, columns), most essential column first; seconds: (rows,), all > 0. Returns (columns,), zero for a
-    column the rows cannot tell from those before it. Huber weights on the relative residual: a step stretched
-    by a garbage collection counts as one row, not as its length. Raises RuntimeError where no solution is found.
+    column that the rows cannot tell from those before it. Huber weights on the relative residual: a step stretched by a
+    garbage collection counts as one row, not as its length. Raises RuntimeError if no solution is found.
     """
     scale = seconds
     trust = np.ones_like(seconds)
@@ -48,7 +48,7 @@ def robust_nnls(features: Array, seconds: Array) -> Array:
         norms = np.linalg.norm(rows, axis=0)
         before, found = found, nnls(rows / norms, seconds * weight, maxiter=_STEPS)[0] / norms
         predicted = used @ found
-        # Relative to the prediction, not to the measurement, so that noise does not pull the fit below the middle.
+        # Relative to the prediction, not to the measurement, so that noise does not pull the fit below the median.
         scale = np.maximum(predicted, 0.1 * seconds)
         residual = np.abs(seconds - predicted) / scale
         limit = _HUBER * max(1.4826 * float(np.median(residual)), 1e-6)

@@ -1,4 +1,4 @@
-"""What a prefill step holds and how long it takes: the terms of the latency model (LAPS, s2.1).
+"""Prefill steps: their contents, and the terms of their time in the latency model (LAPS, s2.1).
 
 One request of L new tokens on H cached ones costs alpha L (L + 2H) + (beta + gamma_w) L + gamma_r H; a step costs the
 sum over its requests, plus ``per_request`` for each and ``fixed`` once. beta and gamma_w multiply the same L, so step
@@ -24,7 +24,7 @@ Requests = Iterable[tuple[int, int]]
 
 
 class StepShape(NamedTuple):
-    """The sums over a step's requests that its time depends on."""
+    """Sums over a step's requests that determine its time."""
 
     attention: int
     """Sum of L (L + 2H) (tokens^2)."""
@@ -58,7 +58,7 @@ class StepSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """What a step costs. None is negative."""
+    """Costs of a step's parts. None is negative."""
 
     alpha: Cost
     """s/token^2."""
@@ -71,11 +71,11 @@ class Coefficients:
     fixed: Cost
     """c, s/step."""
     flat: Count = 0
-    """Tokens of a step whose arithmetic hides behind the reading of the weights: a step of fewer takes as long as one
-    of so many. 0 = the two times add up [L s2.1]."""
+    """Tokens whose arithmetic hides behind the reading of the weights: a step of fewer tokens takes as long as one of
+    this many. 0 = the two times add up [L s2.1]."""
 
     def seconds(self, shape: StepShape) -> float:
-        """Time of a step."""
+        """Return the time of a step."""
         attention, tokens, history, requests = shape
         if tokens < self.flat:
             tokens = self.flat
@@ -83,18 +83,18 @@ class Coefficients:
         return tokens_s + self.per_request * requests + self.fixed
 
     def work_s(self, new: int, history: int) -> float:
-        """What a request of so many tokens adds to a step."""
+        """Return the time that a request of these tokens adds to a step (seconds)."""
         return self.alpha * new * (new + 2 * history) + self.linear * new + self.gamma_r * history + self.per_request
 
     @property
     def step_s(self) -> float:
-        """What a step takes however little is in it: memory time [L s2.1], launches and the like."""
+        """Return the time of the smallest step (seconds): memory time [L s2.1], launches and the like."""
         return self.fixed + self.linear * self.flat
 
     def hidden_s(self, tokens: int) -> float:
-        """Time of so many tokens that a step of no others does not take."""
+        """Return the time of these tokens that a step without others hides (seconds)."""
         return self.linear * min(tokens, self.flat)
 
     def boundary(self) -> float:
-        """New tokens of a prompt without history whose own cost has caught up with the step's."""
+        """Return the new tokens of a prompt without history whose own cost equals the step's."""
         return knee(self.alpha, self.linear, self.step_s + self.per_request)

@@ -1,4 +1,4 @@
-"""The newest measured steps of each shape: bounded, and many of one shape do not push out the few of another."""
+"""The newest measured steps of each shape, bounded, so that frequent shapes do not displace rare ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Strata(Generic[T]):
-    """At most PER_STRATUM of each of the STRATA that were added to last."""
+    """Keeps the newest PER_STRATUM samples in each of the STRATA most recently used strata."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, deque[T]] = OrderedDict()
@@ -26,5 +26,5 @@ class Strata(Generic[T]):
         self._kept.move_to_end(stratum)
 
     def samples(self) -> list[T]:
-        """All that are kept."""
+        """Return all samples kept."""
         return [sample for stratum in self._kept.values() for sample in stratum]

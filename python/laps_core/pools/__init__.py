@@ -1,1 +1,1 @@
-"""Which prefill server serves which class: pressures of the two pools, and when one moves."""
+"""The two prefill pools: pressures, demand, and moves of servers between them."""

@@ -1,4 +1,4 @@
-"""How much work comes to one server, counted when it comes."""
+"""Arriving work of one server, counted when requests arrive."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from laps_core.protocol import Bucket, Lengths
 BRIEF_S = 0.1
 """A request predicted to take less than this counts at once (seconds)."""
 ENTRIES = 4096
-"""Requests that are spread over their time, of each class; what comes beside them counts at once."""
+"""Requests of each class that are spread over their time; any beyond these count at once."""
 MOST_WORK_S = 3600.0
 """Most work of one request, however slow a server reports to be (seconds): sums stay finite."""
 MOST_REQUESTS, MOST_TOKENS = 1_000_000, 100_000_000
-"""Most requests of one length from one report of a server to the next, and most tokens of one of them."""
+"""Most requests of one length between two reports of a server, and most tokens of one request."""
 LEAST_S = 0.01
 """Least time over which work is divided (seconds)."""
 
 
 class _Flow:
-    """Work of one class."""
+    """Arriving work of one class."""
 
     def __init__(self) -> None:
         self._ends: list[tuple[float, int]] = []
         self._rate, self._at, self._total_s = 0, -math.inf, 0.0
 
     def add(self, now: float, seconds: float, requests: int) -> None:
-        """So many requests come, each predicted to take so long."""
+        """Add ``requests`` that arrive now, each predicted to take ``seconds``."""
         if seconds < BRIEF_S or len(self._ends) >= ENTRIES:
             self._total_s += requests * seconds
             return
@@ -39,7 +39,7 @@ class _Flow:
         self._rate += requests
 
     def total_s(self, now: float) -> float:
-        """All that has come until ``now`` (seconds)."""
+        """Return the work that has arrived until ``now`` (seconds)."""
         while self._ends and self._ends[0][0] <= now:
             end, requests = heappop(self._ends)
             self._to(end)
@@ -54,18 +54,18 @@ class _Flow:
 
 
 class Arrivals:
-    """Predicted work that comes, in servers. A request counts as one server for as long as it is predicted to take,
-    from when it comes, whether it is being served or waits: the mean of that is the work that comes (Little's law), and
-    one huge prompt never looks like more than the one server that it keeps busy.
+    """Predicted work that arrives, in servers. A request counts as one server for its predicted time, from its arrival
+    on, whether it is being served or waits: the mean is the offered load (Little's law), and one huge prompt never
+    counts as more than the one server that it occupies.
 
-    Times are one clock's (seconds): the caller's, or the server's where that counts its requests.
+    Times are of one clock (seconds): the caller's, or the server's if that counts its requests.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: another process, or another clock."""
+        """Start over: another process, or another clock."""
         self._flows = {c: _Flow() for c in CLASSES}
         self._at: float | None = None
         self._seen = self._last = Work()
@@ -73,14 +73,14 @@ class Arrivals:
         """Requests that the server has counted, by length; None if unknown: the router's own requests count."""
 
     def add(self, now: float, cls: ClassName, seconds: float, requests: int = 1) -> None:
-        """So many requests come, each predicted to take so long."""
+        """Add ``requests`` that arrive now, each predicted to take ``seconds``."""
         self._flows[cls].add(now, min(max(0.0, seconds), MOST_WORK_S), requests)
 
     def told(self, lengths: Lengths, model: Coefficients, threshold: int) -> None:
         """Add the requests that a server has counted, of all senders. ``threshold``: longest short request (tokens)."""
         before, now = self.lengths, lengths.seconds
         if before is None or now < before.seconds:
-            # It was started again, or the time of their arrival is unknown.
+            # The server was restarted, or the time of the arrivals is unknown.
             self.forget()
             before = lengths
         self.lengths = lengths
@@ -94,7 +94,8 @@ class Arrivals:
                 self.add(now, SHORT if new <= threshold else LONG, model.work_s(new, cached), n)
 
     def since(self, now: float) -> Work:
-        """Work that came since the last call, by class (servers); the last result again if no time has passed."""
+        """Return the work that arrived since the last call, by class (servers); the last result again if no time has
+        passed."""
         seen = Work(*(flow.total_s(now) for flow in self._flows.values()))
         if self._at is None:
             self._at, self._seen = now, seen

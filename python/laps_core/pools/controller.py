@@ -1,12 +1,12 @@
-"""The controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2), and divides or merges them.
+"""Controller that moves prefill instances between the two pools (LAPS, s3.2, Alg. 2), and divides or merges them.
 
-Why it does not oscillate: what is compared is the short pool's share of the two pool pressures, smoothed with the
-time constant ``cooldown / ln(ratio)`` from one half, at the start, after each move and where the work changes. A load
-that swings evenly between the pools with a full period of at most one cool-down never leaves the dead band, whatever
-its amplitude: the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. Slower swings are followed,
-at one decision per cool-down. How many instances then move is told by the work that was measured, not by the queues,
-which say that too few are there and not how many are missing. What is measured is known to an error, and a correction
-below it, or one that would gain little, is not made.
+Why it does not oscillate: it compares the short pool's share of the two pool pressures, smoothed with the time constant
+``cooldown / ln(ratio)`` from one half, at the start, after each move and where the work changes. A load that swings
+evenly between the pools with a full period of at most one cool-down never leaves the dead band, whatever its amplitude:
+the smoothed pressures stay within 2 sqrt(ratio) - 1 <= ratio of each other. Slower swings are followed, at one decision
+per cool-down. How many instances move follows from the measured work, not from the queues, which tell that servers are
+missing but not how many. Work is measured with an error: a correction below it, or one that would gain little, is not
+made.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from laps_core.pools.pressure import (
 from laps_core.protocol import Assignment
 
 RECOVERING = 0.9
-"""A pool whose recent pressure is below this share of its longer mean is working its backlog off: no move to it."""
+"""A pool whose recent pressure is below this share of its longer mean is reducing its backlog: no move to it."""
 WORTH = 1.25
-"""Servers move where the busier pool is at least so many times as busy as it would be with the best split (ratio)."""
+"""Least ratio of the busier pool's load to its load with the best split from which servers move."""
 FULL, WORTH_FULL = 0.9, 1.1
-"""The same for a pool that has hardly any time left: busy for this share of its time, and the ratio."""
+"""Load from which a pool is nearly full (0..1), and the ratio as WORTH that applies then."""
 SETTLED = 1.99
-"""After so many periods the work is known well enough for the last server that is missing (control periods)."""
+"""Age of the measured work from which the last missing server is moved, too (control periods)."""
 LAYOUT_PERIODS = 4
-"""Over so many control periods the work is averaged by which a fleet is divided or merged, and as many pass from one
-to the other."""
+"""Time over which the work is averaged for dividing or merging a fleet, and least time between the two (control
+periods)."""
 
 
 def other(pool: Pool) -> Pool:
-    """The pool across."""
+    """Return the other pool."""
     return LONG if pool == SHORT else SHORT
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One instance changes pools."""
+    """Move of one instance from one pool to another."""
 
     name: str
     source: Assignment
@@ -63,57 +63,57 @@ class Move:
 
 
 def _faded(mean: float, value: float, seconds: float, constant_s: float) -> float:
-    """An exponential mean with this time constant, after ``value`` was the value for so long."""
+    """Return the exponential mean with this time constant, after ``value`` held for ``seconds``."""
     return value + (mean - value) * math.exp(-seconds / constant_s)
 
 
 class PoolController:
-    """Algorithm 2 with smoothing, a dead band and a cool-down: one for the router and for its simulation.
+    """Algorithm 2 with smoothing, a dead band and a cool-down, for the router and its simulation.
 
-    Holds no instances: membership is the caller's. All times are the caller's too (seconds).
+    Holds no instances: the caller keeps membership and time (seconds).
     """
 
     def __init__(self, config: PressureConfig, start_s: float = 0.0) -> None:
-        """The first decision comes a period after ``start_s``."""
+        """The first decision is made one period after ``start_s``."""
         self.config = config
         self.raw: dict[Pool, float] = {"short": 0.0, "long": 0.0}
         """Last observed pool pressures."""
         self.balance = 0.5
-        """The short pool's smoothed share of both pressures (0..1): what decisions are made on."""
+        """Smoothed share of the short pool in both pressures (0..1); decisions are based on this."""
         self.need = Work()
         """Servers that each class needs, since the work last changed."""
         self._demand = Demand(config)
         self.usual = Work()
-        """``need``, averaged for longer."""
+        """``need``, averaged over a longer time."""
         self._recent, self._longer = dict(self.raw), dict(self.raw)
-        """Two means of the pool pressures."""
+        """Means of the pool pressures, over a short and a longer time."""
         self._healthy: list[InstanceSignals] = []
         self._members: dict[Pool, list[InstanceSignals]] = {"short": [], "long": []}
         self._seen_at: float | None = None
         self._moved_at = self._laid_out_at = start_s
         self._decide_at = start_s + config.period_s
         self._hurry_until = -math.inf
-        """Until then every beat decides."""
+        """Until then every sample leads to a decision."""
         self._shares: deque[tuple[float, float]] = deque()
-        """Until when the short pool had which share of both pressures."""
+        """Recent shares of the short pool in both pressures: end of each and its value."""
 
     def step(self, now: float, signals: Iterable[InstanceSignals]) -> list[Move]:
-        """One beat: take the signals in, and decide once each control period. The caller carries the moves out."""
+        """Take in one sample, and decide once each control period. Returns the moves for the caller to carry out."""
         self.observe(now, signals)
         period_s = self.config.period_s
-        # Half a sample of tolerance: a decision belongs to the beat nearest to it.
+        # Half a sample of tolerance: a decision belongs to the nearest sample.
         half_s = self.config.sample_s / 2
         if now + half_s < self._decide_at:
             return self.decide(now) if now <= self._hurry_until + half_s else []
-        # Beats that were left out move the grid; those that were late do not.
+        # Skipped samples move the grid; late ones do not.
         self._decide_at = max(self._decide_at, now - period_s / 2) + period_s
         return self.decide(now)
 
     def observe(self, now: float, signals: Iterable[InstanceSignals]) -> None:
-        """Take in the signals of all prefill instances at ``now``. Time never runs backwards here."""
+        """Take in the signals of all prefill instances at ``now``. An earlier time counts as no time passed."""
         if self._seen_at is None:
             self._seen_at = self._moved_at = self._laid_out_at = now
-        # The last share held until now: weigh that one, not the one that has just begun.
+        # The last share held until now: weigh that, not the one that begins now.
         span = max(0.0, now - self._seen_at)
         constant_s = self.config.smoothing_s
         self.balance = _faded(self.balance, self._share(), span, constant_s)
@@ -130,7 +130,7 @@ class PoolController:
         self.raw = {p: pool_pressure([pressure(s, self.config) for s in self._members[p]], self.config) for p in POOLS}
         came = self._demand.observe(now, self._healthy)
         if self._demand.forget():
-            # What was smoothed before tells nothing of what comes now, and that is answered as soon as it is clear.
+            # The smoothed past says nothing about the changed work, which should be answered as soon as it is clear.
             self.balance, at = 0.5, now - self._demand.span_s
             for seen_at, share in self._shares:
                 self.balance = _faded(self.balance, share, max(0.0, seen_at - at), constant_s)
@@ -142,33 +142,33 @@ class PoolController:
         self.usual = Work(*means)
 
     def decide(self, now: float) -> list[Move]:
-        """The moves that are due; none of them is bound to be carried out. Two decisions that move anything are a
-        cool-down apart."""
+        """Return the moves that are due; the caller may skip any. Two decisions that move anything are a cool-down
+        apart."""
         if self._seen_at is None or now - self._moved_at < self.config.cooldown_s:
             return []
         moves = self._lay_out(now) or self._even_out(now)
         if moves:
             self.moved(now)
         else:
-            # A long wait for what cannot be done must not delay the answer to the next change.
+            # A long period without a possible move must not delay the reaction to the next change.
             self.balance = min(max(self.balance, 1 - self._edge()), self._edge())
         return moves
 
     def moved(self, now: float, *, laid_out: bool = False) -> None:
-        """Somebody has moved instances, and perhaps divided or merged the fleet: the cool-down starts."""
+        """Start the cool-down after a move by any router, which may have divided or merged the fleet (``laid_out``)."""
         self._moved_at = now
         self._laid_out_at = now if laid_out else self._laid_out_at
-        # What was smoothed over the old pools must not call for the next move as well.
+        # Pressures smoothed over the old pools must not cause the next move.
         self.balance = 0.5
 
     def in_dead_band(self) -> bool:
-        """Whether the smoothed pressures call for no move."""
+        """Return True if the smoothed pressures call for no move."""
         return self._wanting() is None
 
     # -- two pools, or none
 
     def _lay_out(self, now: float) -> list[Move]:
-        """Moves that divide the fleet or merge it; and those of instances that are not as the others are."""
+        """Return moves that divide or merge the fleet, or that bring single instances in line with the others."""
         n, n_min, everyone = len(self._healthy), self.config.n_min, self._healthy
         undivided = [s for s in everyone if s.pool == BOTH]
         divided = len(undivided) * 2 < n
@@ -189,7 +189,7 @@ class PoolController:
         return [Move(s.name, s.pool, BOTH, now, f"merged: {best.reason}") for s in everyone if s.pool != BOTH]
 
     def _divide(self, undivided: Sequence[InstanceSignals], now: float, reason: str) -> list[Move]:
-        """A pool for each of these: the short one first takes those with the least long work."""
+        """Return moves of ``undivided`` into pools: those with the least long work first, into the short pool."""
         if not undivided:
             return []
         wanted = short_servers(self.usual, len(self._healthy), self.config.n_min)
@@ -200,7 +200,7 @@ class PoolController:
     # -- from pool to pool
 
     def _even_out(self, now: float) -> list[Move]:
-        """Moves into the pool that has too few, as many as are missing."""
+        """Return moves into the pool that has too few instances, as many as are missing."""
         if any(s.pool == BOTH for s in self._healthy):
             return []
         n_min = self.config.n_min
@@ -213,13 +213,13 @@ class PoolController:
         if len(donors) <= n_min:
             return []
         missing = n_min - len(self._members[target]) if starving else self._missing(target)
-        # One that is long busy with what it has would be of no help to its new pool.
+        # An instance that stays busy with its old work would not help its new pool.
         able = [s for s in donors if sum(s.waiting) <= self.config.period_s] or donors[:1]
         chosen = able[: min(missing, len(donors) - n_min)]
         return [Move(s.name, source, target, now, self._reason(target)) for s in chosen]
 
     def _edge(self) -> float:
-        """Share at which one pool's pressure is ``ratio`` times the other's."""
+        """Return the share at which one pool's pressure is ``ratio`` times the other's."""
         return self.config.ratio / (1 + self.config.ratio)
 
     def _share(self) -> float:
@@ -237,16 +237,14 @@ class PoolController:
         return None
 
     def _overloaded(self, pool: Pool) -> bool:
-        """Whether more work than it can do is sure to come to ``pool``, after a period of it."""
+        """Return True if, after a full period, ``pool`` certainly gets more work than it can do."""
         i = POOLS.index(pool)
         sure = self.need[i] - self._demand.error()[i]
         return sure > len(self._members[pool]) and self._demand.span_s >= 0.99 * self.config.period_s
 
     def _missing(self, target: Pool) -> int:
-        """How many instances ``target`` is short of, by the work measured: with them the busier pool is least busy.
-
-        None where that gains little.
-        """
+        """Return how many more instances ``target`` should get, so that the busier pool is least busy with the measured
+        work; 0 if that gains little."""
         source = other(target)
         have, rest = len(self._members[target]), len(self._members[source])
         wants, spares = (self.need[POOLS.index(p)] for p in (target, source))
@@ -256,7 +254,7 @@ class PoolController:
         def busier(moved: int, wants: float = wants) -> float:
             return max(wants / (have + moved), spares / (rest - moved))
 
-        # What is not sure to be there calls for nobody, and at first nobody leaves who may be needed.
+        # Uncertain work brings in no server, and at first none leaves that may be needed.
         doubt, source_doubt = (self._demand.error()[POOLS.index(p)] for p in (target, source))
         best, sure = min(range(rest), key=busier), max(0.0, wants - doubt)
         before, after = busier(0, sure), busier(best, sure)

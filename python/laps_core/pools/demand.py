@@ -1,4 +1,4 @@
-"""How many servers' worth of work there is of each class, from what was measured since it last changed."""
+"""Demand of each class in servers, measured since the work last changed."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from laps_core.pools.pressure import InstanceSignals, PressureConfig, Work
 from laps_core.protocol import ByClass
 
 MOST_PERIODS = 4
-"""What comes is averaged over at most so many control periods."""
+"""Longest time over which arriving work is averaged (control periods)."""
 SURE = 5.0
-"""The work has changed where what came before and what came after are so many standard errors apart."""
+"""Difference of the means before and after, in standard errors, from which the work has changed."""
 LEAST = 2
-"""Samples that make a change: one alone may be a large request."""
+"""Least number of samples after a change: a single one may be one large request."""
 FIRST = 10
-"""Samples from which the noise is learnt, whatever they are."""
+"""First samples, from which the noise is learnt without clipping."""
 MEMORY = 0.99
-"""How much of what was learnt of the noise counts beside one more sample (ratio)."""
+"""Decay of the learnt noise per sample (ratio)."""
 EXACT = 0.02
-"""No work is known better than to this share of itself from one sample."""
+"""Least relative error of the work in one sample."""
 LONGEST_STEP_S = 60.0
-"""No step takes a device longer (seconds)."""
+"""Longest time of one step on a device (seconds)."""
 CAUGHT_UP = 0.1
-"""A server has caught up while no more waits there than this share of what it has done since (0..1)."""
+"""A server has caught up once the waiting work is at most this share of what it has done since (0..1)."""
 HORIZON_S = 120.0
-"""Measured times of requests count for about this long (seconds of each server)."""
+"""Memory of the measured request times (seconds of each server)."""
 FREE_S = 1.0
-"""As if so much had come and taken as long as predicted, to begin with (seconds)."""
+"""Initial work whose measured time equals the predicted time (seconds)."""
 MOST_RATIO = 8.0
-"""Requests take at most so many times as long as predicted, or as many times less."""
+"""Limit of the ratio between measured and predicted time, in both directions."""
 
 
 class Spent:
-    """Which part of the device's time went to which class, from one sample to the next."""
+    """Splits a device's busy time by class, from one sample to the next."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._seen = self._over = self._done = self._last = Work()
 
     def since(self, now: float, busy_share: float, told: ByClass | None, outlook: Outlook) -> Work:
-        """Shares of the time since the last sample (0..1, their sum too); without time between, as they were last.
+        """Return each class's share of the time since the last sample (0..1, the sum, too); the last shares again if no
+        time has passed.
 
-        ``told``: seconds of each class since the server's start, ``now`` by one clock; None if unknown: then its
-        ``busy_share`` is divided as this router's own work is."""
+        ``told``: seconds of each class since the server's start, ``now`` by the same clock; None if unknown: then
+        ``busy_share`` is split like this router's own work.
+        """
         done, before = outlook.done, self._done
         self._done = done
         if told is not None:
@@ -64,11 +66,11 @@ class Spent:
             return self._last
         self._at, self._seen = now, told
         if at is None or now < at or told.short < seen.short or told.long < seen.long:
-            # The first answer, or it was started again.
+            # First answer, or a restarted server.
             self._over = self._last = Work()
             return self._last
-        # A step is reported when it ends, as a whole: a device is busy no more than all of the time, so what is over
-        # belongs to the samples before, and is counted in those that follow.
+        # Steps are reported as a whole when they end, and a device is busy at most all of the time: the excess belongs
+        # to earlier samples and is counted in later ones.
         due = [min(t - s, LONGEST_STEP_S) + o for t, s, o in zip(told, seen, self._over, strict=True)]
         total = sum(due)
         counted = min(1.0, (now - at) / total) if total > 0.0 else 0.0
@@ -83,15 +85,15 @@ class _Sample(NamedTuple):
 
 
 class _Ledger:
-    """Device time that requests took, and the time predicted when they came, by class (seconds)."""
+    """Device time that requests took, and the time predicted when they arrived, by class (seconds)."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, Work, Work]] = {}
-        """Servers that have not caught up: name -> time, busy time and predicted work that came (seconds)."""
+        """Servers that have not caught up: name -> time, busy time and predicted arrived work (seconds)."""
         self._seconds, self._took, self._came = 0.0, [0.0, 0.0], [0.0, 0.0]
 
     def observe(self, span: float, known: Sequence[tuple[InstanceSignals, Work]]) -> None:
-        """Take in a sample of all servers of which it is known what comes."""
+        """Take in a sample of all servers whose arrivals are known."""
         before, self._open = self._open, {}
         for s, came in known:
             seconds, took_s, came_s = before.get(s.name, (0.0, Work(), Work()))
@@ -99,7 +101,7 @@ class _Ledger:
             took_s = Work(*(t + span * b for t, b in zip(took_s, s.busy, strict=True)))
             came_s = Work(*(t + span * c for t, c in zip(came_s, came, strict=True)))
             if sum(s.waiting) > CAUGHT_UP * sum(took_s):
-                # It has yet to do what came.
+                # The server has not done all of the arrived work yet.
                 self._open[s.name] = seconds, took_s, came_s
                 continue
             keep = math.exp(-seconds / (HORIZON_S * len(known)))
@@ -109,8 +111,8 @@ class _Ledger:
                 self._came[c] = keep * self._came[c] + came_s[c]
 
     def corrected(self, c: int, came: float, servers: int) -> float:
-        """Predicted work ``came`` (servers), corrected by measured times; plus what else keeps ``servers`` busy: the
-        work of senders that are not observed."""
+        """Return the predicted work ``came`` corrected by measured times, plus work of senders that are not observed
+        and keep ``servers`` busy (servers)."""
         ratio = (FREE_S + self._took[c]) / (FREE_S + self._came[c])
         ratio = min(max(ratio, 1.0 / MOST_RATIO), MOST_RATIO)
         rest = max(0.0, self._took[c] - ratio * self._came[c]) / self._seconds if self._seconds else 0.0
@@ -118,11 +120,11 @@ class _Ledger:
 
 
 class Demand:
-    """Work that comes, in servers: as predicted when requests came, corrected by the time that such work took.
+    """Arriving work in servers, predicted on arrival and corrected by measured times.
 
-    Averaged since it last changed, which is where the work of a class before and after differs by more than chance
-    makes it. Requests come by chance, so the variance of a class is taken to be in proportion to its work, as it has
-    been from sample to sample.
+    Averaged since its last change: the point where a class's work before and after differs by more than chance.
+    Requests arrive at random, so the variance of a class is taken as proportional to its work, with the factor seen
+    from sample to sample.
     """
 
     def __init__(self, config: PressureConfig) -> None:
@@ -133,8 +135,8 @@ class Demand:
         self._noise = [_Noise(), _Noise()]
 
     def observe(self, now: float, healthy: Sequence[InstanceSignals]) -> Work:
-        """Take in a sample of all healthy instances; the work that came since the last one (servers). An instance whose
-        arrivals are unknown counts with the work that it is busy with."""
+        """Take in a sample of all healthy instances; return the work that arrived since the last one (servers). An
+        instance with unknown arrivals counts with its busy time."""
         span = 0.0 if self._at is None else now - self._at
         if self._at is None or span > 0.0:
             self._at = now
@@ -154,7 +156,7 @@ class Demand:
         return came
 
     def forget(self) -> bool:
-        """Leave out what lies before a change; whether there was one."""
+        """Drop the samples before a change; return True if there was one."""
         changed = max(noise.change([s.came[c] for s in self._seen]) for c, noise in enumerate(self._noise))
         for _ in range(changed):
             self._seen.popleft()
@@ -162,48 +164,48 @@ class Demand:
 
     @property
     def span_s(self) -> float:
-        """Over how long the work is averaged (seconds)."""
+        """Return the time over which the work is averaged (seconds)."""
         return sum(s.span_s for s in self._seen)
 
     def servers(self) -> Work:
-        """Of each class, how many servers it needs."""
+        """Return the servers that each class needs."""
         span = self.span_s
         return Work(*(sum(s.span_s * s.came[c] for s in self._seen) / span if span else 0.0 for c in (0, 1)))
 
     def error(self) -> Work:
-        """Standard error of ``servers``."""
+        """Return the standard error of ``servers``."""
         means, n = self.servers(), max(1, len(self._seen))
         return Work(*(math.sqrt(noise.variance(m) / n) for noise, m in zip(self._noise, means, strict=True)))
 
 
 class _Noise:
-    """How much the work of a class differs from one sample to the next."""
+    """Variance of a class's work from one sample to the next."""
 
     def __init__(self) -> None:
         self._seen, self._squares, self._work = 0, 0.0, 0.0
 
     def observe(self, before: float, now: float) -> None:
-        """Two samples that follow one another."""
+        """Learn from two consecutive samples."""
         square, level = (now - before) ** 2 / 2, (before + now) / 2
         if self._seen >= FIRST:
-            # A change is no noise, unless there are many.
+            # A change is not noise, unless changes are frequent.
             square = min(square, SURE * SURE * self.variance(level))
         self._seen += 1
         self._squares, self._work = MEMORY * self._squares + square, MEMORY * self._work + level
 
     def variance(self, level: float) -> float:
-        """Of one sample of so much work."""
+        """Return the variance of one sample of ``level`` work."""
         ratio = self._squares / self._work if self._work > 0.0 else 0.0
         return max(ratio * level, (EXACT * level) ** 2)
 
     def change(self, values: Sequence[float]) -> int:
-        """How many of ``values`` lie before a change; 0 without one."""
+        """Return how many of ``values`` lie before a change; 0 without one."""
         n, total = len(values), sum(values)
         if not n:
             return 0
         most, at = SURE * SURE * self.variance(total / n), 0
         for k, before in enumerate(accumulate(values[: n - LEAST]), 1):
-            # Difference of both means, squared, over 1 / k + 1 / (n - k).
+            # Squared difference of both means over 1 / k + 1 / (n - k).
             squared = (before * n - total * k) ** 2 / (k * (n - k) * n)
             if squared > most:
                 most, at = squared, k

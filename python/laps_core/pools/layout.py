@@ -1,9 +1,9 @@
-"""Whether a fleet is better off with two pools or undivided, and how large the pools are to be.
+"""Layout of a fleet: two pools or none, and the size of each pool.
 
-What two pools cost is told by queueing: a wait that n servers share is shorter than that of any part of them under the
-same load, and a small pool wastes what of a server its class does not need. What they bring is that short requests do
-not meet long ones. LAPS servers park long prefills, so a short one hardly waits there until every server has long work
-at once; stock servers make it wait for all that came before.
+Queueing gives the cost of two pools: n servers with a common queue make requests wait less than any part of them under
+the same load, and a small pool wastes capacity that its class does not need. The benefit is that short requests do not
+meet long ones. LAPS servers park long prefills, so a short one hardly waits there unless every server has long work at
+once; on stock servers it waits for all that came before.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from laps_core.pools.pressure import Work
 
 GAIN_PARKS, GAIN_STOCK = 0.6, 0.2
-"""Two pools pay where requests would wait so long in the undivided fleet, on servers that park and on others (times
-of one long request)."""
+"""Wait in the undivided fleet from which two pools pay, on servers that park and on others (times of one long
+request)."""
 LEAST = 0.8
-"""Short work of less than this share of a whole pool is not worth one (0..1)."""
+"""Least short work that is worth a pool (share of that pool's capacity, 0..1)."""
 LOSS = 1.2
-"""Most that two pools may lengthen the time of long requests (ratio)."""
+"""Most by which two pools may lengthen the time of long requests (ratio)."""
 HYSTERESIS = 0.4, 1.5
-"""A fleet that is divided stays so until the gain is down to so much of that, or the loss is so many times that."""
+"""Factors on the gain and the loss that keep a divided fleet divided."""
 FEWEST = 3
-"""Servers of a fleet that is divided at all: of two each would be a pool that nobody shares."""
+"""Smallest fleet that is divided: of two servers each pool would have one."""
 
 
 def wait(need: float, servers: int) -> float:
-    """Mean wait behind ``servers`` that are offered ``need`` servers' worth of work (times of one request; M/M/n after
-    Sakasegawa); infinite where they cannot do it."""
+    """Return the mean wait at ``servers`` with an offered load of ``need`` servers (times of one request; M/M/n after
+    Sakasegawa); infinite if they are overloaded."""
     load = need / servers
     if load >= 1.0:
         return math.inf
@@ -37,7 +37,7 @@ def wait(need: float, servers: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What suits a fleet: two pools, or none."""
+    """Recommended layout of a fleet."""
 
     short: int | None
     """Servers of the short pool; None = undivided."""
@@ -45,7 +45,7 @@ class Layout:
 
 
 def short_servers(need: Work, servers: int, n_min: int) -> int:
-    """How many of ``servers`` the short pool is to have, so that both are as busy as can be."""
+    """Return how many of ``servers`` the short pool should have, so that both pools are equally busy."""
     total = need.short + need.long
     if not total:
         return servers // 2
@@ -55,8 +55,8 @@ def short_servers(need: Work, servers: int, n_min: int) -> int:
 
 
 def layout(need: Work, servers: int, n_min: int, *, parks: bool, divided: bool) -> Layout:
-    """For ``servers`` healthy ones, of which each class needs ``need``. ``parks``: all of them run LAPS; ``divided``:
-    how the fleet is now."""
+    """Return the layout for ``servers`` healthy servers, of which each class needs ``need``. ``parks``: all of them run
+    LAPS; ``divided``: the fleet has two pools now."""
     short, total = need.short, need.short + need.long
     n = short_servers(need, servers, n_min)
     gain, loss = HYSTERESIS if divided else (1.0, 1.0)

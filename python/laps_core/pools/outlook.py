@@ -1,4 +1,4 @@
-"""When a prefill server would answer a request: the work that is there before it, and its own."""
+"""Prediction of when a prefill server would answer a request, from the work ahead of it and its own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from laps_core.pools.pressure import Work
 from laps_core.protocol import Assignment
 
 START = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.0)
-"""What a server is taken to need until it has been seen at work."""
+"""Latency model of a server until its steps have been measured."""
 MEMORY = 0.999
-"""How much of what was learnt of a server's speed counts beside one more request (ratio)."""
+"""Decay of the learnt speed per request (ratio)."""
 ENOUGH = 8
-"""Requests from which what was learnt is good enough to turn a request away for."""
+"""Requests after which the learnt model is good enough to refuse a request by."""
 
 
 class Learnt:
-    """What a step takes on servers that do not say so: a line over the new tokens of requests that were alone there.
+    """Latency model of servers that report none: a line over the new tokens of requests that were alone there.
 
-    One for all of them. With a line for each, the one that happens to look fastest would get the requests, and none
-    alone any more that could put it right.
+    Shared by all of them. With one line each, the server that looks fastest by chance would get the requests, and the
+    other servers would never be measured again.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Learnt:
 
     @property
     def enough(self) -> bool:
-        """Whether it has been learnt from enough requests to rely on it."""
+        """Return True if enough requests were measured to rely on the model."""
         return self._sums[0] > ENOUGH - 0.5
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Take in a request of so many new tokens."""
+        """Learn from a request of ``tokens`` new tokens."""
         one = (1.0, tokens, tokens * tokens, seconds, tokens * seconds)
         n, t, tt, y, ty = (MEMORY * a + b for a, b in zip(self._sums, one, strict=True))
         self._sums = n, t, tt, y, ty
@@ -47,10 +47,10 @@ class Learnt:
 
 
 class Outlook:
-    """Of one server, as one router sees it. Times are the caller's, one clock's (seconds).
+    """Work of one server, as one router knows it. Times are of the caller's clock (seconds).
 
-    Requests are batched, so that a step's own time counts once for all of them. Where long prefills are parked for
-    short ones, those wait for short ones only.
+    Requests are batched, so a step's own time counts once for all of them. Where short requests park long prefills,
+    they wait for short ones only.
     """
 
     __slots__ = (
@@ -60,32 +60,32 @@ class Outlook:
 
     def __init__(self, learnt: Learnt) -> None:
         self.own_model: Coefficients | None = None
-        """What a step takes there, as the server says; None: it does not."""
+        """Server-reported latency model, if any."""
         self.parks = False
-        """It is known to run LAPS: a long prefill there is parked while short ones run."""
+        """True if the server runs LAPS: a long prefill there is parked while short ones run."""
         self.shared = False
-        """Others' requests were seen to be at work there when it was last asked."""
+        """True if other routers' requests were at work there at the last poll."""
         self.arrivals = Arrivals()
         self.free_at = -math.inf
-        """From when on no work is known there; infinite while this router's is."""
+        """Time from which no work is known there; infinite while this router has some there."""
         self.done = Work()
-        """This router's work there that is done, since the start (seconds)."""
+        """Finished work of this router there, since the start (seconds)."""
         self._learnt = learnt
         self._alone = False
         self._short = self._long = 0.0
         self._others_short_until = self._others_until = -math.inf
-        """When others' work there is done, as far as it was told: the short, and after it all."""
+        """Times at which other routers' known work is done: the short, and after it all."""
         self._since = 0.0
 
     @property
     def model(self) -> Coefficients:
-        """The server's own, or what this router has seen of others like it."""
+        """Return the server's own latency model, or the learnt one."""
         return self.own_model or self._learnt.model
 
     def enter(self, now: float, cls: ClassName, work_s: float) -> None:
-        """This router sends it a request."""
+        """Add a request that this router sends there."""
         self.free_at = math.inf
-        # Alone there: it is what the time to its first token teaches.
+        # The time to first token of a request that is alone there measures the server.
         self._alone = not (self.shared or any(self.waiting(now)))
         if not (self._short or self._long):
             self._since = now
@@ -97,11 +97,11 @@ class Outlook:
             self._long += work_s
 
     def leave(self, now: float, cls: ClassName, work_s: float, tokens: int) -> None:
-        """That request has its first token after so many new ``tokens``; 0: it needs none any more."""
+        """Remove a request that has its first token after ``tokens`` new tokens; 0: without one."""
         if tokens and self._alone and self.own_model is None and now > self._since:
             self._learnt.observe(tokens, now - self._since)
         self._since = now
-        # Sums of floats do not come back to 0.0 by themselves.
+        # Rounding errors would keep the sum of floats from 0.0.
         if cls == SHORT:
             self.done = Work(self.done.short + work_s, self.done.long)
             self._short = self._short - work_s if self._short - work_s > 1e-9 else 0.0
@@ -111,16 +111,16 @@ class Outlook:
         self.free_at = math.inf if self._short or self._long else self._others_until
 
     def seen(self, others: bool) -> None:
-        """Whether others' requests are at work there now, however little of them waits."""
+        """Set whether other routers' requests are at work there now, however little of them waits."""
         self.shared = others
         self._alone = self._alone and not others
 
     def told(self, now: float, short_s: float, long_s: float) -> None:
-        """The server has said what work waits there: what is not this router's is others' (seconds)."""
+        """Take in the work that the server reports as waiting (seconds): all but this router's is other routers'."""
         self._note(now, short_s - self._short, long_s - self._long)
 
     def told_others(self, now: float, pool: Assignment, seconds: float) -> None:
-        """So much of others' work waits there; of which class is a guess by its ``pool``."""
+        """Take in other routers' waiting work (seconds); its class is guessed from ``pool``."""
         self._note(now, seconds, 0.0) if pool == SHORT else self._note(now, 0.0, seconds)
 
     def _note(self, now: float, short_s: float, long_s: float) -> None:
@@ -130,7 +130,7 @@ class Outlook:
         self._alone = self._alone and self._others_until <= now
 
     def waiting(self, now: float) -> Work:
-        """Work there (seconds)."""
+        """Return the work there (seconds)."""
         short_until, until = self._others_short_until, self._others_until
         if now >= until:
             return Work(self._short, self._long)
@@ -139,36 +139,36 @@ class Outlook:
         return Work(self._short + (short_until - now), self._long + (until - short_until))
 
     def first_s(self, now: float, new: int, cached: int, short: bool) -> float | None:
-        """Until a request of so many tokens would have its first token, sent now (seconds); None where that is not
-        known well enough: it is neither told nor learnt, or nothing is there, so that the request is one to learn
-        from."""
+        """Return the predicted time to first token of a request sent now (seconds); None if it is uncertain: the model
+        is neither reported nor learnt, or the server is idle, so that the request can be measured."""
         waits = self.waiting(now)
         if self.own_model is None and not (self._learnt.enough and any(waits)):
             return None
         cost_s = self.cost_s(now, new, cached, short)
         if short and self.parks and waits.long:
-            # What it makes a long one lose is no time of its own.
+            # The delay caused to a long request is not part of the short one's time.
             cost_s -= self.model.step_s + self.model.work_s(new, cached)
         return cost_s
 
     def cost_s(self, now: float, new: int, cached: int, short: bool) -> float:
-        """Until a request of so many tokens would be answered, sent now, and how much later it makes a long one that
-        it goes before (seconds)."""
+        """Return the predicted time to the answer of a request sent now, plus the delay of a long one that it preempts
+        (seconds)."""
         model = self.own_model or self._learnt.model
         return self.with_work_s(now, model.step_s, model.work_s(new, cached), short)
 
     def with_work_s(self, now: float, step_s: float, work_s: float, short: bool) -> float:
-        """The same of a request that adds so much work to a step. Where no work is known it is their sum."""
+        """Return the cost as ``cost_s``, of a request that adds ``work_s`` to a step; the sum of both if the server is
+        idle."""
         left_s = self._others_until - now
         if short and self.parks:
             ahead, long = self.waiting(now) if left_s > 0.0 else (self._short, self._long)
             if long:
-                # The slice that runs ends first; and the long one waits for all of this step.
+                # The running slice ends first, and the long prefill waits for this whole step.
                 return ahead + 3.0 * step_s + 2.0 * work_s
             return ahead + work_s + (2.0 * step_s if ahead else step_s)
         ahead = self._short + self._long
         if ahead:
-            # The time since then went to its own work; others' has been faded by it already.
+            # The time since then was spent on this router's work; other routers' has been reduced by it already.
             ahead += step_s - (now - self._since)
             if ahead < 0.0:
                 ahead = 0.0

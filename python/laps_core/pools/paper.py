@@ -1,4 +1,4 @@
-"""Algorithm 2 as it was published, as a baseline: by the pressures alone, one move a period at most (LAPS, s3.2)."""
+"""Algorithm 2 as published, as a baseline: by the pressures alone, at most one move a period (LAPS, s3.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from laps_core.pools.pressure import BOTH, POOLS, PressureConfig
 
 
 class PaperController(PoolController):
-    """Neither smoothing nor measured work: what the pools' pressures are at the moment of a decision."""
+    """Controller without smoothing or measured work: uses the pools' pressures at the moment of a decision."""
 
     def decide(self, now: float) -> list[Move]:
         """See PoolController."""
@@ -28,5 +28,5 @@ class PaperController(PoolController):
 
 
 def controller(config: PressureConfig, start_s: float = 0.0) -> PoolController:
-    """The controller that ``config`` asks for."""
+    """Return the controller that ``config`` asks for."""
     return (PaperController if config.published else PoolController)(config, start_s)

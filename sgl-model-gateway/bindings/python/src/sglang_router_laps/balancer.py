@@ -1,4 +1,5 @@
-"""What the stock launcher starts in the place of its MiniLB: our router, on as many connections as it may have."""
+"""LapsBalancer takes MiniLB's place in the stock launcher: it serves our router, within the limit of file
+descriptors."""
 
 from __future__ import annotations
 
@@ -36,29 +37,28 @@ from .tracing import Tracer
 logger = logging.getLogger(__name__)
 
 PER_REQUEST = 3
-"""Descriptors: one connection of the client, one to a prefill and one to a decode server."""
+"""File descriptors per request: the client's connection, one to a prefill and one to a decode server."""
 PER_SERVER = 2
-"""Descriptors: probes and questions about its load."""
+"""File descriptors per server: health probes and load queries."""
 SERVERS = 64
-"""Servers that there is room for at least: they may come later."""
+"""Least number of servers to keep file descriptors for: servers may join later."""
 SPARE = 16
-"""Descriptors: log files, aborts, status pages, clients that only hold a connection open."""
+"""File descriptors for log files, aborts, status pages and idle clients."""
 
 
 class LapsBalancer:
-    """As the stock launcher and the stock routes know a MiniLB: ``start``, ``prefill_urls``, ``decode_urls``.
+    """Implements MiniLB's interface for the stock launcher and routes: ``start``, ``prefill_urls``, ``decode_urls``.
 
-    Raises ConfigError when the servers and the configuration do not fit each other.
+    Raises ConfigError when the servers do not fit the configuration.
     """
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
         stock_flags.check(args)
         n = config.router_workers
-        # -1 is not set, and so is 0; no worker is left without a place.
         each = {flag: -(-getattr(args, flag) // n) for flag in ("max_concurrent_requests", "queue_size")}
         self.router = Router(replace(args, **each), config)
 
-    # The stock routes that ask the servers something (model_info, ...) go through these two lists.
+    # The stock routes that query the servers (model_info, ...) use these two lists.
     @property
     def prefill_urls(self) -> list[str]:
         """Healthy prefill servers; all of them when none is healthy. Raises HTTPException when there are none."""
@@ -72,7 +72,7 @@ class LapsBalancer:
     def start(self) -> None:
         """Serve until stopped. In-flight requests get --shutdown-grace-period-secs to finish.
 
-        Ends the program (one line on stderr, exit status 1) where several workers cannot have the port.
+        Ends the program (one line on stderr, exit status 1) if several workers cannot share the port.
         """
         level = (self.router.args.log_level or "info").upper()
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -82,7 +82,7 @@ class LapsBalancer:
         queue = router.queue
         enough = requests_at_most(limit, max(SERVERS, len(router.instances)), queue.size)
         if enough < queue.most:
-            logger.warning("%d requests at a time instead of %d: %d file descriptors", enough, queue.most, limit)
+            logger.warning("at most %d requests at a time, not %d: %d file descriptors", enough, queue.most, limit)
             queue.most, queue.size = enough, min(queue.size, enough)
         for pool in POOLS:
             logger.info("%s pool: %s", pool, " ".join(i.url for i in router.pools.members(pool)))
@@ -90,8 +90,8 @@ class LapsBalancer:
             open_for = "only answers GET" if is_local(router.args) else "is closed"
             logger.info("/workers %s: neither --api-key nor --control-plane-api-keys is given", open_for)
         AccessLog.to_stderr()
-        # The stock module imports all of SGLang: half a million objects, which the garbage collector would go through
-        # again and again, 170 ms each time with every request waiting. Workers share what is frozen before they start.
+        # The stock module imports all of SGLang: half a million objects. Each full garbage collection would take 170
+        # ms, with every request waiting. Frozen before the fork, the objects stay shared between workers.
         gc.collect()
         gc.freeze()
         if router.config.router_workers == 1:
@@ -119,7 +119,7 @@ class LapsBalancer:
         Processes(sockets, serve).run()
 
     def server_config(self) -> uvicorn.Config:
-        """How the application is served."""
+        """Return uvicorn's configuration for the application."""
         args = self.router.args
         tracer = Tracer.to(args.otlp_traces_endpoint) if args.enable_trace else None
         app: Any = LapsApp(self.router, mini_lb.app, tracer)
@@ -135,7 +135,7 @@ class LapsBalancer:
             access_log=False,
             proxy_headers=False,
             timeout_graceful_shutdown=args.shutdown_grace_period_secs,
-            # Typed as whole seconds, and handed to the event loop as they are.
+            # uvicorn types this as int, but passes the value on to the event loop unchanged.
             timeout_keep_alive=self.router.config.keep_alive_s,  # type: ignore[arg-type]
             ssl_certfile=args.server_cert_path,
             ssl_keyfile=args.server_key_path,
@@ -143,7 +143,7 @@ class LapsBalancer:
 
 
 class Server(uvicorn.Server):
-    """Says at once that it is no longer ready when it is told to stop, and shows its parent process that it runs."""
+    """Marks the router as draining on a stop signal, and reports to the parent process that the event loop runs."""
 
     def __init__(self, config: uvicorn.Config, router: Router, beat: Callable[[], None] | None = None) -> None:
         super().__init__(config)
@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
         self._beat = beat
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Call ``beat`` for as long as the event loop turns."""
+        """Serve, and call ``beat`` for as long as the event loop runs."""
         beating = asyncio.create_task(self._keep_beating())
         try:
             await super().serve(sockets)
@@ -164,7 +164,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(BEAT_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """What uvicorn calls on a signal."""
+        """Mark the router as draining; uvicorn calls this on a signal."""
         self._router.draining = True
         super().handle_exit(sig, frame)
 
@@ -181,14 +181,14 @@ def raise_limit() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
-        # Some systems name a hard limit that they do not grant.
+        # Some systems report a hard limit that they do not grant.
         return soft
     return hard
 
 
 def requests_at_most(limit: int, servers: int, queued: int) -> int:
-    """How many requests at a time ``limit`` descriptors are enough for, with what is open already, ``servers`` servers,
-    and so many ``queued`` beside them, but at most as many as are served."""
+    """Return how many requests at a time ``limit`` descriptors allow, with those open already, ``servers`` servers and
+    ``queued`` requests in the queue."""
     if limit == resource.RLIM_INFINITY:
         return 1 << 30
     try:
@@ -196,5 +196,5 @@ def requests_at_most(limit: int, servers: int, queued: int) -> int:
     except OSError:
         taken = SPARE
     free = limit - taken - SPARE - PER_SERVER * servers
-    # One of the queue holds the client's connection alone.
+    # A queued request holds only the client's connection.
     return max(1, (free - queued) // PER_REQUEST, min(queued, free // (PER_REQUEST + 1)))

@@ -1,7 +1,7 @@
-"""The router's command line with the LAPS flags added, and what it starts.
+"""The router's command line with the LAPS flags added, and the balancer that it starts.
 
-``LapsRouterArgs`` and ``make_balancer`` stand in for two names of sglang_router.launch_router, by the patch or by our
-own launcher.
+``LapsRouterArgs`` and ``make_balancer`` replace two names of sglang_router.launch_router, through the patch or our own
+launcher.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SWITCH = "enable-laps-alloc"
 
 
 class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
-    """RouterArgs that also carry an AllocConfig when ``--enable-laps-alloc`` is given.
+    """RouterArgs with an AllocConfig if ``--enable-laps-alloc`` is given.
 
-    ``laps`` is no dataclass field: the Rust router takes every field it finds as an argument of its own.
+    ``laps`` is no dataclass field: the Rust router takes every field as an argument of its own.
     """
 
     laps: AllocConfig | None = None
@@ -53,14 +53,14 @@ class LapsRouterArgs(RouterArgs):  # type: ignore[misc]
 
 
 def make_balancer(router_args: RouterArgs) -> Any:
-    """The stock MiniLB, or ours when allocation is on and there are prefill instances to allocate.
+    """Return the stock MiniLB, or LapsBalancer if allocation is on.
 
-    Ends the program (one line on stderr, exit status 2) when the instances given do not fit the configuration.
+    Ends the program (one line on stderr, exit status 2) when the servers do not fit the configuration.
     """
     config = getattr(router_args, "laps", None)
     if config is None:
         return mini_lb.MiniLoadBalancer(router_args)
-    # Only now: the stock router must not pay for importing what it does not use.
+    # Imported late: the stock router must not pay for what it does not use.
     from .balancer import LapsBalancer
 
     try:
@@ -70,23 +70,23 @@ def make_balancer(router_args: RouterArgs) -> Any:
 
 
 def fail(line: str) -> NoReturn:
-    """Say what is wrong with the command line and exit with status 2."""
+    """Print an error of the command line and exit with status 2."""
     print(f"error: {line}", file=sys.stderr)
     raise SystemExit(2)
 
 
 FLAG_KNOBS = (
     ("threshold", "TOKENS", "Longest short request, in expected new tokens (256 if not given)"),
-    ("interval_s", "SECONDS", "How often the pools are reconsidered (5.0 if not given)"),
-    ("ratio", "RATIO", "How many times the other pool's pressure moves an instance (2.0 if not given)"),
-    ("tokenizer", "PATH", "A tokenizer.json or its folder, for exact token counts; else estimated from bytes"),
-    ("router_workers", "N", "Processes behind the port, each a router of its own (1 if not given)"),
+    ("interval_s", "SECONDS", "Period between rebalancing decisions (5.0 if not given)"),
+    ("ratio", "RATIO", "Ratio of the pools' pressures from which an instance moves (2.0 if not given)"),
+    ("tokenizer", "PATH", "A tokenizer.json or its folder, for exact token counts (estimated from bytes if not given)"),
+    ("router_workers", "N", "Router processes that share the port (1 if not given)"),
 )
-"""Knob, what its flag takes, and its help."""
+"""Knob, metavar and help of each flag."""
 
 
 def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
-    """Add the LAPS group. Values are checked by ``parse_laps``, which says in one line what is wrong."""
+    """Add the LAPS group. ``parse_laps`` checks the values and reports errors in one line."""
     group = parser.add_argument_group("LAPS", "Length-aware prefill pools (MiniLB)")
     switch = "Route short and long prompts to prefill pools of their own and keep the pools in balance"
     group.add_argument(f"--{prefix}{SWITCH}", action="store_true", help=switch)
@@ -97,7 +97,7 @@ def add_laps_args(parser: argparse.ArgumentParser, prefix: str = "") -> None:
 
 
 def parse_laps(args: argparse.Namespace, prefix: str = "") -> AllocConfig | None:
-    """The AllocConfig of parsed flags; None when allocation is off. Raises ConfigError on a bad value."""
+    """Return the AllocConfig of parsed flags; None when allocation is off. Raises ConfigError on a bad value."""
 
     def value(flag: str) -> Any:
         return getattr(args, prefix + flag.removeprefix("--").replace("-", "_"), None)

@@ -1,6 +1,6 @@
-"""Every knob of the router extension: its default, its unit and what it must be.
+"""Knobs of the router: defaults, units and valid ranges.
 
-Five come as flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
+Five have flags of their own; the rest go into ``--laps-alloc-config '{...}'``.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ class AllocConfig(Knobs):
     """Validated knobs of one router. Raises ConfigError on a bad value."""
 
     preset: Literal["paper"] | None = None
-    """"paper": the router of LAPS as it was published, a baseline to compare with."""
+    """"paper": the router of the LAPS paper, as a baseline."""
     threshold: Whole = 256
     """Longest short request (expected new tokens, inclusive)."""
     interval_s: Seconds = 5.0
-    """Control period: how often the pools are reconsidered (seconds)."""
+    """Control period: time between rebalancing decisions (seconds)."""
     ratio: Ratio = 2.0
-    """How many times the other pool's pressure calls for a move."""
+    """Ratio of the pools' pressures from which an instance moves."""
     tokenizer: Path | None = None
     """A tokenizer.json, or the folder that holds one; None = estimate tokens from bytes."""
     router_workers: Whole = 1
-    """Processes behind the port, each a router of its own."""
+    """Router processes that share the port."""
 
     load_unit: Whole = 2048
-    """What makes a server one time full (new tokens): so much backlog is pressure 1, and a pool is overloaded when each
-    of its servers has more than this in flight."""
+    """Backlog of a server at pressure 1 (new tokens); a pool is overloaded when each of its servers has more in
+    flight."""
     spill: Literal["auto", "off", "short", "both"] = "auto"
-    """Which class may use the other pool when its own is overloaded: off, short, both; auto: short ones, and long ones
-    where the instance runs LAPS and parks them while short ones run."""
+    """Classes that may use the other pool when their own is overloaded: off, short, both; auto: short, and long where
+    the instance runs LAPS and parks long prompts while short ones run."""
     n_min: Whole = 1
-    """Healthy instances each pool keeps."""
+    """Least number of healthy instances in each pool."""
     initial_short: Whole | None = None
-    """Short instances at the start, in a fleet that stays divided; None = the controller decides whether it is."""
+    """Short instances at the start, in a fleet that stays divided; None = the controller decides whether to divide
+    it."""
     keep_alive_s: Seconds = 75.0
-    """How long an idle connection of a client stays open (seconds). Longer than the 60 s after which load balancers
-    close theirs: who closes first may close on a request that is under way."""
+    """Time for which an idle client connection stays open (seconds). Longer than the 60 s of common load balancers: a
+    connection closed here first might carry a new request already."""
 
     JSON_FLAG = "--laps-alloc-config"
     FLAGS: ClassVar[Mapping[str, str]] = {
@@ -72,7 +73,7 @@ class AllocConfig(Knobs):
 
     @property
     def pressure(self) -> PressureConfig:
-        """What the pool controller goes by."""
+        """Return the pool controller's configuration."""
         return PressureConfig(
             ratio=self.ratio,
             period_s=self.interval_s,
@@ -84,15 +85,15 @@ class AllocConfig(Knobs):
 
     @property
     def divided(self) -> bool:
-        """Whether there are two pools from the start, for good."""
+        """Return True if there are two pools from the start, permanently."""
         return self.initial_short is not None or self.preset is not None
 
     def short_of(self, servers: int) -> int | None:
-        """Of so many servers those that are short at the start; None: there are no pools yet."""
+        """Return the number of short instances among ``servers`` at the start; None if there are no pools yet."""
         return servers // 2 if self.divided and self.initial_short is None else self.initial_short
 
     def check_instances(self, prefill: int) -> None:
-        """Raise ConfigError when ``prefill`` instances cannot fill two pools, though that is asked for."""
+        """Raise ConfigError when two pools are required and ``prefill`` instances cannot fill them."""
         n_min = self.n_min
         if 2 * n_min > prefill and (n_min > 1 or self.divided):
             raise ConfigError(

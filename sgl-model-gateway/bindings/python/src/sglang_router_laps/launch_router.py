@@ -8,7 +8,7 @@ from sglang_router import launch_router as stock  # isort: skip
 
 
 def main() -> None:
-    """Run the stock launcher with our argument class and balancer in the place of its own."""
+    """Run the stock launcher with our argument class and balancer."""
     stock.RouterArgs = LapsRouterArgs
     stock.MiniLoadBalancer = make_balancer
     stock.main()

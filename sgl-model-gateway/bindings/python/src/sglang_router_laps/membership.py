@@ -1,4 +1,4 @@
-"""The servers behind the router while they come and go, with what there is one of for each."""
+"""Servers that join and leave the router, with the reader, breaker and health check of each."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .tasks import Task, Tasks
 logger = logging.getLogger(__name__)
 
 FLAGS = "flags"
-"""The source of what the command line names."""
+"""Source name of the servers on the command line."""
 LOOK_S = 0.2
-"""How often it is seen whether a server has finished (seconds)."""
+"""Period of checks whether a draining server has finished (seconds)."""
 LINGER_S = 5.0
-"""How long its connections stay open from then on, for what follows a request: the end of the prefill server's reply,
-aborts (seconds)."""
+"""Time for which a finished server's connections stay open (seconds), for the end of the prefill server's reply and for
+aborts."""
 
 
 class Membership:
-    """Its lists are the same objects all the time, so who holds one sees servers come and go.
+    """Lists of servers by role and state. The list objects never change, so that holders see servers come and go.
 
-    Raises ConfigError when the servers and the configuration do not fit each other.
+    Raises ConfigError when the servers do not fit the configuration.
     """
 
     def __init__(self, args: RouterArgs, config: AllocConfig, tasks: Tasks) -> None:
@@ -51,20 +51,20 @@ class Membership:
         decodes = [url for url in args.decode_urls if not is_name(url)]
         self.pools = pools(prefills, config, decoders=decodes, fixed=not self.sources)
         self.instances: list[Instance] = []
-        """All of them, those that drain as well."""
+        """All servers, draining ones included."""
         self.readers: list[SignalReader] = []
-        """One for each prefill server that gets requests."""
+        """One reader for each prefill server that gets requests."""
         self.kv_readers: list[KvReader] = []
-        """One for each such decode server."""
+        """One reader for each decode server that gets requests."""
         self.source: dict[Instance, str] = {}
-        """Who has named it."""
+        """Source that named each server."""
         self.draining: dict[Instance, Task | None] = {}
-        """They get no requests and finish those that they have."""
+        """Servers that get no new requests and finish those in flight."""
         self._args = args
         self._tasks = tasks
         self._signal_s, self._threshold = config.pressure.sample_s, config.threshold
         self._found: dict[str, dict[str, Found]] = {}
-        """What each source has said last, by URL."""
+        """Servers named last by each source, by URL."""
         self._watchers: dict[Instance, Task | None] = {}
         self._open = False
         for i in (*self.pools.instances, *self.pools.decoders):
@@ -84,13 +84,13 @@ class Membership:
             self._tasks.keep(f"discovery of {source.name}", partial(source.run, partial(self.follow, source.name)))
 
     def at(self, url: str) -> Instance | None:
-        """The server at ``url`` that gets requests, else one that drains there."""
+        """Return the server at ``url`` that gets requests, else one that drains there."""
         url = url.rstrip("/")
         return next(iter(sorted((i for i in self.instances if i.url == url), key=self.draining.__contains__)), None)
 
     def add(self, role: Role, url: str, bootstrap_port: int | None, source: str) -> Instance:
-        """A server that gets requests as soon as it has answered its health checks. One that drains is taken back, and
-        one that is there stays as it is. Raises ValueError where there is another kind of server at ``url``."""
+        """Return the server at ``url``, added if there is none; it gets requests once its health checks pass. A
+        draining server is taken back. Raises ValueError if a server of another kind is at ``url``."""
         there = self.at(url)
         if there is not None:
             same = there.role == role and getattr(there, "bootstrap_port", None) == bootstrap_port
@@ -115,7 +115,7 @@ class Membership:
         return there
 
     def remove(self, url: str) -> Instance | None:
-        """Let the server at ``url`` finish what it has; then it is forgotten. None where none is there."""
+        """Drain the server at ``url``, then forget it. Returns the server; None if there is none."""
         there = self.at(url)
         if there is not None and there not in self.draining:
             logger.info("%s %s leaves: %d requests in flight", there.role, there.url, there.outstanding)
@@ -126,8 +126,8 @@ class Membership:
         return there
 
     def follow(self, source: str, found: Collection[Found]) -> None:
-        """Carry out what has changed since ``source`` named all its servers last. What others have done with a server
-        that it goes on to name stands."""
+        """Add and remove servers according to the changes since ``source`` last named all its servers. A server that
+        ``source`` keeps naming stays as other sources or the API left it."""
         now = {f.url: f for f in sorted(found, key=lambda f: f.url)}
         before, self._found[source] = self._found.get(source, {}), now
         for url, old in before.items():
@@ -145,7 +145,7 @@ class Membership:
                 logger.warning("%s: %s", source, e)
                 continue
             if url in before:
-                # The process that this router knew is gone.
+                # The process behind this URL has been replaced.
                 self.health.anew(there)
 
     def _equip(self, i: Instance, source: str) -> None:
@@ -160,7 +160,7 @@ class Membership:
         self.source[i] = source
 
     def _join(self, i: Instance, source: str) -> None:
-        logger.info("%s %s joins, said by %s", i.role, i.url, source)
+        logger.info("%s %s joins, named by %s", i.role, i.url, source)
         self.source[i] = source
         self.health.anew(i)
         self.pools.join(i)
@@ -176,7 +176,7 @@ class Membership:
         self._watchers[i] = self._tasks.keep(f"health of {i.url}", partial(self.health.watch, i))
 
     async def _drain(self, i: Instance) -> None:
-        """Wait for its requests, none of which may take longer than --request-timeout-secs, and let go of it."""
+        """Wait until the server's requests end, at most --request-timeout-secs, then remove it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._args.request_timeout_secs):
                 while i.outstanding:

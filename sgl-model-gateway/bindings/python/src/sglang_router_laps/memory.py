@@ -1,4 +1,4 @@
-"""Memory that the bodies of all requests take together."""
+"""Memory budget shared by the bodies of all requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .queue import TurnedAway
 
 LEAST = 256 << 20
-"""Least budget, however small --max-payload-size is (bytes)."""
+"""Least budget, even for a small --max-payload-size (bytes)."""
 LARGEST = 2
 """Bodies of --max-payload-size that the budget holds at a time."""
 HOLD = "laps.hold"
@@ -24,15 +24,15 @@ class Budget:
 
 @dataclass(slots=True)
 class Hold:
-    """Share of one request in the budget. It ends once."""
+    """Share of one request in the budget. It is released once."""
 
     budget: Budget
     unread: bool = False
-    """Its body has not been read to the end."""
+    """True while the body has not been read to the end."""
     _taken: int = 0
 
     def take(self, size: int) -> None:
-        """Add ``size`` bytes. Raises TurnedAway where all requests together would exceed the budget."""
+        """Add ``size`` bytes. Raises TurnedAway if all requests together would exceed the budget."""
         budget = self.budget
         if budget.taken + size > budget.most:
             why = f"the bodies of the requests in flight take {budget.taken} of {budget.most} bytes"
@@ -41,6 +41,6 @@ class Hold:
         self._taken += size
 
     def end(self) -> None:
-        """Give all of it back."""
+        """Release the whole share."""
         self.budget.taken -= self._taken
         self._taken = 0

@@ -1,4 +1,4 @@
-"""Several processes behind one port, each a router of its own (--router-workers); their parent keeps them running."""
+"""Worker processes behind one port (--router-workers), each a router of its own; their parent restarts them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Before a worker that has ended is started again (seconds)."""
+"""Delay before a worker that has ended is restarted (seconds)."""
 BACKLOG = 2048
-"""Connections that wait for a worker, as in uvicorn."""
+"""Connections that wait for a worker to accept them, as in uvicorn."""
 BEAT_S = 0.5
-"""How often a worker shows that its event loop turns (seconds)."""
+"""Period of a worker's heartbeats, sent from its event loop (seconds)."""
 HUNG_S = 20.0
-"""A worker that has not shown it for so long is killed and started again (seconds)."""
+"""A worker without a heartbeat for this long is killed and restarted (seconds)."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def listen(host: str, port: int, n: int) -> list[socket.socket]:
-    """``n`` sockets on one port, among which the kernel shares out connections. Raises OSError."""
+    """Return ``n`` sockets on one port, among which the kernel distributes connections. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # Others that share their port as well would not be noticed.
+        # With SO_REUSEPORT the probe would not notice other programs that share the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
         port = probe.getsockname()[1]
@@ -43,13 +43,13 @@ def listen(host: str, port: int, n: int) -> list[socket.socket]:
 
 
 def listen_alone(n: int) -> list[socket.socket]:
-    """A socket on a loopback port for each of ``n`` workers. Raises OSError."""
+    """Return a socket on a loopback port for each of ``n`` workers. Raises OSError."""
     return [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
 
 
 class Processes:
-    """One process for each list of sockets. The sockets stay open here, so that none who has connected is turned away
-    while a worker is started again."""
+    """Runs one process for each list of sockets. The sockets stay open here, so that no connection is refused while a
+    worker restarts."""
 
     def __init__(
         self,
@@ -57,24 +57,24 @@ class Processes:
         serve: Callable[[int, Callable[[], None]], None],
         hung_s: float = HUNG_S,
     ) -> None:
-        """``serve`` is called in worker ``i`` with ``i`` and with what it is to call every BEAT_S, and ends with it, or
-        at SIGTERM. ``hung_s``: after how long without such a call a worker is taken to hang (seconds)."""
+        """``serve(i, beat)`` runs worker ``i``, which calls ``beat`` every BEAT_S, until it returns or SIGTERM comes.
+        ``hung_s``: time without a heartbeat after which a worker is killed (seconds)."""
         self._sockets = sockets
         self._hung_looks = math.ceil(hung_s / BEAT_S)
         self._beats = mmap.mmap(-1, max(1, len(sockets)))
-        """A number for each worker, which it changes; shared with all of them."""
+        """Heartbeat counter of each worker, in shared memory."""
         self._seen: dict[int, tuple[int, int]] = {}
-        """That number when it was looked at, and how many looks since then found it unchanged, by process id."""
+        """Last counter seen and the number of checks since then that found it unchanged, by process id."""
         self._serve = serve
         self._running: dict[int, int] = {}
-        """Workers by process id."""
+        """Index of each worker, by process id."""
         self._told: int | None = None
-        """The first signal to end."""
+        """The first stop signal received."""
         self._read_end, self._write_end = os.pipe()
-        """Its other end closes when this process ends, however it does."""
+        """The write end closes when this process ends, however it does; workers wait for that at the read end."""
 
     def run(self) -> None:
-        """Return when all have ended, after a signal that this process is left to die of as well."""
+        """Run until all workers have ended after a stop signal, then raise that signal in this process, too."""
         before = {s: signal.signal(s, self._end) for s in ENDING}
         for i in range(len(self._sockets)):
             self._start(i)
@@ -82,14 +82,14 @@ class Processes:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 self._kill_hung()
-                # A signal is heard meanwhile.
+                # Signals are handled during the sleep.
                 time.sleep(BEAT_S)
                 continue
             self._seen.pop(pid, None)
             index = self._running.pop(pid, None)
             if index is None or self._told:
                 continue
-            logger.error("worker %d has ended (%d); it starts again", index, os.waitstatus_to_exitcode(status))
+            logger.error("worker %d has ended (%d); restarting it", index, os.waitstatus_to_exitcode(status))
             time.sleep(PAUSE_S)
             self._start(index)
         for s, handler in before.items():
@@ -98,17 +98,18 @@ class Processes:
             signal.raise_signal(self._told)
 
     def _kill_hung(self) -> None:
-        """Looks are counted, not seconds: who is stopped himself must not think that of his workers."""
+        """Kill workers without heartbeats. Checks are counted, not seconds: after this process itself was suspended,
+        its workers' heartbeats only look old."""
         for pid, index in () if self._told else list(self._running.items()):
             beat, (before, looks) = self._beats[index], self._seen.get(pid, (-1, 0))
             self._seen[pid] = beat, looks + 1 if beat == before else 0
             if looks >= self._hung_looks:
-                logger.error("worker %d hangs; it is killed", index)
+                logger.error("worker %d hangs; killing it", index)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def _end(self, number: int, _: FrameType | None) -> None:
-        """Pass a signal on; a second SIGINT ends workers in the middle of their requests, as it does uvicorn."""
+        """Forward a signal to the workers; as in uvicorn, a second SIGINT ends them in the middle of their requests."""
         if not self._told:
             self._told = number
             for each in (s for both in self._sockets for s in both):
@@ -118,7 +119,7 @@ class Processes:
                 os.kill(pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
     def _start(self, index: int) -> None:
-        # A signal between the fork and the note of it would not be passed on.
+        # Blocked, so that no signal arrives between the fork and the entry in _running.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         pid = 0 if self._told else os.fork()
         if pid:
@@ -128,14 +129,14 @@ class Processes:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def _work(self, index: int) -> None:
-        """All that the new process does."""
+        """Run worker ``index`` in the new process, and exit."""
 
         def beat() -> None:
             self._beats[index] = (self._beats[index] + 1) % 256
 
         code = 1
         try:
-            # A terminal's Ctrl-C is for the parent, which passes it on.
+            # A terminal's Ctrl-C goes to the parent, which forwards it.
             os.setpgid(0, 0)
             for s in ENDING:
                 signal.signal(s, signal.SIG_DFL)
@@ -153,7 +154,7 @@ class Processes:
         finally:
             logging.shutdown()
             sys.stdout.flush()
-            # What the parent would do at its end is not this process's to do.
+            # Skips the exit handlers, which belong to the parent.
             os._exit(code)
 
     def _end_with_parent(self) -> None:

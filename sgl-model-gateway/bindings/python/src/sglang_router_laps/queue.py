@@ -1,4 +1,4 @@
-"""Requests that wait: for a place among those in flight, or for a server of a role that has none healthy."""
+"""Queue of requests: for a slot among those in flight, or for a healthy server of each role."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from laps_core.scheduling.sizes import Sizes
 from sglang_router.router_args import RouterArgs
 
 MOST = 8192
-"""Unless --max-concurrent-requests says otherwise: beyond, requests would only wait at the servers (requests)."""
+"""Limit of requests in flight without --max-concurrent-requests: beyond it, requests would only wait at the servers."""
 HEALED_S = 10.0
-"""A server that was away for a moment is back by then; of what takes longer clients hear (seconds)."""
+"""Longest wait for a server to recover (seconds); then the request fails."""
 LOOK_S = 0.05
-"""How often a request that waits for a server looks whether there is one (seconds)."""
+"""Period at which a waiting request checks for a healthy server (seconds)."""
 TIMER_S = 0.002
-"""A timer may end this much before its time (seconds): uvloop counts whole milliseconds."""
+"""A timer may fire this much early (seconds): uvloop counts whole milliseconds."""
 
 
 class TurnedAway(Exception):
-    """A request that has waited in vain, or may not wait."""
+    """A request is refused, at once or after waiting."""
 
     def __init__(self, status: int, kind: str, why: str, after_s: int | None = None) -> None:
         super().__init__(why)
         self.status = status
         self.kind = kind
         self.after_s = after_s
-        """When to come back (seconds); None: that is of no use."""
+        """Seconds after which to retry (Retry-After); None if a retry is of no use."""
 
 
 def too_late_there(late_s: float) -> TurnedAway:
-    """What a request is told whose first token is expected ``late_s`` after its deadline (seconds): by so much the work
-    before it is to become less."""
-    why = f"the first token is expected {late_s:.3f} s after the deadline"
+    """Return the refusal of a request whose first token is predicted ``late_s`` after its deadline (seconds).
+    Retry-After is that delay: the work ahead must shrink by as much."""
+    why = f"the first token is predicted {late_s:.3f} s after the deadline"
     return TurnedAway(429, "deadline_missed", why, max(1, math.ceil(late_s)))
 
 
@@ -50,56 +50,57 @@ class _Ticket:
 
 
 class Queue:
-    """Places for ``most`` requests, and a line of --queue-size for those beyond.
+    """Admits ``most`` requests at a time, and queues up to --queue-size more.
 
-    Whoever is next has the lower rank (short before long), then the earliest deadline that can still be kept
-    (``order.edf``); ``Patience`` bounds how often the oldest is passed over.
+    The next request is the one of the lowest priority value (short before long), then the earliest deadline that can
+    still be met (``order.edf``); ``Patience`` bounds how often the oldest is passed over.
     """
 
     def __init__(self, args: RouterArgs, served: Callable[[], bool]) -> None:
-        """``served``: whether each role has a healthy server."""
+        """``served`` returns True if each role has a healthy server."""
         self.most: int = args.max_concurrent_requests if args.max_concurrent_requests > 0 else MOST
         self.size = max(0, args.queue_size)
         self.in_flight = 0
         self._timeout_s = float(min(args.queue_timeout_secs, args.request_timeout_secs))
         self._served = served
         self._line: dict[_Ticket, None] = {}
-        """By arrival."""
+        """Queued requests, in order of arrival."""
         self._stranded = 0
-        """Requests that have a place and wait for a server."""
+        """Requests that have been admitted and wait for a healthy server."""
         self._patience = Patience()
-        # Work is known in tokens: which server's model counts is not decided yet.
+        # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
         self._sizes = Sizes(LatencyModel(), chunk_tokens=None, unit=1, layers=0, slice_s=0.0)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, for a place or for a server."""
+        """Return the number of requests that wait for admission or for a healthy server."""
         return len(self._line) + self._stranded
 
     def oldest_s(self) -> float:
-        """How long the first in the line has waited (seconds)."""
+        """Return how long the first request in the queue has waited (seconds)."""
         first = next(iter(self._line), None)
         return 0.0 if first is None else time.monotonic() - first.waiting.since_s
 
     def after_s(self) -> int:
-        """When it is worth coming back: as long as the first in the line has waited (seconds)."""
+        """Return the Retry-After value: as long as the first request in the queue has waited (seconds)."""
         return max(1, math.ceil(min(self.oldest_s(), self._timeout_s)))
 
     def make_sure_of_room(self) -> None:
-        """Raise TurnedAway where a request could not even wait."""
+        """Raise TurnedAway if a new request could neither be admitted nor queued."""
         if self.in_flight >= self.most and len(self._line) >= self.size:
-            why = f"{self.in_flight} requests are in flight and {len(self._line)} wait already"
+            why = f"{self.in_flight} requests are in flight and {len(self._line)} are queued"
             raise TurnedAway(429, "overloaded", why, self.after_s())
 
     def enter(self) -> bool:
-        """Take a place, if there is one: whoever has taken one gives it back with ``leave``."""
+        """Admit a request if there is a free slot, and return True; ``leave`` frees the slot."""
         if self.in_flight >= self.most:
             return False
         self.in_flight += 1
         return True
 
     async def wait(self, waiting: Waiting, until: float) -> None:
-        """Wait in the line for a place. Raises TurnedAway: after the time-out, and at ``until`` (monotonic seconds)."""
+        """Wait in the queue until admitted. Raises TurnedAway after the time-out, and at ``until`` (monotonic
+        seconds)."""
         ticket = _Ticket(waiting)
         self._line[ticket] = None
         try:
@@ -107,7 +108,7 @@ class Queue:
                 await ticket.turn
         except BaseException as e:
             if ticket.turn.done() and not ticket.turn.cancelled():
-                # Its turn had come while it went away.
+                # Admitted in the moment it was cancelled: free the slot.
                 self.leave()
             if not isinstance(e, TimeoutError):
                 raise
@@ -116,13 +117,13 @@ class Queue:
             self._line.pop(ticket, None)
 
     def too_late(self, until: float) -> TurnedAway:
-        """What a request is told that has waited for nothing, until its deadline or the time-out."""
+        """Return the refusal of a request that was not admitted before its deadline or the time-out."""
         if time.monotonic() + TIMER_S >= until:
             return TurnedAway(429, "deadline_missed", "the deadline can no longer be met", self.after_s())
-        return TurnedAway(408, "queue_timeout", f"no place for {self._timeout_s:.0f} s", self.after_s())
+        return TurnedAway(408, "queue_timeout", f"not admitted within {self._timeout_s:.0f} s", self.after_s())
 
     def leave(self) -> None:
-        """Give a place back, to whoever is next."""
+        """Free a slot, and admit the next requests."""
         self.in_flight -= 1
         while self._line and self.in_flight < self.most:
             ticket = self._next()
@@ -143,7 +144,7 @@ class Queue:
         return first
 
     async def recovered(self, until: float) -> bool:
-        """Wait, with a place, until each role has a healthy server; whether that was in time."""
+        """Wait, once admitted, until each role has a healthy server. Returns False if the wait timed out."""
         if self.waiting >= self.size:
             return False
         until = min(until, time.monotonic() + min(self._timeout_s, HEALED_S))

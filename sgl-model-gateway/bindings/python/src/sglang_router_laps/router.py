@@ -1,4 +1,4 @@
-"""The router with its parts: built once, used by each request, started and stopped with the application."""
+"""The router and its parts, built once per process, and started and stopped with the application."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from .tasks import Tasks
 from .telemetry import Journal
 
 HISTORY_S = 300.0
-"""How far back status and page look (seconds)."""
+"""History in the status and on the page (seconds)."""
 CONTROLLER = "controller"
-"""Name of the task that moves servers between the pools."""
+"""Name of the task that moves servers between pools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process of those behind one port."""
+    """Identity of one of the processes behind the port."""
 
     index: int = 0
     urls: Sequence[str] = ("",)
-    """Where each of them is reached alone."""
+    """URL of each process, for its siblings."""
     secret: str = ""
-    """Secret by which the processes recognize one another; empty without siblings."""
+    """Secret by which sibling processes recognize each other; empty without siblings."""
 
 
 class Router:
-    """Raises ConfigError when the servers and the configuration do not fit each other."""
+    """Holds the parts of one router. Raises ConfigError when the servers do not fit the configuration."""
 
     def __init__(self, args: RouterArgs, config: AllocConfig) -> None:
         self.args = args
@@ -52,7 +52,7 @@ class Router:
         self.queue = Queue(args, self.served)
         self.bodies = Budget(args.max_payload_size)
         self.draining = False
-        """It is being stopped: no new requests are to come."""
+        """True while the router is being stopped and should get no new requests."""
         self.aborter = Aborter(self.sessions, self.instances, args.api_key)
         pressure = config.pressure
         self.journal = Journal(HISTORY_S, round(HISTORY_S / pressure.sample_s))
@@ -71,11 +71,12 @@ class Router:
         self.worker = Worker()
 
     def served(self) -> bool:
-        """Whether each role has a server that is healthy."""
+        """Return True if each role has a healthy server."""
         return all(any(i.healthy for i in role) for role in (self.pools.instances, self.decoders))
 
     def ready(self) -> bool:
-        """Whether requests are to be sent here: each role has a server that has been seen to be well, and still is."""
+        """Return True if the router should get requests: each role has a server that has passed a health check and is
+        healthy."""
         roles = (self.pools.instances, self.decoders)
         return not self.draining and all(any(i.healthy and i.proven for i in role) for role in roles)
 

@@ -1,7 +1,7 @@
 """The stock router's MiniLB, without importing all of SGLang.
 
-Its module looks for a tracer in SGLang: that takes some 750 MB and ten seconds of every router process, and then fails
-where SGLang has none there. Where it has none, the import fails at once instead.
+MiniLB looks for a tracer in SGLang. That import takes 750 MB and ten seconds per router process, and then fails if
+SGLang has no tracer there; in that case the import is made to fail at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def _has_tracer() -> bool:
-    """Whether SGLang has the tracer that MiniLB imports, from the files alone."""
+    """Return True if the installed SGLang has the tracer that MiniLB imports, judged by its files alone."""
     spec = find_spec("sglang")
     return any((Path(p) / "srt/tracing/trace.py").exists() for p in (spec and spec.submodule_search_locations) or ())
 

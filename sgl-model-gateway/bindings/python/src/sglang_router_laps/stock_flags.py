@@ -1,4 +1,4 @@
-"""What becomes of each flag of the stock router here: honoured, refused, or, all others, said to be without effect."""
+"""Checks of the stock router's flags: each is honoured, refused, or reported as without effect."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ REFUSED: dict[str, str] = {
         "no route would be protected",
     ),
 }
-"""Where silence would be dangerous: who gives one of these relies on it. Field -> why."""
+"""Flags that are refused because users rely on them for security. Field -> reason."""
 
 OF_DISCOVERY = frozenset(n for n in HONOURED if n.startswith("service_discovery_") or n.endswith("_selector"))
-"""Without effect unless --service-discovery is given."""
+"""Fields without effect unless --service-discovery is given."""
 
 FLAGS = {"server_cert_path": "--tls-cert-path", "server_key_path": "--tls-key-path"}
 """Fields whose flag has another name."""
 
 
 def check(args: RouterArgs) -> None:
-    """Refuse, or warn of, what is given and has no effect. Raises ConfigError, also for what is missing."""
+    """Warn of flags without effect. Raises ConfigError if a flag is refused, or one is missing."""
     _check_urls(args)
     if not args.pd_disaggregation:
         raise ConfigError("--enable-laps-alloc: needs --pd-disaggregation")
@@ -62,7 +62,7 @@ def check(args: RouterArgs) -> None:
             raise ConfigError(f"--enable-laps-alloc: needs at least one --{role}{or_selector}")
     parser = argparse.ArgumentParser()
     RouterArgs.add_cli_args(parser)
-    # What a caller and a command line have that give nothing: they differ in some.
+    # Values that mean "not given"; defaults of the dataclass and of the command line differ in some fields.
     defaults = RouterArgs(), RouterArgs.from_cli_args(parser.parse_args([]))
     names = [f.name for f in fields(RouterArgs)]
     given = {n for n in names if getattr(args, n) not in (None, *(getattr(d, n) for d in defaults))}
@@ -83,16 +83,16 @@ def check(args: RouterArgs) -> None:
 
 
 def flag(name: str) -> str:
-    """The flag of a field of RouterArgs."""
+    """Return the flag of a field of RouterArgs."""
     return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def is_url(url: str) -> bool:
-    """Whether ``url`` is that of a server."""
+    """Return True if ``url`` is the URL of a server."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
-        # Reading it is what checks it.
+        # Reading ``port`` validates it.
         return good and parts.port != 0 and not any(c.isspace() for c in url)
     except ValueError:
         return False

@@ -1,4 +1,4 @@
-"""Work beside the requests: it is started, kept alive, watched, and ended with the application."""
+"""Background tasks: started, restarted when they fail, watched, and stopped with the application."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
-"""Before work that failed starts again, at first and at most (seconds)."""
+"""Delay before failed work is restarted, at first and at most (seconds)."""
 
 Work = Coroutine[Any, Any, None]
 Task = asyncio.Task[None]
@@ -21,17 +21,17 @@ Task = asyncio.Task[None]
 
 @dataclass(slots=True)
 class Watched:
-    """Work that never ends by itself."""
+    """Status of a task that runs until it is cancelled."""
 
     name: str
     alive: bool = False
     restarts: int = 0
     error: str | None = None
-    """What it failed with last."""
+    """Last failure of the task."""
 
 
 class Tasks:
-    """Needs a running event loop. Once closed it starts nothing."""
+    """Starts background tasks; needs a running event loop. Once closed it starts nothing."""
 
     def __init__(self) -> None:
         self.watched: list[Watched] = []
@@ -39,7 +39,7 @@ class Tasks:
         self._closing = False
 
     def spawn(self, work: Work) -> Task | None:
-        """Run ``work`` beside everything else, unless all is being closed; what it fails with is logged."""
+        """Run ``work`` in the background and log its failure; return None, without running it, once closed."""
         if self._closing:
             work.close()
             return None
@@ -49,17 +49,17 @@ class Tasks:
         return task
 
     def keep(self, name: str, work: Callable[[], Work]) -> Task | None:
-        """Run ``work``, which ends when cancelled; where it fails, that is logged and it starts again after a pause."""
+        """Run ``work`` until it is cancelled; a failure is logged, and ``work`` is restarted after a delay."""
         return self.spawn(self._keep(name, work))
 
     def note(self, name: str, failure: Exception) -> None:
-        """Work of this name has failed in part, and goes on."""
+        """Record a partial failure of the task ``name``, which goes on."""
         for watched in self.watched:
             if watched.name == name:
                 watched.error = f"{type(failure).__name__}: {failure}"
 
     async def close(self) -> None:
-        """End all of it."""
+        """Cancel all tasks and wait for their end."""
         self._closing = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -69,7 +69,7 @@ class Tasks:
     def _ended(self, task: Task) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception():
-            logger.error("a background task failed", exc_info=task.exception())
+            logger.error("background task failed", exc_info=task.exception())
 
     async def _keep(self, name: str, work: Callable[[], Work]) -> None:
         watched = Watched(name)
@@ -88,7 +88,7 @@ class Tasks:
                 await work()
             except Exception as e:
                 watched.error = f"{type(e).__name__}: {e}"
-                logger.exception("%s failed; it starts again", watched.name)
+                logger.exception("%s failed; restarting it", watched.name)
             finally:
                 watched.alive = False
             if time.monotonic() - began > PAUSE_MAX_S:

@@ -1,4 +1,4 @@
-"""What is recorded for operators: totals, times to first token, pools and pressures as they were."""
+"""Telemetry for operators: totals, times to first token, and the history of pools and pressures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .pools.choice import Choice
 from .servers.instances import PrefillInstance
 
 PREFIX = "laps_router_"
-"""Begins the name of every metric."""
+"""Prefix of every metric name."""
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, 60.0)
 TTFT_KEPT = 4096
-"""Times to first token kept per class, however long the window is."""
+"""Samples of time to first token kept per class."""
 TTFT_SPAN_S = 10.0
-"""A point of the TTFT history covers this much time (seconds)."""
+"""Time covered by one point of the TTFT history (seconds)."""
 MOVES_KEPT = 100
 
 
@@ -32,7 +32,7 @@ def _zeros() -> dict[Pool, int]:
 
 @dataclass(slots=True)
 class Counts:
-    """Totals since the start, some of them by class; COUNTERS says of what."""
+    """Totals since the start, some by class; COUNTERS describes each."""
 
     requests: dict[Pool, int] = field(default_factory=_zeros)
     spilled: dict[Pool, int] = field(default_factory=_zeros)
@@ -64,24 +64,24 @@ COUNTERS = {
     "predicted_late": (
         "predicted_late",
         "",
-        "Those of the rejected whose first token was expected after their deadline",
+        "Rejected requests whose first token was predicted after their deadline",
     ),
     "refused": ("refused", "", "Requests answered 4xx by the router"),
     "disconnected": ("disconnected", "", "Requests whose client went away"),
-    "failed_beats": ("failed_beats", "", "Beats of the pools' controller that failed"),
+    "failed_beats": ("failed_beats", "", "Failed iterations of the pool controller"),
 }
-"""Of each of Counts the name of its metric, the metric's label, and what it is."""
+"""Metric name, label and help text for each field of Counts."""
 
 
 class Journal:
-    """Looks back ``history_s``, with ``samples`` beats of the control loop in it (seconds, samples)."""
+    """Records telemetry, with a history of ``history_s`` seconds in ``samples`` iterations of the control loop."""
 
     def __init__(self, history_s: float, samples: int) -> None:
         self.counts = Counts()
         self.lengths = LengthCount()
-        """As expected by the prefixes that servers are thought to hold."""
+        """Prompt lengths, less the prefixes that servers are expected to hold."""
         self.moves: deque[dict[str, Any]] = deque(maxlen=MOVES_KEPT)
-        """Newest first, JSON-ready; times here and in samples are seconds since 1970."""
+        """Newest first, JSON-ready; times here and in ``samples`` are seconds since 1970."""
         self.samples: deque[dict[str, Any]] = deque(maxlen=max(2, samples))
         self.registry = CollectorRegistry(auto_describe=False)
         text = "Time to first token by class (seconds)"
@@ -89,10 +89,10 @@ class Journal:
         self._histograms = {p: histogram.labels(p) for p in POOLS}
         self._history_s = history_s
         self._ttft: dict[Pool, deque[tuple[float, float]]] = {p: deque(maxlen=TTFT_KEPT) for p in POOLS}
-        """When each first token came, and how long it took (seconds)."""
+        """Time of each first token, and its TTFT (seconds)."""
 
     def note_choice(self, choice: Choice, tokens: int) -> None:
-        """Count a request of ``tokens`` in all that found its place."""
+        """Count a request of ``tokens`` in all that was sent to a server."""
         c = self.counts
         c.requests[choice.length_class] += 1
         c.tokens[choice.length_class] += choice.new_tokens
@@ -102,7 +102,7 @@ class Journal:
         c.copied += choice.copies
 
     def note_ttft(self, length_class: Pool, seconds: float) -> None:
-        """Note one first token."""
+        """Record one time to first token."""
         self._ttft[length_class].append((time.monotonic(), seconds))
         self._histograms[length_class].observe(seconds)
 
@@ -113,7 +113,8 @@ class Journal:
         moves: Sequence[Move],
         others: Sequence[Move],
     ) -> None:
-        """One sample: pool and health of each server, pool pressures, moves. Those of ``others`` they count."""
+        """Record one sample: pool and health of each server, pool pressures, moves. Moves in ``others`` are listed but
+        not counted."""
         at = round(time.time(), 3)
         for move in moves:
             self.counts.moves[move.target] += 1
@@ -132,7 +133,8 @@ class Journal:
         )
 
     def ttft_ms(self, window_s: float | None = None) -> dict[str, dict[str, Any]]:
-        """Per class: number of samples so far back (seconds; None: all), and p50, p90, p99 (ms; None without any)."""
+        """Return per class the number of samples of the last ``window_s`` (seconds; None: all), and p50, p90, p99 (ms;
+        None without samples)."""
         start = time.monotonic() - (window_s or self._history_s)
         result: dict[str, dict[str, Any]] = {}
         for p in POOLS:

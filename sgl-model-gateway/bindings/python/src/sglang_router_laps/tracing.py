@@ -1,4 +1,4 @@
-"""Traces of requests with OpenTelemetry, as --enable-trace of the stock router asks for them."""
+"""OpenTelemetry traces of requests, for the stock router's --enable-trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc.tra
 
 
 def check() -> None:
-    """Raise ConfigError where traces could not be sent."""
+    """Raise ConfigError if a package for tracing is missing."""
     try:
         missing = [name for name in NEEDED if find_spec(name) is None]
     except ModuleNotFoundError as e:
@@ -26,13 +26,13 @@ def check() -> None:
 
 
 class Tracer:
-    """A span for each request, with spans in it for the queue, the prefill and the first token.
+    """Records a span per request, with child spans for the queue, the prefill and the first token.
 
-    They are made when the request has ended, from its times: while it runs it costs its own span alone.
+    Child spans are made from recorded times when the request has ended, so that a running request costs one span.
     """
 
     def __init__(self, exporter: Any) -> None:
-        """``exporter``: OpenTelemetry's, of spans."""
+        """``exporter``: a span exporter of OpenTelemetry."""
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -47,20 +47,21 @@ class Tracer:
 
     @classmethod
     def to(cls, endpoint: str) -> Tracer:
-        """``endpoint``: host and port of a collector that takes OTLP over gRPC."""
+        """Return a tracer that exports to ``endpoint``: host and port of a collector that takes OTLP over gRPC."""
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         return cls(OTLPSpanExporter(endpoint=endpoint, insecure=True))
 
     def start(self, trail: Trail, headers: MutableMapping[str, str]) -> None:
-        """``headers``: the client's, whose traceparent is taken in; the servers find the request's own in its place."""
+        """Start the request's span under the traceparent in ``headers``, and replace that by the new span for the
+        servers."""
         parent = self._propagator.extract(headers)
         kind = self._trace.SpanKind.SERVER
         trail.span = self._tracer.start_span(f"POST /{trail.endpoint}", parent, kind, start_time=_wall_ns(trail.began))
         self._propagator.inject(headers, self._trace.set_span_in_context(trail.span))
 
     def end(self, trail: Trail) -> None:
-        """The request has been answered, or has come to another end."""
+        """Set the span's attributes, record its child spans and end it."""
         span = trail.span
         if span is None:
             return
@@ -79,10 +80,10 @@ class Tracer:
         span.end()
 
     def close(self) -> None:
-        """Send what has not been sent yet."""
+        """Export the remaining spans."""
         self._provider.shutdown()
 
 
 def _wall_ns(at: float) -> int:
-    """A monotonic time (seconds) as nanoseconds since 1970."""
+    """Convert a monotonic time (seconds) to nanoseconds since 1970."""
     return time.time_ns() - round(1e9 * (time.monotonic() - at))

@@ -1,1 +1,1 @@
-"""The application: what clients send, and what operators ask for."""
+"""The router's HTTP application: routes for clients and for operators."""

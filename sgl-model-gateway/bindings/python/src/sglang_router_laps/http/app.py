@@ -1,4 +1,4 @@
-"""The ASGI application: our routes in front, the stock MiniLB's behind."""
+"""The ASGI application: our routes, with the stock MiniLB's behind them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .routes import Rest
 logger = logging.getLogger(__name__)
 
 LINGER_S = 2.0
-"""How long the rest of a refused body is still read, and dropped, so that its client reads why (seconds)."""
+"""Time for which the rest of a refused body is read and dropped, so that the client gets the reply (seconds)."""
 
 
 class LapsApp:
-    """One callable: what it does not serve itself goes to ``stock`` untouched."""
+    """Serves the generating routes; Rest serves all others, ``stock``'s among them."""
 
     def __init__(self, router: Router, stock: ASGIApp, tracer: Tracer | None = None) -> None:
         self._router = router
@@ -45,7 +45,7 @@ class LapsApp:
         self._rest = Rest(router, stock, self._closed).app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Not starlette's: its patterns, request and response objects take 8 microseconds more for each request.
+        # Not starlette's routing: its patterns, request and response objects take 8 microseconds more for each request.
         http = scope["type"] == "http"
         if not http:
             await self._rest(scope, receive, send)
@@ -76,11 +76,11 @@ class LapsApp:
         except Exception:
             self._router.counts.failed += 1
             logger.exception("request %s failed", trail.id)
-            message = f"request {trail.id}: the router failed, and its log says how"
+            message = f"request {trail.id}: the router failed; see its log"
             try:
                 await self._answer(trail, refusal(500, "internal_error", message), scope, receive, send)
             except RuntimeError:
-                # The answer has begun. What breaks off is no whole answer.
+                # The answer has begun: breaking it off shows the client that it is incomplete.
                 raise ConnectionAbortedError(message) from None
         finally:
             hold.end()
@@ -95,7 +95,7 @@ class LapsApp:
             await reply(scope, receive, send)
             return
         await reply.close(send)
-        # A connection that closes on what has not been read takes the answer with it.
+        # Closing a connection with unread input would discard the answer.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while (await receive()).get("more_body"):
@@ -105,29 +105,29 @@ class LapsApp:
     async def _generate(self, trail: Trail, scope: Scope, receive: Receive, send: Send) -> None:
         router = self._router
         router.queue.make_sure_of_room()
-        # A client that does not send its body holds no place.
+        # A client that does not send its body must not take a slot.
         raw = await read_body(scope, receive, router.args)
         require_json(scope)
         call = self._call(trail, scope, raw)
-        # The call lets go of the body when it is of no more use.
+        # The call drops the body when it is no longer needed.
         del raw
         if self._tracer is not None:
             self._tracer.start(trail, call.headers)
         await self._carry(call, scope, receive, send)
 
     def _call(self, trail: Trail, scope: Scope, raw: bytes) -> Call:
-        """What is asked. Raises Rejection."""
+        """Return the parsed request. Raises Rejection."""
         raw, body = parse(raw)
         refuse(trail.endpoint, body)
         call = Call(trail, scope, raw, body)
         twin = next(filter(self._router.aborter.named, call.ids.asked_by()), None)
         if twin is not None:
-            # As a server refuses it. Whom would an abort be for?
+            # Servers refuse a repeated id, too: an abort by that id would be ambiguous.
             raise BadRequest(f"rid: a request with the id {reprlib.repr(twin)} is under way")
         return call
 
     async def _carry(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have it served; a client that goes away cancels it, and both its legs with it."""
+        """Have the servers answer the request; when the client disconnects, cancel it and both its legs."""
         client = Client(send, call.stream, call.ids, call.trail, scope[HOLD], scope["extensions"][HANG_UP])
         task = asyncio.current_task()
         assert task is not None
@@ -167,7 +167,7 @@ class LapsApp:
 
 
 def _marked(send: Send, trail: Trail) -> Send:
-    """``send``, with what the head of the answer tells of the request."""
+    """Wrap ``send`` so that the head of the answer carries the trail's headers."""
 
     def marked(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":

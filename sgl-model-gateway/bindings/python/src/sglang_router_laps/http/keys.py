@@ -1,4 +1,4 @@
-"""Who may see or change something: the keys of --control-plane-api-keys and the one of --api-key."""
+"""Authorization by the keys of --control-plane-api-keys and --api-key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from starlette.responses import PlainTextResponse, Response
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 ASK = {"www-authenticate": 'Basic realm="LAPS router"'}
-"""Has a browser ask its reader for a password, and give that with what the page fetches."""
+"""Header that makes a browser ask for a password, and send it with the page's own requests, too."""
 
 
 def has_keys(args: RouterArgs) -> bool:
-    """Whether any of those flags is given."""
+    """Return True if any of those flags is given."""
     return bool(args.control_plane_api_keys or args.api_key)
 
 
 def is_local(args: RouterArgs) -> bool:
-    """Whether only this machine reaches the router."""
+    """Return True if the router listens on a loopback address only."""
     try:
         return ip_address(args.host).is_loopback
     except ValueError:
@@ -31,8 +31,8 @@ def is_local(args: RouterArgs) -> bool:
 
 
 def allowed(request: Request, args: RouterArgs) -> bool:
-    """Whether ``request`` brings a key that may change something."""
-    # As the stock flag is parsed: id, name, key, role.
+    """Return True if ``request`` carries an admin key."""
+    # Fields as the stock flag is parsed: id, name, key, role.
     keys = [key for _, _, key, role in args.control_plane_api_keys if role == "admin"]
     if not args.control_plane_api_keys and args.api_key:
         keys = [args.api_key]
@@ -40,7 +40,7 @@ def allowed(request: Request, args: RouterArgs) -> bool:
 
 
 def keyed(endpoint: Endpoint, args: RouterArgs) -> Endpoint:
-    """``endpoint`` for those alone who bring any of the keys. Without any of those flags for everybody."""
+    """Wrap ``endpoint`` to require any of the keys; without those flags it stays open to everybody."""
     if not has_keys(args):
         return endpoint
     keys = [key for _, _, key, _ in args.control_plane_api_keys] + ([args.api_key] if args.api_key else [])
@@ -54,7 +54,7 @@ def keyed(endpoint: Endpoint, args: RouterArgs) -> Endpoint:
 
 
 def _brings(request: Request, keys: Iterable[str]) -> bool:
-    """As bearer token, or as a browser's password."""
+    """Return True if ``request`` carries one of the keys, as a bearer token or as a browser's password."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         try:

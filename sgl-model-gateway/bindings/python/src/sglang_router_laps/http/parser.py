@@ -1,4 +1,4 @@
-"""Connections of clients: parsed by httptools, a fifth of the time that h11 takes, and held within bounds."""
+"""Client connections, parsed by httptools (a fifth of h11's time) and bounded in size and time."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..request.replies import error_body
 
 HEAD_MAX = 1 << 16
-"""Most of a head, of a chunk's extensions or of trailers: each is handed on only as a whole (bytes)."""
+"""Largest head, chunk extensions or trailers: each is buffered as a whole (bytes)."""
 HEAD_S = 30.0
-"""How long a head may take from its first byte on (seconds)."""
+"""Longest time for a head, from its first byte on (seconds)."""
 STALL_S = 60.0
-"""How often is looked whether a client takes what waits for it (seconds)."""
+"""Period of checks whether a client reads its answer (seconds)."""
 SLOWEST = 512
-"""A client that takes less is gone (bytes/s)."""
+"""Slowest client that is not disconnected (bytes/s)."""
 
 
 HANG_UP = "laps.hang_up"
-"""Extension of a request's scope: ends its connection, whatever the client has not taken."""
+"""Extension of a request's scope: closes the connection, whatever the client has not read."""
 
 
 class PipelinedError(Exception):
-    """A request has come before the one before it was answered."""
+    """A request arrived before the previous one was answered."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One request at a time: what comes behind it before its answer has ended is dropped, and the connection closes
-    with that answer, as HTTP allows (RFC 9112, s9.3.2). So nothing is kept for later, and all that is read goes on
-    being read, for only a connection that is read from says that its client has left.
+    """Serves one request at a time: input behind it is dropped, and the connection closes with the answer, as HTTP
+    allows (RFC 9112, s9.3.2). Nothing is buffered for later, so reading goes on, and only a connection that is read
+    reports that its client has left.
 
-    uvicorn's own keeps any number of requests, hears of a client's end for the last of them only, keeps a head
-    whatever its size, and waits for ever: for a head, and for a client that does not take its answer.
+    uvicorn's own protocol buffers any number of requests, notices a disconnect for the last of them only, buffers heads
+    of any size, and waits without limit for a head and for a client that does not read its answer.
     """
 
     stall_s = STALL_S
 
     _kept = 0
-    """What has come since anything was handed on (bytes)."""
+    """Bytes received since a part of the message was last passed on."""
     _in_head = False
     _drops = False
-    """Nothing that comes now will be read."""
+    """True once all further input is ignored."""
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _unsent = 0
-    """Bytes that the client had not taken when the write buffer was last looked at."""
+    """Bytes that the client had not read at the last check of the write buffer."""
 
     @classmethod
     def within(cls, timeout_s: float) -> type[BoundedProtocol]:
-        """This protocol, for requests that may take ``timeout_s`` (seconds)."""
+        """Return this protocol for requests that may take ``timeout_s`` (seconds)."""
         return type(cls.__name__, (cls,), {"stall_s": min(STALL_S, timeout_s)})
 
     @property
     def _answering(self) -> bool:
-        """A request has not been answered to its end."""
+        """Return True while a request has not been fully answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -63,19 +63,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left, or was left."""
+        """Stop the timers when the connection is closed by either side."""
         self._unset_keepalive_if_required()
         self._stop_head_timer()
         self._stop_stall_timer()
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """The client has left: it is not waited for until it has taken what it has asked for."""
+        """Abort an unanswered request: a client that has closed its side will not read the answer."""
         if self._answering:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take in what has come; refuse the request (400) and hang up where too much of it is no body."""
+        """Parse ``data``; refuse the request (400) and close the connection if the head is too large."""
         if self._drops:
             return
         self._kept += len(data)
@@ -88,7 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be read; an answer that is under way is not broken by it."""
+        """Refuse input that cannot be parsed, without breaking an answer that is being sent."""
         if not self._answering:
             self._refuse(400, "Bad Request", "invalid_request_error", msg)
         elif not self.cycle.more_body:
@@ -111,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """A head begins. Raises PipelinedError."""
+        """Begin a new request. Raises PipelinedError."""
         if self._answering:
             raise PipelinedError
         self._in_head = True
@@ -119,40 +119,40 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {HANG_UP: self.transport.abort}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of the head. Trailers are none: who has read the head has judged the request by it."""
+        """Pass on a header of the head. Trailers are dropped: the request was judged by its head."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head has been handed on."""
+        """Pass the head on and stop its timer."""
         self._kept, self._in_head = 0, False
         self._stop_head_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """So has this."""
+        """Pass a part of the body on."""
         self._kept = 0
         super().on_body(body)
 
     def pause_writing(self) -> None:
-        """Much waits for the client to take it."""
+        """Start the stall timer when the write buffer fills up."""
         super().pause_writing()
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        """It has taken that."""
+        """Stop the stall timer once the client has read the buffer."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._stop_stall_timer()
 
     def on_response_complete(self) -> None:
-        """Watch that the client takes the rest of a connection's last answer, too."""
+        """Watch that the client also reads the rest of a connection's last answer."""
         super().on_response_complete()
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._watch_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection of an idle client; abort it if part of an answer is still not taken."""
+        """Close the connection of an idle client; abort it if part of an answer is still unread."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

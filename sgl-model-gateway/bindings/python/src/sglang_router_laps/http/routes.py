@@ -1,4 +1,4 @@
-"""The routes that do not generate: for operators, and what is told to servers by a client."""
+"""Routes that do not generate: status, metrics and health for operators, aborts and cache flushes for clients."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from .status import Metrics, status
 from .workers import Workers
 
 PAGE = Path(__file__).parent / "page" / "index.html"
-"""Shows the status as it changes."""
+"""Page that shows the status live."""
 ASKED = ("v1/models", "model_info", "get_model_info")
-"""Asked of a prefill server: the stock MiniLB would ask without the certificates and the key."""
+"""Paths forwarded to a prefill server: the stock MiniLB would send neither certificates nor key."""
 FLUSH = "flush_cache"
 FLUSH_S = 30.0
-"""How long a server's answer is waited for (seconds)."""
+"""Time limit for a server's answer (seconds)."""
 UNREACHED = refusal(503, "no_instance", "no server could be reached")
 
 
 class Rest:
-    """The endpoints. What is none of ours goes to the stock application."""
+    """Endpoints of the router; other paths go to the stock application."""
 
     def __init__(self, router: Router, stock: ASGIApp, closed: Callable[[], None]) -> None:
-        """``closed`` is called when the router has been."""
+        """``closed`` is called when the router has closed."""
         self._router = router
         self._siblings = Siblings(router)
         self._closed = closed
@@ -65,17 +65,17 @@ class Rest:
         self._routes = Routes(routes, redirect_slashes=False, default=self._others, lifespan=self._lifespan)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve it, or raise HTTPException."""
+        """Serve a request of these routes, or raise HTTPException."""
         if scope["type"] == "http":
-            # With it the routes raise what they would answer in a shape of their own.
+            # With "app" set, starlette's routes raise errors instead of answering in a format of their own.
             scope["app"] = self
         await self._routes(scope, receive, send)
 
     async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The stock routes. Raises HTTPException where there is none, or not for this method."""
+        """Pass the request to the stock routes. Raises HTTPException if there is none, or not for this method."""
         if scope["type"] == "http":
             found = self._match(scope)
-            # The stock application redirects who has a slash too many or too few.
+            # The stock application redirects paths with a slash too many or too few.
             path = scope["path"]
             other = path.rstrip("/") if path.endswith("/") else f"{path}/"
             if not found and not (other and self._match({**scope, "path": other})):
@@ -85,7 +85,7 @@ class Rest:
         await self._stock(scope, receive, send)
 
     def _match(self, scope: Scope) -> int:
-        """How well a stock route matches, at best: 0 for not at all."""
+        """Return how well a stock route matches, at best: 0 for not at all."""
         return max((r.matches(scope)[0].value for r in getattr(self._stock, "routes", ())), default=0)
 
     @asynccontextmanager
@@ -96,15 +96,15 @@ class Rest:
         self._closed()
 
     async def status(self, request: Request) -> Response:
-        """``?history=1`` adds all samples, ``&last=N`` the last N of them."""
+        """Return the status; ``?history=1`` adds all samples, ``&last=N`` the last N of them."""
         history, last = 0, request.query_params.get("last", "")
         if request.query_params.get("history") == "1":
-            # More digits than any number of samples has are all of them.
+            # A number with more digits than any count of samples means all.
             history = int(last) if last.isdecimal() and len(last) < 10 else sys.maxsize
         return Response(orjson.dumps(status(self._router, history=history)), media_type=JSON.decode())
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus: of all processes behind the port, unless one of them asks."""
+        """Return Prometheus metrics of all processes behind the port, or of this one alone if a sibling asks."""
         mine = self._metrics.text()
         if self._siblings.others and not self._siblings.ask_me(request):
             answers = await self._siblings.ask(request)
@@ -113,11 +113,11 @@ class Rest:
         return Response(mine, media_type=CONTENT_TYPE_LATEST)
 
     async def page(self, _: Request) -> Response:
-        """For people."""
+        """Return the status page."""
         return HTMLResponse(PAGE.read_bytes())
 
     async def liveness(self, request: Request) -> Response:
-        """Whether this process answers, and all others behind the port."""
+        """Return 200 if this process and all others behind the port answer."""
         if self._siblings.others and not self._siblings.ask_me(request):
             answers = await self._siblings.ask(request, timeout_s=HUNG_S)
             silent = [str(i) for i, answer in answers.items() if answer is None]
@@ -126,11 +126,11 @@ class Rest:
         return PlainTextResponse("alive")
 
     async def readiness(self, _: Request) -> Response:
-        """Whether requests are to be sent here."""
+        """Return 200 if the router should get requests."""
         return PlainTextResponse("ready") if self._router.ready() else PlainTextResponse("not ready", 503)
 
     async def ask(self, request: Request) -> ASGIApp:
-        """What a prefill server says of the model, with the client's key."""
+        """Forward a query about the model to a prefill server, with the client's key."""
         router, path, key = self._router, request.url.path[1:], request.headers.get("authorization")
         for i in sorted(router.pools.instances, key=lambda i: not i.healthy):
             try:
@@ -141,10 +141,10 @@ class Rest:
         return UNREACHED
 
     async def flush(self, request: Request) -> ASGIApp:
-        """To every healthy server, with the client's key. One that is not reached counts for nothing: its cache is
-        gone. What a prefill server is thought to hold is forgotten once it has agreed. Raises Rejection."""
+        """Flush the cache of every healthy server, with the client's key, and forget the prefixes once a prefill server
+        has agreed. An unreachable server is ignored: its cache is gone. Raises Rejection."""
         if "origin" in request.headers:
-            # A page of another site may send what has no body, or one that is not declared as JSON.
+            # A page of another site may send a request without a body, or one not declared as JSON.
             require_json(request.scope)
         router, key = self._router, request.headers.get("authorization")
         if self._siblings.ask_me(request):
@@ -160,8 +160,8 @@ class Rest:
         return _reply(next(bad, (200, b"")) if reached else None, "text/plain")
 
     async def abort(self, request: Request) -> ASGIApp:
-        """A client's abort, with its own key, to every server that has the request. Nothing is done for one who may
-        not. Raises ClientDisconnect, and Rejection."""
+        """Forward a client's abort, with its own key, to every server that has the request. Does nothing if the client
+        is not allowed to. Raises ClientDisconnect and Rejection."""
         aborter = self._router.aborter
         raw = await read_body(request.scope, request.receive, self._router.args)
         require_json(request.scope)
@@ -173,7 +173,7 @@ class Rest:
         except (ValueError, AttributeError):
             raise BadRequest('/abort_request takes {"rid": "..."} or {"abort_all": true}') from None
         if not (rid or everything):
-            # As SGLang.
+            # SGLang answers 200 here, too.
             return _reply((200, b""))
         rid, key = "" if everything else rid, request.headers.get("authorization")
         if self._siblings.ask_me(request):
@@ -181,16 +181,16 @@ class Rest:
         allowed = await aborter.may(key, fresh())
         if allowed is None or allowed[0] >= 400:
             return _reply(allowed)
-        # Whoever has the request knows of its abort before its servers do.
+        # The process that has the request must know of the abort before its servers do.
         told = await self._siblings.ask(request, raw, TOLD_S)
-        # An id that is not known here may be another router's.
+        # An id that is not known here may belong to another router.
         answers = [*told.values(), await aborter.forward(rid, elsewhere(rid, key) if rid else {}, key)]
         bad = (a for a in answers if a and a[0] >= 400)
         return _reply(next(bad, answers[-1]))
 
 
 def _reply(answer: Answer | None, media_type: str = JSON.decode()) -> ASGIApp:
-    """``answer`` as the router's own; None: nobody has answered."""
+    """Return ``answer`` as the router's reply; a 503 if it is None."""
     if answer is None:
         return UNREACHED
     return Response(answer[1], answer[0], media_type=media_type if answer[1] else "text/plain")

@@ -1,4 +1,4 @@
-"""The processes behind one port: what is told to one is told to all, and one says the numbers and the health of all."""
+"""Sibling processes behind one port: forwards requests to all of them, and merges their metrics."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from ..router import Router
 from ..servers.upstream import Answer, forwarded
 
 MARK = "x-laps-router-worker"
-"""A header, with their secret: asked by a sibling, for this process alone."""
+"""Header with the processes' secret: the request is from a sibling and for this process alone."""
 LABEL = b"router_worker"
-"""Of every sample, where there are several processes."""
+"""Label of every sample if there are several processes."""
 ASK_S = 5.0
-"""How long the others' answers are waited for (seconds)."""
+"""Time limit for the siblings' answers (seconds)."""
 TOLD_S = 40.0
-"""Longer than a server's answer is waited for (seconds)."""
+"""Time limit for forwarded aborts (seconds), longer than that for a server's answer."""
 HUNG_S = 3.0
-"""A process that takes longer to say that it is alive is not (seconds)."""
+"""A process that does not answer its liveness check for this long has failed (seconds)."""
 
 
 class Siblings:
-    """The other processes, as this one asks them."""
+    """Client for the other processes behind the port."""
 
     def __init__(self, router: Router) -> None:
         self._worker = router.worker
 
     def ask_me(self, request: Request) -> bool:
-        """Whether ``request`` is a sibling's."""
+        """Return True if ``request`` comes from a sibling."""
         secret, given = self._worker.secret, request.headers.get(MARK, "")
         return bool(secret) and compare_digest(given.encode(), secret.encode())
 
     @property
     def others(self) -> list[int]:
-        """Their numbers."""
+        """Return the indices of the other processes."""
         return [i for i in range(len(self._worker.urls)) if i != self._worker.index]
 
     async def ask(self, request: Request, body: bytes = b"", timeout_s: float = ASK_S) -> dict[int, Answer | None]:
-        """The same of all others: their answers by number; None where one gave none."""
+        """Forward ``request`` to all siblings. Returns their answers by index; None if one did not answer."""
         if not self.others:
             return {}
         headers = forwarded(request.scope["headers"])
@@ -54,10 +54,10 @@ class Siblings:
                 ) as reply:
                     return reply.status, await reply.read()
             except (aiohttp.ClientError, OSError):
-                # It hangs, or is being started again.
+                # The sibling hangs, or is being restarted.
                 return None
 
-        # Its certificate is for the name that clients know.
+        # The certificate is for the name that clients use.
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=False), timeout=aiohttp.ClientTimeout(timeout_s)
         ) as http:
@@ -65,7 +65,7 @@ class Siblings:
 
 
 def merged(texts: dict[int, bytes]) -> bytes:
-    """The metrics of all processes as one page: each sample says which it is of."""
+    """Merge the metrics of all processes into one page, with a label of the process on each sample."""
     families: dict[bytes, list[bytes]] = {}
     for i, text in texts.items():
         head = b""

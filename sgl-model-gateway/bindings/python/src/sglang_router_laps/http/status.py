@@ -1,4 +1,4 @@
-"""``GET /laps_status`` and ``GET /metrics``: everything an operator can ask of the router, read off when asked."""
+"""``GET /laps_status`` and ``GET /metrics``: the router's state, read when requested."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..servers.signals import SignalReader
 from ..telemetry import COUNTERS, PREFIX
 
 Rows = list[Any]
-"""The values of the labels and the value of each sample."""
+"""Label values and the value of each sample."""
 ANSWERS = "Time to a server's answers: a prefill server since the request was sent, a decode server since its prefill"
 BREAKER = ("closed", "half_open", "open")
 
 
 def status(router: Router, *, history: int = 0) -> dict[str, Any]:
-    """The state now, JSON-ready, and the last ``history`` samples of what went before. Times are seconds since 1970."""
+    """Return the current state, JSON-ready, and the last ``history`` samples. Times are seconds since 1970."""
     controller = router.control.controller
     uptime_s = round(time.monotonic() - router.started_at, 1)
     result: dict[str, Any] = {
@@ -108,30 +108,30 @@ def _decode(i: DecodeInstance, others: float) -> dict[str, Any]:
 
 
 class Metrics:
-    """The numbers of the status in Prometheus' format, beside the times to first token, which are recorded."""
+    """The status as Prometheus metrics, together with the recorded histograms."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         router.journal.registry.register(self)
 
     def text(self) -> bytes:
-        """Of CONTENT_TYPE_LATEST."""
+        """Return the metrics in the format of CONTENT_TYPE_LATEST."""
         return generate_latest(self._router.journal.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What prometheus_client calls at each scrape."""
+        """Yield the metrics; prometheus_client calls this at each scrape."""
         now = status(self._router)
         for key, (name, label, text) in COUNTERS.items():
             n = now["counts"][key]
             rows: Rows = [((k,), v) for k, v in n.items()] if label else [((), n)]
             yield _family(CounterMetricFamily, name, text, label, rows)
         tasks = [((t["name"],), t) for t in now["tasks"]]
-        again = "Times it failed and started again"
+        again = "Restarts after a failure"
         yield _family(CounterMetricFamily, "task_restarts", again, "task", _column(tasks, "restarts"))
         both = [((s["url"], role), s) for role in ("prefill", "decode") for s in now[role]]
         prefills = [((s["url"], s["pool"]), s) for s in now["prefill"]]
         sizes = {p: sum(s["healthy"] for (_, pool), s in prefills if pool in (p, BOTH)) for p in POOLS}
-        for key, text in (("lost", "Requests whose connection to a server ended"), ("errors", "5xx and time-outs")):
+        for key, text in (("lost", "Requests lost with their connection to a server"), ("errors", "5xx and time-outs")):
             yield _family(CounterMetricFamily, f"server_{key}", text, "server role", _column(both, key))
         took = SummaryMetricFamily(f"{PREFIX}server_answer_seconds", ANSWERS, labels=("server", "role"))
         for k, s in both:
@@ -154,13 +154,13 @@ class Metrics:
             ("instance_pressure", "Pressure of an instance", "server pool", _column(prefills, "pressure")),
             ("backlog_tokens", "New tokens waiting", "server pool", backlogs),
             ("rank_outstanding_tokens", "New tokens in flight", "server rank", _column(ranks, "outstanding_tokens")),
-            ("rank_waiting_seconds", "Work at a data-parallel rank", "server rank", _column(ranks, "waiting_s")),
+            ("rank_waiting_seconds", "Work that waits at a DP rank", "server rank", _column(ranks, "waiting_s")),
             ("group_steps", "Steps that attention ranks planned together", "server", _column(groups, "steps")),
-            ("group_budget_seconds", "Predicted time of the last one", "server", _column(groups, "budget_s")),
-            ("group_waiting_share", "Of rank-time, for the slowest", "server", _column(groups, "waiting_share")),
-            ("kv_held_tokens", "KV taken or asked for, by all routers", "server", _column(kv, "held")),
-            ("kv_capacity_tokens", "KV of a decode server", "server", _column(sized, "capacity")),
-            ("draining", "Servers that finish what they have and leave", "", [((), len(now["draining"]))]),
+            ("group_budget_seconds", "Predicted time of the last such step", "server", _column(groups, "budget_s")),
+            ("group_waiting_share", "Share of rank time spent waiting", "server", _column(groups, "waiting_share")),
+            ("kv_held_tokens", "KV tokens held or requested, by all routers", "server", _column(kv, "held")),
+            ("kv_capacity_tokens", "KV tokens that a decode server can hold", "server", _column(sized, "capacity")),
+            ("draining", "Draining servers", "", [((), len(now["draining"]))]),
             ("pool_instances", "Healthy instances of a pool", "pool", [((p,), n) for p, n in sizes.items()]),
             ("pool_pressure", "P90 pressure of a pool", "pool", [((p,), x) for p, x in now["pressure"].items()]),
             ("task_up", "1 while a watcher or the controller runs", "task", _column(tasks, "alive")),

@@ -1,4 +1,4 @@
-"""``/workers``: which servers there are, and who comes and goes, with the fields of SGLang's Rust gateway."""
+"""``/workers``: list, add and remove servers, with the fields of SGLang's Rust gateway."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .keys import allowed, has_keys, is_local
 
 ROUTE = "/workers"
 API = "workers API"
-"""The source of a server that was added here."""
+"""Source name of servers added here."""
 
 
 NO_KEY = "the router has no key: start it with --api-key or --control-plane-api-keys"
 
 
 class Wanted(msgspec.Struct):
-    """What is read of the body of a POST. Members without effect here are not looked at."""
+    """Fields read from the body of a POST; others have no effect here and are ignored."""
 
     url: str
     worker_type: Role
@@ -38,7 +38,7 @@ class Wanted(msgspec.Struct):
 
 
 class Workers:
-    """The endpoints."""
+    """Endpoints of the workers API."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -48,7 +48,7 @@ class Workers:
         ]
 
     async def each(self, request: Request) -> Response:
-        """All servers, or one more. Raises Rejection."""
+        """List all servers, or add one. Raises Rejection."""
         self._check(request)
         if request.method == "POST":
             return await self._add(request)
@@ -58,7 +58,7 @@ class Workers:
         return _answer(200, {"workers": workers, "total": len(workers), "stats": stats})
 
     async def one(self, request: Request) -> Response:
-        """One server, or let it finish what it has and forget it. Raises Rejection."""
+        """Show one server, or drain and remove it. Raises Rejection."""
         self._check(request)
         asked = request.path_params["id"]
         try:
@@ -72,7 +72,7 @@ class Workers:
         if request.method == "GET":
             return _answer(200, self._told(there))
         self._router.remove(there.url)
-        message = "Worker finishes what it has and is removed then"
+        message = "Worker finishes its requests and is then removed"
         return _answer(202, {"status": "accepted", "worker_id": wanted, "message": message})
 
     async def _add(self, request: Request) -> Response:
@@ -85,7 +85,7 @@ class Workers:
         if not is_url(wanted.url):
             _reject(422, "INVALID_BODY", f"{wanted.url!r} is not the URL of a server")
         if wanted.api_key:
-            _reject(422, "INVALID_BODY", "api_key: servers are asked with the router's --api-key")
+            _reject(422, "INVALID_BODY", "api_key: servers are called with the router's --api-key")
         port = wanted.bootstrap_port if wanted.worker_type == "prefill" else None
         try:
             there = self._router.add(wanted.worker_type, wanted.url, port, API)
@@ -120,12 +120,12 @@ class Workers:
         elif not allowed(request, args):
             _reject(401, "UNAUTHORIZED", "a key is needed: authorization: Bearer KEY")
         if not reads and self._router.config.router_workers > 1:
-            why = "this is one of --router-workers, and the others would not know: use --service-discovery or dns://"
+            why = "other processes of --router-workers would not know: use --service-discovery or dns://"
             _reject(501, "NOT_IMPLEMENTED", why)
 
 
 def id_of(url: str) -> str:
-    """Of the server at ``url``, the same with every router."""
+    """Return the id of the server at ``url``, the same at every router."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, url))
 
 

@@ -1,1 +1,1 @@
-"""``laps-patch``: the LAPS seam put into an installed sglang-router and taken out again."""
+"""``laps-patch``: puts the LAPS seam into an installed sglang-router, and takes it out again."""

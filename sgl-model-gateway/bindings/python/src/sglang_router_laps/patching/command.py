@@ -16,7 +16,7 @@ from pathlib import Path
 
 PATCHES = Path(__file__).parent / "patches"
 CHECKOUT = Path("sgl-model-gateway/bindings/python/src")
-"""Where a source checkout of SGLang keeps the router's package."""
+"""Path of the router's package in a source checkout of SGLang."""
 
 _VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 _FILE = re.compile(rb"^\+\+\+ b/(\S+)", re.MULTILINE)
@@ -28,20 +28,20 @@ class PatchError(Exception):
 
 
 class Patch:
-    """The change of one file of one release."""
+    """Insertions into one file of one release."""
 
     def __init__(self, file: Path) -> None:
-        """``file`` lies in the folder of its release, with the hashes. Raises PatchError."""
+        """``file`` lies in the folder of its release, beside the hashes. Raises PatchError."""
         text = file.read_bytes()
         head, rest = _FILE.search(text), _HUNK.sub(b"", text).splitlines()
         if head is None or not all(line.startswith((b"--- ", b"+++ ")) for line in rest):
             raise PatchError(f"{file.name}: a hunk that does more than insert")
         self.path = head[1].decode()
-        """Below the folder that holds the import package."""
+        """Path below the folder that holds the import package."""
         self.package = self.path.split("/")[0]
         self.distribution, _, self.version = file.parent.name.rpartition("-")
         self._states: dict[str, str] = {}
-        """By the sha256 of the file, hexadecimal."""
+        """State by sha256 of the file, hexadecimal."""
         for line in (file.parent / "sha256").read_text().splitlines():
             before, after, path = line.split()
             if path == self.path:
@@ -49,10 +49,10 @@ class Patch:
         if not self._states:
             raise PatchError(f"{file.name}: no sha256 for {self.path}")
         self._hunks = [(int(m[1]), re.findall(rb"^\+(.*\n)", m[2], re.MULTILINE)) for m in _HUNK.finditer(text)]
-        """The line of the original after which lines go (0 = at the top), and these lines."""
+        """Line of the original after which to insert (0 = at the top), and the lines to insert."""
 
     def state(self, root: Path) -> str:
-        """stock, patched, modified or missing."""
+        """Return the file's state: stock, patched, modified or missing."""
         file = root / self.path
         return self._state_of(file.read_bytes()) if file.is_file() else "missing"
 
@@ -60,7 +60,7 @@ class Patch:
         return self._states.get(sha256(text).hexdigest(), "modified")
 
     def rewrite(self, root: Path, *, apply: bool) -> bool:
-        """Apply or revert it below ``root``, at once or not at all; whether there was anything to do.
+        """Apply or revert the patch below ``root``, atomically. Returns False if there was nothing to do.
 
         Raises PatchError, before anything is written, when the file is neither as released nor as patched.
         """
@@ -71,7 +71,7 @@ class Patch:
             release = f"{self.distribution} {self.version}"
             raise PatchError(f"{self.path} is {state}: not the file of {release}; nothing was changed")
         lines = file.read_bytes().splitlines(keepends=True)
-        # From the end on hunks go in where the original has them, and from the top on they come out again.
+        # Line numbers are the original's: insert from the end on, remove from the top on.
         for after, inserted in reversed(self._hunks) if apply else self._hunks:
             lines[after : after if apply else after + len(inserted)] = inserted if apply else []
         text = b"".join(lines)
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(action: str, patch: Patch, given: Path | None) -> None:
-    """Do ``action`` for one patch, below ``given`` if that is given, and say what came of it. Raises PatchError."""
+    """Do ``action`` for one patch, below ``given`` if that is set, and print the result. Raises PatchError."""
     root = find_root(patch.package, given)
     found = read_version(root / patch.package)
     if action == "status":
@@ -124,7 +124,7 @@ def run(action: str, patch: Patch, given: Path | None) -> None:
 
 
 def find_root(package: str, given: Path | None) -> Path:
-    """The folder that holds ``package``. Raises PatchError when there is none."""
+    """Return the folder that holds ``package``. Raises PatchError when there is none."""
     if given is not None:
         for root in (given, given / CHECKOUT):
             if (root / package).is_dir():
@@ -137,7 +137,7 @@ def find_root(package: str, given: Path | None) -> Path:
 
 
 def read_version(package: Path) -> str:
-    """``__version__`` of a package folder, read without importing it; "unknown" when it says none."""
+    """Return ``__version__`` of a package folder, read without importing it; "unknown" if there is none."""
     file = package / "version.py"
     found = _VERSION.search(file.read_text()) if file.is_file() else None
     return found.group(1) if found else "unknown"

@@ -1,1 +1,1 @@
-"""The two prefill pools: which server gets a request, and how servers change pools."""
+"""The two prefill pools: choice of a server for each request, and moves of servers between pools."""

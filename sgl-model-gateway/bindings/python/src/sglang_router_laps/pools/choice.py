@@ -1,4 +1,4 @@
-"""Which servers get a request: a prefill server out of the two pools, and a decode server."""
+"""Choice of a prefill server, out of the two pools, and of a decode server for each request."""
 
 from __future__ import annotations
 
@@ -24,74 +24,73 @@ from ..servers.ranks import Rank
 from .sessions import SessionTable
 
 MOST_WORK_S = 3600.0
-"""No request is taken for more work, whatever a server says of its speed (seconds): sums stay finite."""
+"""Most work counted for one request, whatever speed a server reports (seconds): sums stay finite."""
 EASE = 0.5
-"""A deadline is kept with ease by who is expected to need this share of it: expectations err."""
+"""A deadline is met with ease if the predicted TTFT takes at most this share of it: predictions err."""
 Offer = tuple[float, int, Place, float]
-"""A place for a request: its cost there (seconds), the tokens to be computed there, the place, and the part of the cost
-that other requests bear (seconds)."""
+"""Cost there (seconds), tokens to be computed there, the place (server or rank), and the part of the cost that other
+requests bear (seconds)."""
 BEHIND = 3.0
-"""Requests that come later wait for this one's work, too: it counts so many times beside the request's own wait. A
-prefix that is computed anew takes the device from everybody; by its own wait alone a request would leave it too often.
-"""
+"""Weight of a request's work beside its own wait, for later requests that wait for it. A prefix computed anew delays
+everybody; by its own wait alone a request would leave its prefix too often."""
 _cost = itemgetter(0)
 NOTHING = PrefixIndex(0)
 FLOOD = 8
-"""A pool with this many times ``load_unit`` in flight everywhere need not find an idle instance to spill long
-requests to: one with as many times less in flight does."""
+"""Multiple of ``load_unit`` in flight everywhere in a pool from which long requests spill to busy instances, too: to
+those with as many times less in flight."""
 
 
 Why = Literal["session", "prefix", "expected", "pool", "spill", "copy"]
-"""Why: its session is there; it holds a part of the prompt; it is expected to answer first, of all or of the pool of
-its class; its own pool is overloaded; a prefix that many share is to be held there."""
+"""Reason of the choice: the session is there; a part of the prompt is cached there; fastest predicted answer, of all
+instances or of the pool of its class; its own pool is overloaded; a widely shared prefix is to be cached there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a request goes, and what it is taken for."""
+    """A chosen prefill server, with the predictions that led to it."""
 
     instance: PrefillInstance
     length_class: Pool
     new_tokens: int
     """Tokens expected to be computed there (>= 1)."""
     cached: int = 0
-    """Tokens expected in its prefix cache."""
+    """Tokens expected in the prefix cache there."""
     work_s: float = 0.0
-    """What the request adds to its work (seconds)."""
+    """Work that the request adds there (seconds)."""
     spilled: bool = False
-    """It went to the other pool because its own is overloaded or has nobody healthy."""
+    """True if the other pool takes it, as its own is overloaded or has no healthy server."""
     copies: bool = False
-    """It went to the short pool so that the prefix it shares with others is held there from now on."""
+    """True if the short pool takes it, so that its shared prefix is cached there from now on."""
     rank: Rank[PrefillInstance] | None = None
-    """Of the instance, where it has several."""
+    """Rank of the instance, if it has several."""
     why: Why = "expected"
     late_s: float = 0.0
-    """So long after the time from which it is to be refused its first token is expected (seconds); 0.0: in time, or
-    that is not known."""
+    """Predicted delay of the first token beyond the time from which the request is refused (seconds); 0.0 if in time or
+    unknown."""
 
     @property
     def place(self) -> Place:
-        """The instance, or its rank."""
+        """Return the instance, or its rank."""
         return self.rank or self.instance
 
     def lease(self) -> Lease:
-        """Account for it at the instance."""
+        """Account for the request at the instance."""
         return self.instance.lease(self.new_tokens, self.length_class, self.work_s, self.rank)
 
 
 @dataclass(slots=True)
 class Tried:
-    """Where a request has been in vain."""
+    """Servers and pairs at which a request has failed."""
 
     servers: set[Instance] = field(default_factory=set)
-    """These failed it."""
+    """Servers at which the request failed."""
     ways: set[tuple[PrefillInstance, Instance]] = field(default_factory=set)
-    """Between these two the KV could not be handed over: either may be the one to leave."""
+    """Pairs between which the KV could not be transferred: either server may be to blame."""
 
 
 class Pools:
-    """Prefill instances by pool, and the decode servers behind both. A prefill instance that moves drains by itself:
-    only new requests follow."""
+    """Prefill instances by pool, and the decode servers of both. A prefill instance that moves needs no draining: only
+    new requests follow its new pool."""
 
     def __init__(
         self,
@@ -101,8 +100,8 @@ class Pools:
         decoders: Sequence[str] = (),
         fixed: bool = True,
     ) -> None:
-        """``servers``: (url, bootstrap port) of each prefill server; ``decoders``: URLs. Raises ConfigError when they
-        are all there will be (``fixed``) and do not fit ``config``."""
+        """``servers``: (url, bootstrap port) of each prefill server; ``decoders``: URLs. Raises ConfigError if no
+        servers can join later (``fixed``) and these do not fit ``config``."""
         if fixed:
             config.check_instances(len(servers))
         self.config = config
@@ -118,35 +117,35 @@ class Pools:
         ]
         self.decoders = [DecodeInstance(url, clock) for url in decoders]
         self.traffic = 1.0
-        """How many times this router's work there is at the decode servers in all, other routers' included."""
+        """Ratio of all routers' work at the decode servers to this router's."""
         self._shared = SharedPrefixes()
         self._sessions = SessionTable()
 
     def members(self, pool: Pool) -> list[PrefillInstance]:
-        """All instances that serve ``pool``, healthy or not."""
+        """Return all instances that serve ``pool``, healthy or not."""
         return [i for i in self.instances if i.pool in (pool, BOTH)]
 
     def by_url(self, url: str) -> PrefillInstance:
-        """The instance at ``url``."""
+        """Return the instance at ``url``."""
         return next(i for i in self.instances if i.url == url)
 
     def place(self) -> Assignment:
-        """The pool for one more prefill server: that with fewer which are well, or have had no time to be; both in an
-        undivided fleet."""
+        """Return the pool for a new prefill server: the one with fewer healthy or new servers; both in an undivided
+        fleet."""
         sizes = Counter(i.pool for i in self.instances if i.healthy or not i.served)
         if sizes[BOTH] or (not sizes and not self.config.divided):
             return BOTH
         return "short" if not sizes["short"] or sizes["short"] < sizes["long"] else "long"
 
     def join(self, instance: Instance) -> None:
-        """From now on it gets requests."""
+        """Add ``instance``, which gets requests from now on."""
         if isinstance(instance, PrefillInstance):
             self.instances.append(instance)
         elif isinstance(instance, DecodeInstance):
             self.decoders.append(instance)
 
     def leave(self, instance: Instance) -> None:
-        """It gets no more requests."""
+        """Remove ``instance``, which gets no more requests."""
         if isinstance(instance, PrefillInstance):
             self.instances.remove(instance)
         elif isinstance(instance, DecodeInstance):
@@ -157,17 +156,17 @@ class Pools:
         self.by_url(move.name).pool = move.target
 
     def forget_prefixes(self) -> None:
-        """The servers' caches are being flushed."""
+        """Forget all prefixes and sessions: the servers' caches are being flushed."""
         self._shared.clear()
         self._sessions.clear()
         for i in self.instances:
             i.flushed()
 
     def choose_pair(self, ask: Ask, tried: Tried, kv_tokens: int = 0) -> tuple[Choice, DecodeInstance] | None:
-        """A prefill and a decode server for a request, which is to hold ``kv_tokens``; None while a role has nobody
-        healthy.
+        """Choose a prefill and a decode server for a request that will hold ``kv_tokens``; None while a role has no
+        healthy server.
 
-        Rather two servers that had no part in a failure, then a pair that is new, then any.
+        Prefers two servers that had no part in a failure, then a new pair, then any.
         """
         shunned: Collection[Instance] = ()
         avoid: Collection[PrefillInstance] = ()
@@ -185,28 +184,29 @@ class Pools:
         return choice, roomiest(usable, kv_tokens, self.traffic)
 
     def _new(self, prefiller: PrefillInstance, tried: Tried) -> list[DecodeInstance]:
-        """Healthy decode servers that make a new pair with ``prefiller``."""
+        """Return healthy decode servers that make a new pair with ``prefiller``."""
         if prefiller in tried.servers:
             return []
         old = {d for p, d in tried.ways if p is prefiller} | tried.servers
         return [d for d in self.decoders if d.healthy and d not in old]
 
     def left(self, tried: Tried, *, now: bool) -> bool:
-        """Whether there is a new pair; ``now``: with room at once. A server on trial has none now, but soon."""
+        """Return True if there is a new pair; ``now``: one that admits requests at once. A server on trial does so only
+        soon."""
         return any((d.usable and p.usable) if now else p.healthy for p in self.instances for d in self._new(p, tried))
 
     def missing(self) -> str:
-        """The role that has nobody healthy."""
+        """Return the role that has no healthy server."""
         return "decode" if any(i.healthy for i in self.instances) else "prefill"
 
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
-        """The instance for a request, and which of its data-parallel ranks; None when nobody is healthy.
+        """Choose the instance for a request, and its data-parallel rank; None when none is healthy.
 
-        It is the one where the request is answered first, of those that take its class. The class is a matter of the
-        place: short is what leaves at most the threshold to compute there. A request that is short only where its
-        history lies may stay there, unless others share that history: then one of them takes it to the short pool.
-        Instances in ``avoid`` are taken only when there is no other. A session that the client names goes on where it
-        was served, in either pool.
+        The request goes where it is answered first, among the instances that take its class. The class depends on the
+        place: short means at most the threshold to compute there. A request that is short only where its history is
+        cached may stay there, unless others share that history: then one of them takes it to the short pool. Instances
+        in ``avoid`` are used only if there is no other. A session named by the client stays where it was served, in
+        either pool.
         """
         usable = open_to(self.instances, avoid)
         total = max(1, ask.total)
@@ -234,7 +234,7 @@ class Pools:
         elif chosen.pool == LONG and length_class == SHORT:
             host = self._host_of_copy(ask, chosen, others)
             if host is not None:
-                # It is computed as a whole there, as a long request is.
+                # The whole prompt is computed there, as for a long request.
                 length_class, copies = LONG, True
                 _, new, chosen, _ = host
         late_s = 0.0
@@ -247,7 +247,7 @@ class Pools:
         elif why in ("pool", "expected") and new < total:
             why = "prefix"
         if not late_s:
-            # It will be held there.
+            # The prompt will be cached there.
             self._sessions.served(ask.session, chosen)
             for p in known:
                 chosen.prefixes.add(p)
@@ -258,9 +258,8 @@ class Pools:
     def _offers(
         self, usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float
     ) -> tuple[list[Offer], list[Offer]]:
-        """Costs of the request at the places of these instances (seconds): at home, in the other pool. Of the places of
-        a server that hold nothing of the prompt, one without work costs least, and the one of them that has served
-        least stands for all: none of them is better in anything."""
+        """Return offers of the request's own pool and of the other pool. Of the places of a server that have nothing of
+        the prompt cached and no work, the one that has served least stands for all: none is better."""
         threshold, total = self.config.threshold, max(1, ask.total)
         prefixed = total > threshold
         own: list[Offer] = []
@@ -285,7 +284,7 @@ class Pools:
                     others_s = BEHIND * took_s
                     cost_s = place.outlook.with_work_s(now, here.step_s, took_s, short) + others_s
                     offer = cost_s, new, place, others_s
-                    # What is short only because its history lies there is at home with it.
+                    # A request that is short only because its history is cached there belongs there.
                     at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
                     (own if at_home else others).append(offer)
                 elif place.outlook.free_at > now or place.outstanding:
@@ -295,7 +294,7 @@ class Pools:
             if free is None and not busy:
                 continue
             if i.outlook.model is not model:
-                # Those that say nothing of their speed share one.
+                # Servers that report no speed share one model.
                 model = i.outlook.model
                 step_s, work_s = model.step_s, model.work_s(fresh, total - fresh)
                 behind_s = BEHIND * work_s
@@ -310,7 +309,7 @@ class Pools:
 
     @staticmethod
     def _first(offers: list[Offer], ask: Ask) -> Offer:
-        """Where it is answered first; with a deadline that several keep with ease, where that is the least work."""
+        """Return the offer answered first; if several meet the deadline with ease, the one with the least work."""
         if ask.slo_s is not None:
             easy = [o for o in offers if o[0] - o[3] <= EASE * ask.slo_s]
             if easy:
@@ -318,8 +317,8 @@ class Pools:
         return _least(offers)
 
     def _host_of_copy(self, ask: Ask, holder: Place, others: list[Offer]) -> Offer | None:
-        """The short-pool place that takes a request which is short only in the long pool, to hold what it shares
-        with others from then on; None where it shares nothing yet, or none of them has the time."""
+        """Return the short-pool place that takes a request which is short only in the long pool, to cache what it
+        shares with others; None if it shares nothing yet, or no place has the time."""
         if len(ask.prompts) != 1:
             return None
         (prompt,) = ask.prompts
@@ -334,7 +333,7 @@ class Pools:
         return host
 
     def _relief(self, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
-        """Places of the other pool that may take a request whose ``own`` pool is overloaded."""
+        """Return places of the other pool that may take a request whose ``own`` pool is overloaded."""
         unit = self.config.load_unit
         least = min(o[2].outstanding_tokens for o in own)
         if least <= unit:
@@ -352,7 +351,7 @@ class Pools:
 
 
 def _least(offers: list[Offer]) -> Offer:
-    """The cheapest, and of several with the least in flight."""
+    """Return the cheapest offer; of several, the one with the least in flight."""
     least = min(offers, key=_cost)[0]
     return min((o for o in offers if o[0] == least), key=lambda o: _load(o[2]))
 

@@ -1,4 +1,4 @@
-"""The background task that reads signals and lets the controller move servers between the pools."""
+"""Background task that reads load signals and moves servers between the pools."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .record import Records
 logger = logging.getLogger(__name__)
 
 Failed = Callable[[Exception], None]
-"""Told of each beat that failed."""
+"""Called with the error of each failed iteration."""
 Note = Callable[[Sequence[PrefillInstance], dict[Pool, float], Sequence[Move], Sequence[Move]], None]
-"""Told of each beat: the servers, the pressure of each pool, moves that were made, and those of other routers."""
+"""Called after each iteration: servers, pressure of each pool, moves made, and moves of other routers."""
 
 
 class Control:
-    """Algorithm 2 over live instances. ``run`` ends when cancelled."""
+    """Runs Algorithm 2 of the paper on live instances. ``run`` ends when cancelled."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Control:
         failed: Failed = lambda e: None,
     ) -> None:
         self.controller = controller(config, clock())
-        """What decides."""
+        """Decides on moves."""
         self._readers = readers
         self._kv_readers = kv_readers
         self._records = records
@@ -51,30 +51,31 @@ class Control:
         self._note, self._failed = note, failed
 
     async def run(self) -> None:
-        """Sample on a fixed grid, decide every control period. A beat that fails is told, and the next one comes."""
+        """Sample on a fixed grid, and decide every control period. A failed iteration is reported and does not stop the
+        task."""
         at = self._clock()
         while True:
             try:
                 await self.step()
             except Exception as e:
-                logger.exception("a beat of the controller failed")
+                logger.exception("an iteration of the pool controller failed")
                 self._failed(e)
             at += self._sample_s
             now = self._clock()
             if at <= now:
-                # Too late for a beat: leave it out rather than run after it.
+                # Skip a late sample rather than run after it.
                 at = now + self._sample_s
             await asyncio.sleep(at - now)
 
     async def step(self) -> None:
-        """One sample, and a decision when one is due."""
+        """Take one sample, and decide when a decision is due."""
         readers = (*self._readers, *self._kv_readers)
-        # What one of them fails with is told at the end: the others have been read, and wait for nobody.
+        # Failures are raised at the end, so that one reader does not hold up the others.
         read = await asyncio.gather(*(r.read() for r in readers), return_exceptions=True)
         self._pools.traffic = traffic(self._pools.decoders)
         others = self._records.news()
         if others is not None:
-            # As after a move of its own: what called for it is being seen to.
+            # As after a move of this router's own: its cause is being dealt with.
             laid_out = any(BOTH in (m.source, m.target) for m in others)
             self.controller.moved(self._clock(), laid_out=laid_out)
         await self._records.fill()

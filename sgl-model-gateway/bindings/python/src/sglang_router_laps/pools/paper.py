@@ -1,4 +1,4 @@
-"""The router of LAPS as it was published: by the whole prompt, to the server with the fewest requests. A baseline."""
+"""The router of the LAPS paper, as a baseline: class by the whole prompt, server with the fewest requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .choice import MOST_WORK_S, Choice, Pools, Why
 
 
 class PaperPools(Pools):
-    """Pools that look at no prefix, at no history and at no expected time."""
+    """Pools that ignore prefixes, history and predicted times."""
 
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
         """See Pools."""
@@ -32,5 +32,5 @@ class PaperPools(Pools):
 
 
 def pools(servers: Any, config: AllocConfig, **more: Any) -> Pools:
-    """The pools that ``config`` asks for; all else as of ``Pools``."""
+    """Return the pools that ``config`` asks for; other arguments as for ``Pools``."""
     return (Pools if config.preset is None else PaperPools)(servers, config, **more)

@@ -1,8 +1,8 @@
-"""What all routers agree on: a prefill server with LAPS keeps the pool it is in, and is told by compare and set.
+"""Pool records: each prefill server with LAPS stores its pool, and all routers change it by compare-and-set.
 
-Before a router moves anything it sets the record of one server that all of them agree on, the first by URL, if only
-to what it is: whoever has read an older version there may not move. So of routers that decide at once one wins, and
-the others see in any record that has grown that there was a move. No clock is in it, and no number but versions.
+Before a router moves anything it sets the record of one agreed server, the first by URL, if only to its present value:
+a router that has read an older version may not move. So one of several routers that decide at once wins, and the others
+notice from any version that has grown that there was a move. Records hold versions, but no clock.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .choice import Pools
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
-"""How long a server's answer is waited for (seconds)."""
+"""Time limit for a server's answer (seconds)."""
 
 
 class Records:
-    """The records of the servers that keep one, as this router has read them last (``PrefillInstance.record``)."""
+    """Reads and sets the servers' pool records (``PrefillInstance.record`` is the latest one read)."""
 
     def __init__(self, pools: Pools, sessions: Sessions, api_key: str | None) -> None:
         self._pools = pools
         self._sessions = sessions
         self._key = f"Bearer {api_key}" if api_key else None
         self._known: dict[str, PoolRecord] = {}
-        """By URL, as they were when last looked at."""
+        """Records by URL, as of the last check."""
         self._refused: set[str] = set()
         """Servers whose refusal has been logged."""
 
     def news(self) -> list[Move] | None:
-        """What other routers have moved since the last call, as it was read; None where none has decided anything."""
+        """Return moves by other routers since the last call; None if no other router has decided anything."""
         moved: list[Move] | None = None
         for i in self._pools.instances:
             record = i.record
@@ -46,7 +46,7 @@ class Records:
                 continue
             before = self._known.get(i.url, record)
             self._known[i.url] = record
-            # A server that has started again counts from 0.
+            # A restarted server counts from 0.
             if 0 < before.version < record.version:
                 moved = moved or []
                 source, target = before.assignment, record.assignment
@@ -55,13 +55,13 @@ class Records:
         return moved
 
     async def fill(self) -> None:
-        """Tell servers that are in no pool yet the one that they have here. The first router that does so wins."""
+        """Set the record of servers without a pool to the one that they have here. The first router wins."""
         new = [i for i in self._pools.instances if i.healthy and i.record and not i.record.assignment]
         await asyncio.gather(*(self._set(i, i.pool) for i in new))
 
     async def carry_out(self, moves: Sequence[Move]) -> list[Move]:
-        """Returns the moves that were made: none where another router was first. A stock server, or one that takes no
-        record, moves for this router alone."""
+        """Carry out ``moves`` and return those made: none if another router was first. A server that stores no record
+        moves for this router alone."""
         moving = {self._pools.by_url(m.name): m for m in moves}
         agreed = [i for i in self._pools.instances if i.healthy and i.record and i.record.assignment]
         first = min(agreed, key=lambda i: i.url) if moves and agreed else None
@@ -78,7 +78,7 @@ class Records:
         return True
 
     async def _set(self, instance: PrefillInstance, assignment: Assignment) -> bool:
-        """Whether it was set; where another router was first, its record is taken."""
+        """Set the server's record and return True; if another router was first, adopt its record."""
         record = instance.record or PoolRecord()
         body = {"assignment": assignment, "if_version": record.version}
         answer = await self._sessions.tell(instance, POOL_ROUTE, self._key, TIMEOUT_S, body)
@@ -90,7 +90,7 @@ class Records:
                 made = read(text, PoolRecord)
                 instance.take(made)
                 if status == 200:
-                    # What this router has done is no news to it.
+                    # This router's own change must not count as news.
                     self._known[instance.url] = made
                 return status == 200
         except ValueError:
@@ -99,6 +99,6 @@ class Records:
             self._refused.add(instance.url)
             why = " (give the router the servers' admin key: --api-key)" if status in (401, 403) else ""
             logger.warning(
-                "%s answers %s with %d; other routers do not learn its pool%s", instance.url, POOL_ROUTE, status, why
+                "%s answers %s with %d; other routers cannot read its pool%s", instance.url, POOL_ROUTE, status, why
             )
         return False

@@ -1,4 +1,4 @@
-"""Sessions that clients name, and where each was served last: honoured before any prefix is looked up."""
+"""Sessions named by clients, and the server that served each last; looked up before any prefix."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..prompts.prefixes import Ask
 from ..servers.instances import Place, PrefillInstance
 
 MOST = 65_536
-"""Sessions remembered; the one longest unused is forgotten."""
+"""Sessions remembered; the least recently used one is forgotten."""
 FAR = 2.0
-"""A server is far behind, and left, where another would answer so many times sooner with nothing of the session."""
+"""Ratio of predicted times from which a session leaves its server for one that has nothing of it cached."""
 
 
 class SessionTable:
-    """Name -> server or data-parallel rank."""
+    """Maps a session's name to its server or data-parallel rank."""
 
     def __init__(self) -> None:
         self._places: OrderedDict[str, Place] = OrderedDict()
@@ -24,7 +24,7 @@ class SessionTable:
         return len(self._places)
 
     def served(self, session: str | None, place: Place) -> None:
-        """A request of this session goes there."""
+        """Record that a request of ``session`` goes to ``place``."""
         if session is None:
             return
         self._places[session] = place
@@ -33,11 +33,12 @@ class SessionTable:
             self._places.popitem(last=False)
 
     def clear(self) -> None:
-        """The servers' caches are being flushed."""
+        """Forget all sessions: the servers' caches are being flushed."""
         self._places.clear()
 
     def holder(self, ask: Ask, usable: Collection[PrefillInstance], now: float, threshold: int) -> Place | None:
-        """Where the session of ``ask`` goes on; None: it has none, or that server is gone or far behind."""
+        """Return the place where ``ask``'s session continues; None if there is none, or its server is gone or far
+        slower."""
         place = None if ask.session is None else self._places.get(ask.session)
         if place is None or place.server not in usable or place not in place.server.places:
             return None

@@ -1,1 +1,1 @@
-"""The prompts of a request: what counts of them, how many tokens that is, and what servers hold of it already."""
+"""Prompts of a request: their contents, token counts, and the prefixes that servers have cached."""

@@ -1,4 +1,4 @@
-"""What a request asks to be prefilled, and which prefixes of it servers hold: token counts and chained block hashes."""
+"""Prefix lookup: token counts and chained block hashes of prompts, and which blocks each server has cached."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from .reading import Prompt
 from .tokens import START_BYTES_PER_TOKEN, TokenCounter
 
 BLOCK_BYTES = 256
-"""One block of text; about 64 tokens of English."""
+"""Size of a block of text; about 64 tokens of English."""
 BLOCK_IDS = 64
-"""One block of token ids."""
+"""Size of a block of token ids."""
 TOKENS_PER_BLOCK = 64
 SHARERS = 3
-"""Requests that go on differently after one prefix before it is copied. A conversation that is tried again or branches
-off once gives two; a system prompt gives as many as it has users."""
+"""Distinct continuations of a prefix before it is copied. A conversation that is retried or branches off once gives
+two; a system prompt gives as many as it has users."""
 MEDIA_TOKENS = 512
-"""What one image, video or audio part counts. Models and resolutions differ widely: with one, a request is long."""
+"""Tokens counted for one image, video or audio part. Models and resolutions differ widely: one part makes a request
+long."""
 PROMPTS_MAX = 64
-"""Of a batch, so many prompts are looked up in the prefix indexes: they stand for the rest."""
+"""Prompts of a batch that are looked up in the prefix indexes; they stand for the rest."""
 HALF = 0.5
-"""A server that holds less than this share of what it is thought to hold has forgotten it (0..1)."""
+"""A server that finds less than this share of the expected prefix has evicted it (0..1)."""
 WATCHED = 1024
-"""Prefixes watched at a time; the one longest unused is forgotten."""
+"""Prefixes watched at a time; the least recently used one is forgotten."""
 
 Tokens = bytes | Sequence[int]
 """UTF-8 text, or token ids."""
@@ -34,29 +35,30 @@ Tokens = bytes | Sequence[int]
 
 @dataclass(slots=True)
 class Fingerprint:
-    """A prompt cut into whole blocks, each hash covering all before it."""
+    """A prompt cut into whole blocks, each hash covering all blocks before it."""
 
     hashes: tuple[int, ...]
     covered: float
-    """Share of the prompt that one block is (0..1)."""
+    """Share of the prompt in one block (0..1)."""
     media: tuple[int, ...] = ()
-    """For each image, video or audio part the block that it ends in, counted from 0."""
+    """Block in which each image, video or audio part ends, counted from 0."""
     prompt: Tokens | None = None
-    """The prompt itself, until the request has been compared with others."""
+    """Text or ids, until the request has been compared with others."""
 
 
 EMPTY = Fingerprint((), 0.0)
 
 
 def block_size(prompt: Tokens) -> int:
-    """Bytes or ids of one block."""
+    """Return the size of a block (bytes or ids)."""
     return BLOCK_BYTES if isinstance(prompt, bytes) else BLOCK_IDS
 
 
 def fingerprint(prompt: Tokens, media_at: Sequence[int] = (), seed: int = 0) -> Fingerprint:
-    """Of UTF-8 text, with media that end at these bytes of it, or of token ids. Another ``seed``, another prompt.
+    """Return the fingerprint of UTF-8 text, with media that end at these bytes of it, or of token ids. Different seeds
+    give different prompts.
 
-    A prompt of less than one block has no hashes.
+    A prompt shorter than one block has no hashes.
     """
     size = block_size(prompt)
     if len(prompt) < size:
@@ -70,33 +72,33 @@ def fingerprint(prompt: Tokens, media_at: Sequence[int] = (), seed: int = 0) -> 
 
 
 class PrefixIndex:
-    """Least-recently-used blocks of one instance, at most ``tokens`` of them (tokens).
+    """Least recently used blocks of one instance, up to ``tokens``.
 
-    A block is never younger than the blocks before it, so what is held of a prompt is always a prefix of it.
+    A block is never younger than the blocks before it, so the cached part of a prompt is always a prefix.
     """
 
     def __init__(self, tokens: int) -> None:
         self._limit = 0
         self.bound(tokens)
         self.blocks: OrderedDict[int, None] = OrderedDict()
-        """Those held; the one longest unused first."""
+        """Blocks held, the least recently used first."""
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def bound(self, tokens: int) -> None:
-        """From now on hold at most ``tokens``; what is too much goes with the next prompt."""
+        """Bound the index to ``tokens`` from now on; the excess is dropped with the next prompt."""
         self._limit = tokens // TOKENS_PER_BLOCK
 
     def depth(self, prompt: Fingerprint) -> int:
-        """How many blocks of ``prompt`` are held."""
+        """Return how many blocks of ``prompt`` are held."""
         hashes = prompt.hashes
         if not hashes or hashes[0] not in self.blocks:
             return 0
         return bisect_left(hashes, True, key=lambda h: h not in self.blocks)
 
     def add(self, prompt: Fingerprint) -> None:
-        """Note that the instance is about to hold ``prompt``."""
+        """Add the blocks of ``prompt``, which the instance is about to cache."""
         blocks = self.blocks
         for h in reversed(prompt.hashes[: self._limit]):
             blocks[h] = None
@@ -105,40 +107,40 @@ class PrefixIndex:
             blocks.popitem(last=False)
 
     def correct(self, expected: int, found: int) -> None:
-        """Of a prompt of which so many tokens were ``expected`` to be held the server ``found`` fewer: it forgets
-        sooner than this index, and so what is oldest here is taken to be gone there."""
+        """Drop the oldest blocks if a server ``found`` far fewer cached tokens than were ``expected``: it evicts sooner
+        than this index does."""
         if found < HALF * expected and expected > TOKENS_PER_BLOCK:
             for _ in range(len(self.blocks) // 4):
                 self.blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything: the instance was restarted or its cache flushed."""
+        """Drop all blocks: the instance was restarted or its cache flushed."""
         self.blocks.clear()
 
 
 @dataclass(slots=True)
 class Ask:
-    """The prompts of one request."""
+    """Prompts of one request, with its deadline and session."""
 
     tokens: int
-    """Of texts and ids."""
+    """Tokens of texts and ids."""
     prompts: Sequence[Fingerprint] = ()
     media: int = 0
-    """Such parts whose place in the prompt is not known: no server is taken to hold them."""
+    """Media parts at unknown positions in the prompt: never taken to be cached."""
     slo_s: float | None = None
-    """Its deadline, after its arrival (seconds)."""
+    """Deadline after arrival (seconds)."""
     until: float = math.inf
-    """When it is to be refused without a first token (monotonic seconds)."""
+    """Time from which the request is refused if it has no first token (monotonic seconds)."""
     session: str | None = None
-    """The client's name of what it goes on with."""
+    """Session name given by the client."""
 
     @property
     def total(self) -> int:
-        """Tokens of all of it."""
+        """Return the tokens of the whole request."""
         return self.tokens + (self.media + sum(len(p.media) for p in self.prompts)) * MEDIA_TOKENS
 
     def new(self, index: PrefixIndex) -> int:
-        """Tokens expected to be computed where ``index`` tells what is held (>= 1)."""
+        """Return the tokens to compute on a server with the cached blocks of ``index`` (>= 1)."""
         share, media = 0.0, self.media
         for p in self.prompts:
             depth = index.depth(p)
@@ -146,19 +148,19 @@ class Ask:
             if p.media:
                 media += sum(block >= depth for block in p.media)
         if share:
-            # Of a batch the share is the mean over its prompts: an estimate that needs no lengths.
+            # A batch's share is the mean over its prompts: an estimate that needs no lengths.
             share /= len(self.prompts)
         return max(1, round(self.tokens * (1 - share)) + media * MEDIA_TOKENS)
 
 
 NOTHING = Ask(0)
-"""What a request asks whose prompt is not known yet, or of no more use."""
+"""Placeholder for a prompt that is unknown, or no longer needed."""
 
 
 def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
     """Measure ``prompt``, of a request body of ``size`` bytes.
 
-    What could not be read may be as long as the body allows.
+    A prompt that could not be read is taken to be as long as the body allows.
     """
     tokens = counter.count(prompt)
     if prompt.unread:
@@ -177,10 +179,10 @@ class _Watched:
 
 
 class SharedPrefixes:
-    """Prefixes that several requests share, by their distinct continuations: when one is worth a copy.
+    """Prefixes that several requests share, by their distinct continuations.
 
-    A copy that was lost (evicted, or its server moved) is made again, each time after twice as many requests: where
-    the short pool has no room for a prefix, it is not filled with it again and again.
+    A lost copy (evicted, or its server moved) is made again, each time after twice as many requests, so that a short
+    pool with too little memory for a prefix is not filled with it again and again.
     """
 
     def __init__(self) -> None:
@@ -190,9 +192,10 @@ class SharedPrefixes:
         return len(self._watched)
 
     def due(self, prompt: Fingerprint, blocks: int) -> bool:
-        """Note that ``prompt`` goes on after ``blocks`` (> 0) that a server holds; whether these are to be copied."""
+        """Note that ``prompt`` continues after ``blocks`` (> 0) held by a server; return True if these should be
+        copied."""
         if prompt.prompt is None:
-            # Not a new request but another try of one.
+            # A retry, not a new request.
             return False
         size = block_size(prompt.prompt)
         rest = prompt.prompt[blocks * size : (blocks + 1) * size]
@@ -203,7 +206,7 @@ class SharedPrefixes:
         self._watched.move_to_end(key)
         if len(self._watched) > WATCHED:
             self._watched.popitem(last=False)
-        # The next turn of one conversation begins as its last one did; the same request again is no other either.
+        # The next turn of a conversation begins as its last one did, and a repeated request is no other continuation.
         for i, r in enumerate(seen.rests):
             if rest[: len(r)] == r[: len(rest)]:
                 seen.rests[i] = max(r, rest, key=len)
@@ -214,12 +217,12 @@ class SharedPrefixes:
         return seen.count >= SHARERS << seen.copies
 
     def copied(self, prompt: Fingerprint, blocks: int) -> None:
-        """A copy of the first ``blocks`` of ``prompt`` is being made: count from the start."""
+        """Restart the count: a copy of the first ``blocks`` of ``prompt`` is being made."""
         seen = self._watched[prompt.hashes[blocks - 1]]
         seen.rests.clear()
         seen.count = 0
         seen.copies += 1
 
     def clear(self) -> None:
-        """The servers' caches are being flushed."""
+        """Forget all prefixes: the servers' caches are being flushed."""
         self._watched.clear()

@@ -1,4 +1,4 @@
-"""What of a request body will be prefilled, for each route MiniLB serves."""
+"""Reads the prompts out of request bodies, for each route that MiniLB serves."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ GENERATE = "generate"
 COMPLETIONS = "v1/completions"
 CHAT = "v1/chat/completions"
 ANSWER_TOKENS = 512
-"""What an answer is expected to have at most: most have fewer than they were allowed."""
+"""Longest answer assumed: most are shorter than the client allows (tokens)."""
 APART = ("lora_path", "extra_key", "cache_salt")
-"""What of a body is part of a prefix's identity, beside its tokens."""
+"""Members of a body that belong to a prefix's identity, like its tokens."""
 
 
 @dataclass(slots=True)
 class Prompt:
-    """The prompts of one request. A batch has several."""
+    """Prompts of one request; a batch has several."""
 
     texts: list[str] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
     messages: int = 0
-    """Chat messages, each of which the template adds a few tokens to."""
+    """Chat messages, to each of which the template adds a few tokens."""
     media: int = 0
     """Image, video and audio parts."""
     media_at: list[int] = field(default_factory=list)
-    """Where in the one text each of them ends (bytes of UTF-8); none where that is not known."""
+    """End of each part in the text (bytes of UTF-8); empty if unknown."""
     seed: int = 0
-    """Of what keeps the prefix caches of prompts apart whose tokens are the same; 0 = nothing."""
+    """Hash of what keeps prefix caches of equal tokens apart; 0 = nothing."""
     unread: bool = False
-    """Not all of it could be read: its length is unknown."""
+    """True if part of it could not be read: its length is unknown."""
     measured: int | None = None
-    """What a counter can learn from, once it has counted: tokens of texts and ids, or bytes of texts alone."""
+    """Size that a counter can learn from, once counted: tokens of texts and ids, or bytes of texts alone."""
 
 
 def read_prompt(endpoint: str, body: Mapping[str, Any]) -> Prompt:
-    """Read what counts. What cannot be read is marked as such: whether it is an error the server will say."""
+    """Read the prompts of a body. Unreadable parts set ``unread``: the server decides whether they are an error."""
     prompt = Prompt(seed=_seed(body))
     READERS[endpoint](prompt, body)
     return prompt
 
 
 def _seed(body: Mapping[str, Any]) -> int:
-    """An adapter computes other KV, and a salt is there to keep caches apart."""
+    """Return a hash of the adapter and the cache salt, which keep prefix caches apart; 0 without them."""
     model = body.get("model")
     apart = [body.get(name) for name in APART]
-    # SGLang takes an adapter behind the model's name as well.
+    # SGLang also takes an adapter behind the model's name.
     apart.append(model if isinstance(model, str) and ":" in model else None)
     return hash(repr(apart)) if any(apart) else 0
 
 
 def answer_tokens(body: Mapping[str, Any]) -> int:
-    """How long an answer to expect: what is asked for at most, where that is less than usual."""
+    """Return the expected length of the answer: the limit asked for, where that is below ANSWER_TOKENS."""
     sampling = body.get("sampling_params")
     asked: Any = sampling.get("max_new_tokens") if isinstance(sampling, dict) else None
     asked = asked or body.get("max_completion_tokens") or body.get("max_tokens")
@@ -64,7 +64,7 @@ def answer_tokens(body: Mapping[str, Any]) -> int:
 
 
 def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
-    """Into how many requests SGLang splits ``body``, each with an id of its own; None: it stays one."""
+    """Return the number of requests that SGLang splits ``body`` into, each with its own id; None if it stays one."""
     prompts = body.get("prompt") if endpoint == COMPLETIONS else None
     if endpoint == GENERATE:
         text = body.get("text")
@@ -72,7 +72,7 @@ def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
             return len(text) if isinstance(text, list) else None
         prompts = body.get("input_ids")
         if prompts is None:
-            # Rows of numbers are one prompt.
+            # A list of rows of numbers is one prompt.
             match body.get("input_embeds"):
                 case [[[*_], *_], *_] as prompts:
                     pass
@@ -80,7 +80,7 @@ def batch_size(endpoint: str, body: Mapping[str, Any]) -> int | None:
 
 
 def _take(prompt: Prompt, value: Any, *, batch: bool = True) -> None:
-    """One prompt, or a list of prompts where it may be a ``batch``."""
+    """Add one prompt to ``prompt``, or a list of prompts if it may be a ``batch``."""
     if isinstance(value, str):
         prompt.texts.append(value)
     elif isinstance(value, list) and set(map(type, value)) == {int}:
@@ -98,7 +98,7 @@ def _generate(prompt: Prompt, body: Mapping[str, Any]) -> None:
     for name in ("image_data", "video_data", "audio_data"):
         media = body.get(name)
         if isinstance(media, list):
-            # Of a batch each prompt has a list of its own.
+            # In a batch each prompt has a list of its own.
             prompt.media += sum(len(one) if isinstance(one, list) else 1 for one in media)
         elif media:
             prompt.media += 1
@@ -111,7 +111,7 @@ def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
         return
     pieces: list[str] = []
     media: list[int] = []
-    """How many pieces there are up to each."""
+    """Number of pieces up to the end of each part."""
     if body.get("tools"):
         pieces.append(_dump(prompt, body["tools"]))
     for message in messages:
@@ -120,7 +120,7 @@ def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
             continue
         prompt.messages += 1
         role = message.get("role")
-        # The marker keeps the prefix of a conversation a prefix of its next turn, and roles apart.
+        # The marker separates roles, and keeps a conversation's prefix a prefix of its next turn.
         pieces.append(f"\n<{role if isinstance(role, str) else None}>")
         content = message.get("content")
         for part in content if isinstance(content, list) else (content,):
@@ -130,7 +130,7 @@ def _chat(prompt: Prompt, body: Mapping[str, Any]) -> None:
             elif not isinstance(part, dict):
                 prompt.unread |= part is not None
             elif part.get("type") != "text":
-                # A marker keeps prompts with different images apart: the text before them may be the same.
+                # A marker distinguishes prompts with different images: the text before them may be the same.
                 pieces.append(f"\n<media {hash(_dump(prompt, part)):x}>")
                 media.append(len(pieces))
         if message.get("tool_calls"):
@@ -154,7 +154,7 @@ def _dump(prompt: Prompt, value: Any) -> str:
 
 
 def utf8_len(text: str) -> int:
-    """Bytes of ``text`` in UTF-8."""
+    """Return the length of ``text`` in UTF-8 (bytes)."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -163,4 +163,4 @@ READERS: dict[str, Callable[[Prompt, Mapping[str, Any]], None]] = {
     COMPLETIONS: lambda prompt, body: _take(prompt, body.get("prompt")),
     CHAT: _chat,
 }
-"""The routes that prefill, and how each is read."""
+"""Reader of each route that prefills."""

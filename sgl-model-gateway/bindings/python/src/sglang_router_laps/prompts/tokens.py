@@ -1,4 +1,4 @@
-"""How many tokens a prompt has: counted with a tokenizer, or estimated from bytes and corrected by the replies."""
+"""Token counts of prompts: by a tokenizer, or estimated from bytes and corrected by the servers' replies."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from .reading import Prompt, utf8_len
 START_BYTES_PER_TOKEN = 4.0
 MOST_BYTES_PER_TOKEN = 16.0
 MEMORY_TOKENS = 100_000.0
-"""About how many tokens back the estimate remembers."""
+"""Memory of the estimate, about (tokens)."""
 START_MESSAGE_TOKENS = 5.0
-"""What a chat template adds to each message until replies say otherwise (tokens)."""
+"""Tokens that a chat template adds to each message, until replies say otherwise."""
 EXACT_BYTES = 16384
-"""What of a request is tokenised at most; the rest is extrapolated: all other requests wait for it (bytes)."""
+"""Bytes of a request that are tokenised; the rest is extrapolated, as all other requests wait meanwhile."""
 CALL_BYTES = 64
-"""What one text costs of the budget at least: many short ones are as much work as a long one (bytes)."""
+"""Least cost of one text in that budget (bytes): many short texts take as long as one long text."""
 
 _REPORTED = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})\b')
 _CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,12})\b')
 
 
 def reported_tokens(reply: bytes) -> int | None:
-    """``prompt_tokens`` of a reply or of a stream's first event, found without parsing it all."""
+    """Return ``prompt_tokens`` of a reply or of a stream's first event, found without parsing."""
     found = _REPORTED.search(reply)
     return int(found.group(1)) if found else None
 
 
 def cached_tokens(reply: bytes) -> int | None:
-    """The same for ``cached_tokens``, in ``meta_info`` or, with --enable-cache-report, in ``usage``."""
+    """Return ``cached_tokens``, in ``meta_info`` or, with --enable-cache-report, in ``usage``."""
     found = _CACHED.search(reply)
     return int(found.group(1)) if found else None
 
 
 class ByteCounter:
-    """An online estimate of texts, ids and message overheads: one ratio for chat (template included), one for plain
-    text. Media are counted apart."""
+    """Estimates tokens of texts and messages online: one ratio for chat (template included), one for plain text. Media
+    are counted apart."""
 
     def __init__(self) -> None:
         self._bytes = {False: START_BYTES_PER_TOKEN, True: START_BYTES_PER_TOKEN}
@@ -49,7 +49,7 @@ class ByteCounter:
         return min(max(self._bytes[chat] / self._tokens[chat], 1.0), MOST_BYTES_PER_TOKEN)
 
     def count(self, prompt: Prompt) -> int:
-        """An estimate; ids are exact."""
+        """Return the estimated tokens of ``prompt``; ids are exact."""
         exact = sum(map(len, prompt.ids))
         if not prompt.texts:
             return exact
@@ -59,9 +59,9 @@ class ByteCounter:
         return exact + round(size / self._ratio(prompt.messages > 0))
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
-        """A reply said that ``prompt``, which has been counted, has ``tokens`` tokens: shift the ratio of its kind.
+        """Learn from a reply that ``prompt``, counted before, has ``tokens`` tokens.
 
-        Replies about ids or media teach nothing of bytes.
+        Replies about ids or media teach nothing about bytes.
         """
         if prompt.media or prompt.unread or not prompt.measured or tokens <= 0:
             return
@@ -71,13 +71,13 @@ class ByteCounter:
         self._tokens[chat] = self._tokens[chat] * keep + tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """What it is and what it has learnt, JSON-ready."""
+        """Return the kind of counter and its estimates, JSON-ready."""
         text, chat = round(self._ratio(False), 3), round(self._ratio(True), 3)
         return {"kind": "bytes", "bytes_per_token": {"text": text, "chat": chat}}
 
 
 class TokenizerCounter:
-    """Exact counts of the first ``exact_bytes`` of each request, their ratio beyond. No model is loaded.
+    """Counts the first ``exact_bytes`` of each request exactly, and extrapolates the rest. No model is loaded.
 
     Raises ConfigError when ``path`` holds no tokenizer or the ``tokenizers`` package is missing.
     """
@@ -100,9 +100,9 @@ class TokenizerCounter:
         self._message_tokens = START_MESSAGE_TOKENS
 
     def count(self, prompt: Prompt) -> int:
-        """Tokens of the texts as the tokenizer cuts them, and what the chat template has been adding.
+        """Return the tokens of the texts, and those that the chat template adds.
 
-        How long the event loop waits for this is bounded per request.
+        The time that the event loop waits for this is bounded per request.
         """
         budget, seen, tokens = self._exact_bytes, 0, 0
         for text in prompt.texts:
@@ -123,18 +123,18 @@ class TokenizerCounter:
         try:
             return len(self._tokenizer.encode(text).ids)
         except (TypeError, UnicodeError):
-            # A lone surrogate; the servers replace it as well.
+            # A lone surrogate; the servers replace it, too.
             return len(self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids)
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
-        """As of ByteCounter: correct what the chat template adds; the rest is exact already."""
+        """Correct the tokens that the chat template adds; the rest is exact already."""
         if not prompt.messages or prompt.media or prompt.unread or prompt.measured is None:
             return
         seen = (tokens - prompt.measured) / prompt.messages
         self._message_tokens += 0.1 * (min(max(seen, 0.0), 64.0) - self._message_tokens)
 
     def as_dict(self) -> dict[str, Any]:
-        """What it is and what it has learnt, JSON-ready."""
+        """Return the kind of counter and its estimates, JSON-ready."""
         return {"kind": "tokenizer", "path": self._path, "tokens_per_message": round(self._message_tokens, 2)}
 
 

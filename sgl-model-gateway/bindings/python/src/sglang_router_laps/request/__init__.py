@@ -1,1 +1,1 @@
-"""One request: what it says, where it is tried, and what of the replies goes back to the client."""
+"""One request: reading its body, attempts at servers, and replies to the client."""

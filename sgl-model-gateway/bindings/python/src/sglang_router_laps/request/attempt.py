@@ -1,4 +1,4 @@
-"""One attempt: a request at one pair of servers, up to the reply's last byte at the client."""
+"""One attempt: a request at one pair of servers, until the client has the last byte of the reply."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_t
 from .streams import Events, MergedEvents, merge_reply
 
 DRAIN_S = 1.0
-"""How long the prefill server's reply is waited for once the client has everything (seconds)."""
+"""Time for which the prefill server's reply is awaited once the client has everything (seconds)."""
 ABORTED_S = 5.0
-"""How long the decode server's word is waited for on a request that a client had aborted (seconds)."""
+"""Time for which the decode server's reply to an aborted request is awaited (seconds)."""
 
 Decoding = tuple[aiohttp.ClientResponse, bytes]
-"""The decode server's answer: head and first bytes, or all of what is no stream."""
+"""Decode server's answer: head and first bytes of a stream, or a whole reply."""
 
 T = TypeVar("T")
 
 
 @dataclass
 class Attempt:
-    """Built anew for each pair. Its two legs, the same request at a prefill and at a decode server, run side by side;
-    whatever way ``run`` ends, both leases have ended and no leg is left running."""
+    """Runs one request at one pair of servers, its two legs side by side. However ``run`` ends, both leases have ended
+    and no leg is left running."""
 
     router: Router
     call: Call
@@ -42,27 +42,27 @@ class Attempt:
     choice: Choice
     decoder: Instance
     left_s: float
-    """Until it is given up (seconds)."""
+    """Time until the attempt is given up (seconds)."""
     live: LiveRequest
     _prefill: asyncio.Task[Reply] = field(init=False)
     _decode: asyncio.Task[Decoding] = field(init=False)
     _raced: asyncio.Future[None] = field(init=False)
     """Done when the decode server has answered, or the prefill server has failed."""
     _response: aiohttp.ClientResponse | None = None
-    """The decode server's, once it is passed on as a stream."""
+    """The decode server's response, once it is streamed to the client."""
     _expired: bool = False
-    """It has been given up."""
+    """True once the attempt has been given up."""
     _asked_at: float | None = None
-    """Since when the stream's next piece is waited for (monotonic seconds)."""
+    """Time since which the stream's next chunk is awaited (monotonic seconds)."""
     _silence: asyncio.TimerHandle | None = None
-    """Looks whether the stream stands still."""
+    """Timer that checks whether the stream stalls."""
     _hangs: Lost | None = None
-    """The decode server, where it did."""
+    """Set if the decode server's stream stalled."""
     _late: Refused | None = None
-    """The prefill server's error, where the stream had begun already."""
+    """Prefill server's error, if the stream had already begun."""
 
     async def run(self) -> None:
-        """Answer the client. Raises Refused, Lost or TimeoutError where the servers did not."""
+        """Answer the client. Raises Refused, Lost or TimeoutError if the servers did not."""
         health, live = self.router.health, self.live
         prefiller, decoder = self.choice.instance, self.decoder
         began = time.monotonic()
@@ -77,7 +77,7 @@ class Attempt:
         expiry = loop.call_later(self.left_s, self._expire)
         prefill.add_done_callback(self._note_end)
         decode.add_done_callback(self._note_end)
-        # The legs let go of them when they have their answers.
+        # The legs drop the bodies when they have their answers.
         del for_prefill, for_decode
         response: aiohttp.ClientResponse | None = None
         served = False
@@ -98,10 +98,10 @@ class Attempt:
                 served = True
             health.answered(decoder, response.status)
             if not prefill.done():
-                # Its connection can be used again only if its reply is read to the end.
+                # The connection can be reused only if its reply is read to the end.
                 await asyncio.wait((prefill,), timeout=DRAIN_S)
         except TimeoutError:
-            # The decode server had nothing to answer with before the prefill server was done.
+            # The decode server cannot answer before the prefill server is done.
             health.timed_out(decoder if _has_result(prefill) else prefiller, began)
             decoder.suspected.set()
             raise
@@ -112,11 +112,11 @@ class Attempt:
             if response is None and _has_result(decode):
                 response = decode.result()[0]
             if response is not None:
-                # Closes what has not been read to its end, keeps what has.
+                # Closes a response not read to its end, and releases the connection of others.
                 response.close()
             if not served:
-                # On a closed connection alone a server notices only after seconds. Where it has answered there is
-                # nothing to drop: the id may be another's.
+                # A server notices a closed connection only after seconds. If it has answered, there is nothing to
+                # abort: another request may have the id by now.
                 if not prefill.done():
                     self._abort(prefiller)
                 if not decode.done() or (self.call.stream and response is not None and response.status < 400):
@@ -136,11 +136,11 @@ class Attempt:
         if self._response is not None:
             self._response.close()
             if self.client.waited_for:
-                # It would keep its place until it reads again, or is given up.
+                # Else a client that does not read would keep its slot until it is given up.
                 self.client.hang_up()
 
     def _look(self) -> None:
-        """Close a stream that stands still. A timer for each piece would cost more than the piece."""
+        """Close a stream that stalls. One timer per chunk would cost more than the chunk."""
         decoder, health = self.decoder, self.router.health
         silent_s = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
         if silent_s >= health.silence_s(decoder) and self._response is not None:
@@ -155,7 +155,7 @@ class Attempt:
         )
 
     async def _run_prefill(self, wire: bytes, share: Lease) -> Reply:
-        """The prefill leg, and what its reply teaches. Raises Lost."""
+        """Run the prefill leg, and learn from its reply. Raises Lost."""
         call, instance = self.call, self.choice.instance
         try:
             async with await self._post(instance, wire) as response:
@@ -164,7 +164,7 @@ class Attempt:
         except (aiohttp.ClientError, ConnectionError) as e:
             raise failure(instance, e) from e
         if reply.status < 400:
-            # An error inside a reply that began as a success counts as the error it is.
+            # An error inside a reply with status 200 counts as an error.
             reply = fault(reply.body) or reply
         self.router.health.answered(instance, reply.status)
         if reply.status >= 400:
@@ -183,7 +183,7 @@ class Attempt:
         return reply
 
     async def _run_decode(self, wire: bytes) -> Decoding:
-        """The decode leg, up to the first bytes of a stream, or to the end of a whole reply. Raises as the other."""
+        """Run the decode leg, up to the first bytes of a stream, or to the end of a whole reply. Raises Lost."""
         instance = self.decoder
         try:
             response = await self._post(instance, wire)
@@ -199,32 +199,32 @@ class Attempt:
         return response, first
 
     def _result(self, leg: asyncio.Task[T], instance: Instance) -> T:
-        """Raises what the leg failed with; where this router has ended it, TimeoutError or Lost."""
+        """Return the leg's result, or raise its failure; TimeoutError or Lost if this router cancelled it."""
         if leg.cancelled():
             if self._expired:
                 raise TimeoutError
-            raise Lost(instance, "cut", "it has become unhealthy")
+            raise Lost(instance, "cut", "the server became unhealthy")
         return leg.result()
 
     def _refusal(self) -> Refused | None:
-        """The error that the prefill server has answered with. Raises what the leg failed with."""
+        """Return the prefill server's error, if any. Raises the leg's failure."""
         reply = self._result(self._prefill, self.choice.instance)
         return Refused(self.choice.instance, reply) if reply.status >= 400 else None
 
     def _note_end(self, leg: asyncio.Task[Any]) -> None:
-        """That the prefill server is done decides nothing, and ``asyncio.wait`` would wake the request for it: this
-        saves some ten microseconds."""
+        """End the race unless the prefill leg succeeded, which decides nothing. Unlike ``asyncio.wait`` this does not
+        wake the request then, which saves about ten microseconds."""
         fine = leg is self._prefill and _has_result(leg) and leg.result().status < 400
         if not fine and not self._raced.done():
             self._raced.set_result(None)
 
     async def _race(self) -> Decoding:
-        """The decode server's answer, unless the prefill server fails first: then no answer would ever come."""
+        """Return the decode server's answer, unless the prefill server fails first: then none would ever come."""
         decode = self._decode
         await self._raced
         if not decode.done():
             refused = self._refusal()
-            # Of an abort both servers were told; what the client expects is the decode server's reply.
+            # After an abort, prefer the decode server's reply, which the client expects.
             await asyncio.wait((decode,), timeout=ABORTED_S if self.live.aborted else 0.0)
             if refused is not None and not decode.done():
                 raise refused
@@ -232,15 +232,15 @@ class Attempt:
         if response.status >= 400 and _has_result(self._prefill):
             refused = self._refusal()
             if refused is not None:
-                # The one follows from the other.
+                # The decode server's error follows from the prefill server's.
                 raise refused
         return response, first
 
     async def _make_sure_it_came(self, first: bytes) -> None:
-        """Raise Refused where a reply that began as a success says that the KV was not handed over.
+        """Raise Refused if a reply with status 200 reports that the KV was not transferred.
 
-        A stream says so in its first event, for its status line was sent before. Without a reason, where nobody has
-        aborted the request, the reason is the prefill server's.
+        A stream does so in its first event, after its status line. Without a reason, and unless a client aborted the
+        request, the reason is the prefill server's.
         """
         found = None if self.live.aborted else fault(first)
         if found is None:
@@ -279,7 +279,7 @@ class Attempt:
             await self.client.whole(Reply.of(response, first if mine is None else merge_reply(mine, first)))
 
     async def _pass_on(self, response: aiohttp.ClientResponse, first: bytes, events: Events) -> None:
-        """The stream, event by event."""
+        """Stream the reply to the client, event by event."""
         client = self.client
         client.started = True
         self._response = response
@@ -287,7 +287,7 @@ class Attempt:
         client.hold.end()
 
         def ended_late(_: asyncio.Task[Reply]) -> None:
-            """An error of the prefill leg is the end of the stream."""
+            """End the stream with the prefill leg's error, if any."""
             self._late = self._refusal() if _has_result(self._prefill) else None
             if self._late is not None:
                 response.close()
@@ -301,11 +301,11 @@ class Attempt:
             while chunk:
                 part = events.feed(chunk)
                 if content.at_eof() and self._late is None:
-                    # What came with the end is sent with it: 20 microseconds less than in two pieces.
+                    # Send the last chunk together with the end: saves 20 microseconds.
                     break
                 if part:
                     await client.go_on(part)
-                # What has come meanwhile goes on in one piece: a write costs more than a turn of the loop.
+                # Chunks that arrived meanwhile are sent in one write: a write costs more than a turn of the loop.
                 await asyncio.sleep(0)
                 self._asked_at = time.monotonic()
                 chunk, part = await content.readany(), b""
@@ -320,7 +320,7 @@ class Attempt:
         await client.go_on(part + events.flush(), more=False)
 
     def _abort(self, instance: Instance) -> None:
-        """Ask ``instance`` to drop the request, without waiting for it."""
+        """Ask ``instance`` to abort the request, without waiting for the answer."""
         ids = self.live.at[instance]
         if instance.healthy and ids:
             key = self.call.headers.get("authorization")
@@ -332,6 +332,7 @@ def _has_result(leg: asyncio.Task[Any]) -> bool:
 
 
 def _look_at(leg: asyncio.Task[Any]) -> None:
-    """asyncio logs the exception of a failed task that nobody looked at; the other leg's failure was the answer."""
+    """Retrieve the exception of a failed leg, which asyncio would log otherwise; the other leg's failure was the
+    answer."""
     if not leg.cancelled():
         leg.exception()

@@ -1,4 +1,4 @@
-"""A request body on its way to the servers: read whole, parsed once, and added to without being serialised again."""
+"""Request bodies: read whole, parsed once, and extended without serialising them again."""
 
 from __future__ import annotations
 
@@ -22,40 +22,38 @@ from ..prompts.reading import CHAT, GENERATE
 from .replies import INVALID, BadRequest, Rejection, refusal
 
 PAUSE_S = 30.0
-"""A client that sends nothing for so long in the middle of a body is gone: TCP has sent again several times by then
-(seconds)."""
+"""Longest silence of a client in the middle of a body (seconds): TCP has retransmitted several times by then."""
 SLOWEST = 1 << 14
-"""A body comes at least so fast, PAUSE_S aside (bytes/s)."""
+"""Least rate of a body, PAUSE_S aside (bytes/s)."""
 PARTS_MAX = 8192
-"""Most prompts of a batch, and most messages and parts of a chat: each is looked at by itself, while all else waits."""
+"""Most prompts of a batch, or messages and parts of a chat: each is inspected on its own, while all else waits."""
 DEEP = 900
-"""The standard library, and so MiniLB, gives up near a thousand levels: with so many brackets it is asked."""
+"""Number of brackets from which the standard library parses a body: it (and so MiniLB) fails near a thousand levels."""
 ROUTED = frozenset(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
 """Members that the router sets."""
 PREFILL_RANK = "disagg_prefill_dp_rank"
-"""The data-parallel rank at the prefill server, for both servers."""
+"""Member with the data-parallel rank at the prefill server, for both servers."""
 RANKS = frozenset((PREFILL_RANK, "routed_dp_rank", "data_parallel_rank"))
 RANK_HEADER = "x-data-parallel-rank"
-"""Members and header in which a client names data-parallel ranks itself."""
+"""Members and header in which a client itself names data-parallel ranks."""
 LATE_HEADER = "x-sgl-ttft-slo-late"
-"""Beside a deadline: whether a request that can no longer meet it is to be served all the same, or refused."""
+"""Header sent with a deadline: serve or refuse a request that can no longer meet it."""
 SESSION_HEADERS = ("x-smg-routing-key", "x-session-id")
 SESSION_LONGEST = 256
-"""Characters of a session's name."""
+"""Longest session name (characters)."""
 _NUMBER = re.compile(r"[-+.0-9eE]+", re.ASCII)
 
 
 async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
-    """The whole body, of --max-payload-size bytes at most.
+    """Read the whole body, of --max-payload-size bytes at most.
 
-    Raises ClientDisconnect, TurnedAway where the bodies of all requests would exceed their budget with it, and
-    Rejection: also where it takes longer than --request-timeout-secs, comes slower than SLOWEST or stands still for
-    PAUSE_S.
+    Raises ClientDisconnect; TurnedAway if the bodies of all requests would exceed their budget; and Rejection, also if
+    the body takes longer than --request-timeout-secs, is slower than SLOWEST or pauses for PAUSE_S.
     """
     hold: Hold = scope[HOLD]
     hold.unread = True
     limit, timeout_s = args.max_payload_size, args.request_timeout_secs
-    # The server has checked that it is a number.
+    # uvicorn has checked that it is a number.
     declared = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -84,8 +82,8 @@ async def read_body(scope: Scope, receive: Receive, args: RouterArgs) -> bytes:
 
 
 def require_json(scope: Scope) -> None:
-    """Raise Rejection, with MiniLB's status, where a body does not call itself JSON: a web page may send such a body to
-    a router in its reader's network without asking it first."""
+    """Raise Rejection, with MiniLB's status, if the body is not declared as JSON: a web page may send such a body to a
+    router in its reader's network without a CORS preflight."""
     said = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     kind, slash, form = said.partition(b";")[0].strip().lower().partition(b"/")
     if not (kind == b"application" and slash and (form == b"json" or (form.endswith(b"+json") and b"/" not in form))):
@@ -94,9 +92,10 @@ def require_json(scope: Scope) -> None:
 
 
 def read_json(raw: bytes) -> Any:
-    """The JSON value in ``raw``, read as the standard library does but faster. Raises ValueError.
+    """Return the JSON value in ``raw``, parsed faster than by the standard library, with the same result. Raises
+    ValueError.
 
-    What that one takes beyond the standard (NaN, lone surrogates, UTF-16) MiniLB takes too.
+    Extensions that the standard library takes (NaN, lone surrogates, UTF-16) MiniLB takes, too.
     """
     try:
         return orjson.loads(raw)
@@ -105,7 +104,7 @@ def read_json(raw: bytes) -> Any:
 
 
 def write_json(value: Any) -> bytes:
-    """Serialise what ``read_json`` gave; NaN becomes null. Raises ValueError where it is nested too deeply."""
+    """Serialise a value of ``read_json``; NaN becomes null. Raises ValueError if it is nested too deeply."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -113,8 +112,8 @@ def write_json(value: Any) -> bytes:
 
 
 def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
-    """``raw`` as UTF-8, and the JSON object in it. Raises Rejection when it holds none, or one nested deeper than
-    MiniLB reads: with MiniLB's status."""
+    """Return ``raw`` as UTF-8, and the JSON object in it. Raises Rejection, with MiniLB's status, if there is none, or
+    one nested deeper than MiniLB reads."""
     try:
         if raw.count(b"[") + raw.count(b"{") >= DEEP:
             _read_slowly(raw)
@@ -123,16 +122,16 @@ def parse(raw: bytes) -> tuple[bytes, dict[str, Any]]:
         except orjson.JSONDecodeError:
             raw, body = _read_slowly(raw)
     except ValueError as e:
-        # Decoding, depth, or a number of too many digits.
+        # Undecodable, too deep, or a number with too many digits.
         status = 422 if isinstance(e, json.JSONDecodeError) else 400
-        raise Rejection(refusal(status, INVALID, f"the body is no JSON: {e}")) from None
+        raise Rejection(refusal(status, INVALID, f"the body is not JSON: {e}")) from None
     if not isinstance(body, dict):
-        raise Rejection(refusal(422, INVALID, "the body is no JSON object"))
+        raise Rejection(refusal(422, INVALID, "the body is not a JSON object"))
     return raw, body
 
 
 def _read_slowly(raw: bytes) -> tuple[bytes, Any]:
-    """As ``parse``, by the standard library. Raises ValueError (UnicodeDecodeError is one)."""
+    """Parse with the standard library. Raises ValueError (UnicodeDecodeError is one)."""
     text = raw.decode(json.detect_encoding(raw), "surrogatepass")
     try:
         # A surrogate can only stand inside a string, where its escape means the same.
@@ -149,31 +148,31 @@ def _write_slowly(value: Any) -> bytes:
 
 
 def without_routed(raw: bytes, body: Mapping[str, Any]) -> bytes:
-    """``raw`` without the client's own ROUTED members: what stands there may be no JSON that a server reads."""
+    """Return ``raw`` without the client's own ROUTED members, whose values a server might fail to parse."""
     if not ROUTED & body.keys():
         return raw
     try:
-        # As the standard library reads it: numbers of any size stay what they are.
+        # The standard library keeps numbers of any size as they are.
         return _write_slowly({k: v for k, v in json.loads(raw).items() if k not in ROUTED})
     except ValueError:
         return raw
 
 
 def splice(raw: bytes, body: Mapping[str, Any], extra: bytes) -> bytes:
-    """``raw`` with the members of the JSON object ``extra`` added at its end; all its bytes stay as they are.
+    """Return ``raw`` with the members of the JSON object ``extra`` added at its end; all its bytes stay as they are.
 
-    ``raw`` and ``body`` are what ``parse`` gave. Of members with one name JSON parsers take the last: ours.
+    ``raw`` and ``body`` are results of ``parse``. Of members with the same name JSON parsers take the last: ours.
     """
     return b"%b,%b" % (raw.rstrip()[:-1], extra[1:]) if body else extra
 
 
 def names_rank(body: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Whether the client has named a data-parallel rank itself."""
+    """Return True if the client itself has named a data-parallel rank."""
     return not RANKS.isdisjoint(body) or RANK_HEADER in headers
 
 
 def read_deadline(texts: list[str]) -> float:
-    """The deadline for the first token (milliseconds after arrival) in the headers of that name.
+    """Return the deadline for the first token (milliseconds after arrival), from the values of its header.
 
     Raises BadRequest.
     """
@@ -189,7 +188,7 @@ def read_deadline(texts: list[str]) -> float:
 
 
 def read_late(texts: list[str]) -> bool:
-    """Whether the headers of that name ask to be refused. Raises BadRequest."""
+    """Return True if the header's values ask to refuse a late request. Raises BadRequest."""
     if not texts or texts == ["serve"]:
         return False
     if texts != ["refuse"]:
@@ -198,8 +197,8 @@ def read_late(texts: list[str]) -> bool:
 
 
 def read_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The client's name of the session that a request goes on with: in the first of SESSION_HEADERS, else in
-    ``session_params.session_id``. None: there is none, or none that is a text of at most SESSION_LONGEST characters."""
+    """Return the client's name of the session: from the first of SESSION_HEADERS, else from
+    ``session_params.session_id``. None if there is none of at most SESSION_LONGEST characters."""
     params = body.get("session_params")
     member = params.get("session_id") if isinstance(params, dict) else None
     named = next((headers[name] for name in SESSION_HEADERS if name in headers), member)
@@ -207,9 +206,10 @@ def read_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | N
 
 
 def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: float) -> tuple[bytes, dict[str, Any]]:
-    """``raw`` and ``body`` with the deadline where the prefill scheduler looks for it: the custom sampling parameters.
+    """Add the deadline where the prefill scheduler looks for it: in the custom sampling parameters of ``raw`` and
+    ``body``.
 
-    A deadline the body already carries stays. Raises BadRequest where the parameters are nested too deeply.
+    A deadline that the body already carries stays. Raises BadRequest where the parameters are nested too deeply.
     """
     if endpoint == GENERATE:
         params = body.get("sampling_params")
@@ -224,7 +224,7 @@ def add_deadline(endpoint: str, raw: bytes, body: Mapping[str, Any], slo_ms: flo
 
 
 def _with_deadline(params: Any, slo_ms: float) -> Any:
-    """Sampling parameters with the deadline; what is no object stays as it is: its fault is the servers' to say."""
+    """Return sampling parameters with the deadline; a value that is no object stays, for the servers to reject."""
     params = {} if params is None else params
     if not isinstance(params, dict):
         return params
@@ -235,8 +235,8 @@ def _with_deadline(params: Any, slo_ms: float) -> Any:
 
 
 def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raise Rejection where a text to generate from is empty, which stock servers do not survive, where more than one
-    sample of a prompt is asked for, which would never be answered, and where there are more than PARTS_MAX prompts."""
+    """Raise Rejection for an empty text to generate from, which crashes stock servers, for more than one sample per
+    prompt, which would never be answered, and for more than PARTS_MAX prompts."""
     if _parts(endpoint, body) > PARTS_MAX:
         what = "messages and parts" if endpoint == CHAT else "prompts"
         raise Rejection(refusal(413, "payload_too_large", f"there are more than {PARTS_MAX} {what}"))
@@ -251,8 +251,8 @@ def refuse(endpoint: str, body: Mapping[str, Any]) -> None:
 
 
 def _parts(endpoint: str, body: Mapping[str, Any]) -> int:
-    """Number of items to look at one by one: messages and their parts, or prompts with their parameters. Exact only as
-    far as a comparison with PARTS_MAX needs it."""
+    """Return the number of items to inspect one by one: messages and their parts, or prompts with their parameters.
+    Exact only as far as the comparison with PARTS_MAX needs it."""
     if endpoint == CHAT:
         messages = body.get("messages")
         if not isinstance(messages, list) or len(messages) > PARTS_MAX:
@@ -261,5 +261,5 @@ def _parts(endpoint: str, body: Mapping[str, Any]) -> int:
         return sum(len(one) if isinstance(one, list) else 1 for one in parts)
     lists = (body.get(name) for name in ("text", "input_ids", "prompt", "sampling_params"))
     long = [one for one in lists if isinstance(one, list) and len(one) > PARTS_MAX]
-    # One long prompt of token ids is looked at as a whole.
+    # One long prompt of token ids is inspected as a whole.
     return max((len(one) for one in long if set(map(type, one)) != {int}), default=0)

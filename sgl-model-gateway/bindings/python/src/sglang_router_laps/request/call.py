@@ -1,4 +1,4 @@
-"""A request as its client made it, and what of it is still needed from one attempt to the next."""
+"""A client's request, and the parts of it needed from one attempt to the next."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Call:
     """A request whose body has been read."""
 
     def __init__(self, trail: Trail, scope: Scope, raw: bytes, body: dict[str, Any]) -> None:
-        """``raw`` and ``body`` are what ``body.parse`` gave. Raises BadRequest where a deadline in a header, or a
-        ``rid``, is none."""
+        """``raw`` and ``body`` are results of ``body.parse``. Raises BadRequest for an invalid deadline header or
+        ``rid``."""
         self.trail = trail
         self.endpoint = endpoint = trail.endpoint
         self.arrived = time.monotonic()
@@ -38,11 +38,11 @@ class Call:
         self.stream = bool(body.get("stream", False))
         asked = body.get("return_logprob")
         self.logprobs = any(asked) if isinstance(asked, list) else bool(asked)
-        """Whether it asks for log-probabilities (of any prompt of a batch)."""
+        """True if log-probabilities are requested (for any prompt of a batch)."""
         batch = batch_size(endpoint, body)
         self.rooms = batch
-        """Number of bootstrap rooms of a batch, one for each prompt: SGLang would count up from a single one, and by
-        their rooms it deals prompts out to data-parallel ranks. None: one prompt, one room."""
+        """Number of bootstrap rooms of a batch, one for each prompt; None for a single prompt. From a single room
+        SGLang would count up, and rooms decide which data-parallel rank gets a prompt."""
         try:
             own = trail.id if trail.made else None
             self.ids = Ids(body.get("rid"), batch, own, self.headers.get("authorization"))
@@ -53,12 +53,12 @@ class Call:
         self.prompt: Prompt | None = None
         self.ask = NOTHING
         self.kv_tokens = 0
-        """What its decode server is to hold (tokens)."""
+        """KV tokens that the decode server will hold."""
         texts = self.headers.popall(DEADLINE_HEADER, [])
         self.slo_ms = bodies.read_deadline(texts) if texts else None
         """Deadline for the first token (milliseconds after arrival)."""
         self.until = math.inf
-        """When it is of no more use without a first token (monotonic seconds)."""
+        """Time from which the request is refused if it has no first token (monotonic seconds)."""
         if self.slo_ms is not None:
             if bodies.read_late(self.headers.popall(bodies.LATE_HEADER, [])):
                 self.until = self.arrived + self.slo_ms / 1e3
@@ -68,11 +68,12 @@ class Call:
 
     @property
     def age_s(self) -> float:
-        """Since its arrival (seconds)."""
+        """Return the time since its arrival (seconds)."""
         return time.monotonic() - self.arrived
 
     def read(self, counter: TokenCounter) -> None:
-        """Read and measure the prompt; of the body stays what an attempt needs: its bytes and its members' names."""
+        """Read and measure the prompt; keep of the body only what an attempt needs: its bytes and its members'
+        names."""
         self.prompt = read_prompt(self.endpoint, self._body)
         self.ask = measure(self.prompt, counter, len(self._raw))
         self.kv_tokens = self.ask.total + answer_tokens(self._body) * (self.rooms or 1)
@@ -82,17 +83,18 @@ class Call:
         self._body = {k: None for k in self._body if k not in bodies.ROUTED}
 
     def waiting(self, new: int, threshold: int) -> Waiting:
-        """As the rules of ``laps_core`` see it: ``new`` of its tokens are expected to be computed."""
+        """Return the request as ``laps_core``'s rules see it, with ``new`` tokens expected to be computed."""
         due = None if self.slo_ms is None else self.arrived + self.slo_ms / 1e3
         return Waiting(new, self.ask.total - new, self.arrived, due, rank=int(new > threshold))
 
     def wires(self, prefiller: PrefillInstance, rank: Rank[Any] | None = None) -> tuple[bytes, bytes]:
-        """The bodies of an attempt for the prefill and for the decode server, which meet in fresh rooms: of this
-        ``rank`` of the prefill server's, all prompts of a batch alike. A client that names a rank is on its own."""
+        """Return the bodies of an attempt for the prefill and the decode server, which meet in fresh bootstrap rooms:
+        those of ``rank`` of the prefill server, the same for all prompts of a batch, unless the client names a rank
+        itself."""
         host, port, n = prefiller.bootstrap_host, prefiller.bootstrap_port, self.rooms
         if rank is not None and not bodies.names_rank(self._body, self.headers):
             rooms = [rank.room() for _ in range(1 if n is None else n)]
-            # Without it the prefill server of 0.5.23 lets only ranks of data-parallel attention meet by their rooms.
+            # Without this member prefill servers of 0.5.23 match rooms only with ranks of data-parallel attention.
             meeting: dict[str, Any] = {bodies.PREFILL_RANK: rank.number}
         else:
             rooms = [random.getrandbits(ROOM_BITS) for _ in range(1 if n is None else n)]
@@ -108,5 +110,5 @@ class Call:
         return prefill, decode
 
     def forget(self) -> None:
-        """No other attempt will need it, and a stream can be long."""
+        """Drop the body and the prompt: no other attempt will need them, and a stream can be long."""
         self._raw, self.prompt, self.ask = b"", None, NOTHING

@@ -1,8 +1,8 @@
-"""A request's ids: the client's, which its answer and its aborts go by, and those that the servers know it by.
+"""A request's ids: the client's, used in its answer and its aborts, and those that servers use.
 
-SGLang aborts every request whose id begins with the one given. So servers only get ids made here: all of one length,
-so that none is a prefix of another. In the first attempt they are hashes of the client's id and key, which every router
-finds.
+SGLang aborts every request whose id begins with the one given. So servers only get ids made here, all of one length:
+none is a prefix of another. In the first attempt they are hashes of the client's id and key, which every router can
+compute.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from ..servers.instances import Role
 
 AT_PREFILL = ".prefill"
-"""Suffix of an id at the prefill server. SGLang aborts an id once more two seconds after its stream has ended, and a
-decode server that gives KV back (retraction, a pause) has it computed again by the prefill server under its own id."""
+"""Suffix of an id at the prefill server. SGLang aborts an id again two seconds after its stream has ended; without the
+suffix that abort could hit a decode server's KV that the prefill server computes again under the same id."""
 IDS_MAX = 256
 """Prompts of one batch that are aborted one by one; closing the connection aborts the rest."""
 _MADE = re.compile(r"[0-9a-f]{32}")
@@ -26,29 +26,31 @@ _IN_REPLY = re.compile(rb"([0-9a-f]{32})(?:\.prefill)?")
 
 
 def fresh() -> str:
-    """An id that nobody else has."""
+    """Return a random id."""
     return os.urandom(16).hex()
 
 
 def hashed(rid: str, owner: str | None = None) -> str:
-    """The servers' id for that of a client whose authorization is ``owner``."""
+    """Return the servers' id for the id of a client whose authorization is ``owner``."""
     return sha256(f"{owner or ''}\n{rid}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def elsewhere(rid: str, owner: str | None) -> Mapping[Role, Sequence[str]]:
-    """The servers' ids of what a client knows as ``rid`` if another router has it: it may have made that id itself."""
+    """Return the servers' ids of a client's ``rid`` that another router may have; that router may have made ``rid``
+    itself."""
     ids = [hashed(rid, owner), *([rid] if _MADE.fullmatch(rid) else ())]
     return {"prefill": [one + AT_PREFILL for one in ids], "decode": ids}
 
 
 class Ids:
-    """The ids of one request. ``renew`` gives its servers' ids of the next attempt."""
+    """Ids of one request. ``renew`` makes the servers' ids of the next attempt."""
 
     def __init__(self, rid: Any, batch: int | None, first: str | None = None, owner: str | None = None) -> None:
-        """``rid``: the client's; None or "" where it chose none, then ``first`` or a fresh one is. ``batch``: number of
-        prompts SGLang makes requests of their own for; None for a single one. ``owner``: the client's authorization.
+        """``rid``: the client's id; if None or "", ``first`` or a random id takes its place. ``batch``: number of
+        prompts that SGLang makes requests of their own for; None for a single one. ``owner``: the client's
+        authorization.
 
-        Raises ValueError where SGLang takes no such ``rid``.
+        Raises ValueError if SGLang does not accept ``rid``.
         """
         texts = rid if isinstance(rid, list) else [rid]
         if rid is not None and not all(isinstance(r, str) for r in texts):
@@ -57,18 +59,18 @@ class Ids:
             if len(rid) != batch:
                 raise ValueError(f"{len(rid)} ids for {'one prompt' if batch is None else f'{batch} prompts'}")
             if len(set(rid)) < len(rid) or "" in rid:
-                raise ValueError("the ids of a batch are neither empty nor equal to one another")
+                raise ValueError("the ids of a batch must be distinct and not empty")
         self._single = batch is None
         self._whole: str = first or fresh() if isinstance(rid, list) or not rid else rid
-        """The client's id of all of it."""
+        """The client's id of the whole request."""
         self._client = rid if isinstance(rid, list) else [f"{self._whole}_{i}" for i in range(batch or 0)]
-        """Its ids of the prompts of a batch."""
+        """The client's ids of the prompts of a batch."""
         self._tried = False
         self._make(owner, self._whole if self._whole != rid else hashed(self._whole, owner))
 
     def renew(self) -> None:
-        """A server that has seen an id in another attempt refuses it until that is gone, and then aborts whatever has
-        it once more, seconds later: each attempt but the first has ids that nobody else has."""
+        """Make random ids for every attempt but the first: a server refuses an id that is still in use there, and
+        aborts a used id once more seconds later."""
         if self._tried:
             self._make(salt := fresh(), salt)
         self._tried = True
@@ -77,25 +79,26 @@ class Ids:
         self._servers = [single] if self._single else [hashed(rid, salt) for rid in self._client]
         client = [self._whole] if self._single else self._client
         self._shown = {a.encode(): json.dumps(b)[1:-1].encode() for a, b in zip(self._servers, client, strict=True)}
-        """The servers' ids and the client's, as they stand in replies."""
+        """Servers' ids and the client's, as they appear in replies."""
         self.name = self._servers[0] if self._servers else self._whole
-        """The servers' id of it, or of its first prompt, which logs have."""
+        """Servers' id of the request, or of its first prompt, as it appears in logs."""
 
     def servers(self) -> tuple[str | list[str], str | list[str]]:
-        """The ids at the prefill and at the decode server: one, or those of all prompts of a batch."""
+        """Return the ids at the prefill and at the decode server: one, or those of all prompts of a batch."""
         prefill, decode = self.known_as()
         return (prefill[0], decode[0]) if self._single else (prefill, decode)
 
     def known_as(self) -> tuple[list[str], list[str]]:
-        """The ids of its prompts at the prefill and at the decode server."""
+        """Return the lists of ids at the prefill and at the decode server, one per prompt."""
         return [rid + AT_PREFILL for rid in self._servers], self._servers
 
     def asked_by(self) -> Mapping[str, int | None]:
-        """Client's ids that an abort may name -> index of the prompt in the batch, or None for all of the request."""
+        """Map the client's ids that an abort may name to the prompt's index in the batch, or None for the whole
+        request."""
         return {self._whole: None, **{rid: i for i, rid in enumerate(self._client[:IDS_MAX])}}
 
     def as_asked(self, reply: bytes) -> bytes:
-        """A server's reply, or a message of the router's with ``name``, with the client's ids."""
+        """Replace servers' ids by the client's in a server's reply or a message of the router."""
         if self._single:
             for made, rid in self._shown.items():
                 if made in reply:

@@ -1,4 +1,4 @@
-"""One request on its way through the router: to pairs of servers until one has answered, and back to the client."""
+"""A request's way through the router: attempts at pairs of servers until one has answered."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ from .replies import Client, Refused, message_of
 logger = logging.getLogger(__name__)
 
 Ended = Refused | Lost
-"""How an attempt failed."""
+"""Failures of an attempt."""
 EARNED = 0.2
-"""Retries that one request allows: what is overloaded is not to be asked much more often than it was meant to be."""
+"""Retries added to the budget per request: overloaded servers must not get much more load from retries."""
 SAVED_MAX = 100.0
-"""Retries that can be saved up; as many are there at the start."""
+"""Most retries in the budget, and its value at the start."""
 
 
 class Retries:
-    """As --retry-* and --disable-retries say, with a budget of all requests for servers that answered 503."""
+    """Retry policy of --retry-* and --disable-retries, with a budget shared by all requests for servers that answered
+    503."""
 
     def __init__(self, args: RouterArgs) -> None:
-        # As the stock flags count: the first try is one of them.
+        # The stock flags count the first attempt, too.
         self.attempts = 1 if args.disable_retries else max(1, args.retry_max_retries)
-        """Most tries of one request, the first one included."""
+        """Most attempts of one request, the first one included."""
         self._args = args
         self._saved = SAVED_MAX
 
     def pause_s(self, retry: int) -> float:
-        """Pause before retry number ``retry``, counted from 0 (seconds)."""
+        """Return the pause before retry number ``retry``, counted from 0 (seconds)."""
         args = self._args
-        # A power of this size would overflow long after the maximum is reached.
+        # Limits the exponent: far larger powers would overflow, and the maximum is reached long before.
         pause_ms = args.retry_initial_backoff_ms * args.retry_backoff_multiplier ** min(retry, 64)
         jitter = 1 + args.retry_jitter_factor * (2 * random.random() - 1)
         return max(0.0, min(pause_ms, args.retry_max_backoff_ms) / 1e3 * jitter)
 
     def earn(self) -> None:
-        """A request has come in."""
+        """Add a request's share to the budget."""
         self._saved = min(self._saved + EARNED, SAVED_MAX)
 
     def spend(self) -> bool:
-        """Take one retry out of the budget, if there is one left."""
+        """Take one retry out of the budget; False if none is left."""
         if self._saved < 1:
             return False
         self._saved -= 1
@@ -62,7 +63,10 @@ class Retries:
 
 @dataclass(slots=True)
 class Passage:
-    """A request whose body has been read. ``run`` answers it, unless it is turned away before it is sent."""
+    """Answers one request whose body has been read.
+
+    ``run`` answers it, unless it is turned away before it is sent.
+    """
 
     router: Router
     retries: Retries
@@ -71,13 +75,13 @@ class Passage:
     tried: Tried = field(default_factory=Tried)
     live: LiveRequest = field(init=False)
     deaths: int = 0
-    """Servers that were lost with this request on them."""
+    """Servers that were lost while they had this request."""
 
     def __post_init__(self) -> None:
         self.live = LiveRequest(self.call.ids.asked_by())
 
     async def run(self) -> None:
-        """Wait for a place if there is none, then try. Raises TurnedAway."""
+        """Wait for a slot if none is free, then try. Raises TurnedAway."""
         router, queue = self.router, self.router.queue
         self.call.read(router.counter)
         placed = queue.enter()
@@ -95,7 +99,7 @@ class Passage:
                 queue.leave()
 
     async def _wait(self) -> None:
-        """Raises TurnedAway and Aborted."""
+        """Wait in the queue. Raises TurnedAway and Aborted."""
         router, call = self.router, self.call
         new, threshold = call.ask.total, router.config.threshold
         if new > threshold:
@@ -110,7 +114,8 @@ class Passage:
             call.trail.placed = began, time.monotonic()
 
     async def _pair(self) -> tuple[Choice, Instance] | None:
-        """Where to try next, once there is somewhere; None: one role has nobody healthy for longer than one waits."""
+        """Return the next pair of servers, once there is one; None if a role stays without a healthy server for too
+        long."""
         pools, queue, call = self.router.pools, self.router.queue, self.call
         async with self.live.waiting():
             while (pair := pools.choose_pair(call.ask, self.tried, call.kv_tokens)) is None and await queue.recovered(
@@ -120,7 +125,7 @@ class Passage:
             return pair
 
     async def _try(self) -> None:
-        """On a pair of servers, and on others as far as --retry-* allow while nothing has been sent."""
+        """Try pairs of servers, as far as --retry-* allow while nothing has been sent."""
         router, call, client = self.router, self.call, self.client
         self.retries.earn()
         ended: Ended | None = None
@@ -166,10 +171,10 @@ class Passage:
         await self._conclude(ended)
 
     async def _worth_another(self, ended: Ended) -> bool:
-        """Whether another pair may do better; what is learnt of the server is noted."""
+        """Return True if another pair may do better; record what the failure says about the server."""
         router = self.router
         if isinstance(ended, Refused):
-            # Pairs that cannot be joined are to be left even for one that has no room at the moment.
+            # Leave a pair whose transfers fail, even for a server that is busy at the moment.
             left = ended.elsewhere and router.pools.left(self.tried, now=not ended.unjoined)
             return left and self.retries.spend()
         if ended.blameless:
@@ -179,19 +184,19 @@ class Passage:
         router.health.lost(ended.instance, ended.kind)
         if not ended.sent:
             return True
-        # What kills servers kills the one it came to. Who was there alone when it died is not sent to the next; who
-        # was there with others is, once.
+        # A request that crashed a server may crash the next. One that was alone on a server that died is not retried;
+        # one that was there with others is, once.
         self.deaths += 1
         if self.deaths > 1:
             return False
         return shared or ended.kind == "cut" or not await router.health.refuses(ended.instance)
 
     async def _conclude(self, ended: Ended | None) -> None:
-        """Answer with how the last attempt ended; None: there was nowhere to go."""
+        """Answer with the last attempt's failure; None: there was no pair to try."""
         client = self.client
         if isinstance(ended, Refused):
             if ended.unjoined and not client.started:
-                # Nobody refused it, and the next pair of servers may serve it.
+                # No server refused the request, and the next pair may serve it.
                 await self._fail(503, "transfer_failed", message_of(self.call.ids.as_asked(ended.reply.body)))
             else:
                 await client.whole(ended.reply)

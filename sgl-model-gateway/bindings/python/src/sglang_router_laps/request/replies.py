@@ -1,4 +1,4 @@
-"""Replies of servers and of the router on their way to the client, and errors inside replies that began well."""
+"""Replies of servers and of the router to the client, and errors inside replies with status 200."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from .trail import Trail
 UNKNOWN = 500
 ABORTED = "aborted by the prefill server"
 TRANSFER_FAILED = b"KVTransferError"
-"""In SGLang's error where the KV could not be handed over: the decode server may be gone."""
+"""Name of SGLang's error for a failed KV transfer: the decode server may be gone."""
 JSON = b"application/json"
 INVALID = "invalid_request_error"
 UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""Headers of a stream: what stands between the router and its reader is to pass events on as they come."""
+"""Headers of a stream, which keep proxies from buffering it."""
 EVENT_END = re.compile(rb"\n\n|\r\n\r\n")
-"""Between the events of a stream."""
+"""Separator of a stream's events."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """A whole reply, of a server or of the router."""
+    """A complete reply, from a server or from the router."""
 
     status: int
     content_type: bytes
     body: bytes
     headers: Sequence[tuple[bytes, bytes]] = ()
-    """What else of the server's headers is for the client."""
+    """Further headers for the client."""
 
     @classmethod
     def of(cls, response: aiohttp.ClientResponse, body: bytes) -> Reply:
-        """``response`` with its ``body``. When to come back is the server's to say."""
+        """Return the reply of ``response`` and ``body``, with the server's Retry-After."""
         after = response.headers.get("retry-after")
         headers = () if after is None else ((b"retry-after", after.encode("latin-1", "replace")),)
         return cls(response.status, content_type(response), body, headers)
 
     async def close(self, send: Send) -> None:
-        """Send it as the last of its connection, but for the end of the answer."""
+        """Send the reply as the connection's last one, but for the end of the body."""
         self.headers = (*self.headers, (b"connection", b"close"))
         await self._send(send, more=True)
 
     async def __call__(self, scope: Scope | None, receive: Receive | None, send: Send) -> None:
-        """Send it, as starlette's responses are sent, but its headers as the bytes they are."""
+        """Send the reply, like starlette's responses, but with its headers as raw bytes."""
         await self._send(send, more=False)
 
     async def _send(self, send: Send, *, more: bool) -> None:
@@ -62,7 +62,7 @@ class Reply:
 
 
 def content_type(response: aiohttp.ClientResponse) -> bytes:
-    """Of a server's reply."""
+    """Return the content type of a server's reply."""
     return response.headers.get("content-type", "").encode("latin-1") or JSON
 
 
@@ -76,17 +76,17 @@ class Refused(Exception):
 
     @property
     def unjoined(self) -> bool:
-        """Whether it was not this server that failed, but the way between the two."""
+        """Return True if the transfer between the two servers failed, rather than this server."""
         return self.reply.status >= 500 and TRANSFER_FAILED in self.reply.body
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another server may answer better: this one is busy, or the pair of servers could not be joined."""
+        """Return True if another server may answer better: this one is busy, or the KV transfer failed."""
         return self.reply.status == 503 or self.unjoined
 
 
 class Rejection(Exception):
-    """A request that is answered at once, with this error."""
+    """A request is answered with this error at once."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.body.decode())
@@ -94,14 +94,14 @@ class Rejection(Exception):
 
 
 class BadRequest(Rejection):
-    """A request that the router answers 400. The message names what is wrong."""
+    """A request is answered 400. The message names the error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(refusal(400, INVALID, message))
 
 
 def refusal(status: int, kind: str, message: str, after_s: int | None = None) -> Reply:
-    """An error of the router's own: a 503 asks to try again in a second, others after ``after_s`` if that is given."""
+    """Return an error of the router; Retry-After is ``after_s``, and 1 for a 503 without it."""
     if status == 503 and after_s is None:
         after_s = 1
     headers = [] if after_s is None else [(b"retry-after", b"%d" % after_s)]
@@ -109,13 +109,13 @@ def refusal(status: int, kind: str, message: str, after_s: int | None = None) ->
 
 
 def error_body(status: int, kind: str, message: str) -> bytes:
-    """``{"error": {...}}`` as SGLang's own, with one line that says what is wrong."""
+    """Return ``{"error": {...}}`` in SGLang's format, with a message of one line."""
     return orjson.dumps({"error": {"message": message, "type": kind, "code": status}})
 
 
 def fault(reply: bytes) -> Reply | None:
-    """The first error in a whole reply or in a stream's events, as the reply it should have been; None without one."""
-    # Nearly every reply is done with here; text that holds these words costs a parse and no more.
+    """Return the first error in a reply or in a stream's events, as the reply it should have been; None without one."""
+    # Nearly every reply ends here; text that holds these words costs only a parse.
     if b'"error"' not in reply and b'"abort"' not in reply:
         return None
     for event in EVENT_END.split(reply) if reply.startswith(b"data:") else (reply,):
@@ -130,7 +130,7 @@ def fault(reply: bytes) -> Reply | None:
 
 
 def message_of(reply: bytes) -> str:
-    """What an error says, in the words of the server."""
+    """Return the message of an error, as the server wrote it."""
     found = fault(reply)
     error = orjson.loads(found.body)["error"] if found else None
     message = error.get("message") if isinstance(error, dict) else error
@@ -138,7 +138,7 @@ def message_of(reply: bytes) -> str:
 
 
 def _error(item: Any) -> Reply | None:
-    """The error in a JSON value of a reply."""
+    """Return the error in a JSON value of a reply, if any."""
     error, choices = _at(item, "error"), _at(item, "choices")
     if error:
         return Reply(_status(_at(error, "code")), JSON, orjson.dumps({"error": error}))
@@ -153,7 +153,7 @@ def _error(item: Any) -> Reply | None:
 
 
 def _at(value: Any, *keys: str) -> Any:
-    """What objects in objects hold there; None where there are none."""
+    """Return the value under ``keys`` in nested objects; None if there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -166,27 +166,27 @@ def _status(code: Any) -> int:
 
 @dataclass(slots=True)
 class Client:
-    """Takes replies as servers send them; the client sees its own ids in them."""
+    """Sends replies to the client, with the client's own ids in them."""
 
     send: Send
     stream: bool
-    """Whether it expects one."""
+    """True if the client expects a stream."""
     ids: Ids
     trail: Trail
     hold: Hold
     hang_up: Callable[[], None]
-    """Ends its connection."""
+    """Closes the client's connection."""
     started: bool = False
-    """Something has been sent."""
+    """True once anything has been sent."""
     finished: bool = False
-    """The last byte is on its way: the client may go."""
+    """True once the last byte has been passed to the connection: a disconnect is no abort any more."""
     waited_for: bool = False
-    """It has not taken what was sent last."""
+    """True while the client has not read what was sent last."""
 
     async def whole(self, reply: Reply) -> None:
-        """All of it at once; where something has been sent already, that ends with what it says."""
+        """Send a whole reply; if a stream has begun, end it with the reply as its last event."""
         if self.started:
-            # The status line is gone: a last event is what a stream's reader can still understand.
+            # The status line has been sent: a last event is all that a stream's reader can still understand.
             event = b"data: " + reply.body.replace(b"\n", b" ") + b"\n\n" if self.stream else b""
             await self.go_on(event, more=False)
             return
@@ -197,18 +197,18 @@ class Client:
         await reply(None, None, self.send)
 
     async def begin(self, status: int, content_type: bytes) -> None:
-        """The head of a stream."""
+        """Send the head of a stream."""
         self.started = True
         self.trail.status = status
         headers = [(b"content-type", content_type), *UNBUFFERED, *self.trail.headers]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def go_on(self, part: bytes, *, more: bool = True) -> None:
-        """Whole events of the stream, or its end."""
+        """Send whole events of the stream, or its end."""
         self.finished, self.waited_for = not more, True
         await self.send({"type": "http.response.body", "body": self.ids.as_asked(part), "more_body": more})
         self.waited_for = False
 
     async def refuse(self, status: int, kind: str, message: str, after_s: int | None = None) -> None:
-        """An error of the router's own, whatever has been sent."""
+        """Send an error of the router, whatever has been sent."""
         await self.whole(refusal(status, kind, message, after_s))

@@ -1,7 +1,7 @@
-"""Streams passed on event by event: what breaks in the middle of one leaves no half of it with the client.
+"""Streams passed on event by event, so that a stream that breaks off leaves no partial event with the client.
 
-Where input log-probabilities are asked for they come from the prefill server and all else from the decode server: then
-what is passed on, stream or whole reply, is made of both.
+If input log-probabilities are requested, they come from the prefill server and all else from the decode server: streams
+and whole replies are then merged from both.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ FIELD = "input_token_logprobs"
 
 
 class Events:
-    """Holds back the beginning of an event until its end has come."""
+    """Holds back an event until it is complete."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
 
     def feed(self, chunk: bytes) -> bytes:
-        """The events that ``chunk`` completes; chunks need not end where events do."""
+        """Return the events that ``chunk`` completes; chunks need not end where events do."""
         held = self._held
         if not held and chunk.endswith(ENDS):
             return chunk
         if held and held[-1].endswith((b"\r", b"\n")) and chunk.startswith((b"\r", b"\n")):
-            # The end of an event, cut in two.
+            # An event's end, split between two chunks.
             chunk = held.pop() + chunk
         cut = max(at + len(end) if (at := chunk.rfind(end)) >= 0 else 0 for end in ENDS)
         if not cut:
@@ -40,14 +40,14 @@ class Events:
         return whole
 
     def flush(self) -> bytes:
-        """What is left when the stream has ended."""
+        """Return the remaining bytes when the stream has ended."""
         rest = b"".join(self._held)
         self._held = []
         return rest
 
 
 class MergedEvents(Events):
-    """Puts the prefill server's part into each event of the decode server's stream."""
+    """Merges the prefill server's log-probabilities into each event of the decode server's stream."""
 
     def __init__(self, prefill: bytes) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class MergedEvents(Events):
                 self._first.setdefault(reply.get("index", 0), reply)
 
     def feed(self, chunk: bytes) -> bytes:
-        """The events that ``chunk`` completes, merged."""
+        """Return the events that ``chunk`` completes, merged."""
         return b"".join(self._merged(event) + END for event in EVENT_END.split(super().feed(chunk))[:-1])
 
     def _merged(self, event: bytes) -> bytes:
@@ -71,7 +71,8 @@ class MergedEvents(Events):
 
 
 def merge_reply(prefill: bytes, decode: bytes) -> bytes:
-    """A whole reply, of one prompt or of a batch. What cannot be read on either side stays as it is."""
+    """Return the merged reply, of one prompt or of a batch. Parts that cannot be parsed on either side stay
+    unchanged."""
     try:
         mine, theirs = read_json(decode), read_json(prefill)
         for to, source in zip(*(r if isinstance(r, list) else [r] for r in (mine, theirs)), strict=False):

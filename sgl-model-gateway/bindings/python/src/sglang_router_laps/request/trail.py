@@ -1,4 +1,4 @@
-"""What became of one request, and the line of the access log that tells it."""
+"""Record of one request, and its line in the access log."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ logger = logging.getLogger(__name__)
 
 ID_HEADER = b"x-request-id"
 DECISION_HEADER = b"x-laps-decision"
-"""Why the prefill server was chosen."""
+"""Header with the reason for the choice of the prefill server."""
 ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
-"""Where a client's id is looked for unless --request-id-headers says otherwise: as the stock router does."""
+"""Headers searched for a client's id without --request-id-headers, as in the stock router."""
 GONE = 499
-"""The status in the log of a request whose client went away."""
+"""Logged status of a request whose client disconnected."""
 LINES_S = 0.25
-"""Lines are written together, so much late: a record for each would cost five times as much as the line (seconds)."""
+"""Delay with which log lines are written together (seconds): one record per line would cost five times as much."""
 _PLAIN = re.compile(r"[!#-~]{1,200}")
-"""What stands in a header, or in a line of the log, as it is."""
+"""Ids that are safe in a header or log line."""
 
 
 def request_id(headers: Sequence[tuple[bytes, bytes]], names: Mapping[bytes, int]) -> str | None:
-    """The client's id, in the first that has one of the headers ``names``, each with its turn; None without one."""
+    """Return the client's id, from the first header in ``names`` (name -> priority) that has one; None without one."""
     found = [(names[name], value.decode("latin-1")) for name, value in headers if name in names]
     return next((text for _, text in sorted(found) if _PLAIN.fullmatch(text)), None) if found else None
 
 
 class Trail:
-    """Of one request that is to be generated from. Times are monotonic seconds; None: it has not come so far."""
+    """Timeline and outcome of one generation request. Times are monotonic seconds; None: not reached yet."""
 
     __slots__ = (
         "began", "decision", "decode", "endpoint", "first", "id", "length_class", "made", "placed", "prefill",
@@ -43,42 +43,42 @@ class Trail:
     )  # fmt: skip
 
     def __init__(self, given: str | None, endpoint: str) -> None:
-        """``given``: the client's id of it."""
+        """``given``: the client's id of the request."""
         self.id, self.made, self.endpoint = given or fresh(), given is None, endpoint
         self.began = time.monotonic()
         self.rid = self.length_class = "-"
         self.decision = ""
-        """Why its prefill server was chosen: pools.choice.Why, or retry; empty: none was."""
+        """Reason for the choice of the prefill server: pools.choice.Why, or retry; empty if none was chosen."""
         self.tokens = 0
-        """Expected to be computed."""
+        """Tokens expected to be computed."""
         self.placed: tuple[float, float] | None = None
-        """From when to when it waited in the queue."""
+        """Start and end of its wait in the queue."""
         self.prefill: Instance | None = None
         self.decode: Instance | None = None
         self.sent: float | None = None
-        """To the last pair of servers that it was sent to."""
+        """Time at which the request was sent to the last pair of servers."""
         self.prefilled: float | None = None
-        """When that prefill server had answered."""
+        """Time of that prefill server's answer."""
         self.first: float | None = None
-        """When its first token had come."""
+        """Time of the first token."""
         self.retries = -1
         self.status = 0
         self.span: Any = None
-        """Of a trace."""
+        """Span of the request's trace."""
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """For the answer."""
+        """Return the headers for the answer."""
         named = (ID_HEADER, self.id.encode())
         return (named, (DECISION_HEADER, self.decision.encode())) if self.decision else (named,)
 
     def try_at(self, prefill: Instance, decode: Instance, now: float) -> None:
-        """It is sent to these two."""
+        """Record that the request is sent to these two servers."""
         self.prefill, self.decode, self.sent, self.prefilled = prefill, decode, now, None
         self.retries += 1
 
     def told(self, at: str, now: float) -> str:
-        """A line that says all of it; ``at``: the time of day."""
+        """Return the line for the access log; ``at``: time of day."""
         prefill, decode = self.prefill, self.decode
         return (
             f"{at} id={self.id} rid={self.rid} route=/{self.endpoint} "
@@ -94,7 +94,7 @@ def _ms(start: float | None, end: float | None) -> str:
 
 
 class AccessLog:
-    """One line for each request, at level info."""
+    """Writes one line for each request, at level info."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -102,14 +102,14 @@ class AccessLog:
 
     @staticmethod
     def to_stderr() -> None:
-        """Lines of their own, for they have a time: not with the beginning that other records have."""
+        """Write lines without the prefix of other log records: they carry their own time."""
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
 
     def note(self, trail: Trail) -> None:
-        """The request has ended. Needs a running event loop."""
+        """Log a request that has ended. Needs a running event loop."""
         if not logger.isEnabledFor(logging.INFO):
             return
         at = time.time()
@@ -121,7 +121,7 @@ class AccessLog:
         self._lines.append(trail.told(f"{self._text}.{int(1e3 * (at - second)):03d}Z", time.monotonic()))
 
     def write(self) -> None:
-        """All that has not been written yet."""
+        """Write the lines collected so far."""
         if self._lines:
             lines, self._lines = self._lines, []
             logger.info("%s", "\n".join(lines))

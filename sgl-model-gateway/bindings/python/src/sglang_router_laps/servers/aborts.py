@@ -1,4 +1,4 @@
-"""Aborting requests: which are under way, who may end them, and which ids their servers know them by."""
+"""Aborts: requests under way, permission to abort them, and their ids at the servers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ ABORT = "abort_request"
 TIMEOUT_S = 5.0
 
 Body = Mapping[str, Any]
-"""Body of an abort request (JSON)."""
+"""JSON body of an abort request."""
 
 
 class Aborted(Exception):
-    """A request that was at no server when a client asked for its end."""
+    """A request was aborted while it was at no server."""
 
 
 class LiveRequest:
-    """A request from its arrival to its end, as an abort sees it."""
+    """A request from its arrival to its end, as aborts see it."""
 
     def __init__(self, names: Mapping[str, int | None]) -> None:
         self.names = names
-        """The client's ids: of all of it (None), or of a prompt of a batch."""
+        """Client's ids: of the whole request (None), or of a prompt of a batch (index)."""
         self.at: Mapping[Instance, Sequence[str]] = {}
-        """The ids of its prompts, in the same order at each server that works on it."""
+        """Ids of the request's prompts at each server that works on it, in the same order."""
         self.aborted = False
-        """A client that may do so has asked for its end."""
+        """True once a client with permission has asked for an abort."""
         self._wait: asyncio.Timeout | None = None
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """The time that it spends at no server. Raises Aborted as soon as its end is asked for."""
+        """Mark the time that the request spends at no server. Raises Aborted as soon as it is aborted."""
         if self.aborted:
             raise Aborted
         try:
@@ -55,19 +55,19 @@ class LiveRequest:
             self._wait = None
 
     def abort(self) -> None:
-        """Start nothing more for it. What its servers do is theirs to end."""
+        """Start nothing more for the request. Work at servers is for them to abort."""
         self.aborted = True
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(0)
 
     def at_servers(self, rid: str) -> Mapping[Instance, Sequence[str]]:
-        """The ids to abort at each server for the client's id ``rid``, or for all of it."""
+        """Return the ids to abort at each server for the client's id ``rid``, of a prompt or of the whole request."""
         i = self.names.get(rid)
         return self.at if i is None else {server: ids[i : i + 1] for server, ids in self.at.items()}
 
 
 class Aborter:
-    """Knows the requests that are under way, and sends aborts."""
+    """Tracks the requests under way, and sends aborts."""
 
     def __init__(self, sessions: Sessions, instances: Sequence[Instance], api_key: str | None) -> None:
         self._live: dict[str, list[LiveRequest]] = {}
@@ -78,12 +78,12 @@ class Aborter:
         """Servers whose refusal has been logged."""
 
     def add(self, live: LiveRequest) -> None:
-        """Its passage begins."""
+        """Track ``live`` from now on."""
         for name in live.names:
             self._live.setdefault(name, []).append(live)
 
     def remove(self, live: LiveRequest) -> None:
-        """Its passage has ended."""
+        """Stop tracking ``live``."""
         for name in live.names:
             same = self._live[name]
             same.remove(live)
@@ -91,14 +91,14 @@ class Aborter:
                 del self._live[name]
 
     def named(self, rid: str) -> Sequence[LiveRequest]:
-        """Requests whose id, or one of whose prompts' ids, is the client's ``rid``."""
+        """Return the requests with the client's id ``rid``, their own or one of their prompts'."""
         return self._live.get(rid, ())
 
     async def drop(self, instance: Instance, live: LiveRequest, ids: Sequence[str], authorization: str | None) -> None:
-        """Ask ``instance`` to drop ``live``, which has ended there, and is known there by ``ids``."""
-        # Its client may have sent another one with its id.
+        """Ask ``instance`` to abort ``live``, which has ended here and is known there by ``ids``."""
+        # The client may have sent another request with this id.
         twins = [other for name in live.names for other in self.named(name)]
-        # A server with an admin key takes no other for this; the router's own key goes first.
+        # A server with an admin key takes no other for aborts, so try the router's own key first.
         keys: list[str | None] = list(dict.fromkeys(k for k in (self._key, authorization) if k))
         keys = keys or [None]
         for rid in ids:
@@ -115,7 +115,7 @@ class Aborter:
             if status >= 400 and instance not in self._refused:
                 self._refused.add(instance)
                 logger.warning(
-                    "%s %s answers aborts with %d; requests whose clients left end there some seconds later%s",
+                    "%s %s answers aborts with %d; requests of disconnected clients end there some seconds later%s",
                     instance.role, instance.url, status,
                     " (give the router the servers' admin key: --api-key)" if status in (401, 403) else "",
                 )  # fmt: skip
@@ -123,8 +123,9 @@ class Aborter:
                 return
 
     async def may(self, authorization: str | None, unused: str) -> Answer | None:
-        """200 if a client with this key may abort, else the first server's refusal; None if no server was reached. It
-        may with the router's key, or where a server of each role takes an abort of the ``unused`` id with it."""
+        """Return 200 if a client with this key may abort, else the first server's refusal; None if no server was
+        reached. The router's key may, and a key with which a server of each role accepts an abort of the ``unused``
+        id."""
         if self._key and compare_digest((authorization or "").encode(), self._key.encode()):
             return 200, b""
         by_role: dict[str, list[Instance]] = {}
@@ -133,7 +134,7 @@ class Aborter:
                 by_role.setdefault(i.role, []).append(i)
 
         async def first(instances: Sequence[Instance]) -> Answer | None:
-            """The answer of the first that can be reached: what is called healthy may have gone a moment ago."""
+            """Return the answer of the first reachable server: one that counts as healthy may have just gone."""
             for i in instances:
                 if (answer := await self._tell(i, [{"rid": unused}], authorization)) is not None:
                     return answer
@@ -144,9 +145,9 @@ class Aborter:
     async def forward(
         self, rid: str, elsewhere: Mapping[Role, Sequence[str]] | None, authorization: str | None
     ) -> Answer | None:
-        """Abort the requests that clients call ``rid`` ("": all), here and at the servers that work on them; the first
-        bad answer, or 200; None if no server was reached. ``elsewhere``: ids to abort at all healthy servers where this
-        router has no such request, and always where all are aborted; None: no others are aborted."""
+        """Abort the requests that clients call ``rid`` ("": all), here and at the servers that work on them; return the
+        first bad answer, or 200; None if no server was reached. ``elsewhere``: ids to abort at all healthy servers if
+        this router has no such request, or if all are aborted; None: abort no others."""
         known = self.named(rid) if rid else dict.fromkeys(live for same in self._live.values() for live in same)
         wanted: dict[Instance, list[Body]] = {}
         for live in known:
@@ -161,7 +162,7 @@ class Aborter:
         return _worst(await asyncio.gather(*(self._tell(i, bodies, authorization) for i, bodies in wanted.items())))
 
     async def _tell(self, instance: Instance, bodies: Sequence[Body], authorization: str | None) -> Answer | None:
-        """The server's first bad answer, or its last; None where it cannot be reached."""
+        """Return the server's first bad answer, or its last; None if it cannot be reached."""
         answer: Answer | None = None
         for body in bodies:
             answer = await self._sessions.tell(instance, ABORT, authorization, TIMEOUT_S, body)
@@ -171,6 +172,6 @@ class Aborter:
 
 
 def _worst(answers: Sequence[Answer | None]) -> Answer | None:
-    """The first bad answer, or any; None without one."""
+    """Return the first bad answer, or any; None without one."""
     reached = [a for a in answers if a is not None]
     return next((a for a in reached if a[0] >= 400), reached[0] if reached else None)

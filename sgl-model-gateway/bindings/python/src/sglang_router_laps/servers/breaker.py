@@ -1,4 +1,4 @@
-"""A circuit breaker for each server: one that answers errors fast is the least loaded, and would draw the traffic."""
+"""Circuit breaker of a server: one that fails fast has the least load, and would attract the traffic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Breaker:
     """Closed: all requests pass. Open: none do. Half open: a few, on trial. The defaults are those of --cb-*."""
 
     failures: int = 10
-    """Failures not made up for by as many successes that open it; 0 = never."""
+    """Failures, less successes, that open the breaker; 0 = never."""
     successes: int = 3
-    """Successes that close it when half open; at most as many requests are let in at a time."""
+    """Successes that close a half-open breaker, and requests admitted at a time until then."""
     timeout_s: float = 60.0
-    """How long it stays open before it lets requests in on trial (seconds)."""
+    """Time for which the breaker stays open before requests are admitted on trial (seconds)."""
     window_s: float = 120.0
     """Failures are forgotten after this long without another (seconds)."""
     clock: Callable[[], float] = time.monotonic
@@ -31,31 +31,31 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """As of now."""
+        """Return the current state."""
         if self._state == "open" and self.clock() - self._failed_at >= self.timeout_s:
             self.healed()
         return self._state
 
     def admits(self) -> bool:
-        """Whether a request may pass now."""
+        """Return True if a request may pass now."""
         if self._state == "closed":
             return True
         return self.state == "half_open" and self._trials < max(1, self.successes)
 
     def enter(self) -> bool:
-        """A request passes; True if it is on trial and must ``leave``."""
+        """Count a request that passes; return True if it is on trial and must ``leave``."""
         trial = self._state == "half_open"
         self._trials += trial
         return trial
 
     def leave(self) -> None:
-        """A request on trial has ended."""
+        """Count the end of a request on trial."""
         self._trials -= 1
 
     def succeeded(self) -> None:
-        """The server has served a request."""
+        """Count a request that the server has served."""
         if self._state == "closed":
-            # Each success makes up for a failure: a server that fails more often than not will open it too.
+            # Each success makes up for one failure, so a server that fails more often than not opens it, too.
             if self._failed:
                 self._failed -= 1
         elif self._state == "half_open":
@@ -64,12 +64,12 @@ class Breaker:
                 self._state, self._failed = "closed", 0
 
     def healed(self) -> None:
-        """The server is well again after it was gone: what it failed before says little, so it is on trial at once."""
+        """Half-open the breaker when the server has recovered: its earlier failures say little now."""
         if self._state == "open":
             self._state, self._good = "half_open", 0
 
     def failed(self) -> None:
-        """It answered 5xx, or not at all."""
+        """Count an error (5xx) or a missing answer."""
         if self._state == "open" or not self.failures:
             return
         now = self.clock()

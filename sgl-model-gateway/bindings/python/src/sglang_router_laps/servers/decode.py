@@ -1,4 +1,4 @@
-"""Decode servers: how full their KV caches are, and which of them has the most room."""
+"""Decode servers: KV cache usage, and the choice of the one with the most KV tokens free."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from dataclasses import dataclass
 from .instances import Clock, Instance
 
 OTHERS_MAX = 16.0
-"""Most that other routers are taken to send beside this one (ratio)."""
+"""Most traffic of other routers assumed, as a ratio to this router's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kv:
-    """Of one decode server, when it was last read (tokens)."""
+    """KV tokens of one decode server, when it was last read."""
 
     told: int
-    """Taken by requests, or asked for by those that wait for room, whichever router has sent them."""
+    """Held by requests, or requested by waiting ones, from any router."""
     capacity: int
-    """Of all its data-parallel ranks."""
+    """Capacity of all data-parallel ranks together."""
     holds: int
-    """Of one of them: no request may need more."""
+    """Capacity of the largest rank: no request may need more."""
     own: int
-    """What this router had in flight there."""
+    """Tokens that this router had in flight there."""
 
     @property
     def taken(self) -> int:
-        """With what this router has sent and answers are still to need."""
+        """Return the tokens taken, including those that this router's answers will still need."""
         return max(self.told, self.own)
 
 
 class DecodeInstance(Instance):
-    """A decode server, and what it says of its KV cache."""
+    """A decode server and the state of its KV cache."""
 
     def __init__(self, url: str, clock: Clock = time.monotonic) -> None:
         super().__init__(url, "decode", clock)
         self.kv: Kv | None = None
-        """None: it has not said."""
+        """None until the server has reported it."""
 
     def held(self, others: float = 1.0) -> float:
-        """Tokens of its KV that are taken or asked for by now, where ``others`` and this router together send so many
-        times what this router does."""
+        """Return the KV tokens held or requested by now, if all routers send ``others`` times what this router
+        sends."""
         kv, own = self.kv, self.outstanding_tokens
         if kv is None:
             return own
         return max(own, kv.taken + others * (own - kv.own))
 
     def forget(self) -> None:
-        """See Instance."""
+        """Forget the KV report."""
         self.kv = None
 
 
 def traffic(decoders: Sequence[DecodeInstance]) -> float:
-    """How many times this router's work there is at the decode servers in all (1..OTHERS_MAX). What it sends until they
-    are read again others are taken to send alongside: or each of many routers would fill the same server."""
+    """Return the ratio of all routers' work at the decode servers to this router's (1..OTHERS_MAX). Until the next
+    report the others are assumed to keep sending: else many routers would fill the same server."""
     read = [d.kv for d in decoders if d.kv is not None]
     taken, own = sum(k.taken for k in read), sum(k.own for k in read)
     return min(taken / own, OTHERS_MAX) if own else OTHERS_MAX if taken else 1.0
 
 
 def roomiest(decoders: Sequence[DecodeInstance], tokens: int, others: float) -> DecodeInstance:
-    """Of decode servers (at least one) that which has the most KV free for a request of so many ``tokens``; ``others``
-    as ``traffic`` says. One that cannot hold it at all is taken only without another.
+    """Return the decode server (of at least one) with the most KV tokens free for a request of ``tokens``; ``others``
+    as from ``traffic``. One that cannot hold the request is chosen only without another.
 
-    One that says nothing is taken to be as large as the smallest that does, and to hold what this router has sent.
+    A server without a report is taken to be as large as the smallest with one, and to hold what this router sent.
     """
     for d in decoders:
         if d.kv is not None:

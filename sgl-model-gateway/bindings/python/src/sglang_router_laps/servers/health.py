@@ -1,6 +1,6 @@
-"""Who is healthy: judged by the traffic itself, by probes while healthy, and by probes with back-off until healed.
+"""Health of servers, judged by traffic and probes; unhealthy servers are probed with back-off until they recover.
 
-How often and how long is probed, and how many failures and successes decide, are the stock router's --health-*.
+The stock router's --health-* set period and time-out of probes, and how many failures and successes decide.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .upstream import Kind, Lost, Sessions, failure
 logger = logging.getLogger(__name__)
 
 PAUSE_S, PAUSE_MAX_S = 0.5, 2.0
-"""Between probes of an unhealthy instance, first and last (seconds): one that is back is to have requests within five
-seconds."""
+"""First and longest pause between probes of an unhealthy instance (seconds): one that is back should get requests
+within five seconds."""
 GROWTH = 1.5
 JITTER = 0.3
-"""A pause is stretched by up to this share, so that many routers do not probe in step."""
+"""Random share added to each pause, so that routers do not probe in step."""
 REFUSAL_S = 2.0
-"""How long a connection is waited for that is to tell whether a server is still there (seconds)."""
+"""Time limit for a connection that checks whether a server is still there (seconds)."""
 SILENCE = 1 / 6
-"""Longest pause of a stream, as a share of --request-timeout-secs: five minutes, if that is not given. A decode server
-that has taken KV back computes it again first."""
+"""Longest pause of a stream, as a share of --request-timeout-secs: five minutes by default. A decode server that has
+retracted a request computes its KV again first."""
 
 
 class Health:
-    """Keeps ``Instance.healthy``."""
+    """Maintains ``Instance.healthy``."""
 
     def __init__(self, sessions: Sessions, args: RouterArgs) -> None:
         self._sessions = sessions
@@ -41,16 +41,16 @@ class Health:
         self._interval_s: float = args.health_check_interval_secs
         self._timeout_s: float = args.health_check_timeout_secs
         self._failures: int = args.health_failure_threshold
-        """In a row, they make an instance unhealthy: connections lost, time-outs, probes. A refused connection does at
-        once."""
+        """Failures in a row that make an instance unhealthy: lost connections, time-outs, probes. A refused connection
+        does so at once."""
         self._successes: int = args.health_success_threshold
         self._probes_healthy = not args.disable_health_check
         self._silence_s: float = SILENCE * args.request_timeout_secs
         self.look_s = min(self._silence_s, self._timeout_s)
-        """How often is looked whether a stream stands still (seconds)."""
+        """Period of checks whether a stream stalls (seconds)."""
 
     def answered(self, instance: Instance, status: int) -> None:
-        """A request was answered with ``status``, or as if with it."""
+        """Record a reply with ``status``, or an error that counts as one."""
         instance.failures = 0
         instance.heard()
         if status < 400:
@@ -61,28 +61,28 @@ class Health:
             instance.breaker.failed()
 
     def lost(self, instance: Instance, kind: Kind) -> None:
-        """A request was lost at ``instance``, as ``upstream.Lost`` says."""
+        """Record a request lost at ``instance``; ``kind`` as in ``upstream.Lost``."""
         instance.lost += 1
         if kind == "cut":
-            # Its own verdict, which is not to be counted twice.
+            # This router cut the connection to an instance already found unhealthy: do not count that twice.
             return
         instance.breaker.failed()
         self._failed(instance, f"connection {kind}", at_once=kind == "refused")
 
     def silence_s(self, instance: Instance) -> float:
-        """Longest pause of a stream from ``instance`` (seconds): one that answers no probe has no more time for it."""
+        """Return the longest pause of a stream from ``instance`` (seconds), shorter if it fails its probes."""
         return self._silence_s if instance.healthy else self.look_s
 
     def timed_out(self, instance: Instance, began: float) -> None:
-        """A request that was sent at ``began`` has run into its time limit; one that others were answered beside
-        says nothing of the instance."""
+        """Record the time-out of a request sent at ``began``; it counts against the instance only if nothing else came
+        from there since."""
         instance.errors += 1
         if instance.heard_at < began:
             instance.breaker.failed()
             self._failed(instance, "requests time out")
 
     async def refuses(self, instance: Instance) -> bool:
-        """Whether nobody listens at ``instance`` any more."""
+        """Return True if nothing listens at ``instance`` any more."""
         url = instance.address("")
         try:
             async with asyncio.timeout(REFUSAL_S):
@@ -105,19 +105,19 @@ class Health:
         if not instance.healthy:
             return
         instance.healthy = False
-        # It will come back with an empty cache.
+        # The instance's cache will be empty when it comes back.
         instance.forget()
         logger.warning("%s %s is unhealthy: %s", instance.role, instance.url, why)
         instance.cut()
 
     def anew(self, instance: Instance) -> None:
-        """Another process is there now, or nobody knows: it gets requests once it has answered probes, from now on."""
+        """Treat ``instance`` as a new process: it gets requests once it passes new probes."""
         instance.healthy, instance.unknown = False, True
         instance.forget()
         instance.suspected.set()
 
     async def watch(self, instance: Instance) -> None:
-        """Probe at once, at each interval, and when the traffic gives reason to. Ends when cancelled."""
+        """Probe at once, at each interval, and when traffic gives reason to. Ends when cancelled."""
         due = self._next()
         if self._probes_healthy:
             await self._check(instance)
@@ -140,7 +140,7 @@ class Health:
         return time.monotonic() + _jittered(self._interval_s)
 
     async def _check(self, instance: Instance) -> None:
-        """Probe until it answers well, or is known to be unhealthy. What the traffic says of it stands by itself."""
+        """Probe until the instance passes, or is found unhealthy. Traffic is judged separately."""
         bad = 0
         while instance.healthy:
             began = time.monotonic()
@@ -148,7 +148,7 @@ class Health:
                 why = await self._probe(instance)
             except Lost:
                 return
-            # A server that answers others meanwhile is busy and not gone.
+            # A server that answers other requests meanwhile is busy, not gone.
             if why is None or instance.heard_at > began:
                 instance.proven = True
                 return
@@ -159,7 +159,7 @@ class Health:
             await asyncio.sleep(_jittered(min(self._timeout_s, self._interval_s)))
 
     async def _heal(self, instance: Instance) -> None:
-        # An unhealthy instance is asked as often as a healthy one at least.
+        # Probe an unhealthy instance at least as often as a healthy one.
         first, last = min(PAUSE_S, self._interval_s), min(PAUSE_MAX_S, self._interval_s)
         pause, good = first, 0
         while good < self._successes:
@@ -180,7 +180,7 @@ class Health:
         logger.info("%s %s is healthy again", instance.role, instance.url)
 
     async def _probe(self, instance: Instance) -> str | None:
-        """None when it is well, else what is wrong. Raises Lost when that could not be found out."""
+        """Return None if the instance is well, else the fault. Raises Lost if the probe could not reach the network."""
         try:
             status, _ = await self._sessions.ask(instance, self._path.lstrip("/"), self._timeout_s)
             return None if status < 400 else f"{self._path} answered {status}"

@@ -1,5 +1,5 @@
-"""The data-parallel ranks of a prefill server: each is a scheduler with a queue and a prefix cache of its own, and a
-request goes to the one that its bootstrap room names."""
+"""Data-parallel ranks of a prefill server. Each is a scheduler with its own queue and prefix cache; a request's
+bootstrap room selects the rank."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from laps_core.pools.pressure import Assignment
 from ..prompts.prefixes import PrefixIndex
 
 RANKS_MAX = 1024
-"""A server that says it has more is taken to have one: each costs memory and time here."""
+"""Most ranks tracked; a server that reports more is taken to have one. Each costs memory and time here."""
 FULL_INDEXES = 8
-"""The prefix indexes of one server's ranks hold together no more than so many of one server's."""
+"""Limit of the prefix indexes of all ranks of a server, in multiples of one server's."""
 ROOM_BITS = 62
 
 
@@ -27,15 +27,15 @@ S = TypeVar("S", bound=_Server)
 
 
 class Rank(Generic[S]):
-    """One of several of a server, with this router's work in flight there. For the choice it stands where a server
-    stands that has one rank only."""
+    """One of several ranks of a server, with this router's work in flight there. The choice of a server treats it like
+    a server with a single rank."""
 
     __slots__ = (
         "number", "of", "outlook", "outstanding", "outstanding_tokens", "prefixes", "rank", "served_tokens", "server",
     )  # fmt: skip
 
     def __init__(self, server: S, number: int, of: int, learnt: Learnt, tokens: int) -> None:
-        """``tokens``: what the prefix index of a server with one rank holds."""
+        """``tokens``: size of the prefix index of a server with one rank."""
         self.server = server
         self.rank = self
         self.number, self.of = number, of
@@ -45,7 +45,7 @@ class Rank(Generic[S]):
 
     @property
     def pool(self) -> Assignment:
-        """Its server's."""
+        """Return the server's pool."""
         return self.server.pool
 
     def share(self, tokens: int) -> int:
@@ -53,19 +53,19 @@ class Rank(Generic[S]):
         return tokens * min(self.of, FULL_INDEXES) // self.of
 
     def room(self) -> int:
-        """A fresh bootstrap room that its server takes for it."""
+        """Return a random bootstrap room that the server maps to this rank."""
         room = random.getrandbits(ROOM_BITS)
         return room - room % self.of + self.number
 
     def entered(self, now: float, tokens: int, cls: ClassName, work_s: float) -> None:
-        """A request of so many new tokens, and so much work (seconds), is being sent to it."""
+        """Add a request of ``tokens`` new tokens and ``work_s`` (seconds), which is being sent."""
         self.outlook.enter(now, cls, work_s)
         self.outstanding += 1
         self.outstanding_tokens += tokens
         self.served_tokens += tokens
 
     def left(self, now: float, tokens: int, cls: ClassName, work_s: float, answered: bool) -> None:
-        """That request has what it came for, or has failed."""
+        """Remove a request that has been answered, or has failed."""
         self.outlook.leave(now, cls, work_s, tokens if answered else 0)
         self.outstanding -= 1
         self.outstanding_tokens -= tokens

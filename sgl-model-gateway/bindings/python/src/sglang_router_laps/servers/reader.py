@@ -1,4 +1,4 @@
-"""Asking a server about itself, over and over, by the best route that it answers."""
+"""Polling of a server's own reports, by the best route that it answers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from .instances import Instance
 from .upstream import Sessions
 
 RETRY_S = 60.0
-"""How long a server that lacks a route is believed to lack it (seconds): it may come back as another."""
+"""Time for which a missing route is not tried again (seconds): the server may be replaced by another."""
 PATIENCE_S = 30.0
-"""How long a server may take to answer; nothing else is asked of it meanwhile (seconds)."""
+"""Time limit for a server's answer; nothing else is asked meanwhile (seconds)."""
 LOADS = "v1/loads?include=core"
-"""A route of stock servers."""
+"""Load route of stock servers."""
 
 
 class Missing(Exception):
-    """The server has no such route, or does not say there what is needed."""
+    """The server has no such route, or the answer lacks the needed figures."""
 
 
 class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``LOADS`` says of one data-parallel rank (tokens, microseconds)."""
+    """Load of one data-parallel rank in ``LOADS`` (tokens, microseconds)."""
 
     dp_rank: Count = 0
     num_waiting_uncached_tokens: Count | None = None
     """New tokens that wait for prefill."""
     total_prefill_busy_us: Count = 0
     num_total_tokens: Count | None = None
-    """KV in use, and what requests that wait for it need."""
+    """KV tokens in use, and requested by waiting requests."""
     max_total_num_tokens: Count = 0
-    """KV there is."""
+    """KV tokens in all."""
 
 
 class _Loads(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Loads(msgspec.Struct, frozen=True):
 
 
 def read_loads(text: bytes) -> list[RankLoad]:
-    """One for each rank. Raises ValueError where it is something else, and Missing without any."""
+    """Return one load per rank. Raises ValueError for an invalid answer, and Missing without any."""
     ranks = read(text, _Loads).loads
     if not ranks:
         raise Missing
@@ -52,38 +52,39 @@ def read_loads(text: bytes) -> list[RankLoad]:
 
 
 Parse = Callable[[bytes], Awaitable[None]]
-"""Takes in an answer. Raises Missing, ValueError, and OverflowError where it is of no use."""
+"""Processes an answer. Raises Missing, ValueError and OverflowError if it is unusable."""
 
 
 class Reader:
-    """Of one server."""
+    """Polls one server."""
 
     def __init__(self, instance: Instance, sessions: Sessions, api_key: str | None, period_s: float) -> None:
-        """``period_s``: it is asked so often (seconds)."""
+        """``period_s``: polling period (seconds)."""
         self.routes: tuple[tuple[str, Parse], ...] = ()
-        """In order of preference."""
+        """Routes and their parsers, in order of preference."""
         self._server = instance
         self._sessions = sessions
         self._key = f"Bearer {api_key}" if api_key else None
         self._period_s = period_s
         self._asking: asyncio.Task[str | None] | None = None
         self._asked_at = -math.inf
-        """When the question was put that has been answered last."""
+        """Time of the request whose answer came last."""
         self._level = 0
         self._stepped_at = instance.clock()
 
     @property
     def bare(self) -> bool:
-        """It has none of the routes."""
+        """Return True if the server has none of the routes."""
         return self._level == len(self.routes)
 
     async def read(self) -> None:
-        """Ask, and keep what is said. Never raises."""
+        """Poll the server, and keep its answer. Never raises."""
         raise NotImplementedError
 
     async def ask(self) -> str | None:
-        """The route whose answer has been taken in since the last call, perhaps to a question of long ago; None: it has
-        none of them, was not reached, or has not answered for half a period. It is asked again once it has."""
+        """Return the route whose answer has been taken in since the last call, perhaps to an older request; None if
+        there is none, the server was not reached, or half a period has passed without an answer. Polls again once it
+        has answered."""
         clock = self._server.clock
         if self._level and clock() - self._stepped_at > RETRY_S:
             self._level = 0
@@ -110,12 +111,12 @@ class Reader:
                 self._level += 1
                 self._stepped_at = self._server.clock()
             except (aiohttp.ClientError, OSError):
-                # Slow or gone; health is judged elsewhere, and the route is not to blame.
+                # Slow or gone: health is judged elsewhere, and the route is not to blame.
                 break
         return None
 
     async def get(self, path: str) -> bytes:
-        """The answer. Raises Missing where that is a refusal, aiohttp.ClientError, and OSError."""
+        """Return the answer. Raises Missing if the server refuses, aiohttp.ClientError, and OSError."""
         status, text = await self._sessions.ask(self._server, path, PATIENCE_S, self._key)
         if status != 200:
             raise Missing
@@ -123,7 +124,7 @@ class Reader:
 
 
 class KvReader(Reader):
-    """Keeps ``DecodeInstance.kv``."""
+    """Maintains ``DecodeInstance.kv``."""
 
     def __init__(self, instance: DecodeInstance, sessions: Sessions, api_key: str | None, period_s: float) -> None:
         super().__init__(instance, sessions, api_key, period_s)
@@ -133,9 +134,9 @@ class KvReader(Reader):
         self._told_at = -math.inf
 
     async def read(self) -> None:
-        """See Reader. One that says nothing for long is not held to what it said before."""
+        """Poll the server; after a long silence its last report is dropped."""
         if self._asking is None:
-            # What is sent while it answers may be in the answer or not: it is taken not to be.
+            # Requests sent while the server answers count as not in the answer, though they may be.
             self._own = self.instance.outstanding_tokens
         now = self.instance.clock
         if await self.ask() is not None:

@@ -1,7 +1,7 @@
-"""Load that the prefill servers report, and its substitutes where they report none.
+"""Load reported by the prefill servers, with fallbacks.
 
-Asked in this order, the best that answers is kept: ``/laps_status`` (a prefill server with LAPS), ``/v1/loads``
-(stock SGLang), ``/metrics`` (stock, with --enable-metrics), and last this router's own statistics.
+The first of these that answers is used: ``/laps_status`` (a prefill server with LAPS), ``/v1/loads`` (stock SGLang),
+``/metrics`` (stock, with --enable-metrics), and last this router's own statistics.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .upstream import Sessions
 
 OWN = "router"
 OTHERS = 0.2
-"""Others are at work on a server that is busy for this much more of the time than this router has work there (0..1)."""
+"""Excess of a server's busy share over this router's share from which other routers must be using it (0..1)."""
 FRESH = 0.8
-"""An answer may be so old, in periods of the signals: all who ask in a period may have the same one."""
+"""Largest age of an answer, in polling periods: all routers that ask within a period may share one."""
 SERVER_INFO = "server_info"
 BY_ROOM = "follow_bootstrap_room"
-"""Of SGLang's --load-balance-method: a request goes to the rank that its room names."""
+"""Value of SGLang's --load-balance-method: the request's room selects its rank."""
 
 _QUEUE = re.compile(rb"^sglang:num_queue_reqs(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 
@@ -69,27 +69,28 @@ class SignalReader(Reader):
         self.instance = instance
         self.load = IDLE
         self.source = OWN
-        """Where ``load`` comes from."""
+        """Source of ``load``."""
         self._spent = Spent()
         self._busy = self._came = Work()
         self._own_share = 0.0
-        """Share of the time in which this router had something in flight there (0..1)."""
+        """Share of the time in which this router had work in flight there (0..1)."""
         self._threshold = threshold
         self._told = IDLE
-        """Load by the latest report."""
+        """Load in the latest report."""
         self._told_at = instance.clock()
         """Time of that load, by the clock of the instance (seconds)."""
         self._by_rank: Mapping[int, Load] = {}
         self.group: GroupStatus | None = None
-        """The plan that its data-parallel attention ranks share, by the latest report; None = they have none."""
+        """Plan shared by the server's data-parallel attention ranks, in the latest report; None if there is none."""
         self._sized: tuple[int, int, float] | None = None
-        """Ranks of a stock server, to how many of them it deals requests by bootstrap room, and when this was read."""
+        """Ranks of a stock server, ranks that requests are spread over by bootstrap room, and the time of that
+        answer."""
         self._seen: dict[str, tuple[float, float]] = {}
-        """When a counter of busy seconds was last read, and what it was."""
+        """Last reading of each counter of busy seconds: its time and value."""
 
     async def read(self) -> None:
-        """Refresh ``load``: from the server's report, from the last one where that is late, or from the router's own
-        statistics where it never reports."""
+        """Refresh ``load``: from the server's report, from the last one if that is late, or from this router's own
+        statistics if the server never reports."""
         i, own = self.instance, self._own()
         route = await self.ask()
         if route != STATUS_ROUTE:
@@ -111,13 +112,14 @@ class SignalReader(Reader):
         self.source, self.load = route or OWN, self._told
 
     def _aged(self, own: Load) -> Load:
-        """Load last reported, with a backlog that halves every SPAN_S and is no less than this router has sent."""
+        """Return the last reported load with its backlog halved every SPAN_S, but at least what this router has
+        sent."""
         rest = self._told.backlog_tokens * 2.0 ** (-(self.instance.clock() - self._told_at) / SPAN_S)
         return structs.replace(self._told, backlog_tokens=max(own.backlog_tokens, rest))
 
     def _take(self, load: Load, age_s: float = 0.0, counted_at: float | None = None) -> None:
         """Take in a report of ``age_s`` seconds ago; ``counted_at``: its time by the clock of its counters (seconds).
-        Passed on at once to the choice of a server: what this router has sent is less a moment later."""
+        Passed on at once to the choice of a server, as this router's own share changes quickly."""
         i, arrivals = self.instance, self.instance.outlook.arrivals
         at = i.clock() - age_s
         self._told, self._told_at = load, at
@@ -130,7 +132,7 @@ class SignalReader(Reader):
         self._came = arrivals.since(counted_at if arrivals.lengths else at)
 
     def signals(self) -> InstanceSignals:
-        """For the controller."""
+        """Return the signals for the controller."""
         i = self.instance
         return InstanceSignals(
             name=i.url,
@@ -139,7 +141,7 @@ class SignalReader(Reader):
             load=self.load,
             outstanding=i.outstanding_tokens,
             busy=self._busy,
-            # A server with LAPS that does not count its requests may have others' too: what it is busy with counts.
+            # A server with LAPS that does not count requests may have other routers' too: then its busy time counts.
             came=self._came if self.source != STATUS_ROUTE or i.outlook.arrivals.lengths else None,
             waiting=i.outlook.waiting(i.clock()),
             parks=i.outlook.parks,
@@ -150,7 +152,7 @@ class SignalReader(Reader):
         if said.load is None:
             raise Missing
         if self._asked_at >= i.taken_at:
-            # Else the answer may be older than what this router has set meanwhile.
+            # Else the answer may be older than a record that this router has set meanwhile.
             i.take(said.pool if isinstance(said.pool, PoolRecord) else None)
         i.spread(1 if said.dp_size is msgspec.UNSET else said.dp_size)
         i.is_known(True, said.model, said.longest)
@@ -160,7 +162,7 @@ class SignalReader(Reader):
         self.group = next((r.group for r in ranks if r.group is not None and r.group.on), None)
         if said.lengths is not None:
             i.outlook.arrivals.told(said.lengths, i.outlook.model, self._threshold)
-        # The server's own clock distinguishes an answer that it has kept for a while from a new one.
+        # The server's own clock distinguishes a cached answer from a new one.
         self._take(said.load, said.age_s, None if said.lengths is None else said.lengths.seconds)
 
     async def _loads(self, text: bytes) -> None:
@@ -172,15 +174,15 @@ class SignalReader(Reader):
         share = self._share("theirs", busy_s)
         share = self._told.busy_share if share is None else share
         self.instance.spread(await self._size(len(ranks)))
-        # There may be more in its host memory, which it does not tell.
+        # The host memory may hold more, which the server does not report.
         self.instance.remembers(max(PREFIX_TOKENS, *(r.max_total_num_tokens for r in ranks)))
         self._by_rank = {r.dp_rank: self._load(n, 0.0) for r, n in zip(ranks, waiting, strict=True)}
         self.instance.outlook.seen(share > self._own_share + OTHERS)
         self._take(self._load(sum(waiting), share))
 
     async def _size(self, ranks: int) -> int:
-        """To how many of its ``ranks`` a stock server deals requests out by their rooms; 1: it has another rule, or
-        does not say."""
+        """Return how many of its ``ranks`` a stock server spreads requests over by room; 1 if it uses another method,
+        or does not say."""
         if ranks == 1:
             return 1
         now = self.instance.clock()
@@ -211,25 +213,27 @@ class SignalReader(Reader):
         return self._load(self.instance.outstanding_tokens, self._own_share)
 
     def _share(self, counter: str, busy_s: float) -> float | None:
-        """Growth of a counter of busy seconds over the time since it was last read (0..1); None when that is now."""
+        """Return the growth of a counter of busy seconds over the time since its last reading (0..1); None without time
+        between."""
         now = self.instance.clock()
         then, before = self._seen.get(counter, (now, busy_s))
         self._seen[counter] = now, busy_s
         return min(max((busy_s - before) / (now - then), 0.0), 1.0) if now > then else None
 
     def _load(self, backlog: float, share: float) -> Load:
-        """With the deadlines that this router saw missed. Raises Missing where a server's number is none."""
+        """Return a load with the deadlines that this router saw missed. Raises Missing if a server's number is not
+        finite."""
         if not (math.isfinite(backlog) and math.isfinite(share)):
             raise Missing
         return Load(backlog_tokens=float(backlog), slo_deviation=self.instance.deviation, busy_share=share)
 
 
 def _tell_others(now: float, place: Place, load: Load, ranks: int = 1) -> None:
-    """What of ``load`` other routers have sent; where it is of so many ``ranks``, the mean of them."""
+    """Pass on to the outlook what other routers have sent of ``load``; if that is of several ``ranks``, their mean."""
     said, outlook = load.backlog_s, place.outlook
     if said is not None:
         outlook.told(now, said.short, said.long)
     else:
-        # Of tokens that wait there only the others' are not known already.
+        # Of the waiting tokens only the others' are not known already.
         rest_s = max(0.0, load.backlog_tokens - place.outstanding_tokens) * outlook.model.linear
         outlook.told_others(now, place.pool, rest_s / ranks)

@@ -1,4 +1,4 @@
-"""How the router knows the servers, and shows itself to them, where they speak HTTPS."""
+"""TLS to the servers: their certificates and the router's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from sglang_router.router_args import RouterArgs
 
 
 def to_servers(args: RouterArgs) -> ssl.SSLContext | bool:
-    """For aiohttp, as --client-cert-path, --client-key-path and --ca-cert-paths say; True: the system's certificates.
+    """Return aiohttp's TLS setting for --client-cert-path, --client-key-path and --ca-cert-paths; True: the system's
+    certificates.
 
-    Raises ConfigError where a file is none.
+    Raises ConfigError if a file is invalid.
     """
     if not (args.client_cert_path or args.ca_cert_paths):
         return True

@@ -1,4 +1,4 @@
-"""Connections to the servers: one pooled session for each, the headers that travel, and whose fault a failure is."""
+"""Connections to the servers: a pooled session for each, forwarded headers, and classification of failures."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .instances import Instance
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 4.0
-"""Below the 5 s after which SGLang's own server closes an idle connection: the router must be the first to."""
+"""Idle time of connections (seconds), below the 5 s after which SGLang closes them: the router must close first."""
 CONNECT_S = 5.0
-"""Longest wait for a connection (seconds): three lost packets are sent again by then."""
+"""Longest wait for a connection (seconds): enough to retransmit three lost packets."""
 
 DROPPED = frozenset(
     (
@@ -26,10 +26,10 @@ DROPPED = frozenset(
         b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect", b"accept-encoding", b"user-agent",
     )
 )  # fmt: skip
-"""Request headers that belong to one hop, or that the rewritten body makes wrong."""
+"""Request headers of a single hop, or that are wrong for the rewritten body."""
 
 OVERRIDES = b"x-override-"
-"""Begins headers that SGLang takes instead of members of the body, those that the router sets among them: where the two
+"""Prefix of headers by which SGLang overrides members of the body, including those that the router sets: where the two
 servers meet, the id, the rank."""
 
 Answer = tuple[int, bytes]
@@ -43,7 +43,7 @@ KINDS: dict[int | None, Kind] = {
         (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EACCES, errno.EPERM), "local"
     ),
 }
-"""What it means that connecting failed; all else is unreachable."""
+"""Meaning of connect errors; all others are unreachable."""
 
 
 class Lost(Exception):
@@ -53,24 +53,24 @@ class Lost(Exception):
         super().__init__(f"{instance.role} {instance.url}: {why}")
         self.instance = instance
         self.kind: Kind = kind
-        """refused: nobody listens there. unreachable: no answer to the connection. lost: it ended in the middle.
-        cut: this router ended it, because the instance had become unhealthy. local: no connection could be made and
-        nothing left this machine, for want of a name, a port or TLS. exhausted: nor could another server be reached,
-        for this machine has nothing left to open a connection with."""
+        """refused: nothing listens there. unreachable: no answer to the connection. lost: it ended in the middle. cut:
+        this router ended it, because the instance had become unhealthy. local: no connection could be made and nothing
+        left this machine (name, port, TLS). exhausted: this machine has no descriptors or memory to connect to any
+        server."""
 
     @property
     def sent(self) -> bool:
-        """The instance may have begun to work on the request."""
+        """Return True if the instance may have begun to work on the request."""
         return self.kind in ("lost", "cut")
 
     @property
     def blameless(self) -> bool:
-        """It says nothing of the instance."""
+        """Return True if the failure says nothing about the instance."""
         return self.kind in ("local", "exhausted")
 
 
 def failure(instance: Instance, cause: Exception) -> Lost:
-    """What an exception of a request to ``instance`` means."""
+    """Return the failure that corresponds to an exception of a request to ``instance``."""
     kind: Kind = "unreachable" if isinstance(cause, aiohttp.ServerTimeoutError) else "lost"
     if isinstance(cause, (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError)):
         kind = "local"
@@ -80,13 +80,13 @@ def failure(instance: Instance, cause: Exception) -> Lost:
 
 
 class RawHeaders(aiohttp.ClientRequest):
-    """Sends the bytes of headers as they came: aiohttp writes every header as UTF-8, clients need not."""
+    """Sends header bytes as they came: aiohttp writes headers as UTF-8, clients need not."""
 
     async def write_bytes(self, writer: Any, *args: Any, **kwargs: Any) -> None:
-        """Send the body, and before it the headers that wait for it."""
+        """Send the body, preceded by the buffered headers."""
         waiting = getattr(writer, "_headers_buf", None)
         if waiting is not None and not waiting.isascii():
-            # ``forwarded`` read each byte as the character with its number.
+            # ``forwarded`` decoded each byte as Latin-1.
             writer._headers_buf = waiting.decode().encode("latin-1")
         await super().write_bytes(writer, *args, **kwargs)
 
@@ -100,15 +100,15 @@ class Sessions:
         self._open: dict[Instance, aiohttp.ClientSession] = {}
 
     def left_s(self, elapsed_s: float) -> float:
-        """What a request that is ``elapsed_s`` seconds old has left (seconds). Raises TimeoutError when that is
-        nothing. Who sends it sees to that: a timer of aiohttp's for each leg takes 9 microseconds."""
+        """Return the time left for a request of age ``elapsed_s`` (seconds). Raises TimeoutError if there is none. The
+        caller enforces it: an aiohttp timer for each leg would take 9 microseconds."""
         left = self._timeout_s - elapsed_s
         if left <= 0:
             raise TimeoutError
         return left
 
     def of(self, instance: Instance) -> aiohttp.ClientSession:
-        """The session of ``instance``. Needs a running event loop."""
+        """Return the session of ``instance``. Needs a running event loop."""
         session = self._open.get(instance)
         if session is None:
             session = self._open[instance] = aiohttp.ClientSession(
@@ -124,7 +124,8 @@ class Sessions:
     async def ask(
         self, instance: Instance, path: str, timeout_s: float, key: str | None = None, method: str = "GET", **more: Any
     ) -> Answer:
-        """Something beside the requests, with ``key`` as its authorization. Raises aiohttp.ClientError and OSError."""
+        """Send a query of the router itself, with ``key`` as its authorization. Raises aiohttp.ClientError and
+        OSError."""
         headers = {"authorization": key} if key else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         address = instance.address(path)
@@ -134,7 +135,7 @@ class Sessions:
     async def tell(
         self, instance: Instance, path: str, key: str | None, timeout_s: float, body: Any = None
     ) -> Answer | None:
-        """POST; None where ``instance`` is not reached."""
+        """POST ``body``; return None if ``instance`` is not reached."""
         try:
             return await self.ask(instance, path, timeout_s, key, "POST", json=body)
         except (aiohttp.ClientError, OSError) as e:
@@ -154,7 +155,7 @@ class Sessions:
 
 
 def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
-    """The client's headers as the servers shall see them."""
+    """Return the client's headers as the servers should see them."""
     kept = CIMultiDict([("content-type", "application/json")])
     named = []
     for name, value in headers:
@@ -163,7 +164,7 @@ def forwarded(headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
         elif name == b"connection":
             named += value.decode("latin-1").split(",")
     for one in named:
-        # What it names is for this hop alone (RFC 9110, s7.6.1).
+        # Headers named by Connection are for this hop only (RFC 9110, s7.6.1).
         if one.strip().lower() != "content-type":
             kept.popall(one.strip(), None)
     return kept

@@ -1,4 +1,4 @@
-"""Where it is asked which servers there are, while the router runs."""
+"""Discovery of servers while the router runs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..instances import Role
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A server that is said to be ready."""
+    """A server that a source reports as ready."""
 
     role: Role
     url: str
     bootstrap_port: int | None = None
     life: str = ""
-    """Which of the servers that have been at this URL one after the other."""
+    """Distinguishes processes that follow each other at one URL."""
 
 
 Follow = Callable[[Collection[Found]], None]
-"""Takes all servers that a source knows of."""
+"""Called with all servers that a source knows."""
 
 
 class Source(Protocol):
-    """Somebody who knows servers."""
+    """A source of servers."""
 
     @property
     def name(self) -> str:
-        """For status and log."""
+        """Return the name for status and log."""
 
     async def run(self, follow: Follow) -> None:
-        """Tell ``follow`` who is there, at first and at each change. While that cannot be found out it is told
-        nothing. Ends when cancelled."""
+        """Call ``follow`` with all servers, at first and at each change; not while they are unknown. Ends when
+        cancelled."""

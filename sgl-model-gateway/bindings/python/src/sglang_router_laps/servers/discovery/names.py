@@ -1,4 +1,4 @@
-"""Servers behind a name that resolves to the addresses of all of them, as that of a headless service does."""
+"""Servers behind a DNS name that resolves to all their addresses, as a headless service's does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 SCHEME = "dns"
 PERIOD_S = 1.0
-"""Between two look-ups (seconds)."""
+"""Period of look-ups (seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """``dns://host:port``, looked up again and again with the system's resolver."""
+    """Source for ``dns://host:port``, looked up periodically with the system's resolver."""
 
     role: Role
     url: str
@@ -29,11 +29,11 @@ class Name:
 
     @property
     def name(self) -> str:
-        """See Source."""
+        """Return the URL."""
         return self.url
 
     async def run(self, follow: Follow) -> None:
-        """See Source."""
+        """Look the name up until cancelled; see Source."""
         failing = False
         while True:
             try:
@@ -41,14 +41,14 @@ class Name:
                 failing = False
             except OSError as e:
                 if not failing:
-                    logger.warning("%s: %s; its servers stay as they are", self.url, e)
+                    logger.warning("%s: %s; its servers stay unchanged", self.url, e)
                 failing = True
             await asyncio.sleep(PERIOD_S)
 
     async def _look_up(self) -> list[Found]:
         url = URL(self.url)
         found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-        # A server with addresses of both kinds is one server.
+        # A server with addresses of both families must count once.
         family = min(f for f, *_ in found)
         hosts = sorted({str(address[0]) for f, *_, address in found if f == family})
         return [

@@ -1,4 +1,4 @@
-"""Servers that are pods of a Kubernetes cluster, found by their labels. Needs the extra ``kubernetes``."""
+"""Servers that are pods of a Kubernetes cluster, found by label. Needs the extra ``kubernetes``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from . import Follow, Found
 logger = logging.getLogger(__name__)
 
 WATCH_S = 60
-"""How long one watch lasts before all pods are listed again (seconds)."""
+"""Duration of one watch; then all pods are listed again (seconds)."""
 SLACK_S = 10.0
-"""An API server that has not ended a watch this much later is gone (seconds)."""
+"""Grace time for the API server to end a watch, before the connection counts as dead (seconds)."""
 PAUSE_S = 1.0
-"""Before pods are listed again (seconds)."""
+"""Delay before pods are listed again (seconds)."""
 
 
 class Meta(msgspec.Struct):
-    """Of a pod."""
+    """Metadata of a pod."""
 
     uid: str
     annotations: dict[str, str] | None = None
@@ -36,20 +36,20 @@ class Meta(msgspec.Struct):
 
 
 class Condition(msgspec.Struct):
-    """Of a pod."""
+    """Condition of a pod."""
 
     type: str
     status: str
 
 
 class Container(msgspec.Struct):
-    """Of a pod."""
+    """Container status of a pod."""
 
     restarts: int = msgspec.field(name="restartCount", default=0)
 
 
 class Status(msgspec.Struct):
-    """Of a pod."""
+    """Status of a pod."""
 
     ip: str | None = msgspec.field(name="podIP", default=None)
     conditions: list[Condition] | None = None
@@ -57,36 +57,36 @@ class Status(msgspec.Struct):
 
 
 class Pod(msgspec.Struct):
-    """What matters of it here."""
+    """The fields of a pod used here."""
 
     metadata: Meta
     status: Status
 
     def ready(self) -> bool:
-        """It passes its readiness probe, and nobody has asked it to end."""
+        """Return True if the pod passes its readiness probe and is not being deleted."""
         conditions = self.status.conditions or ()
         return not self.metadata.deletion and any((c.type, c.status) == ("Ready", "True") for c in conditions)
 
 
 @dataclass(slots=True)
 class Pods:
-    """The pods of one role, in one namespace or in all."""
+    """Pods of one role, in one namespace or in all."""
 
     role: Role
     selector: Mapping[str, str]
     port: int
     namespace: str | None
     annotation: str
-    """Where a prefill pod names its bootstrap port."""
+    """Annotation with the bootstrap port of a prefill pod."""
     _pods: dict[str, Pod] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """See Source."""
+        """Return a name for the log."""
         return f"{self.role} pods"
 
     async def run(self, follow: Follow) -> None:
-        """See Source."""
+        """Watch the pods until cancelled; see Source."""
         try:
             config.load_incluster_config()
         except config.ConfigException:
@@ -99,14 +99,14 @@ class Pods:
                     failing = False
                 except (client.ApiException, aiohttp.ClientError, OSError, msgspec.ValidationError) as e:
                     if not failing:
-                        # Else it would tell all headers and the body.
+                        # The exception's own text would include all headers and the body.
                         why = f"{e.status} {e.reason}" if isinstance(e, client.ApiException) else e
-                        logger.warning("%s: %s; they stay as they are", self.name, why)
+                        logger.warning("%s: %s; servers stay unchanged", self.name, why)
                     failing = True
                 await asyncio.sleep(PAUSE_S)
 
     async def _follow(self, api: client.ApiClient, follow: Follow) -> None:
-        """One list, and what changes while one watch lasts."""
+        """List all pods, then follow changes for the duration of one watch."""
         core = client.CoreV1Api(api)
         labels = ",".join(f"{k}={v}" for k, v in self.selector.items())
         where: dict[str, Any] = {"label_selector": labels}

@@ -1,4 +1,4 @@
-"""Which sources of servers the command line names."""
+"""Sources of servers named on the command line."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .names import SCHEME, Name
 
 
 def is_name(url: str) -> bool:
-    """Whether ``url`` stands for all servers that a name resolves to."""
+    """Return True if ``url`` is a DNS name that stands for several servers."""
     return url.startswith(f"{SCHEME}:")
 
 
 def sources(args: RouterArgs) -> list[Source]:
-    """Of --prefill and --decode what is a name, and what --service-discovery asks for. Raises ConfigError where the
-    package for that is missing."""
+    """Return the sources named by --prefill, --decode and --service-discovery. Raises ConfigError if the package for
+    the latter is missing."""
     found: list[Source] = [Name("prefill", url, port) for url, port in args.prefill_urls if is_name(url)]
     found += [Name("decode", url) for url in args.decode_urls if is_name(url)]
     if args.service_discovery:
         try:
-            # Only now: it takes longer to import than all of the router.
+            # Imported late: it takes longer to import than the whole router.
             from .pods import Pods
         except ImportError as e:
             raise ConfigError(f"--service-discovery: needs pip install 'sglang-laps[kubernetes]': {e}") from None

@@ -1,0 +1,71 @@
+"""No docstring of the folders below begins with a word that hides what it describes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+FOLDERS = (
+    "benchmark/__init__.py",
+    "benchmark/aiperf.py",
+    "benchmark/emulated.py",
+    "benchmark/emulated_fleet.py",
+    "benchmark/faults",
+    "benchmark/goodput.py",
+    "benchmark/gpu.py",
+    "benchmark/graphs.py",
+    "benchmark/groups.py",
+    "benchmark/headline.py",
+    "benchmark/ladder.py",
+    "benchmark/limit.py",
+    "benchmark/load",
+    "benchmark/planned.py",
+    "benchmark/report.py",
+    "benchmark/results",
+    "benchmark/rig",
+    "benchmark/rounds_cost.py",
+    "benchmark/router.py",
+    "benchmark/serve.py",
+    "benchmark/slices.py",
+    "benchmark/soak.py",
+    "benchmark/suites",
+    "benchmark/window.py",
+    "python/laps_core/group",
+    "python/laps_core/latency",
+    "python/laps_core/pools",
+    "sgl-model-gateway/bindings/python/src/sglang_router_laps",
+)
+"""Folders and files that are checked, relative to the repository."""
+BANNED = ("Of", "As", "What", "Whatever", "Whether", "Who", "Whom", "Whose", "Whoever", "Where", "Its", "Their", "It",
+          "They", "Them", "Those", "His", "Him")  # fmt: skip
+_BEGINS = re.compile(rf"(?:{'|'.join(BANNED)})\b")
+
+
+def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Yield docstrings of modules, classes, functions and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value
+
+
+def banned(text: str) -> list[int]:
+    """Return the lines of docstrings in ``text`` that begin with a banned word."""
+    return [d.lineno for d in docstrings(ast.parse(text)) if _BEGINS.match(str(d.value).strip())]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_docstring_begins_with_a_banned_word(folder: str) -> None:
+    top = REPO / folder
+    files = [top] if top.is_file() else sorted(top.rglob("*.py"))
+    assert files
+    assert not [f"{f.relative_to(REPO)}:{line}" for f in files for line in banned(f.read_text())]
+
+
+def test_docstrings_of_all_kinds_are_found() -> None:
+    text = '"""Of it."""\nN = 1\n"""Its number."""\n\n\ndef f() -> None:\n    """Office hours."""\n    """What."""\n'
+    assert banned(text) == [1, 3, 8]
