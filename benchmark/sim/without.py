@@ -122,27 +122,12 @@ def _never(self: Gap, fixed_s: float | None) -> float:
     return math.inf
 
 
-_sent = Gap.sent
-
-
-def _as_any_other(self: Gap, now: float = math.inf, fixed_s: float | None = None, *, full: bool = False) -> None:
-    _sent(self, now, fixed_s)
-
-
-def _forgets_the_hold(self: Window) -> None:
-    self._settling = None
-
-
-def _widest(self: Window) -> None:
-    self._window_s = self._w_max_s
+def _free(self: Window, now: float, idle_s: float, depth: int) -> None:
+    pass
 
 
 def _deepest(self: Window) -> None:
     self._depth = self._levels[-1]
-
-
-def _no_gaps(self: Arrivals) -> None:
-    self._gaps.clear()
 
 
 LATE_LAST = {**order.ORDERS, LEAST_WORK: _late_as_others}
@@ -157,7 +142,6 @@ RULES = (
     Rule("slices", "whole batches", {"slice_ms": 0.0}, bound="wait of a short request"),
     Rule("gap", "the shortest there is", {"preempt_overhead": 1.0}, bound="share of the long class"),
     Rule("saved-up preemptions", "none are saved", patches=[put(gap, "SAVED", 1)]),
-    Rule("runs of full batches", "each waits for the gap", patches=[put(Gap, "sent", _as_any_other)]),
     Rule("preempting must pay", "whenever the gap allows", patches=[put(Pacer, "_too_dear", _cheap)]),
     Rule(
         "eight gaps at most", "as long as it does not pay", patches=[put(pacer, "PATIENCE", math.inf)],
@@ -171,15 +155,15 @@ RULES = (
         "half a chunk preempts", "a whole one", patches=[put(Sizes, "preempting_budget", _whole_chunk)],
         bound="memory of activations",
     ),
-    Rule("each eighth turn by arrival", "never", patches=[put(Patience, "due", False)]),
+    Rule(
+        "each eighth turn by arrival", "never", patches=[put(Patience, "due", False)],
+        bound="wait of those too late, or last in their order",
+    ),
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
     Rule("returning clients", "not waited for", patches=[put(Arrivals, "returning", _nobody)]),
     Rule("following a burst", "not waited for", patches=[put(Arrivals, "following", _nobody)]),
-    Rule("returns slower than batches", "waited for", patches=[after(Arrivals, "completed", _no_gaps)]),
-    Rule("back-off of holds", "a failed hold is forgotten", patches=[put(Window, "_settle", _forgets_the_hold)]),
-    Rule("W adapts", "W_max always", patches=[after(Window, "_adapt", _widest)]),
+    Rule("credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _free)], bound="cost of holds"),
     Rule("D adapts", "the cap always", patches=[after(Window, "_adapt", _deepest)]),
-    Rule("a heavy batch leaves", "it is held", patches=[put(window, "TOKEN_MAX", 1 << 40)]),
     Rule("four windows at most", "no limit", patches=[put(window, "HEAD_MAX", math.inf)], bound="longest hold"),
     Rule("deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _never)], deadlines=True),
     Rule("late ones last", "as any other", patches=[put(pacer, "ORDERS", LATE_LAST)], deadlines=True),

@@ -6,7 +6,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.scheduling.plan import Plan, Waiting
-from laps_core.scheduling.window import TOKEN_MAX, Window
+from laps_core.scheduling.window import Window
 from windows import MS, about, held, left, opened, predict, short
 
 
@@ -152,13 +152,6 @@ def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:
         window.dispatched(0.0, depth, 0.0, reason)
         depths.append(window.status()["depth"])
     assert depths == [3, 3, 4, 8, 8, 1]
-
-
-def test_token_max_sends_a_heavy_batch_without_deadlines() -> None:
-    window, now = known_bursts(LapsConfig())
-    assert ask(window, now, [short(now, TOKEN_MAX // 2)] * 2) == left((0, 1), "tokens")
-    answer = ask(window, now, [short(now, TOKEN_MAX // 2, now + 1.0)] * 2)
-    assert answer.waiting, "M_s is a rule of the deadline-free mode"
 
 
 def test_over_budget_those_that_fit_go_in_their_order() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.scheduling.plan import Plan, Waiting
 from laps_core.scheduling.tally import REASONS
-from laps_core.scheduling.window import HEAD_MAX, SIGMA_S, TOKEN_MAX
+from laps_core.scheduling.window import HEAD_MAX, SIGMA_S
 from windows import MS, opened, predict, short
 
 
@@ -29,28 +29,20 @@ def service_s(waiting: list[Waiting], budget: int) -> float:
 
 @dataclass
 class Reference:
-    """W and D after each dispatch, and what forces a dispatch. Knows nothing of expected arrivals."""
+    """D after each dispatch, and what forces a dispatch. Knows nothing of expected arrivals."""
 
     config: LapsConfig
     levels: list[int]
-    w: float = 0.0
     d: int = 0
 
     def __post_init__(self) -> None:
-        self.w, self.d = self.config.wait_window_ms * MS, max(self.levels)
+        self.d = max(self.levels)
 
-    def clip(self, w: float) -> float:
-        return min(w, self.config.wait_window_ms * MS)
-
-    def after(self, depth: int, tau: float, reason: str) -> None:
+    def after(self, depth: int, reason: str) -> None:
         if depth >= self.d:
-            if tau > 0:
-                self.w = self.clip(2 * tau)
             self.d = next((x for x in self.levels if x > depth), self.levels[-1])
-        else:
-            if reason == "window":
-                self.d = max(1, depth)
-            self.w = self.clip(self.w + (self.config.wait_window_ms * MS - self.w) / 8)
+        elif reason == "window":
+            self.d = max(1, depth)
 
     def forced(self, now: float, waiting: list[Waiting], picked: int, budget: int, held: float | None) -> str | None:
         c = self.config
@@ -69,7 +61,7 @@ class Reference:
         if slack <= SIGMA_S:
             return "slack"
         tokens = sum(s.tokens for s in waiting)
-        if picked < len(waiting) or tokens >= budget or (slack == math.inf and tokens >= TOKEN_MAX):
+        if picked < len(waiting) or tokens >= budget:
             return "tokens"
         if held is not None and now - held >= HEAD_MAX * c.wait_window_ms * MS:
             return "head_of_line"
@@ -185,15 +177,13 @@ def test_follows_the_reference_and_never_waits_wrongly(
         assert answer.late == sum(late[i] for i in answer.picked)
         forced = "preempt" if preempts else model.forced(now, waiting, len(answer.picked), budget, held)
         assert answer.reason == forced or (forced is None and answer.reason in ("window", "idle"))
-        tau = 0.0 if held is None else now - max(held, completed)
         assert answer.waited_s == (0.0 if held is None else now - held)
         for each in (window, twin):
             each.dispatched(now, len(answer.picked), answer.waited_s, answer.reason, answer.late)
-        model.after(len(answer.picked), tau, answer.reason)
+        model.after(len(answer.picked), answer.reason)
         said = window.status()
         assert said["depth"] == model.d
-        assert said["window_ms"] * MS == pytest.approx(model.w)
-        assert 0.0 <= said["window_ms"] * MS <= w_max or w_max == 0.0
+        assert said["window_ms"] * MS == pytest.approx(w_max)
         assert 1 <= said["depth"] <= config.wait_max_batch
         running, done_at = len(answer.picked), now + predict([(waiting[i].tokens, 0) for i in answer.picked])
         waiting = [s for i, s in enumerate(waiting) if i not in set(answer.picked)]

@@ -213,7 +213,6 @@ class Pacer:
             threshold=threshold,
             contended=contended,
             passed_over=passes_over(shorts, picked),
-            full=contended and sum(shorts[i].tokens for i in picked) > max(budget - threshold, budget // 2),
         )
 
     def _long_batch(
@@ -294,7 +293,7 @@ class Pacer:
             self._long_patience.served(not plan.oldest)
             self.shared += bool(batch.short)
         if batch.preempts:
-            self.gap.sent(now, self.sizes.fixed_s, full=plan.full)
+            self.gap.sent(now, self.sizes.fixed_s)
         if batch.within:
             self.preemptions += batch.cls == SHORT
             self.overtakes += batch.cls == LONG
