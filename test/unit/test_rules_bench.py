@@ -12,6 +12,7 @@ from laps_core.scheduling.plan import Waiting
 from laps_plan.profile import Profile
 from laps_plan.traffic.lengths import fixed
 
+from benchmark.rig.model import REPO
 from benchmark.sim.loads import FAR, LATER_S, LOADS, NEAR, UNEVEN, Loop, Pause
 from benchmark.sim.rules import Case, Effect, Seen, cell, effects, largest, matrix, raw, simulated, summary
 from benchmark.sim.without import RULES, Rule, fills, put
@@ -29,6 +30,14 @@ def test_a_rule_is_back_once_the_simulation_is_over() -> None:
     with pytest.raises(KeyError), rule.taken_out():
         raise KeyError
     assert before == (gap.SAVED, pacer.OVERTAKE_DEPTH)
+
+
+def test_the_book_lists_every_rule() -> None:
+    text = (REPO / "docs" / "ARCHITECTURE.md").read_text()
+    table = text[text.index("| rule | where |") : text.index("Not in this study")]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:] if line] == [
+        r.name for r in RULES
+    ]
 
 
 def test_every_rule_can_be_taken_out_and_has_a_name_of_its_own() -> None:
