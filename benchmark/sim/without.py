@@ -36,18 +36,6 @@ def put(where: Any, name: str, value: Any) -> Patch:
     return lambda: _replaced(where, name, value)
 
 
-def after(where: type, name: str, then: Callable[..., None]) -> Patch:
-    """A method that does ``then(self)`` once it has done its work."""
-    method = getattr(where, name)
-
-    def both(self: Any, *args: Any, **how: Any) -> Any:
-        found = method(self, *args, **how)
-        then(self)
-        return found
-
-    return put(where, name, both)
-
-
 @dataclass(frozen=True)
 class Rule:
     """One rule, and what the policy does without it."""
@@ -126,10 +114,6 @@ def _free(self: Window, now: float, idle_s: float, depth: int) -> None:
     pass
 
 
-def _deepest(self: Window) -> None:
-    self._depth = self._levels[-1]
-
-
 LATE_LAST = {**order.ORDERS, LEAST_WORK: _late_as_others}
 ARRIVAL = {**order.ORDERS, LEAST_WORK: _by_arrival}
 
@@ -163,7 +147,6 @@ RULES = (
     Rule("returning clients", "not waited for", patches=[put(Arrivals, "returning", _nobody)]),
     Rule("following a burst", "not waited for", patches=[put(Arrivals, "following", _nobody)]),
     Rule("credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _free)], bound="cost of holds"),
-    Rule("D adapts", "the cap always", patches=[after(Window, "_adapt", _deepest)]),
     Rule("four windows at most", "no limit", patches=[put(window, "HEAD_MAX", math.inf)], bound="longest hold"),
     Rule("deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _never)], deadlines=True),
     Rule("late ones last", "as any other", patches=[put(pacer, "ORDERS", LATE_LAST)], deadlines=True),

@@ -146,23 +146,10 @@ def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:
     assert answer == held(about(4 * MS))
 
 
-def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:
-    window, depths = opened(), []
-    for depth, reason in [(3, "window"), (2, "idle"), (3, "depth"), (4, "depth"), (8, "depth"), (1, "window")]:
-        window.dispatched(0.0, depth, 0.0, reason)
-        depths.append(window.status()["depth"])
-    assert depths == [3, 3, 4, 8, 8, 1]
-
-
 def test_over_budget_those_that_fit_go_in_their_order() -> None:
     shorts = [short(tokens=60), short(tokens=200), short(tokens=50), short(tokens=30)]
     assert ask(opened(), 0.0, shorts, token_budget=300) == left((0, 1, 3), "tokens")
     assert ask(opened(), 0.0, [short(tokens=500)], token_budget=150) == left((0,), "tokens")
-
-
-def test_depths_come_from_captured_graphs_below_the_cap() -> None:
-    assert opened(LapsConfig(wait_max_batch=8), depths=(1, 2, 4, 64)).status()["depth"] == 8
-    assert opened(LapsConfig(wait_max_batch=1)).status()["depth"] == 1
 
 
 def test_aborts_leave_no_ghosts() -> None:

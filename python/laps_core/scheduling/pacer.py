@@ -74,7 +74,7 @@ class Pacer:
         self.gap = Gap(config.preempt_overhead)
         self.guard = Guard(config.guard)
         self.slo = SloLedger()
-        self.window = Window(config, self.model.predict, config.graph_batches if config.graphs else ())
+        self.window = Window(config, self.model.predict)
         self._seen_s: float | None = None
         self._blind = False
         self._order, self._least_work = ORDERS[config.order], config.order == LEAST_WORK

@@ -61,22 +61,20 @@ class Window:
     The caller reports ``arrived``, ``dispatched`` and ``completed``, and asks ``decide`` whenever a short batch could
     start. Times are seconds of one clock.
 
-    D follows Algorithm 1 with a way back up. It is the depth that counts as full: one of the captured depths, else a
-    power of two, up to ``wait_max_batch``. A batch cut short by the window's end sets D to its own depth; one that
-    reached D raises D to the next depth. W is W_max always, which does no harm: a wait needs an expected arrival.
+    W and D of Algorithm 1 are W_max and ``wait_max_batch``, always: that does no harm, for a wait needs an expected
+    arrival.
     """
 
-    def __init__(self, config: LapsConfig, predict: Predict, depths: Sequence[int] = ()) -> None:
-        """``depths``: batch depths that graphs were captured for, if any."""
+    def __init__(self, config: LapsConfig, predict: Predict) -> None:
+        """``predict``: how long a step takes."""
         self._predict = predict
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
         self._cap = config.wait_max_batch
-        powers = (1 << i for i in range(self._cap.bit_length()))
-        self._levels = sorted({d for d in (depths or powers) if 0 < d <= self._cap} | {self._cap})
         self._window_s = self._w_max_s
         """W."""
-        self._depth = self._levels[-1]
+        self._depth = self._cap
+        """D."""
         self._arrivals = Arrivals(_HORIZON_WINDOWS * self._w_max_s, self._w_max_s)
         self._started: deque[float] = deque(maxlen=8)
         self._service_s = 0.0
@@ -103,7 +101,6 @@ class Window:
         self._settle(now, idle_s, depth)
         self._arrivals.dispatched(now, depth)
         self._started.append(now)
-        self._adapt(depth, idle_s, reason)
         self._held_since = self._hold = None
         self._tally.left(depth, waited_s, reason, late)
 
@@ -175,7 +172,7 @@ class Window:
         tokens = sum(shorts[i].tokens for i in picked)
         if not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
-        if k >= (self._cap if self._fixed else self._depth):
+        if k >= self._depth:
             return "depth"
         if slack <= SIGMA_S:
             return "slack"
@@ -254,15 +251,6 @@ class Window:
         known = self._predict([(s.tokens, s.history) for s in shorts[:fitting]])
         served = now + (self._service_s if known is None else known)
         return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
-
-    # -- adaptation
-
-    def _adapt(self, depth: int, tau_s: float, reason: str) -> None:
-        if depth >= self._depth:
-            above = bisect_right(self._levels, depth)
-            self._depth = self._levels[min(above, len(self._levels) - 1)]
-        elif reason == "window":
-            self._depth = max(1, depth)
 
     def _settle(self, now: float, idle_s: float, depth: int) -> None:
         """Books what a hold has cost, and what it has saved where somebody came.
