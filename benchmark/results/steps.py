@@ -85,6 +85,7 @@ STEPS: dict[str, Step] = {
     "colocated": Step("benchmark.colocated"),
     "sim-validate": Step("benchmark.sim.validate"),
     "sim-paper": Step("benchmark.sim.paper"),
+    "sim-rules": Step("benchmark.sim.rules"),
     "sim-ablation": Step("benchmark.sim.ablation"),
     "limit": Step("benchmark.limit", ("--requests", "600", "--seeds", "2")),
     "emulated": Step("benchmark.emulated"),

@@ -158,7 +158,7 @@ class LapsConfig(Knobs):
 
     # -- the waiting window (AWD)
     window: Literal["awd", "fixed"] = "awd"
-    """awd adapts W and D (LAPS, s3.1, Alg. 1); fixed always waits the whole window or for a full batch."""
+    """awd waits where that pays (LAPS, s3.1, Alg. 1); fixed always, the whole window or for a full batch."""
     wait_window_ms: Milliseconds = 5.0
     """W_max: longest wait for a short batch to fill (ms); 0 = dual queue only."""
     wait_max_batch: Requests = 8

@@ -31,8 +31,8 @@ def short(at: float = 0.0, tokens: int = 100, deadline: float | None = None) -> 
     return Waiting(tokens, 0, at, deadline)
 
 
-def opened(config: LapsConfig | None = None, depths: Sequence[int] = ()) -> Window:
-    return Window(config or LapsConfig(), predict, depths)
+def opened(config: LapsConfig | None = None) -> Window:
+    return Window(config or LapsConfig(), predict)
 
 
 def left(picked: tuple[int, ...], reason: str, waited_s: float = 0.0, late: int = 0) -> Plan:

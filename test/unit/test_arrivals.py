@@ -110,7 +110,7 @@ def test_times_may_run_backwards() -> None:
     a.arrived(2.005)
     a.arrived(1.0)
     assert a.rate(2.01) > 0.0
-    assert a.during == 1
+    assert a.returning(2.01).requests == 0.0
 
 
 def test_batches_that_complete_one_behind_the_other_are_due_back_together() -> None:
@@ -135,7 +135,6 @@ def test_clients_that_come_back_at_the_very_moment_have_come_back() -> None:
     end = loop(a, 20, 4, 0.0)
     a.arrived(end, 4)
     assert a.share == pytest.approx(1.0, abs=0.01)
-    assert a.during == 0
     assert a.returning(end).requests == 0.0
 
 
@@ -154,14 +153,6 @@ def test_a_batch_that_starts_when_the_last_one_ends_does_not_run_behind_it() -> 
     a.dispatched(at + SERVICE, 0)
     a.completed(at + 2 * SERVICE, 1)
     assert a.share > 0.2
-
-
-def test_who_comes_as_a_batch_leaves_came_during_it() -> None:
-    a = fresh()
-    a.arrived(1.0)
-    a.dispatched(1.0, 1)
-    a.arrived(1.0, 2)
-    assert a.during == 2
 
 
 def test_none_that_arrived_change_nothing() -> None:
@@ -299,13 +290,3 @@ def test_a_batch_that_ran_behind_another_moves_the_time_from_which_lateness_coun
     served(a, 2.0)
     served(a, 3.0)
     assert a.returning(3.5) == (pytest.approx(0.25 / 2), pytest.approx(3.5 + 0.42 * MS)), "5.4 ms, less 5"
-
-
-def test_who_comes_back_only_as_the_next_batch_ends_belongs_to_none() -> None:
-    a, at = fresh(), 100.0
-    for _ in range(20):
-        a.dispatched(at, 1)
-        a.completed(at + 2 * MS, 1)
-        at += 2 * MS
-        a.arrived(at + 1.99 * MS)
-    assert a.returning(at + 1.99 * MS) == Expected(0.0, at + 1.99 * MS)

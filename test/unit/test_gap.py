@@ -68,23 +68,21 @@ def test_what_is_on_the_device_is_taken_to_end_now_by_whoever_cannot_wait_to_kno
     assert gap.soonest_s(2.5, F) == pytest.approx(2.5 + g)
 
 
-def test_full_batches_follow_each_other_for_some_gaps_and_the_rest_with_them() -> None:
+def test_batches_that_a_deadline_presses_follow_each_other_for_some_gaps() -> None:
     gap = Gap(0.15)
-    g, took = gap.seconds(F), 0.9 * gap.seconds(F)
-    at = 1.0
-    for _ in range(4):
-        assert gap.opens_s(F) <= at
-        gap.sent(at, F, full=True)
-        gap.ran(at, at + took)
-        at += took
-    assert RUN * g < at - 1.0
-    assert gap.opens_s(F) == pytest.approx(at + g)
-    gap.sent(at + g, F, full=True)
-    gap.ran(at + g, at + g + 0.01)
-    assert gap.opens_s(F) == at + g + 0.01, "who is left over need not wait for the next run"
-    gap.sent(at + g + 0.01, F)
-    gap.ran(at + g + 0.01, at + g + 0.02)
-    assert gap.opens_s(F) == pytest.approx(at + g + 0.02 + g)
+    g, took, at = gap.seconds(F), 0.9 * gap.seconds(F), 1.0
+    spend(gap, at)
+    for _ in range(3):
+        assert gap.presses_s(F) == pytest.approx(at + F)
+        assert gap.opens_s(F) == pytest.approx(at + g)
+        gap.sent(at + F, F)
+        gap.ran(at + F, at + F + took)
+        at += F + took
+    assert gap.presses_s(F) == math.inf, "long work has its gap"
+    gap.sent(at + g, F)
+    assert gap.presses_s(F) == math.inf, "it is on the device"
+    gap.ran(at + g, at + g + took)
+    assert gap.presses_s(F) == pytest.approx(at + g + took + F), "another run"
 
 
 def test_an_unknown_fixed_time_is_taken_from_the_last_batch() -> None:
@@ -95,16 +93,16 @@ def test_an_unknown_fixed_time_is_taken_from_the_last_batch() -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(seed=st.integers(0, 1 << 30), overhead=st.floats(0.05, 0.9), fulls=st.floats(0.0, 1.0))
-def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead: float, fulls: float) -> None:
-    """While short requests always wait, long work has at least (T - R - P) G / (G + R) of T, R = RUN G + S and
-    P = (SAVED - 1) S."""
+@given(seed=st.integers(0, 1 << 30), overhead=st.floats(0.05, 0.9), share=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead: float, share: float) -> None:
+    """While short requests always wait, long work has at least (T - R - P) G / (G + R) of T, P = (SAVED - 1) S. R = S,
+    or RUN G + S where for a share of the batches a deadline presses."""
     rng, gap, now, log = random.Random(seed), Gap(overhead), 0.0, []
     for _ in range(200):
-        full = rng.random() < fulls
-        if now >= gap.opens_s(F):
+        presses = rng.random() < share
+        if now >= gap.opens_s(F) or (presses and now >= gap.presses_s(F)):
             took = rng.uniform(0.001, 0.05)
-            gap.sent(now, F, full=full)
+            gap.sent(now, F)
             gap.ran(now, now + took)
             log.append(("short", now, now + took))
         else:
@@ -113,8 +111,8 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead:
         now += took
     widest = max(end - begin for kind, begin, end in log if kind == "short")
     g = gap.seconds(F)
-    most = RUN * g + widest
-    assert g / (g + most) == pytest.approx(1.0 / stretch(g, widest))
+    most = RUN * g * (share > 0.0) + widest
+    assert g / (g + most) == pytest.approx(1.0 / stretch(g, widest, deadlines=share > 0.0))
     for i in range(0, len(log), 17):
         for j in range(i + 1, len(log), 13):
             total = log[j][2] - log[i][1]
@@ -129,9 +127,10 @@ def test_times_are_of_any_clock() -> None:
     assert gap.seconds(None) == pytest.approx(UNKNOWN * 0.02)
 
 
-def test_full_batches_follow_each_other_for_less_than_their_gaps() -> None:
-    gap = Gap(0.5)
-    spend(gap, 1.0)
-    gap.sent(1.0, 0.125, full=True)
-    gap.ran(1.0, 1.0 + 0.25 * RUN)
-    assert gap.opens_s(0.125) == 1.0 + 0.25 * RUN + 0.25
+def test_a_run_is_over_once_it_has_lasted_for_its_gaps() -> None:
+    for short_of, runs in ((0.001, True), (0.0, False)):
+        gap = Gap(0.5)
+        spend(gap, 1.0)
+        gap.sent(1.25, 0.125)
+        gap.ran(1.25, 1.25 + 0.25 * RUN - short_of)
+        assert (gap.presses_s(0.125) < math.inf) == runs

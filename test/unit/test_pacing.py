@@ -271,18 +271,6 @@ def test_asking_for_the_status_changes_nothing(work: Callable[[Pacer], None]) ->
     assert set(first["fairness"]) == {"guard", "credit_s"}
 
 
-def test_a_batch_is_full_when_the_longest_short_request_would_not_fit() -> None:
-    shorts = [short(i, 256) for i in range(31)]
-    assert not pacer().plan(0.0, shorts, [long(9000)]).full
-    assert pacer().plan(0.0, [*shorts, short("one more", 1)], [long(9000)]).full
-
-
-def test_a_batch_that_is_nearly_empty_is_not_full_though_the_longest_short_request_would_not_fit() -> None:
-    for tokens, full in ((10, False), (128, False), (129, True)):
-        plan = pacer(chunk=512).plan(0.0, [short("a", tokens)], [long(9000)], paused=paused())
-        assert (plan.order, plan.full) == ((SHORT,), full)
-
-
 def test_what_preempts_is_bounded_by_the_threshold_in_force() -> None:
     me = pacer(chunk=300, length_threshold="auto")
     me.plan(0.0, [], [long(9000)])

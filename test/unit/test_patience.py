@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
@@ -43,7 +44,7 @@ def coming(now: float, batch: list[tuple[int, float | None]], longer: int = 0) -
     ]
 
 
-@given(arriving, st.sampled_from(ORDERS), st.booleans())
+@given(arriving, st.sampled_from(["least-work", *ORDERS]), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_the_oldest_short_request_is_served_within_its_turns(
     arrivals: list[list[tuple[int, float | None]]], order: Any, window: bool
@@ -94,8 +95,9 @@ def test_the_oldest_long_request_is_served_within_its_turns(
         waiting = [w for w in waiting if w.since_s not in served]
 
 
-def test_a_late_request_does_not_wait_for_ever_while_others_can_make_it() -> None:
-    me = pacer("fcfs")
+@pytest.mark.parametrize("order", ["least-work", "fcfs"])
+def test_a_late_request_does_not_wait_for_ever_while_others_can_make_it(order: str) -> None:
+    me = pacer(order)
     waiting: list[Waiting] = [Waiting(200, 0, 0.0, 0.1)]
     for turn in range(1, 100):
         now = float(turn)

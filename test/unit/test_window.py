@@ -6,7 +6,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.scheduling.plan import Plan, Waiting
-from laps_core.scheduling.window import TOKEN_MAX, Window
+from laps_core.scheduling.window import Window
 from windows import MS, about, held, left, opened, predict, short
 
 
@@ -146,30 +146,10 @@ def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:
     assert answer == held(about(4 * MS))
 
 
-def test_depth_shrinks_to_a_short_fill_and_grows_back_by_levels() -> None:
-    window, depths = opened(), []
-    for depth, reason in [(3, "window"), (2, "idle"), (3, "depth"), (4, "depth"), (8, "depth"), (1, "window")]:
-        window.dispatched(0.0, depth, 0.0, reason)
-        depths.append(window.status()["depth"])
-    assert depths == [3, 3, 4, 8, 8, 1]
-
-
-def test_token_max_sends_a_heavy_batch_without_deadlines() -> None:
-    window, now = known_bursts(LapsConfig())
-    assert ask(window, now, [short(now, TOKEN_MAX // 2)] * 2) == left((0, 1), "tokens")
-    answer = ask(window, now, [short(now, TOKEN_MAX // 2, now + 1.0)] * 2)
-    assert answer.waiting, "M_s is a rule of the deadline-free mode"
-
-
 def test_over_budget_those_that_fit_go_in_their_order() -> None:
     shorts = [short(tokens=60), short(tokens=200), short(tokens=50), short(tokens=30)]
     assert ask(opened(), 0.0, shorts, token_budget=300) == left((0, 1, 3), "tokens")
     assert ask(opened(), 0.0, [short(tokens=500)], token_budget=150) == left((0,), "tokens")
-
-
-def test_depths_come_from_captured_graphs_below_the_cap() -> None:
-    assert opened(LapsConfig(wait_max_batch=8), depths=(1, 2, 4, 64)).status()["depth"] == 8
-    assert opened(LapsConfig(wait_max_batch=1)).status()["depth"] == 1
 
 
 def test_aborts_leave_no_ghosts() -> None:

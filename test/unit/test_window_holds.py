@@ -79,30 +79,6 @@ def test_a_wait_of_a_few_microseconds_is_none() -> None:
     assert answer == left((0,), "idle")
 
 
-def test_it_waits_no_longer_than_twice_what_the_last_full_batch_took() -> None:
-    window, now = known_bursts()
-    assert ask(window, now, [short(now)]).waiting
-    now += 0.5 * MS
-    window.arrived(now, 7)
-    window.dispatched(now, 8, 0.5 * MS, "depth")
-    assert window.status()["window_ms"] == about(1.0)
-    window.completed(now + 9 * MS, 8)
-    now += 1.0
-    window.arrived(now)
-    answer = ask(window, now, [short(now)])
-    assert answer == held(about(now + 1 * MS))
-    assert ask(window, now + 1 * MS, [short(now)]) == left((0,), "window", about(1 * MS))
-
-
-def test_the_window_comes_back_by_an_eighth_of_the_way_with_each_batch_that_was_not_full() -> None:
-    window, now = known_bursts()
-    assert ask(window, now, [short(now)]).waiting
-    window.dispatched(now + 0.5 * MS, 8, 0.5 * MS, "depth")
-    for window_ms in (1.0, 1.5, 1.9375):
-        assert window.status()["window_ms"] == about(window_ms)
-        window.dispatched(now + 1 * MS, 1, 0.0, "idle")
-
-
 def test_clients_are_waited_for_where_all_fit_into_the_batch() -> None:
     window, now = closed_loop(4)
     for there, fits in ((1, True), (4, True), (5, False), (7, False)):

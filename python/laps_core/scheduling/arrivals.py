@@ -86,15 +86,12 @@ class Arrivals:
         self._waiting = 0
         self._in_service = 0
         self._started_s = math.inf
-        self.during = 0
-        """How many arrived during the batch dispatched last, as far as reported."""
         self._seen_s = -math.inf
         self._recent = 0.0
         self._batches: deque[_Group] = deque()
         self.share = 0.0
         """Smoothed share of a completed batch whose clients come back within the horizon (0..1)."""
         self._returned: deque[_Group] = deque(maxlen=_REMEMBERED)
-        self._gaps: deque[float] = deque(maxlen=_REMEMBERED)
         self._first: _Group | None = None
         self._bursts: deque[_Group] = deque(maxlen=_REMEMBERED)
 
@@ -111,8 +108,6 @@ class Arrivals:
         during_service = earliest < self.completed_s
         self._fade(now)
         self._recent += n
-        if now >= self._started_s and (self._in_service or during_service):
-            self.during += n
         if self._waiting + self._in_service == 0 and not during_service:
             if self._first:
                 self._bursts.append(self._first)
@@ -130,7 +125,7 @@ class Arrivals:
 
     def dispatched(self, now: float, n: int) -> None:
         """``n`` waiting requests went into service."""
-        self._started_s, self.during = now, 0
+        self._started_s = now
         self._waiting = max(0, self._waiting - n)
         self._in_service += n
 
@@ -147,8 +142,6 @@ class Arrivals:
             self.share += _GAIN * (min(1.0, batch.came / batch.size) - self.share)
             if batch.came:
                 self._returned.append(batch)
-        if self._batches:
-            self._gaps.append(now - self._batches[-1].at_s)
         self._batches.append(_Group(now, max(1, n)))
 
     def rate(self, now: float) -> float:
@@ -161,11 +154,7 @@ class Arrivals:
         if not self._batches:
             return Expected(0.0, now)
         batch = self._batches[-1]
-        spread_s = _usual(self._returned, now)
-        if math.isfinite(spread_s) and self._gaps and spread_s >= min(self._gaps):
-            # Batches follow each other faster than clients do: who came belongs to no batch in particular.
-            return Expected(0.0, now)
-        return _left(now, batch.at_s + spread_s, self.share * batch.size - batch.came)
+        return _left(now, batch.at_s + _usual(self._returned, now), self.share * batch.size - batch.came)
 
     def following(self, now: float) -> Expected:
         """What should still follow a first request that waits on an otherwise empty server."""

@@ -7,8 +7,8 @@ import math
 PATIENCE = 8.0
 """A short request that has waited this many gaps preempts even where that does not pay."""
 RUN = 3.0
-"""Full short batches, and those with a deadline that presses, may follow each other for this many gaps, before long
-work has its next one."""
+"""Short batches with a deadline that presses may follow each other for this many gaps, before long work has its next
+one."""
 SAVED = 4
 """So many preemptions may follow each other at once, where there was none for as many gaps."""
 UNKNOWN = 2.0
@@ -26,12 +26,12 @@ class Gap:
     long work runs meanwhile: the device never idles for the sake of a fuller batch.
 
     Once the gap is over a batch preempts where that pays (``worth``), and in any case when one of its requests has
-    waited for PATIENCE gaps. In a burst full batches follow each other, for RUN gaps: most of such a batch is not fixed
-    time. So do, a fixed time apart, batches that would miss a deadline by waiting; they may cost more than `overhead`.
+    waited for PATIENCE gaps. Batches that would miss a deadline by waiting follow each other a fixed time apart, for
+    RUN gaps; they may cost more than `overhead`.
 
     Bound: while long work waits, of any time T the long class has at least (T - R - P) G / (G + R), with G the gap,
-    R = RUN G + S, P = (SAVED - 1) S, and S the longest short batch: a quarter to a fifth of a long time while S is
-    shorter than G.
+    P = (SAVED - 1) S, and S the longest short batch. R = S where no deadline presses, else RUN G + S: half of a long
+    time, or a quarter to a fifth of it, while S is shorter than G.
     """
 
     def __init__(self, overhead: float) -> None:
@@ -44,7 +44,6 @@ class Gap:
         self._gap_s = START_S
         self._sent = 0
         self._last_s: float | None = None
-        self._full = False
         self._begun_s = -math.inf
         self._follows = False
 
@@ -74,17 +73,14 @@ class Gap:
         return ended_s - self._begun_s < RUN * self._gap_s
 
     def _opens_s(self, ended_s: float) -> float:
-        if self._full and self._runs(ended_s):
-            return ended_s
         return ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
 
-    def sent(self, now: float = math.inf, fixed_s: float | None = None, *, full: bool = False) -> None:
+    def sent(self, now: float = math.inf, fixed_s: float | None = None) -> None:
         """A batch that preempts goes to the device."""
         self._follows = now < self.ended_s + self.seconds(fixed_s)
         paid = max(0.0, now - self.ended_s) / max(self._gap_s, 1e-9) if math.isfinite(now) else 0.0
         self._owed = min(float(SAVED), max(0.0, self._owed - paid) + 1.0)
         self._sent += 1
-        self._full = full
 
     def ran(self, begin: float, end: float) -> None:
         """It had the device from `begin` to `end`."""
@@ -94,7 +90,7 @@ class Gap:
         self.ended_s, self._last_s = end, end - begin
 
 
-def stretch(gap_s: float, short_s: float) -> float:
+def stretch(gap_s: float, short_s: float, *, deadlines: bool = True) -> float:
     """How many times as long as alone the long class may take in the long run, with short batches of at most `short_s`
-    seconds. At first, SAVED - 1 such batches come on top."""
-    return 1.0 + RUN + short_s / gap_s
+    seconds, with `deadlines` that press or without. At first, SAVED - 1 such batches come on top."""
+    return 1.0 + RUN * deadlines + short_s / gap_s

@@ -74,7 +74,7 @@ class Pacer:
         self.gap = Gap(config.preempt_overhead)
         self.guard = Guard(config.guard)
         self.slo = SloLedger()
-        self.window = Window(config, self.model.predict, config.graph_batches if config.graphs else ())
+        self.window = Window(config, self.model.predict)
         self._seen_s: float | None = None
         self._blind = False
         self._order, self._least_work = ORDERS[config.order], config.order == LEAST_WORK
@@ -213,7 +213,6 @@ class Pacer:
             threshold=threshold,
             contended=contended,
             passed_over=passes_over(shorts, picked),
-            full=contended and sum(shorts[i].tokens for i in picked) > max(budget - threshold, budget // 2),
         )
 
     def _long_batch(
@@ -294,7 +293,7 @@ class Pacer:
             self._long_patience.served(not plan.oldest)
             self.shared += bool(batch.short)
         if batch.preempts:
-            self.gap.sent(now, self.sizes.fixed_s, full=plan.full)
+            self.gap.sent(now, self.sizes.fixed_s)
         if batch.within:
             self.preemptions += batch.cls == SHORT
             self.overtakes += batch.cls == LONG

@@ -43,7 +43,10 @@ class PaperWindow(Window):
         end = (now if self._held_since is None else self._held_since) + window_s
         return "window" if now > end - TICK_S else end
 
-    def _adapt(self, depth: int, tau_s: float, reason: str) -> None:
+    def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
+        """See Window."""
+        tau_s = now - self._idle_since(now)
+        super().dispatched(now, depth, waited_s, reason, late)
         if depth >= self._depth:
             self._window_s = self._clipped(tau_s)
         else:
@@ -59,7 +62,7 @@ class PaperPacer(Pacer):
     def __init__(self, config: LapsConfig, **how: Any) -> None:
         """As ``Pacer``; there are no slices."""
         super().__init__(config, **{**how, "layers": 0})
-        self.window = PaperWindow(config, self.model.predict, config.graph_batches if config.graphs else ())
+        self.window = PaperWindow(config, self.model.predict)
 
     def plan(
         self,

@@ -125,8 +125,6 @@ class Plan(NamedTuple):
     """The long batch holds the prompt that has waited longest, first in it or whole; for the same books."""
     oldest_late: bool = False
     """The prompt that has waited longest is too late for its deadline; for the same books."""
-    full: bool = False
-    """The batch is more than half full, and another short request may not fit; for the same books."""
     contended: bool = False
     """Long work waits or is paused; for the same books."""
 

@@ -9,8 +9,8 @@ own test. ``saved`` is what one merge saves: the predicted time of two batches l
   outweigh k + m that each lose the time held.
 
 Behind a backlog independent arrivals share the next batch anyhow, and holding for them only lengthens the cycle: they
-are not waited for. Fewer than one expected arrival never is, so a lone sequential user is never held. Results are
-checked: when holds cost more than they saved, the next chances are skipped, twice as many after each failure.
+are not waited for. Fewer than one expected arrival never is, so a lone sequential user is never held. Predictions fail:
+beyond what holds have saved they may cost a small share of the time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ SIGMA_S = 2e-3
 predicted."""
 DELTA_S = 1e-3
 """delta: taken off the slack when the window is sized (seconds)."""
-TOKEN_MAX = 2048
-"""M_s: without deadlines, a short batch of this many new tokens leaves at once. It fills the device; more in it would
-gain nothing."""
 HEAD_MAX = 4.0
 """T_max: the head of the short queue is never held longer than this many times W_max."""
 _HORIZON_WINDOWS = 4
@@ -46,10 +43,8 @@ _ONE = 0.9
 """Expected arrivals that count as one; a smoothed share never quite reaches it."""
 TICK_S = 20e-6
 """A shorter wait is none."""
-_TAU_MARGIN = 2.0
-_RELAX = 0.125
-_NET_GAIN = 0.25
-_SKIP_MAX = 64
+TRIAL = 1.0 / 64.0
+"""Share of the time that holds may cost beyond what they save (0..1): so much is tried."""
 
 
 class Hold(NamedTuple):
@@ -58,7 +53,6 @@ class Hold(NamedTuple):
     depth: int
     """Requests that were there."""
     saving_s: float
-    returning: bool
 
 
 class Window:
@@ -67,32 +61,28 @@ class Window:
     The caller reports ``arrived``, ``dispatched`` and ``completed``, and asks ``decide`` whenever a short batch could
     start. Times are seconds of one clock.
 
-    W and D follow Algorithm 1 with a way back up. D is the depth that counts as full: one of the captured depths, else
-    a power of two, up to ``wait_max_batch``. A batch cut short by the window's end sets D to its own depth; one that
-    reached D raises D to the next depth. A batch that reached D after a wait tau sets W to twice tau, clipped; any
-    other moves W an eighth of the way back to W_max. Both may stand too high without harm: a wait needs an expected
+    W and D of Algorithm 1 are W_max and ``wait_max_batch``, always: that does no harm, for a wait needs an expected
     arrival.
     """
 
-    def __init__(self, config: LapsConfig, predict: Predict, depths: Sequence[int] = ()) -> None:
-        """``depths``: batch depths that graphs were captured for, if any."""
+    def __init__(self, config: LapsConfig, predict: Predict) -> None:
+        """``predict``: how long a step takes."""
         self._predict = predict
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
         self._cap = config.wait_max_batch
-        powers = (1 << i for i in range(self._cap.bit_length()))
-        self._levels = sorted({d for d in (depths or powers) if 0 < d <= self._cap} | {self._cap})
         self._window_s = self._w_max_s
-        self._depth = self._levels[-1]
+        """W."""
+        self._depth = self._cap
+        """D."""
         self._arrivals = Arrivals(_HORIZON_WINDOWS * self._w_max_s, self._w_max_s)
         self._started: deque[float] = deque(maxlen=8)
         self._service_s = 0.0
         self._held_since: float | None = None
         self._hold: Hold | None = None
-        self._settling: tuple[Hold, float, int] | None = None
-        self._net_s = 0.0
-        self._skip = 0
-        self._skip_next = 1
+        self._credit_s = self._w_max_s
+        """What a hold may cost: what holds have saved, and TRIAL of the time, less what they have cost."""
+        self._credited_s: float | None = None
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
         self._tally = Tally()
 
@@ -107,13 +97,10 @@ class Window:
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
-        self._settle()
         idle_s = now - self._idle_since(now)
-        if idle_s > 0.0 and self._hold:
-            self._settling = self._hold, idle_s, depth
+        self._settle(now, idle_s, depth)
         self._arrivals.dispatched(now, depth)
         self._started.append(now)
-        self._adapt(depth, idle_s, reason)
         self._held_since = self._hold = None
         self._tally.left(depth, waited_s, reason, late)
 
@@ -185,11 +172,11 @@ class Window:
         tokens = sum(shorts[i].tokens for i in picked)
         if not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
-        if k >= (self._cap if self._fixed else self._depth):
+        if k >= self._depth:
             return "depth"
         if slack <= SIGMA_S:
             return "slack"
-        if k < len(shorts) or tokens >= token_budget or (slack == math.inf and tokens >= TOKEN_MAX):
+        if k < len(shorts) or tokens >= token_budget:
             return "tokens"
         since = self._idle_since(now)
         head_end = (now if self._held_since is None else self._held_since) + HEAD_MAX * self._w_max_s
@@ -211,16 +198,16 @@ class Window:
         if self._fixed:
             return min(s.since_s for s in shorts) + self._w_max_s
         if slack == math.inf:
-            return since + self._window_s
+            return since + self._w_max_s
         w_sla = max(0.0, slack - DELTA_S)
         due = max(self._arrivals.returning(now), self._arrivals.following(now))
         rate = self._arrivals.rate(now)
         w_gr = due.by_s - now if due.requests >= _ONE else (self._depth - k) / max(rate, 1e-9)
-        return min(since + self._w_max_s, now + min(self._w_max_s, min(w_sla, w_gr)))
+        return min(since + self._w_max_s, now + min(w_sla, w_gr))
 
     def _worth(self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int) -> float | None:
         """Until when to wait, no longer than ``last``, or None if waiting does not pay."""
-        if self._skip > 0:
+        if self._credit_s < 0.0:
             return None
         due = self._arrivals.returning(now)
         if due.requests >= _ONE and k + due.requests < self._cap + 0.5:
@@ -228,7 +215,7 @@ class Window:
             # How soon they come may be unknown: then try for as long as it can pay. The outcome teaches.
             until = min(last, since + saved) if due.by_s == math.inf else due.by_s
             if until <= last and until - since <= saved:
-                self._hold = Hold(k, saved, True)
+                self._hold = Hold(k, saved)
                 return until
         due = self._arrivals.following(now)
         if due.requests >= _ONE:
@@ -236,7 +223,7 @@ class Window:
             until = last if due.by_s == math.inf else min(last, now + (due.by_s - now) * m / due.requests)
             saved = self._saving(shorts, m)
             if m * saved > (k + m) * (until - now):
-                self._hold = Hold(k, saved, False)
+                self._hold = Hold(k, saved)
                 return until
         return None
 
@@ -265,37 +252,16 @@ class Window:
         served = now + (self._service_s if known is None else known)
         return [math.inf if s.deadline_s is None else s.deadline_s - served for s in shorts]
 
-    # -- adaptation
+    def _settle(self, now: float, idle_s: float, depth: int) -> None:
+        """Books what a hold has cost, and what it has saved where somebody came.
 
-    def _adapt(self, depth: int, tau_s: float, reason: str) -> None:
-        if depth >= self._depth:
-            if tau_s > 0.0:
-                self._window_s = min(self._w_max_s, _TAU_MARGIN * tau_s)
-            above = bisect_right(self._levels, depth)
-            self._depth = self._levels[min(above, len(self._levels) - 1)]
-            return
-        if reason == "window":
-            self._depth = max(1, depth)
-        self._window_s = min(self._w_max_s, self._window_s + _RELAX * (self._w_max_s - self._window_s))
-
-    def _settle(self) -> None:
-        """Did the last hold pay? When holds as a whole do not, skip the next few chances.
-
-        Judged at the next dispatch: clients due back were all in the batch only if none arrived while it ran. Otherwise
-        a second batch was needed after all.
+        Bound: of any time T, holds cost at most T TRIAL + 2 W_max more than they are predicted to have saved.
         """
-        if self._skip > 0:
-            self._skip -= 1
-        if self._settling is None:
-            return
-        (hold, idle_s, depth), self._settling = self._settling, None
-        paid = depth > hold.depth and not (hold.returning and self._arrivals.during > 0)
-        self._net_s += _NET_GAIN * ((hold.saving_s if paid else 0.0) - idle_s - self._net_s)
-        if self._net_s < 0.0:
-            self._skip, self._net_s = self._skip_next, 0.0
-            self._skip_next = min(2 * self._skip_next, _SKIP_MAX)
-        elif paid:
-            self._skip_next = max(1, self._skip_next // 2)
+        earned_s = 0.0 if self._credited_s is None else TRIAL * max(0.0, now - self._credited_s)
+        self._credited_s = now
+        if self._hold and idle_s > 0.0:
+            earned_s += (self._hold.saving_s if depth > self._hold.depth else 0.0) - idle_s
+        self._credit_s = min(self._w_max_s, self._credit_s + earned_s)
 
     def status(self) -> dict[str, Any]:
         """What /laps_status says of the window (JSON-ready)."""

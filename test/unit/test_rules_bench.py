@@ -1,0 +1,116 @@
+"""What each rule is worth: how rules are taken out and put back, and which ratios count as moved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from laps_core.config import LapsConfig
+from laps_core.scheduling import gap, pacer
+from laps_core.scheduling.plan import Waiting
+from laps_plan.profile import Profile
+from laps_plan.traffic.lengths import fixed
+
+from benchmark.rig.model import REPO
+from benchmark.sim.loads import FAR, LATER_S, LOADS, NEAR, UNEVEN, Loop, Pause
+from benchmark.sim.rules import Case, Effect, Seen, cell, effects, largest, matrix, raw, simulated, summary
+from benchmark.sim.without import RULES, Rule, fills, put
+
+SEEN = Seen(0.1, 1.0, 0.2, 2.0, 50.0, math.nan, math.nan)
+PLACE = Case("overlap", "h200-qwen3-8b", "mix 50%")
+
+
+def test_a_rule_is_back_once_the_simulation_is_over() -> None:
+    rule = Rule("", "", patches=[put(gap, "SAVED", 1), put(pacer, "OVERTAKE_DEPTH", 0)])
+    before = gap.SAVED, pacer.OVERTAKE_DEPTH
+    with rule.taken_out():
+        assert (gap.SAVED, pacer.OVERTAKE_DEPTH) == (1, 0)
+    assert before == (gap.SAVED, pacer.OVERTAKE_DEPTH)
+    with pytest.raises(KeyError), rule.taken_out():
+        raise KeyError
+    assert before == (gap.SAVED, pacer.OVERTAKE_DEPTH)
+
+
+def test_the_book_lists_every_rule() -> None:
+    text = (REPO / "docs" / "ARCHITECTURE.md").read_text()
+    table = text[text.index("| rule | where |") : text.index("Not in this study")]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:] if line] == [
+        r.name for r in RULES
+    ]
+
+
+def test_every_rule_can_be_taken_out_and_has_a_name_of_its_own() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule.knobs or rule.patches
+        LapsConfig(**rule.knobs)
+        with rule.taken_out():
+            pass
+
+
+@pytest.mark.parametrize("name", ["mix 70%", "mix 90%, deadlines", "chat 2, near"])
+def test_the_same_arrivals_give_the_same_figures_and_a_rule_changes_them(name: str) -> None:
+    profile, load = Profile.load("h200-qwen3-8b"), replace(LOADS[name], requests=200)
+    rule = next(r for r in RULES if r.name == ("window" if load.clients else "slices"))
+
+    def seen(without: Rule | None) -> Seen:
+        return simulated(load, profile, without, loop="overlap", seed=7, times=1)
+
+    today = seen(None)
+    assert seen(rule) != today
+    assert repr(seen(None)) == repr(today), "it is back"
+    assert math.isnan(today.in_time) != load.deadlines
+    assert load.clients == 0 or today.littles_ratio == pytest.approx(1.0, abs=0.05)
+
+
+def test_moved_is_what_is_off_by_more_than_three_hundredths_in_one_direction() -> None:
+    assert Effect(1.04, True).moved
+    assert Effect(1 / 1.04, True).moved
+    assert not Effect(1.02, True).moved
+    assert not Effect(1.2, False).moved
+    assert Effect.of([2.0, 8.0], [1.0, 2.0]) == (pytest.approx(math.sqrt(8.0)), True)
+    assert Effect.of([2.0, 1.0], [1.0, 2.0]) == (1.0, False)
+    assert Effect.of([2.0, 1.0], [1.0, 1.0]) == (pytest.approx(math.sqrt(2.0)), False)
+    assert Effect.of([math.nan], [math.nan]) is None
+
+
+def test_what_moved_most_stands_in_the_summary() -> None:
+    slower = replace(SEEN, short_p90_s=0.3, mean_s=0.1, requests_per_s=50.5)
+    by = effects([slower] * 2, [SEEN] * 2)
+    assert "in_time" not in by
+    assert cell(by) == "S 3.00 M 0.50"
+    rules = [Rule("one", "less"), Rule("other", "more", bound="a wait")]
+    found = {"one": {PLACE: by}, "other": {PLACE: effects([SEEN] * 2, [SEEN] * 2)}}
+    top = largest(found["one"])
+    assert top is not None
+    assert top[:2] == (PLACE, "short_p90_s")
+    assert summary(found, rules).rows == [
+        ("one", "less", "short P90 x 3.00, mix 50%, 8b", "1 of 1", ""),
+        ("other", "more", "none", "0 of 1", "a wait"),
+    ]
+    assert matrix(found, rules, *PLACE[:2]).rows == [("one", "S 3.00 M 0.50"), ("other", "")]
+    assert raw(found, {PLACE: [SEEN]})["today"][0]["seeds"][0]["in_time"] is None
+
+
+def test_filled_batches_cut_the_last_prompt_and_hold_one_that_is_cut() -> None:
+    def item(tokens: int, *, started: bool = False) -> Waiting:
+        return Waiting(tokens, 0, 0.0, started=started)
+
+    def filled(*items: Waiting) -> list[int]:
+        return fills(items, lambda w: 1.0, budget=100, fixed_s=0.0, waiting=0)
+
+    assert filled(item(60), item(30), item(30), item(30)) == [0, 1, 2]
+    assert filled(item(60, started=True), item(50), item(40)) == [0, 2]
+
+
+def test_pauses_are_of_their_kind_and_of_their_mean() -> None:
+    for pause in (FAR, NEAR, UNEVEN):
+        drawn = [pause.drawn((i + 0.5) / 10_000) for i in range(10_000)]
+        assert sum(drawn) / len(drawn) == pytest.approx(pause.mean_s, rel=0.01)
+    assert all(NEAR.low_s <= NEAR.drawn(u / 10) < NEAR.high_s for u in range(10))
+    half = Pause(1.0, 2.0, later=0.5)
+    assert half.drawn(0.25) == pytest.approx(LATER_S * math.log(2.0))
+    assert half.drawn(0.75) == 1.5
+    loop = Loop(fixed(10), 4, 8, 3, pause=NEAR)
+    assert all(NEAR.low_s <= job.at_s <= NEAR.high_s for job in loop.arrivals())
