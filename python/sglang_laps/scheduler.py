@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import graphs, seams
+from sglang_laps import graphs, penalties, seams
 from sglang_laps.emulation import install as emulated
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
@@ -161,6 +161,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps is None or flight is None:
             with self.laps.steps.running(batch) if self.laps and self.laps.steps else nullcontext():
                 return super().run_batch(batch, *args, **kwargs)
+        if self.laps.colocated:
+            penalties.recount(batch)
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
         flight.started = time.perf_counter()
@@ -172,7 +174,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps.synchronous:
             # The overlap loop runs the next batch before it processes this one's result.
             flight.done = time.perf_counter()
-        flight.stock = graphs.replays(runner) == replays
+        flight.stock = graphs.replays(runner) == replays and not flight.abandoned
         self.laps.core.sent(batch, flight)
         return result
 
