@@ -133,10 +133,18 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self.laps.colocated.retract_parked()
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        """Queue a request. What was retracted waits anew, with all that is to be computed again."""
+        """Queue a request. What was retracted waits anew, with all that is to be computed again; what comes while a
+        batch is built waits for the next plan."""
         if self.laps is not None and self.laps.colocated:
             req.laps_tag = None
-        super()._add_request_to_queue(req, is_retracted)
+        if self.laps is None or self.laps.builder.adder is None:
+            super()._add_request_to_queue(req, is_retracted)
+            return
+        shown, self.waiting_queue = self.waiting_queue, self.laps.builder.joined
+        try:
+            super()._add_request_to_queue(req, is_retracted)
+        finally:
+            self.waiting_queue = shown
 
     def process_pending_chunked_abort(self) -> None:
         """SGLang ends the prompt in the slot; so, one after the other, the parked ones."""

@@ -21,6 +21,7 @@ MANY = "LAPS_COLOCATED_REQUESTS"
 COUNT = int(os.environ.get(MANY, "48"))
 EVERY_PAUSE = (
     *("--chunked-prefill-size", "1024", "--max-total-tokens", "5600", "--schedule-conservativeness", "0.01"),
+    *("--grammar-backend", "xgrammar"),  # on the host platform there is none by default
     *("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0, "tbt_ms": 1.0})),
 )
 """A pause after each layer, and a step in as many of them as prompts' share allows; little memory, which is promised to
