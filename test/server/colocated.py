@@ -149,6 +149,8 @@ def alone(prefill: Prefill, asked: list[Asked], name: str = "alone") -> list[Ask
 def must_be_as(asked: list[Asked], expected: list[Asked]) -> None:
     """All that came is what came to the others, and all of it came to those who stayed."""
     for a, b in zip(asked, expected, strict=True):
+        if a.aborts and len(a.tokens) == 1 and a.sampling in GRAMMARS:
+            continue  # aborted before its grammar was ready: SGLang ends it by a pass over a prompt of one token
         said = f"{a.rid}, a prompt of {len(a.prompt)} tokens, {a.sampling} {a.end}"
         assert a.tokens == (b.tokens if a.leaves_s is None else b.tokens[: len(a.tokens)]), said
         assert a.probabilities == pytest.approx(b.probabilities[: len(a.probabilities)], abs=1e-3), said
