@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,9 +145,11 @@ def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
     return servers.colocated(model.make(MODELS, SHAPE), log, *flags, env={"PYTHONPATH": path}, name=f"server ({name})")
 
 
-def warm_up(url: str, args: argparse.Namespace, streams: int) -> None:
-    """So many of the streams. Raises ConnectionError."""
-    asyncio.run(serve(url, load(-1, args)[:streams]))
+def warm_up(url: str, args: argparse.Namespace, streams: int, longs: int = 0) -> None:
+    """So many of the streams and, at once, of the long prompts. Raises ConnectionError."""
+    requests = load(-1, args)
+    documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
+    asyncio.run(serve(url, [*requests[:streams], *documents]))
 
 
 class Tokens(NamedTuple):

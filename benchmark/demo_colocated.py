@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 for name in both:
                     progress(f"warming up {name}")
-                    colocated.warm_up(both[name].url, args, streams=1)
+                    colocated.warm_up(both[name].url, args, streams=1, longs=1)
                 seen: Rounds = in_turns(tuple(both), 2 * args.rounds, once, progress)
                 decode = both[LAPS].laps_status()["decode"]
         finally:
