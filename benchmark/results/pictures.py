@@ -65,7 +65,7 @@ def _clients(axis: Any, x: Sequence[float], label: str, log: bool) -> None:
 def tokens(rounds: Mapping[str, Any], path: Path) -> None:
     """A panel for each variant: a row of marks for each stream, one a token, and grey where a document waits.
     `rounds`: ``colocated.Tokens`` of each."""
-    last = max(t for of in rounds.values() for stream in of.streams for t in stream)
+    last = max(t for of in rounds.values() for times in (*of.streams, *of.documents) for t in times)
     with axes(len(rounds), path, "Tokens of each stream, while documents come", width=6.4) as each:
         for axis, (name, of) in zip(each, rounds.items(), strict=True):
             for begin, end in of.documents:
@@ -73,7 +73,7 @@ def tokens(rounds: Mapping[str, Any], path: Path) -> None:
             axis.eventplot(of.streams, colors=COLOURS.get(name, "#c1440e"), linewidths=0.8, linelengths=0.8)
             axis.set(title=name, xlabel="seconds", ylabel="stream", yticks=range(len(of.streams)))
             axis.set_yticklabels(range(1, len(of.streams) + 1))
-            axis.set_xlim(0.0, max([last, *(end for _, end in of.documents)]))
+            axis.set_xlim(0.0, last)
 
 
 def window(result: Mapping[str, Any], path: Path) -> bool:
