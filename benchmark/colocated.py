@@ -19,9 +19,9 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -52,6 +52,8 @@ VARIANTS = {
     "stock, 2048, a step between": _stock(2048, "--prefill-decode-interval", "1"),
     "stock, 1024, mixed": _stock(1024, "--enable-mixed-chunk"),
 }
+PATIENCE_S = 120.0
+"""Between two tokens of a request, the first one included."""
 FIGURES = ("tbt_p50", "tbt_p99", "tbt_longest", "short_p90", "ttft_mean", "long_p90", "requests_per_s")
 """In seconds, but for the last."""
 NAMES = dict(
@@ -78,18 +80,21 @@ class Request:
     came_s: list[float] = field(default_factory=list)
 
     async def run(self, http: aiohttp.ClientSession, url: str, begin_s: float) -> None:
-        """Ask when its time has come, and read to the end."""
+        """Ask when its time has come, and read to the end. Raises ConnectionError."""
         await asyncio.sleep(max(0.0, begin_s + self.at_s - time.perf_counter()))
         self.sent_s = time.perf_counter()
         sampling = {"max_new_tokens": self.new, "temperature": 0, "ignore_eos": True}
         body = {"input_ids": self.prompt, "stream": True, "sampling_params": sampling}
-        async with http.post(url + "/generate", json=body) as reply:
-            async for line in reply.content:
-                if line.startswith(b"data: {"):
-                    came = len(json.loads(line[6:])["output_ids"])
-                    self.came_s += [time.perf_counter()] * (came - len(self.came_s))
+        try:
+            async with http.post(url + "/generate", json=body) as reply:
+                async for line in reply.content:
+                    if line.startswith(b"data: {"):
+                        came = len(json.loads(line[6:]).get("output_ids", ()))
+                        self.came_s += [time.perf_counter()] * (came - len(self.came_s))
+        except aiohttp.ClientError as e:
+            raise ConnectionError(f"{url}: {e or type(e).__name__}") from None
         if len(self.came_s) != self.new:
-            raise RuntimeError(f"{len(self.came_s)} tokens of {self.new} came")
+            raise ConnectionError(f"{url}: {len(self.came_s)} tokens of {self.new} came")
 
 
 def load(seed: int, args: argparse.Namespace) -> list[Request]:
@@ -106,8 +111,8 @@ def load(seed: int, args: argparse.Namespace) -> list[Request]:
 
 
 async def serve(url: str, requests: Sequence[Request]) -> float:
-    """Seconds from the first request to the last token."""
-    timeout = aiohttp.ClientTimeout(total=None)
+    """Seconds from the first request to the last token. Raises ConnectionError, also where a server hangs."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=1 << 22) as http:
         begin_s = time.perf_counter()
@@ -137,7 +142,30 @@ def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
         flags += ["--laps-tbt-ms", str(args.tbt_ms)]
     path = os.pathsep.join(filter(None, (str(ROWS), os.environ.get("PYTHONPATH"))))
     log = folder / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
-    return servers.colocated(model.make(MODELS, SHAPE), log, *flags, env={"PYTHONPATH": path}, name=name)
+    return servers.colocated(model.make(MODELS, SHAPE), log, *flags, env={"PYTHONPATH": path}, name=f"server ({name})")
+
+
+def warm_up(url: str, args: argparse.Namespace, streams: int, longs: int = 0) -> None:
+    """So many of the streams and, at once, of the long prompts. Raises ConnectionError."""
+    requests = load(-1, args)
+    documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
+    asyncio.run(serve(url, [*requests[:streams], *documents]))
+
+
+class Tokens(NamedTuple):
+    """One round, for a picture. Times in seconds from its start."""
+
+    streams: list[list[float]]
+    """When the tokens of each came."""
+    documents: list[tuple[float, float]]
+    """Arrival and first token of each."""
+
+
+def tokens(requests: Sequence[Request]) -> Tokens:
+    """Times of what came in a round."""
+    begin_s = min(r.sent_s - r.at_s for r in requests)
+    streams = [[t - begin_s for t in r.came_s] for r in requests if r.kind == "stream"]
+    return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
 
 
 Rounds = dict[str, list[dict[str, float]]]
@@ -224,7 +252,7 @@ def run(args: argparse.Namespace) -> Piece:
 
         for name in running:
             say(f"warming up {name}")
-            asyncio.run(serve(running[name].url, load(-1, args)[: args.streams // 2 + 1]))
+            warm_up(running[name].url, args, args.streams // 2 + 1)
         seen = in_turns(tuple(VARIANTS), args.rounds, once, say)
         decode = running[LAPS].laps_status()["decode"]
     settings = {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}

@@ -62,6 +62,20 @@ def _clients(axis: Any, x: Sequence[float], label: str, log: bool) -> None:
     axis.set_xlabel(label)
 
 
+def tokens(rounds: Mapping[str, Any], path: Path) -> None:
+    """A panel for each variant: a row of marks for each stream, one a token, and grey where a document waits.
+    `rounds`: ``colocated.Tokens`` of each."""
+    last = max(t for of in rounds.values() for times in (*of.streams, *of.documents) for t in times)
+    with axes(len(rounds), path, "Tokens of each stream, while documents come", width=6.4) as each:
+        for axis, (name, of) in zip(each, rounds.items(), strict=True):
+            for begin, end in of.documents:
+                axis.axvspan(begin, end, color="#dddddd", linewidth=0)
+            axis.eventplot(of.streams, colors=COLOURS.get(name, "#c1440e"), linewidths=0.8, linelengths=0.8)
+            axis.set(title=name, xlabel="seconds", ylabel="stream", yticks=range(len(of.streams)))
+            axis.set_yticklabels(range(1, len(of.streams) + 1))
+            axis.set_xlim(0.0, last)
+
+
 def window(result: Mapping[str, Any], path: Path) -> bool:
     """Draw a panel for each question of ``benchmark.window`` that was run; return True if there is one."""
     panels = [(name, f) for name, f in (("closed", _closed), ("slo", _slo)) if name in result]

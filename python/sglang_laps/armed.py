@@ -10,9 +10,15 @@ Pause = Callable[[float], bool]
 else ran on the device."""
 
 
+class Abandoned(Exception):
+    """Raised by a pause: nobody waits for the pass any more, and it is to end there."""
+
+
 class Armed:
     """The part that every ``slices.Cutter`` shares."""
 
+    abandons = False
+    """A pass ends where its pause raises ``Abandoned``."""
     _armed: tuple[float, Pause] | None = None
 
     @contextmanager

@@ -43,6 +43,8 @@ class Builder:
         self._group, self._ahead = group, ahead
         self.adder: Any = None
         """Makes the adder of the part that is shown; None = nothing is."""
+        self.joined: list[Any] = []
+        """Requests that SGLang has queued while it built, as their grammar is ready: no plan has seen them yet."""
         # The builder counts the waiting tokens for its log line, but sees a part: counted after it (see _built). Where
         # SGLang counts the one prompt in the slot, those that are parked count, too.
         self._loads: Any = replace(
@@ -55,6 +57,7 @@ class Builder:
     def build(self, running_batch: ScheduleBatch, paused: Paused | None = None) -> NextBatchPlan:
         """Decide and build. `paused`: a batch that waits meanwhile."""
         sched, core = self._scheduler, self._core
+        self.joined = []
         lines = core.lines(sched.waiting_queue, sched.chunked_req)
         if core.decode is not None:
             core.decode.watch(time.perf_counter(), streams(running_batch))
@@ -69,7 +72,9 @@ class Builder:
                 self._built(part, built.batch_to_run, plan, cut, lines.begun)
                 return built
         # The builder also polls the grammar queue.
-        return built or self.show(Part(SHORT, []), running_batch)[0]
+        built = built or self.show(Part(SHORT, []), running_batch)[0]
+        again = self.joined and self._group is None and self._ranks.stages == 1
+        return self.build(built.running_batch, paused) if again and built.batch_to_run is None else built
 
     def _plan(self, lines: Lines, paused: Paused | None) -> Plan:
         """One decision: the leading rank's, on every rank."""
@@ -88,6 +93,7 @@ class Builder:
     def show(self, part: Part, running_batch: ScheduleBatch | None) -> tuple[NextBatchPlan, Req | None]:
         """What SGLang makes of the part, and the prompt that goes on after it."""
         sched, core = self._scheduler, self._core
+        joined = len(self.joined)
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size
         make = ShortPrefillAdder if part.cls == SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
         limit = None if part.whole else core.limit(part)
@@ -109,6 +115,7 @@ class Builder:
             sched.chunked_prefill_size = full_chunk
             cut, sched.chunked_req = sched.chunked_req, held
             sched.waiting_queue = core.shown(part, waiting, sched.waiting_queue)
+            sched.waiting_queue.extend(self.joined[joined:])
         if part.whole and cut is not None:
             raise RuntimeError(f"LAPS: {cut.rid} was cut in a batch of whole requests")
         return built, cut

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from laps_core.scheduling.plan import Paused
-from sglang.srt.managers.schedule_batch import retract_all
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, retract_all
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from sglang_laps import slices
 from sglang_laps.builder import streams
-from sglang_laps.core import LapsCore, Part
+from sglang_laps.core import Flight, LapsCore, Part
 from sglang_laps.interlude import Interlude
 from sglang_laps.layers import NoLayers, decoder_layers
 
@@ -54,6 +54,12 @@ def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
     return int(sum(tokens(r) for r in {id(r): r for r in begun}.values() if r is not part.slot))
 
 
+def _ends_early(req: Any) -> bool:
+    """Whether an aborted request needs nothing of the pass that it is in."""
+    plain = req.session is None and req.beam_group is None and not req.return_sampling_mask
+    return plain and isinstance(req.to_finish, FINISH_ABORT)
+
+
 class Colocated(Interlude):
     """The pauses of one scheduler that decodes, too."""
 
@@ -75,6 +81,17 @@ class Colocated(Interlude):
             sched._add_request_to_queue(req)
 
     # -- what differs in a pause
+
+    def _nobody_waits(self, flight: Flight) -> bool:
+        """All of its requests were aborted: it ends, and its memory is free as soon as the event loop has seen it."""
+        batch = flight.batch
+        # For these SGLang reads more of the output than the next tokens, or keeps the KV of an aborted request.
+        if batch.return_logprob or batch.return_hidden_states or not all(map(_ends_early, flight.reqs)):
+            return False
+        for req in flight.reqs:
+            # Its KV is no prefix of anybody's: some layers are missing.
+            req.discard_output_reason = req.to_finish
+        return True
 
     def _next(self, paused: Paused) -> Any:
         batch = super()._next(paused)

@@ -79,6 +79,8 @@ class Flight(Running):
     """Slices of a layer."""
     lasted_s: float = 0.0
     """Device time that it had, once its result is processed."""
+    abandoned: bool = False
+    """It ended in a pause, for nobody waited for it any more."""
     round: int = 0
     """Round of a group of data-parallel ranks in which it was built."""
     marks: tuple[Any, Any] = (None, None)
@@ -121,6 +123,8 @@ class LapsCore:
         self.pacer, self.classes, self.decode = pacer, classes, decode
         self.totals = {SHORT: Totals(), LONG: Totals()}
         self.started_s = now
+        self.abandoned = 0
+        """Batches that ended in a pause, for nobody waited for them any more."""
         self.parked: list[Req] = []
         self.under_way: list[Flight] = []
         """Batches that are run in slices, the one that runs now last."""
@@ -326,10 +330,14 @@ class LapsCore:
         below = self.under_way[-1] if self.under_way else None
         took_s = flight.lasted_s = self.pacer.ended(flight, below, now)
         done: dict[ClassName, Totals] = {}
-        for i, (new, _) in enumerate(flight.shape):
+        self.abandoned += flight.abandoned
+        if flight.abandoned:
+            done[flight.cls] = Totals()
+        for i, (new, _) in enumerate(() if flight.abandoned else flight.shape):
             cls, req = SHORT if i in flight.short else LONG, flight.reqs[i]
             done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
-            if req is not flight.cut:
+            # One that was retracted before its result was processed has no answer, and waits anew.
+            if req is not flight.cut and req.laps_tag is not None:
                 self.pacer.slo.record(now, cls, now - req.laps_tag.arrival, req.laps_tag.slo_s)
         if flight.cls in done:
             done[flight.cls].add(Totals(1, 0, 0, took_s))

@@ -27,6 +27,7 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 
+from sglang_laps.armed import Abandoned
 from sglang_laps.builder import Builder
 from sglang_laps.core import Flight, LapsCore
 from sglang_laps.ranks import Ranks
@@ -90,7 +91,8 @@ class Interlude:
             sizes.launch_s, sizes.pause_s = self._cutter.launch_s, self._cutter.pause_s
 
     def _pause(self, flight: Flight, layers: int, layers_left: float) -> bool:
-        """Between two slices of `flight`, of `layers` in all; True if anything else ran on the device."""
+        """Between two slices of `flight`, of `layers` in all; True if anything else ran on the device. Raises Abandoned
+        where nobody waits for it any more."""
         sched = self._scheduler
         ran = False
         # The forward pass has its own stream; what is scheduled belongs on the other.
@@ -98,6 +100,9 @@ class Interlude:
             self._settle()
             self._results_so_far()
             self._take_in()
+            if self._cutter is not None and self._cutter.abandons and self._nobody_waits(flight):
+                flight.abandoned = True
+                raise Abandoned
             while (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
                 ran = True
                 if batch.hicache_consumer_index < 0:
@@ -113,6 +118,10 @@ class Interlude:
                 # SGLang keeps the tensors of the newest two batches: those of this one must outlive its pass.
                 sched.record_batch_in_overlap(flight.batch)
         return ran
+
+    def _nobody_waits(self, flight: Flight) -> bool:
+        """Whether what is paused can end here. On a prefill server each request of it has a decode server that does."""
+        return False
 
     def _next(self, paused: Paused) -> Any:
         """The batch that runs in this pause, or None."""

@@ -1,11 +1,13 @@
 """Penalties of streams: each output token counts once, whatever ran between two decode steps.
 
 SGLang counts the last token that was processed. In its overlap loop that is the one before the last, as long as decode
-steps follow each other; each other batch between two of them has a token counted twice, or left out.
+steps follow each other; each other batch between two of them has a token counted twice, or left out. And a stream that
+was retracted begins to count anew.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -18,14 +20,42 @@ def count(original: Callable[..., Any], batch: Any) -> Any:
     """Around SGLang's method: count the token by its place."""
     if not getattr(batch.model_config, "laps_colocated", False) or batch.seq_lens_cpu is None:
         return original(batch)
-    # With the overlap loop's lag, so that each request has the answer that it has alone.
-    lag = 1 if batch.enable_overlap else 0
-    places = [n - lag for n in batch.seq_lens_cpu.tolist()]
+    places = [n - _lag(batch) for n in batch.seq_lens_cpu.tolist()]
     tokens = [_token(req, at) for req, at in zip(batch.reqs, places, strict=True)]
     counted = torch.tensor(tokens, dtype=torch.int64).to(batch.device, non_blocking=True)
     return batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(counted)
 
 
+def recount(batch: Any) -> None:
+    """Count what requests of this prefill batch have answered before they were retracted, as if they had gone on."""
+    penalizers = batch.sampling_info.penalizer_orchestrator
+    if not penalizers.is_required:
+        return
+    for row, req in enumerate(batch.reqs):
+        first = len(req.origin_input_ids) - _lag(batch)
+        tokens = [_token(req, first + i) for i in range(len(req.output_ids))]
+        counted = torch.tensor(tokens, dtype=torch.int64).to(batch.device)
+        for one in penalizers.penalizers.values() if tokens else ():
+            alone = _row(one, row)
+            for token in counted.split(1):
+                alone.cumulate_output_tokens(token)
+
+
+def _lag(batch: Any) -> int:
+    """Tokens by which counting is behind: that of the overlap loop, so that each request has the answer that it has
+    alone."""
+    return 1 if batch.enable_overlap else 0
+
+
 def _token(req: Any, place: int) -> int:
     prompt = len(req.origin_input_ids)
     return int(req.origin_input_ids[place] if place < prompt else req.output_ids[place - prompt])
+
+
+def _row(penalizer: Any, row: int) -> Any:
+    """A penalizer of this request alone, which shares its counts: they are changed in place."""
+    alone = copy.copy(penalizer)
+    for name, value in vars(penalizer).items():
+        if isinstance(value, torch.Tensor):
+            setattr(alone, name, value[row : row + 1])
+    return alone

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import graphs, seams
+from sglang_laps import graphs, penalties, seams
 from sglang_laps.emulation import install as emulated
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
@@ -133,10 +133,18 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self.laps.colocated.retract_parked()
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        """Queue a request. What was retracted waits anew, with all that is to be computed again."""
+        """Queue a request. What was retracted waits anew, with all that is to be computed again; what comes while a
+        batch is built waits for the next plan."""
         if self.laps is not None and self.laps.colocated:
             req.laps_tag = None
-        super()._add_request_to_queue(req, is_retracted)
+        if self.laps is None or self.laps.builder.adder is None:
+            super()._add_request_to_queue(req, is_retracted)
+            return
+        shown, self.waiting_queue = self.waiting_queue, self.laps.builder.joined
+        try:
+            super()._add_request_to_queue(req, is_retracted)
+        finally:
+            self.waiting_queue = shown
 
     def process_pending_chunked_abort(self) -> None:
         """SGLang ends the prompt in the slot; so, one after the other, the parked ones."""
@@ -161,6 +169,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps is None or flight is None:
             with self.laps.steps.running(batch) if self.laps and self.laps.steps else nullcontext():
                 return super().run_batch(batch, *args, **kwargs)
+        if self.laps.colocated:
+            penalties.recount(batch)
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
         flight.started = time.perf_counter()
@@ -172,7 +182,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps.synchronous:
             # The overlap loop runs the next batch before it processes this one's result.
             flight.done = time.perf_counter()
-        flight.stock = graphs.replays(runner) == replays
+        flight.stock = graphs.replays(runner) == replays and not flight.abandoned
         self.laps.core.sent(batch, flight)
         return result
 

@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from laps_core.slicing import Cut, Operator, pairs
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 from sglang.srt.runtime_context import get_exec, get_forward, get_global_dwdp_manager, get_parallel
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
-from sglang_laps.armed import Armed, Pause
+from sglang_laps.armed import Abandoned, Armed, Pause
 from sglang_laps.layers import NoLayers, Point, decoder_layers, points
 from sglang_laps.put_back import aside, put_back
 
@@ -51,6 +53,8 @@ class Cutter(Protocol):
     """Of the model."""
     operators: int
     """At how many points of a layer a pass can be paused, blocks of rows aside."""
+    abandons: bool
+    """A pass ends where its pause raises ``Abandoned``; its output is then no result."""
 
     @property
     def launch_s(self) -> float:
@@ -119,6 +123,8 @@ class _Pass:
 class Slices(Armed):
     """Stands before one model runner's ``forward``, and before the operators of its model."""
 
+    abandons = True
+
     def __init__(self, runner: Any) -> None:
         """Raises NoLayers where the model has none to pause between."""
         stack = decoder_layers(runner.model)
@@ -156,12 +162,20 @@ class Slices(Armed):
         layers, pause = armed
         now = _Pass(forward_batch, self._all, layers / self.layers, pause)
         # While a graph is replayed no hook is called.
-        with self._under(now, None):
-            output = self._whole(forward_batch, *args, **kwargs)
+        try:
+            with self._under(now, None):
+                output = self._whole(forward_batch, *args, **kwargs)
+        except Abandoned:
+            return self._no_result(forward_batch)
         if not now.cut.done and not self._deaf:
             self._deaf = True
             logger.warning("LAPS: %s does not call its layers as modules: long batches do not pause.", self._name)
         return output
+
+    def _no_result(self, forward_batch: ForwardBatch) -> ModelRunnerOutput:
+        """Logits of the right shape, for what SGLang does with any pass."""
+        shape = forward_batch.batch_size, self._runner.model_config.vocab_size
+        return ModelRunnerOutput(LogitsProcessorOutput(torch.zeros(shape, device=self._runner.device)), False)
 
     @contextmanager
     def _under(self, now: _Pass | None, graphs: Any) -> Iterator[None]:

@@ -69,7 +69,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
         "in_progress": len(every),
         "slices": {**slices, "launch_ms": 1e3 * pacer.sizes.launch_s, "pause_ms": 1e3 * pacer.sizes.pause_s},
         **pacer.status(now),
-        **({} if core.decode is None else {"decode": core.decode.status()}),
+        **({} if core.decode is None else {"decode": {**core.decode.status(), "abandoned_passes": core.abandoned}}),
         "totals": {cls: asdict(total) for cls, total in core.totals.items()},
         "graphs": graphs.status(scheduler.tp_worker.model_runner),
         "uptime_s": now - core.started_s,
@@ -126,12 +126,26 @@ def merge(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first.update(merged.as_dict())
     for part in ("queues", "totals"):
         first[part] = {cls: _add_or_max([r[part][cls] for r in ranks]) for cls in first[part]}
+    if "decode" in first:
+        first["decode"] = _decode([r["decode"] for r in ranks])
     first["ranks"] = ranks
     return first
 
 
 def _add_or_max(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {key: (max if key.startswith("oldest") else sum)(e[key] for e in entries) for key in entries[0]}
+
+
+def _decode(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Steps of all ranks; times are those of the slowest."""
+
+    def worst(values: list[Any]) -> Any:
+        return max((v for v in values if v is not None), default=None)
+
+    counts = {key: sum(r[key] for r in ranks) for key in ("streams", *(key for key, *_ in _STEPS))}
+    slowest = {key: worst([r[key] for r in ranks]) for key in ("target_ms", "step_ms")}
+    tbt_ms = {name: worst([r["tbt_ms"][name] for r in ranks]) for name in ranks[0]["tbt_ms"]}
+    return {**slowest, **counts, "tbt_ms": tbt_ms}
 
 
 _QUEUES = (
@@ -153,16 +167,24 @@ _GROUP = (
     ("waiting_share", "group_waiting_share", "Share of rank-time spent waiting for the slowest rank."),
 )
 """Gauges of a rank that plans with others: key in the snapshot's group, name, help."""
-_DECODE: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("decode", "tbt_ms", "p50"), "decode_tbt_p50_seconds", "Median of the latest times between tokens."),
-    (("decode", "tbt_ms", "p99"), "decode_tbt_p99_seconds", "99th percentile of the latest times between tokens."),
-    (("decode", "target_ms"), "decode_target_seconds", "Target for the time between tokens."),
+_DECODE: tuple[tuple[str, str, float, str, str], ...] = (
+    ("tbt_ms", "p50", 1e3, "decode_tbt_p50_seconds", "Median of the latest times between tokens."),
+    ("tbt_ms", "p99", 1e3, "decode_tbt_p99_seconds", "99th percentile of the latest times between tokens."),
+    ("tbt_ms", "longest", 1e3, "decode_tbt_longest_seconds", "Longest of the latest times between tokens."),
+    ("target_ms", "", 1e3, "decode_target_seconds", "Target for the time between tokens."),
+    ("step_ms", "", 1e3, "decode_step_seconds", "Median device time of the latest decode steps."),
+    ("streams", "", 1.0, "decode_streams", "Requests that are decoded."),
 )
-"""Gauges of a server that decodes: path in the snapshot (ms), name, help."""
+"""Gauges of a server that decodes: key of ``decode`` in the snapshot, key in that, how many a second is, name, help"""
 _STEPS = (
     ("steps", "decode_steps", "Decode steps."),
     ("steps_in_pauses", "decode_steps_in_pauses", "Decode steps in pauses of a prefill batch."),
     ("busy_s", "decode_busy_s", "Device seconds of decode steps."),
+    (
+        "abandoned_passes",
+        "abandoned_passes",
+        "Prefill batches that ended in a pause: all of their requests were aborted.",
+    ),
 )
 """Counters of the same: key of ``decode`` in the snapshot, name, help."""
 _COUNTERS = (
@@ -194,7 +216,9 @@ class Series:
         self._counters = {name: Counter(f"sglang:laps_{name}", text, by_class) for name, text in _COUNTERS}
 
         own = (_DECODE, _STEPS) if decodes else ((), ())
-        self._decode = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in own[0]}
+        self._decode = [
+            (key, inner, unit, gauge(f"sglang:laps_{name}", text, names)) for key, inner, unit, name, text in own[0]
+        ]
         self._steps = {key: Counter(f"sglang:laps_{name}", text, names) for key, name, text in own[1]}
         self._counted = dict.fromkeys(self._steps, 0.0)
 
@@ -223,10 +247,10 @@ class Series:
             value = status.get("group", {}).get(key)
             if value is not None:
                 gauge.labels(**self._labels).set(value)
-        for keys, gauge in self._decode.items():
-            ms: Any = reduce(getitem, keys, status)
-            if ms is not None:
-                gauge.labels(**self._labels).set(ms / 1e3)
+        for key, inner, unit, of_decode in self._decode:
+            value = status["decode"][key][inner] if inner else status["decode"][key]
+            if value is not None:
+                of_decode.labels(**self._labels).set(value / unit)
         for key, counter in self._steps.items():
             so_far = float(status["decode"][key])
             counter.labels(**self._labels).inc(so_far - self._counted[key])

@@ -66,6 +66,26 @@ def test_a_short_batch_is_not_cut_down_to_the_long_batchs_tokens() -> None:
     assert seen == [512]
 
 
+def test_a_request_whose_grammar_is_ready_waits_for_a_plan_that_has_seen_it(mixin: Any) -> None:
+    """SGLang queues it while it builds. Long, it has no place in a batch of short requests."""
+    ready, shown = Request("g", 3000), []
+
+    def stock(running: Any) -> Any:
+        shown.append(list(me.waiting_queue))
+        if len(shown) == 1:
+            me._add_request_to_queue(ready)
+        return SimpleNamespace(running_batch=running, batch_to_run=None)
+
+    queue = {"_add_request_to_queue": lambda self, req, is_retracted: self.waiting_queue.append(req)}
+    waiting: list[Request] = []
+    me: Any = type("Me", (Fields, mixin, type("Stock", (), queue)), {})(waiting, stock=stock)
+    me.laps.colocated, me.disagg_prefill_inflight_queue = None, []
+    me.laps.builder.build(None)
+    assert shown == [[], [ready]]
+    assert me.waiting_queue == [ready]
+    assert me.laps.core.classes.of(ready) == LONG
+
+
 @pytest.mark.parametrize("cls", [SHORT, LONG])
 def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls: Any) -> None:
     one, held = Request("s"), Request("P", 900, done=100)

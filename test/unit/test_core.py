@@ -244,6 +244,25 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
     assert me.pacer.slo.status(1.3)["short"]["missed"] == 1, "the one that goes on is not answered yet"
 
 
+def test_a_request_that_was_retracted_before_its_result_came_is_not_answered() -> None:
+    """The overlap loop decodes its batch before it processes the result."""
+    me = core()
+    one = flight(me, started=1.0, done=1.25)
+    one.reqs[0].laps_tag = None
+    assert me.ended(one, 1.3)[LONG].busy_s == 0.25
+    assert LONG not in me.pacer.slo.status(1.3)
+
+
+def test_a_batch_that_nobody_waited_for_counts_its_time_and_no_requests() -> None:
+    me = core()
+    gone = flight(me, started=1.0, done=1.25, abandoned=True, stock=False)
+    gone.reqs[0].laps_tag.slo_s = 0.1
+    done = me.ended(gone, 1.3)
+    assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 0, 0, 0.25)
+    assert me.abandoned == 1
+    assert LONG not in me.pacer.slo.status(1.3)
+
+
 def test_a_result_finds_its_batch_once() -> None:
     """By the batch's number: a pipeline makes the result anew, and the overlap loop copies the batch."""
     me, batch, copy, other = core(), *(SimpleNamespace(forward_iter=n) for n in (7, 7, 8))

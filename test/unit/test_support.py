@@ -36,6 +36,13 @@ def test_decode_servers_are_stock() -> None:
         ({"enable_hierarchical_cache": True}, "caches beyond the device"),
         ({"enable_priority_scheduling": True}, "priorities"),
         ({"enable_prefill_delayer": True}, "--enable-prefill-delayer"),
+        ({"enable_lora": True}, "LoRA"),
+        ({"attn_dp_size": 2}, "data-parallel attention"),
+        ({"enable_hisparse": True}, "--enable-hisparse"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+        ({"enable_lmcache": True}, "caches beyond the device"),
+        ({"enable_flexkv": True}, "caches beyond the device"),
+        ({"enable_pd_role_switch": True}, "--enable-pd-role-switch"),
         ({"is_embedding": True}, "embeddings"),
     ],
 )
@@ -43,6 +50,8 @@ def test_what_is_not_supported_without_disaggregation_is_named(more: dict[str, o
     reason = off_reason(args("null", **more))
     assert reason is not None
     assert says in reason
+    assert reason.endswith(": not supported without disaggregation")
+    assert "\n" not in reason
     assert off_reason(args("prefill", **more)) is None
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from laps_core.slicing import MIN_ROWS
 from sglang_laps import put_back, slices
+from sglang_laps.armed import Abandoned
 from sglang_laps.layers import NoLayers, decoder_layers
 from sglang_laps.marks import Marks
 from toy_model import HIDDEN, Model, Runner, batch
@@ -50,6 +51,22 @@ def test_within_a_layer_it_pauses_between_operators_and_blocks_of_rows() -> None
     layer = ["pause", "attention", "pause", "pause", *mlp]
     assert runner.ran == [*layer, "pause", *layer]
     torch.testing.assert_close(got, whole)
+
+
+def test_a_pass_that_nobody_waits_for_ends_in_its_pause_and_the_next_runs_whole() -> None:
+    runner, b = Runner(4), batch((40, 7), (3, 0))
+    b.batch_size = 2
+
+    def pause(left: float) -> bool:
+        raise Abandoned
+
+    out: Any = sliced(runner, 2.0, b, pause)
+    assert out.logits_output.next_token_logits.shape == (2, runner.model_config.vocab_size)
+    assert runner.ran == ["attention", "mlp 43"] * 2
+    assert runner.prefill_cuda_graph_runner == "graphs"
+    runner.ran.clear()
+    runner.forward(batch((40, 7)))
+    assert runner.ran == ["attention", "mlp 40"] * 4
 
 
 def test_a_pass_as_a_whole_pauses_nowhere_and_keeps_its_graphs() -> None:

@@ -1,0 +1,165 @@
+"""Servers that prefill and decode and pause wherever they can, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import http_load as load
+import pytest
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids
+
+from .slicing import SHAPE
+
+MANY = "LAPS_COLOCATED_REQUESTS"
+"""How many mixed requests; then two tensor-parallel ranks serve them, too."""
+COUNT = int(os.environ.get(MANY, "48"))
+EVERY_PAUSE = (
+    *("--chunked-prefill-size", "1024", "--max-total-tokens", "5600", "--schedule-conservativeness", "0.01"),
+    *("--grammar-backend", "xgrammar"),  # on the host platform there is none by default
+    *("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0, "tbt_ms": 1.0})),
+)
+"""A pause after each layer, and a step in as many of them as prompts' share allows; little memory, which is promised to
+more streams than it holds, where they may end early."""
+TWO_RANKS, TWO_CORES = ("--tp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+SETUPS = [
+    Setup(f"colocated-{name}", (*LAPS, *EVERY_PAUSE, *flags), env, shape=shape, mode="null")
+    for name, flags, env, shape in (
+        ("normal", NORMAL_LOOP, {}, SHAPE),
+        ("overlap", (), {}, SHAPE),
+        *([("tp2", TWO_RANKS, TWO_CORES, replace(SHAPE, kv_heads=2))] if MANY in os.environ else []),
+    )
+]
+FEATURES: tuple[dict[str, Any], ...] = (
+    {"frequency_penalty": 0.6},
+    {"presence_penalty": 0.8, "min_new_tokens": 10},
+    {"repetition_penalty": 1.3, "ignore_eos": False, "min_new_tokens": 5},
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "sizes": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["name", "sizes"],
+}
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"regex": "[0-9]{3}-[a-z]{4,20}"},
+    {"json_schema": json.dumps(SCHEMA)},
+    {"regex": "(yes|no), [a-z ]{5,60}", "frequency_penalty": 0.4},
+)
+
+
+@dataclass
+class Asked:
+    """One request, and what became of it."""
+
+    rid: str
+    prompt: list[int]
+    new: int
+    at_s: float
+    leaves_s: float | None = None
+    """The client leaves, or aborts, after so long."""
+    aborts: bool = False
+    logprobs: bool = False
+    sampling: dict[str, Any] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    probabilities: list[float] = field(default_factory=list)
+    end: Any = None
+
+    async def ask(self, http: Any, url: str) -> None:
+        """Stream the answer to its end."""
+        sampling = {"max_new_tokens": self.new, "temperature": 0, "ignore_eos": True, **self.sampling}
+        body = {"input_ids": self.prompt, "rid": self.rid, "stream": True, "sampling_params": sampling}
+        async with http.post(url + "/generate", json={**body, "return_logprob": self.logprobs}) as reply:
+            assert reply.status == 200, await reply.text()
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    said = json.loads(line[6:])
+                    assert "output_ids" in said or self.aborts, said
+                    self.tokens, self.text = said.get("output_ids", self.tokens), said.get("text", self.text)
+                    self.end = said["meta_info"]["finish_reason"]
+                    self.probabilities = [p for p, *_ in said["meta_info"].get("output_token_logprobs", ())]
+
+    async def come(self, http: Any, url: str) -> None:
+        """The same when its time has come, and no longer than its client stays."""
+        await asyncio.sleep(self.at_s)
+        if self.leaves_s is None:
+            await self.ask(http, url)
+            return
+        with contextlib.suppress(TimeoutError):
+            if not self.aborts:
+                await asyncio.wait_for(self.ask(http, url), self.leaves_s)
+                return
+            asking = asyncio.ensure_future(self.ask(http, url))
+            await asyncio.wait({asking}, timeout=self.leaves_s)
+            async with http.post(url + "/abort_request", json={"rid": self.rid}) as reply:
+                assert reply.status == 200
+            await asking
+
+
+def mixed(seed: int, count: int, name: str, spread_s: float) -> list[Asked]:
+    """Streams, long prompts and short ones, with some begins in common."""
+    rng, document = random.Random(seed), ids(seed, 400)
+
+    def one(i: int) -> Asked:
+        tokens, new = rng.choice(((rng.randint(20, 200), rng.randint(30, 60)), (rng.randint(10, 250), 6)))
+        if i % 6 == 0:
+            tokens, new = rng.randint(1100, 3500), 6
+        prompt = ids(10_000 * seed + i, tokens)
+        return Asked(f"{name}-{i}-x", document + prompt if i % 10 == 3 else prompt, new, rng.random() * spread_s)
+
+    return [one(i) for i in range(count)]
+
+
+def with_features(asked: list[Asked], every: int = 1) -> list[Asked]:
+    """Every so many of these, with penalties, a grammar or log-probabilities by turns; it returns those."""
+    found = asked[every - 1 :: every]
+    for i, a in enumerate(found):
+        kind, turn = i % 3, i // 3 % 3
+        a.sampling, a.logprobs = (FEATURES[turn], GRAMMARS[turn], {})[kind], kind == 2
+        a.new = 60 if kind == 1 else min(max(a.new, 12), 30)
+    return found
+
+
+async def at_once(prefill: Prefill, asked: list[Asked]) -> None:
+    async with load.session() as http:
+        await asyncio.gather(*(a.come(http, prefill.server.url) for a in asked))
+
+
+async def one_by_one(prefill: Prefill, asked: list[Asked]) -> None:
+    async with load.session() as http:
+        for a in asked:
+            await a.ask(http, prefill.server.url)
+
+
+def alone(prefill: Prefill, asked: list[Asked], name: str = "alone") -> list[Asked]:
+    """What becomes of them one at a time, of clients who stay."""
+    again = [replace(a, rid=f"{a.rid}-{name}", leaves_s=None, tokens=[], probabilities=[], end=None) for a in asked]
+    asyncio.run(one_by_one(prefill, again))
+    return again
+
+
+def must_be_as(asked: list[Asked], expected: list[Asked]) -> None:
+    """All that came is what came to the others, and all of it came to those who stayed."""
+    for a, b in zip(asked, expected, strict=True):
+        if a.aborts and len(a.tokens) == 1 and a.sampling in GRAMMARS:
+            continue  # aborted before its grammar was ready: SGLang ends it by a pass over a prompt of one token
+        said = f"{a.rid}, a prompt of {len(a.prompt)} tokens, {a.sampling} {a.end}"
+        assert a.tokens == (b.tokens if a.leaves_s is None else b.tokens[: len(a.tokens)]), said
+        assert a.probabilities == pytest.approx(b.probabilities[: len(a.probabilities)], abs=1e-3), said
+        assert a.leaves_s is not None or (len(a.probabilities), a.end) == (len(b.probabilities), b.end), said
+
+
+def must_be_right(asked: list[Asked], reference: Reference) -> None:
+    """All that came is as it should be, and all of it came to those who stayed."""
+    for a in asked:
+        if a.leaves_s is None:
+            assert len(a.tokens) == a.new or a.end["type"] == "stop", (a.rid, a.end)
+        assert a.tokens == reference.after_each(a.prompt, a.tokens), f"{a.rid}, a prompt of {len(a.prompt)} tokens"

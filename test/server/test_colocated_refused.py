@@ -1,0 +1,97 @@
+"""What LAPS leaves alone on a server that prefills and decodes, once its scheduler is there: one line says why."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+def scheduler(**more: Any) -> Any:
+    """As far as is asked of one."""
+    runner = SimpleNamespace(model=None)
+    found = {
+        "tp_worker": SimpleNamespace(model_runner=runner),
+        "is_hybrid_swa": False,
+        "is_hybrid_ssm": False,
+        "model_config": SimpleNamespace(is_encoder_decoder=False),
+        "decode_offload_manager": None,
+    }
+    return SimpleNamespace(**{**found, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, None),
+        ({"is_hybrid_swa": True}, "a hybrid model"),
+        ({"is_hybrid_ssm": True}, "a hybrid model"),
+        ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "an encoder-decoder model"),
+        ({"decode_offload_manager": object()}, "KV caches of streams are offloaded"),
+    ],
+)
+def test_models_and_caches_that_are_not_supported_are_named(
+    mixin: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], says: str | None
+) -> None:
+    from sglang_laps import colocated
+
+    monkeypatch.setattr(colocated.slices, "why_not", lambda _: None)
+    monkeypatch.setattr(colocated, "decoder_layers", lambda _: [])
+    why = colocated.why_not(scheduler(**more))
+    if says is None:
+        assert why is None
+    else:
+        assert why is not None
+        assert says in why
+        assert "\n" not in why
+
+
+def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
+    mixin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang_laps import colocated
+    from sglang_laps.layers import NoLayers
+
+    monkeypatch.setattr(colocated.slices, "why_not", lambda _: "the model is compiled")
+    assert colocated.why_not(scheduler()) == "no decode step could run in a long prefill: the model is compiled"
+
+    def none(_: Any) -> None:
+        raise NoLayers("Toy has no list of layers")
+
+    monkeypatch.setattr(colocated.slices, "why_not", lambda _: None)
+    monkeypatch.setattr(colocated, "decoder_layers", none)
+    assert "Toy has no list of layers" in str(colocated.why_not(scheduler()))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
+        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),
+    ],
+)
+def test_the_scheduler_is_stock_then_and_its_status_says_why(
+    mixin: Any, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from laps_core.config import LapsConfig
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+    from sglang_laps import scheduler as module
+    from sglang_laps.start import why_off
+
+    args = SimpleNamespace(disaggregation_mode="null", pp_size=1, **flags)
+    monkeypatch.setattr("sglang_laps.start.resolved", lambda args: args)
+    monkeypatch.setattr(module.seams, "require_applied", lambda: None)
+
+    def init(self: Any) -> None:
+        self.server_args = args
+
+    stock = type("Stock", (), {"__init__": init, "get_prefill_adder_class": lambda _: PrefillAdder})
+    me: Any = module.scheduler_class(stock, LapsConfig())()
+    assert me.laps is None
+    assert says in str(why_off(me, PrefillAdder))
+    told = me.laps_status()
+    assert (told["enabled"], says in told["reason"]) == (False, True)
+    (line,) = [r.getMessage() for r in caplog.records if "LAPS scheduler is off" in r.getMessage()]
+    assert says in line

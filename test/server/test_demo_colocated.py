@@ -1,0 +1,66 @@
+"""The demo of one server that prefills and decodes: from end to end, briefly; with a server that fails; its figures."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import warm
+
+from benchmark import colocated, demo_colocated
+from benchmark.colocated import DEFAULT, LAPS, Request
+from benchmark.results.piece import Piece
+from benchmark.rig.model import REPO
+
+BRIEF = ["--seconds", "2", "--streams", "2", "--longs", "1", "--shorts", "3"]
+
+
+def run(tmp_path: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The demo, to its end."""
+    command, own = warm.benchmark("benchmark.demo_colocated")
+    command += [*BRIEF, "--out", str(tmp_path), *args]
+    return subprocess.run(
+        command, env={**own, **env}, cwd=REPO, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.timeout(320)
+def test_it_writes_a_table_a_picture_of_every_token_and_a_record(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "laps / stock" in done.stdout
+    piece = Piece.read(tmp_path)
+    assert set(piece.data["variants"]) == {LAPS, DEFAULT}
+    assert all(figures[name] > 0 for figures in piece.data["variants"].values() for name in demo_colocated.SHOWN)
+    assert piece.data["decode"]["steps"] > 0
+    assert (tmp_path / demo_colocated.PICTURE).read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.timeout(320)
+def test_a_server_that_does_not_start_is_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path, SGLANG_LAPS_SCHEDULER="no configuration")
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("demo colocated: server (laps) ended with code"), (
+        done.stderr[-2000:]
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_the_ratio_is_that_of_laps_to_stock() -> None:
+    result = {name: dict.fromkeys(colocated.FIGURES, by) for name, by in ((LAPS, 0.05), (DEFAULT, 0.5))}
+    rows = demo_colocated.table(result).rows
+    assert list(rows[-1]) == ["laps / stock", *["0.10"] * len(demo_colocated.SHOWN)]
+
+
+def test_times_in_the_picture_begin_with_the_round() -> None:
+    stream, document = Request("stream", [1], 2, 0.5), Request("long", [1], 1, 1.0)
+    stream.sent_s, stream.came_s = 10.5, [11.0, 11.5]
+    document.sent_s, document.came_s = 11.0, [13.0]
+    assert colocated.tokens([stream, document]) == ([[1.0, 1.5]], [(1.0, 3.0)])
+
+
+def test_another_demo_is_refused_in_one_line() -> None:
+    done = subprocess.run([REPO / "run", "demo", "both"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "run: no demo 'both': colocated, or none for the router's\n"

@@ -1,0 +1,88 @@
+"""Counting of penalties on a server that decodes: by place, and anew after a retraction, on SGLang's own penalizers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+VOCABULARY = 12
+
+
+class Batch(SimpleNamespace):
+    """A batch of SGLang's, as far as penalizers look at it."""
+
+
+def request(prompt: list[int], answer: list[int], **penalties: float) -> Any:
+    defaults = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+    return SimpleNamespace(
+        origin_input_ids=prompt,
+        output_ids=answer,
+        sampling_params=SimpleNamespace(stop_token_ids=None, **{**defaults, **penalties}),
+        eos_token_ids={1},
+        tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=1),
+    )
+
+
+def batch(*reqs: Any, overlap: bool) -> Any:
+    """A prefill batch of these, new to its penalizers."""
+    from sglang.srt.sampling import penaltylib as lib
+
+    made = Batch(reqs=list(reqs), device="cpu", enable_overlap=overlap)
+    made.model_config = SimpleNamespace(laps_colocated=True)
+    kinds = {lib.BatchedFrequencyPenalizer, lib.BatchedPresencePenalizer, lib.BatchedMinNewTokensPenalizer}
+    found = lib.BatchedPenalizerOrchestrator(VOCABULARY, made, {*kinds, lib.BatchedRepetitionPenalizer})
+    made.sampling_info = SimpleNamespace(penalizer_orchestrator=found)
+    return made
+
+
+def logits(made: Any) -> torch.Tensor:
+    """What penalties make of the same logits."""
+    found = torch.linspace(-1.0, 2.0, VOCABULARY).repeat(len(made.reqs), 1)
+    orchestrator = made.sampling_info.penalizer_orchestrator
+    orchestrator.accumulate_additive_penalties(found)
+    scale = orchestrator.accumulate_scaling_penalties()
+    return found if scale is None else torch.where(found < 0, found * scale, found / scale)
+
+
+ANSWER = [3, 5, 3, 7]
+PENALTIES = [
+    {"frequency_penalty": 0.5, "min_new_tokens": 6},
+    {"presence_penalty": 0.7, "min_new_tokens": 3},
+    {"repetition_penalty": 1.4},
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_retracted_request_has_the_counts_that_it_has_alone(overlap: bool) -> None:
+    """Alone it is decoded step by step, and each step counts one token."""
+    from sglang_laps import penalties
+
+    for wanted in PENALTIES:
+        alone = batch(req := request([2, 9], [], **wanted), overlap=overlap)
+        for i, token in enumerate(ANSWER):
+            req.output_ids = [*ANSWER[:i], token]
+            alone.seq_lens_cpu = torch.tensor([2 + i])
+            penalties.count(lambda _: None, alone)
+        # Between one that is new and one of other penalties.
+        together = batch(
+            request([4], [], frequency_penalty=1.0),
+            request([2, 9], ANSWER, **wanted),
+            request([4, 6], [8], presence_penalty=0.2),
+            overlap=overlap,
+        )
+        new = logits(together)[0]
+        penalties.recount(together)
+        torch.testing.assert_close(logits(together)[1], logits(alone)[0])
+        torch.testing.assert_close(logits(together)[0], new)
+
+
+def test_where_nobody_has_penalties_nothing_is_counted() -> None:
+    from sglang_laps import penalties
+
+    made = batch(request([2, 9], ANSWER), overlap=True)
+    before = logits(made)
+    penalties.recount(made)
+    torch.testing.assert_close(logits(made), before)
