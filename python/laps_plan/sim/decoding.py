@@ -30,7 +30,7 @@ class DecodingServer(Server):
             if r.output <= 1:
                 self._over(reply, r)
         if batch.streams:
-            self.log.step(reply, batch.streams)
+            self.log.step(reply, batch.streams, batch.context)
             for r in batch.last:
                 self._over(reply, r)
 

@@ -51,11 +51,14 @@ class TokenLog:
         self.at_s, self.streams = array("d"), array("l")
         self.requests: list[Request] = []
         """Those that have all their tokens."""
+        self.most_context = 0
+        """Tokens of context of a step, at most."""
 
-    def step(self, at_s: float, streams: int) -> None:
+    def step(self, at_s: float, streams: int, context: int = 0) -> None:
         """The next step's tokens are there."""
         self.at_s.append(at_s)
         self.streams.append(streams)
+        self.most_context = max(self.most_context, context)
 
 
 @dataclass

@@ -17,8 +17,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "traces"
 
 
 def load(path: Path) -> list[Job]:
-    """A gzip CSV with ``arrival_ms,new_tokens,cached_tokens,output_tokens``, of which all but the second may be missing,
-    by arrival; without times (all 0) as it stands there.
+    """A gzip CSV with ``arrival_ms,new_tokens,cached_tokens,output_tokens``, of which all but the second may be
+    missing, by arrival; without times (all 0) as it stands there.
 
     Raises OSError, KeyError or ValueError.
     """
