@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,8 +73,8 @@ class Tokens:
     logs: Sequence[TokenLog]
 
     @classmethod
-    def of(cls, logs: Sequence[TokenLog], since_s: float = 0.0) -> Tokens:
-        """All of these servers, of the tokens that came from then on."""
+    def of(cls, logs: Sequence[TokenLog], since_s: float = 0.0, until_s: float = math.inf) -> Tokens:
+        """All of these servers, of the tokens that came from then until then."""
         gaps, counts = [], []
         for log in logs:
             at, streams = np.array(log.at_s), np.array(log.streams, dtype=float)
@@ -83,7 +84,7 @@ class Tokens:
             begun = [r for r in log.requests if r.first_step >= 0]
             first = np.array([r.first_step for r in begun], dtype=int)
             np.add.at(joined, first, 1.0)
-            later = at >= since_s
+            later = (at >= since_s) & (at < until_s)
             each = np.diff(at, prepend=at[0])
             gaps.append(each[later])
             counts.append(np.maximum(0.0, streams - joined)[later])
