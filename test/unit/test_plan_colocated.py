@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from laps_plan.plan import whole
-from laps_plan.plan.colocated import SAME, Against
+from laps_plan.plan.colocated import SAME, Against, Answer
 from laps_plan.plan.command import main
 from laps_plan.plan.whole import DEFAULT, Question, Trials
 from laps_plan.profile import Profile
@@ -73,6 +73,22 @@ def test_the_best_of_stock_is_of_those_whose_streams_wait_no_longer() -> None:
     assert whole.even([laps, small, large], quick) == [small]
     assert whole.best([small, large], "long P90") == min(small, large, key=lambda r: r.long["p90"])
     assert whole.best([small, large], "answers/s") == max(small, large, key=lambda r: r.rate)
+
+
+def test_laps_is_recommended_only_where_as_much_can_be_served_in_time() -> None:
+    trials = Trials(QUESTION, traffic(600, rate=20.0))
+    laps, rival = trials.row(Serving(LAPS)), trials.row(Serving("fcfs", 1024, interval=1))
+    changes = {figure: (rival, trials.change(laps, rival)) for figure in whole.FIGURES}
+
+    def answer(most: float) -> Answer:
+        rates = {"laps": (laps.serving, 10.0), "stock": (rival.serving, most), "apart": (rival.serving, 0.0)}
+        return Answer(trials, [laps, rival], laps, changes, 2, rates, [])
+
+    assert answer(10.0).recommended
+    assert not answer(11.0).recommended
+    late = replace(rival, in_time=rival.in_time + 1.0)
+    changes["in time"] = late, changes["in time"][1]
+    assert not answer(10.0).recommended
 
 
 def test_more_devices_can_be_given_more_and_a_tighter_objective_less() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from laps_plan.plan.advice import GAIN, HARM
+from laps_plan.plan.advice import GAIN, HARM, IN_TIME_GAIN, LONG_HARM
 from laps_plan.plan.figures import COMPARED, Change
 from laps_plan.plan.setup import IN_TIME
 from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, SPARING, Question, Row, Trials, best, even, splits, stock
@@ -65,12 +65,22 @@ class Answer:
 
     @property
     def recommended(self) -> bool:
-        """Whether LAPS is better than stock here."""
-        figures = (f"{SHORT} P90", "mean TTFT")
-        over = [self.laps.value(f) / self.changes[f][0].value(f) for f in figures]
-        known = [ratio for ratio in over if ratio == ratio]
-        kept = self.laps.rate >= 0.98 * self.changes["answers/s"][0].rate
-        return bool(known) and min(known) <= GAIN and max(known) <= HARM and kept
+        """Whether LAPS is better than stock here: RULE."""
+        found = [self.changes[f][1].ratios.get(f) for f in (f"{SHORT} P90", "mean TTFT")]
+        known = [ratio for ratio in found if ratio is not None]
+        gains = any(ratio.high < GAIN for ratio in known) and all(ratio.low <= HARM for ratio in known)
+        long = self.changes[f"{LONG} P90"][1].ratios.get(f"{LONG} P90")
+        kept = self.laps.in_time >= self.changes["in time"][0].in_time - IN_TIME_GAIN
+        rates = self.rates["laps"][1] >= (1.0 - SAME) * self.rates["stock"][1]
+        return gains and (long is None or long.middle <= LONG_HARM) and kept and rates
+
+
+RULE = (
+    "LAPS is recommended where, against the best of stock in each figure, the P90 of short requests or the mean TTFT "
+    f"is at least {1 - GAIN:.0%} lower beyond chance and neither more than {HARM - 1:.0%} higher, the P90 of long "
+    f"requests at most {LONG_HARM:g} times as high, the share in time not more than {IN_TIME_GAIN:.0%} lower, and as "
+    f"many requests can be served in time, to {SAME:.0%}."
+)
 
 
 def answer(trials: Trials) -> Answer:
@@ -202,16 +212,19 @@ def verdict(a: Answer) -> list[str]:
         for figure in (f"{SHORT} P90", f"{LONG} P90", "mean TTFT", "answers/s")
         if a.changes[figure][0].value(figure) == a.changes[figure][0].value(figure)
     )
-    rival = a.changes["mean TTFT"][0].serving
-    stock_rate, apart_rate = a.rates["stock"], a.rates["apart"]
+    own, most, apart = (a.rates[kind] for kind in ("laps", "stock", "apart"))
+    served = (
+        f"{a.devices} colocated devices can be given {own[1]:.3g} requests per second with LAPS ({own[0].name}) and "
+        f"{most[1]:.3g} without it ({most[0].name}); {_split(apart[0].prefill, a.devices)} without it {apart[1]:.3g}."
+    )
+    told = f"{ratios}, each against the best stock setting whose streams wait no longer"
     return [
-        f"LAPS is recommended: {ratios}, each against the best stock setting whose streams wait no longer."
+        f"LAPS is recommended: {told}."
         if a.recommended
-        else f"Stock {rival.name} is as good: LAPS is not recommended for this. LAPS: {ratios}.",
-        f"Start each server with: {(Serving(LAPS) if a.recommended else rival).flags()}",
+        else f"Stock {most[0].name} is as good or better: LAPS is not recommended for this. LAPS: {told}.",
+        f"Start each server with: {(Serving(LAPS) if a.recommended else most[0]).flags()}",
         _question(a),
-        f"Without LAPS, {a.devices} devices can be given {stock_rate[1]:.3g} requests per second colocated "
-        f"({stock_rate[0].name}) and {apart_rate[1]:.3g} as {_split(apart_rate[0].prefill, a.devices)}.",
+        served,
     ]
 
 
@@ -223,9 +236,12 @@ def _question(a: Answer) -> str:
         f"{count} colocated servers with LAPS are {asked.word} {_split(asked.split, a.devices)} for this: "
         f"{asked.laps:.3g} requests per second in time against {asked.apart:.3g} (x {asked.ratio:.2f})."
     )
-    for word in dict.fromkeys(case.word for case in others):
-        which = " and ".join(f"{case.what} (x {case.ratio:.2f})" for case in others if case.word == word)
+    able = [case for case in others if case.laps or case.apart]
+    for word in dict.fromkeys(case.word for case in able):
+        which = " and ".join(f"{case.what} (x {case.ratio:.2f})" for case in able if case.word == word)
         said += f" They are {word} prefill and decode servers {which}."
+    unable = " and ".join(case.what for case in others if case not in able)
+    said += f" Neither can serve it in time {unable}." if unable else ""
     return said
 
 
@@ -237,7 +253,7 @@ def _split(prefill: int, devices: int) -> str:
 def text(a: Answer) -> str:
     """All that is printed."""
     tables = [side_by_side(a), hindsight(a), hardware(a)]
-    return "\n\n".join(["\n".join(traffic(a)), *map(str, tables), "\n".join(verdict(a))]) + "\n"
+    return "\n\n".join(["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(verdict(a))]) + "\n"
 
 
 def as_dict(a: Answer) -> dict[str, Any]:
