@@ -1,6 +1,7 @@
 """Servers that prefill and decode: LAPS against stock SGLang, on this machine.
 
     ./run bench colocated [--rounds 3] [--streams 8] [--longs 3] [--shorts 12] [--tbt-ms MS]
+    ./run bench colocated --device emulated:h200-qwen3-8b,slow=4
 
 Streams are decoded while long and short prompts come, the same for each server, in turns: LAPS, stock as it is, and
 stock with small chunks, decode steps between them, mixed chunks and the shortest prompt first. All compute attention
@@ -24,17 +25,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+from laps_core.scheduling.decode import LEAST_TARGET_S
 
 from benchmark.results import bars
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table, count, parser, positive
 from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig import model, servers
-from benchmark.rig.devices import MODELS
+from benchmark.rig.devices import CPU, MODELS, Device, add_emulated
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
+from benchmark.rig.variants import Variant
 
 SHAPE = model.Shape(hidden=32, layers=24, heads=1, kv_heads=1, intermediate=2560, context=16384)
+OURS = f"A {SHAPE.layers}-layer Qwen2 on this machine's cores; attention is computed for new tokens alone"
 ROWS = model.REPO / "benchmark" / "rig" / "rows"
 LAPS, DEFAULT = "laps", "stock"
 LARGE = ("--chunked-prefill-size", "4096")
@@ -137,12 +141,18 @@ def figures(requests: Sequence[Request], seconds: float) -> dict[str, float]:
 
 def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
     """One variant, not started."""
-    flags = [*VARIANTS[name], "--max-total-tokens", "65536"]
-    if name == LAPS and args.tbt_ms is not None:
-        flags += ["--laps-tbt-ms", str(args.tbt_ms)]
-    path = os.pathsep.join(filter(None, (str(ROWS), os.environ.get("PYTHONPATH"))))
+    device: Device = args.device
+    tbt_ms = args.tbt_ms
+    if device.emulated:
+        checkpoint, env, tbt_ms = device.checkpoint(), device.env, tbt_ms or 1e3 * LEAST_TARGET_S * device.slow
+        flags = [*device.args_of(Variant(name, VARIANTS[name]))]
+    else:
+        checkpoint, flags = model.make(MODELS, SHAPE), [*VARIANTS[name], "--max-total-tokens", "65536"]
+        env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROWS), os.environ.get("PYTHONPATH"))))}
+    if name == LAPS and tbt_ms is not None:
+        flags += ["--laps-tbt-ms", str(tbt_ms)]
     log = folder / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
-    return servers.colocated(model.make(MODELS, SHAPE), log, *flags, env={"PYTHONPATH": path}, name=f"server ({name})")
+    return servers.colocated(checkpoint, log, *flags, env=env, name=f"server ({name})")
 
 
 def warm_up(url: str, args: argparse.Namespace, streams: int, longs: int = 0) -> None:
@@ -216,9 +226,8 @@ def piece(seen: Rounds, decode: dict[str, Any], seed: int, settings: dict[str, A
         title="Servers that prefill and decode",
         text=f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
         f"and {settings['shorts']} of 10 to 256 come within {settings['seconds']:g} s, the same for each server, in "
-        f"turns. A {SHAPE.layers}-layer Qwen2 on this machine's cores, the overlap loop; attention is computed for "
-        "new tokens alone. Stock settings with a P99 between tokens no longer than that of LAPS, or the shortest: "
-        f"{', '.join(even)}. Medians over rounds, in ms.",
+        f"turns. {settings['device']}. The overlap loop. Stock settings with a P99 between tokens no longer than that "
+        f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms.",
         seed=seed,
         tables=[Table("Time between tokens and to the first one (ms)", ("server", *NAMES.values()), rows)],
         figures=figures,
@@ -231,7 +240,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.set_defaults(rounds=3)
     for flag, default in (("streams", 8), ("longs", 3), ("shorts", 12)):
         p.add_argument(f"--{flag}", type=count, default=default, help=f"({default})")
-    p.add_argument("--tbt-ms", type=positive, help="--laps-tbt-ms (derived)")
+    p.add_argument("--tbt-ms", type=positive, help="--laps-tbt-ms (derived; 50 times as slow on an emulated device)")
+    add_emulated(p, CPU)
     args = p.parse_args(argv)
     with command_line("bench colocated"):
         found = run(args)
@@ -256,6 +266,7 @@ def run(args: argparse.Namespace) -> Piece:
         seen = in_turns(tuple(VARIANTS), args.rounds, once, say)
         decode = running[LAPS].laps_status()["decode"]
     settings = {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
+    settings["device"] = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
     return piece(seen, decode, args.seed, settings)
 
 

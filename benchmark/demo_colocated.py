@@ -17,6 +17,7 @@ from benchmark.results.pictures import tokens
 from benchmark.results.piece import Piece, Table, count, parser, positive
 from benchmark.results.rounds import in_turns
 from benchmark.rig import servers
+from benchmark.rig.devices import CPU, DEVICES
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "./run demo colocated", __doc__, "demo-colocated", rounds="two each, so many times (1)", seed=1, seconds=6.0,
         whole=True,
     )  # fmt: skip
-    p.set_defaults(rounds=1)
+    p.set_defaults(rounds=1, device=DEVICES[CPU])
     for flag, default in (("streams", 5), ("longs", 2), ("shorts", 8)):
         p.add_argument(f"--{flag}", type=count, default=default, help=f"({default})")
     p.add_argument("--tbt-ms", type=positive, help="--laps-tbt-ms (derived)")

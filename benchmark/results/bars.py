@@ -46,6 +46,15 @@ COLOCATED_TBT, COLOCATED_LONG = Bar(most=0.2), Bar(most=1.3)
 """P99 between tokens and long P90 over the stock default."""
 COLOCATED_P99, COLOCATED_LONGEST = Bar(most=1.2), Bar(most=2.0)
 """Time between tokens over its target."""
+COLOCATED_MODELS = {
+    "8b": (Bar(most=0.5), Bar(most=0.85), Bar(least=1.1)),
+    "30b-a3b": (Bar(most=0.5), Bar(most=0.6), Bar(least=1.3)),
+    "32b": (Bar(most=0.6), Bar(most=1.0), Bar(least=1.0)),
+}
+"""Short P90, mean TTFT, and requests/s at saturation, simulated, over the best stock setting whose streams wait no
+longer."""
+COLOCATED_GOODPUT = Bar(least=1.3)
+"""Requests/s with 90% in time, over the best stock setting."""
 
 VIOLATIONS = Bar(most=0.5)
 """Short requests in violation of their SLO over the best stock policy's."""

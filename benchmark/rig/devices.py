@@ -156,7 +156,7 @@ def add_emulated(p: argparse.ArgumentParser, default: str = H200) -> None:
     "cpu"."""
 
     _add(
-        p, lambda text: DEVICES[CPU] if text == default == CPU else emulated(text), default,
+        p, lambda text: DEVICES[CPU] if text == default == CPU else emulated(text.removeprefix(EMULATED)), default,
         "as --laps-emulate: PROFILE[,slow=K]",
     )  # fmt: skip
 

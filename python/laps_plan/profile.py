@@ -14,6 +14,8 @@ from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients, StepShape
 from laps_core.slicing import Operator, pairs, slices
 
+from laps_plan.decode import DecodeCost
+
 FOLDER = Path(__file__).parent / "profiles"
 _KIND = "laps-sim-profile"
 PROJECTIONS, OUTPUT, MLP = 0.15, 0.1, 0.75
@@ -22,7 +24,7 @@ PROJECTIONS, OUTPUT, MLP = 0.15, 0.1, 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One kind of prefill server. Times in seconds."""
+    """One kind of server. Times in seconds."""
 
     name: str
     source: str
@@ -60,6 +62,8 @@ class Profile:
     group: GroupCost | None = None
     """Its data-parallel attention ranks, which run every step together; None: it has none. ``coefficients`` then are
     those of one rank alone."""
+    decode: DecodeCost | None = None
+    """Of its decode steps; None = not known."""
     details: dict[str, Any] = field(default_factory=dict)
     """Assumptions or measurements behind it (JSON-ready)."""
 
@@ -80,6 +84,15 @@ class Profile:
             Operator(MLP * token_s, divisible=True),
         )
         return list(slices(operators, self.layers, tokens, attended, each))
+
+    def decode_s(self, streams: int, context: float) -> float:
+        """Time of a decode step of so many streams (from 1 on), whose contexts are so many tokens in all.
+
+        Raises ValueError (one line) where that is not known.
+        """
+        if self.decode is None:
+            raise ValueError(f"profile {self.name} does not say how long decode steps take")
+        return self.decode.step_s(streams, context)
 
     @property
     def group_with_host(self) -> GroupCost | None:
@@ -119,7 +132,7 @@ class Profile:
         return replace(
             self, name=f"{self.name}-slow{slow:g}", coefficients=Coefficients(**terms), graph_fixed_s=graph,
             eager_fixed_s=eager, group=self.group and self.group.stretched(slow), launch_s=slow * self.launch_s,
-            slices_launch_s=slow * self.slices_launch_s,
+            slices_launch_s=slow * self.slices_launch_s, decode=self.decode and self.decode.stretched(slow),
         )  # fmt: skip
 
     def save(self, path: Path) -> None:

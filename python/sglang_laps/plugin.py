@@ -111,7 +111,7 @@ def emulate(args: argparse.Namespace) -> None:
     found = asked.from_env() if text is None else asked.Asked.parse(text)
     if found is None:
         return
-    if wrong := wrong_release() or no_prefill_server(args) or (None if _on_host() else NO_HOST):
+    if wrong := wrong_release() or found.why_not(args) or (None if _on_host() else NO_HOST):
         raise ConfigError(f"{asked.FLAG}: {wrong}")
     logger.warning(found.warning())
     asked.to_env(found)

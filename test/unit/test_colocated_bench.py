@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmark.colocated import DEFAULT, FIGURES, LAPS, VARIANTS, as_even, piece
 
-SETTINGS = {"streams": 8, "longs": 3, "shorts": 12, "seconds": 12.0, "tbt_ms": None}
+SETTINGS = {"streams": 8, "longs": 3, "shorts": 12, "seconds": 12.0, "tbt_ms": None, "device": "here"}
 
 
 def rounds(**of: float) -> list[dict[str, float]]:

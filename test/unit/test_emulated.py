@@ -10,6 +10,7 @@ import pytest
 import torch
 from laps_core.config import ConfigError
 from laps_core.latency.model import Coefficients
+from laps_plan.decode import DecodeCost
 from laps_plan.profile import Profile, names
 from sglang_laps.emulation import asked
 from sglang_laps.emulation.asked import Asked
@@ -48,7 +49,8 @@ class Server:
         self.events: list[tuple[str, float]] = []
         self.forward: Any = self._model
         costs = Coefficients(0.0, layers * 1e-3, 0.0, 0.0, 0.0)
-        profile = Profile(name="p", source="made up", coefficients=costs, layers=layers, **launch)
+        decode = DecodeCost(streams=(1, 2), seconds=(5e-3, 6e-3), context=1e-5)
+        profile = Profile(name="p", source="made up", coefficients=costs, layers=layers, decode=decode, **launch)
         self.began = self.clock.at
         self.device = EmulatedDevice(self, Asked("p", profile, slow), Timeline(self.clock, self.clock.sleep))
 
@@ -66,6 +68,11 @@ class Server:
         return str(
             self.forward(SimpleNamespace(forward_mode=name, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=old))
         )
+
+    def step(self, *contexts: int) -> str:
+        """A decode step of streams with so many tokens each."""
+        name, lengths = SimpleNamespace(name="DECODE"), torch.tensor(contexts)
+        return str(self.forward(SimpleNamespace(forward_mode=name, batch_size=len(contexts), seq_lens_cpu=lengths)))
 
     def event(self) -> Event:
         """One behind all that the device was given so far."""
@@ -174,7 +181,7 @@ def test_a_prefill_lasts_as_the_profile_says(mode: str, slow: float, model_s: fl
     assert server.ms() == pytest.approx(50.0 * slow, abs=0.1)
 
 
-@pytest.mark.parametrize("mode", ["DECODE", "IDLE"])
+@pytest.mark.parametrize("mode", ["IDLE", "PREBUILT"])
 def test_other_passes_are_left_alone(mode: str) -> None:
     server = Server()
     assert server.run((3, 0), mode=mode) == f"out of {mode}"
@@ -290,6 +297,57 @@ def test_slices_are_launched_layer_by_layer() -> None:
     with slow.device.cut(2, lambda left: False):
         slow.run((10, 0))
     assert slow.ms() == pytest.approx(200.0, abs=0.2), "the device waits for the host"
+
+
+# -- decoding
+
+
+def test_a_decode_step_takes_what_its_streams_and_their_contexts_do() -> None:
+    server = Server(slow=2.0, launch_s=0.05)
+    assert server.step(100, 300) == "out of DECODE"
+    assert server.ms() == pytest.approx(2 * (6.0 + 4.0), abs=0.1), "and no time to launch"
+    server.step(100)
+    assert server.ms() == pytest.approx(20.0 + 2 * (5.0 + 1.0), abs=0.1)
+    status = server.device.status()
+    assert status["steps"] == 0
+    assert status["decode"]["steps"] == 2
+    assert status["decode"]["lasted_over_profile"]["median"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_rows_that_are_decoded_in_a_mixed_chunk_read_their_contexts() -> None:
+    server = Server()
+    server.run((5, 100), (1, 199), (1, 299), mode="MIXED")
+    assert server.ms() == pytest.approx(10.0 * 7 + 5.0, abs=0.1)
+
+
+def test_a_decode_step_in_a_pause_begins_when_the_slice_has_ended() -> None:
+    server = Server(layers=10)
+
+    def pause(left: float) -> bool:
+        if left == 4:
+            server.step(100)
+        return left == 4
+
+    with server.device.cut(3, pause):
+        server.run((10, 0))
+    assert server.ms() == pytest.approx(100.0 + 6.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "profile", "refused"),
+    [
+        ("prefill", "cpu", None),
+        ("null", "h200-qwen3-8b", None),
+        (None, "h200-qwen3-8b", None),
+        ("null", "cpu", "no decode steps"),
+        ("null", "h200-deepseek-v3-dp8", "no decode steps"),
+        ("decode", "h200-qwen3-8b", "not prefill"),
+    ],
+)
+def test_which_servers_can_have_it(mode: str | None, profile: str, refused: str | None) -> None:
+    reason = Asked.parse(profile).why_not(SimpleNamespace(disaggregation_mode=mode))
+    assert (reason is None) == (refused is None)
+    assert refused is None or refused in str(reason)
 
 
 # -- slices

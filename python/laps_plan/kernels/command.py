@@ -1,4 +1,4 @@
-"""laps-profile: how long prefill steps of a model take on a device, from kernels that NVIDIA measured.
+"""laps-profile: how long steps of a model take on a device, from kernels that NVIDIA measured.
 
     laps-profile --system h200_sxm --model Qwen/Qwen3-8B --tp 1
 
@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from laps_plan.kernels import fit, grid
+from laps_plan.kernels import decode, fit, grid
 from laps_plan.profile import FOLDER, Profile
 
 BACKEND = "sglang"
@@ -49,18 +49,27 @@ def measured(system: str, model: str, tp: int) -> Profile:
     logging.disable(logging.WARNING)
     used: dict[str, Any] = {}
 
+    def estimate(mode: str, **what: int) -> Any:
+        found = cli_estimate(
+            model, system, backend_name=BACKEND, mode=mode, tp_size=tp, moe_tp_size=tp, moe_ep_size=1, **what
+        )
+        used["backend_version"] = found.backend_version
+        return found.summary
+
     @cache
     def kernels(new: int, old: int, n: int) -> dict[str, float]:
-        found = cli_estimate(
-            model, system, backend_name=BACKEND, mode="static_ctx", isl=new + old, prefix=old, batch_size=n, osl=1,
-            tp_size=tp, moe_tp_size=tp, moe_ep_size=1,
-        )  # fmt: skip
-        used["backend_version"] = found.backend_version
-        return {name: ms / 1e3 for name, ms in found.summary.get_context_latency_dict().items()}
+        found = estimate("static_ctx", isl=new + old, prefix=old, batch_size=n, osl=1)
+        return {name: ms / 1e3 for name, ms in found.get_context_latency_dict().items()}
+
+    def generation(n: int, each: int) -> dict[str, float]:
+        # Of two tokens the first is the prefill's.
+        found = estimate("static_gen", isl=each, batch_size=n, osl=2)
+        return {name: ms / 1e3 for name, ms in found.get_generation_latency_dict().items()}
 
     try:
         layers = int(get_model_config_from_model_path(model)["layers"])
         rows = grid.samples(kernels)
+        steps = decode.samples(generation)
     except Exception as e:  # whatever it raises for a model or a device that it has no data of
         raise ProfileError(f"{model} on {system}, TP {tp}: {' '.join(str(e).split())[:300]}") from None
     aic = version("aiconfigurator")
@@ -71,6 +80,7 @@ def measured(system: str, model: str, tp: int) -> Profile:
         layers,
         rows,
         {"system": system, "model": Path(model).name, "tensor_parallel": tp, "aiconfigurator": aic, **used},
+        steps=steps,
     )
 
 
@@ -98,10 +108,11 @@ def told(made: Profile, folder: Path) -> None:
     """Write a profile, and say how good it is."""
     path = folder / f"{made.name}.json"
     made.save(path)
-    off = made.details["fit"]
-    print(f"{path}: error over {off['rows']} batches: median {off['median']:.1%}, P90 {off['p90']:.1%}")
-    if off["median"] > fit.MEDIAN or off["p90"] > fit.P90:
-        print(f"laps-profile: that is over {fit.MEDIAN:.0%} or {fit.P90:.0%}: a rough profile", file=sys.stderr)
+    for what, name in (("batches", "fit"), ("decode steps", "decode_fit")):
+        off = made.details[name]
+        print(f"{path}: error over {off['rows']} {what}: median {off['median']:.1%}, P90 {off['p90']:.1%}")
+        if off["median"] > fit.MEDIAN or off["p90"] > fit.P90:
+            print(f"laps-profile: that is over {fit.MEDIAN:.0%} or {fit.P90:.0%}: a rough profile", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ import numpy as np
 from laps_core.latency.fitting import fit
 from laps_core.latency.step import Coefficients, StepSample
 
+from laps_plan.decode import DecodeCost
+from laps_plan.kernels import decode
+from laps_plan.kernels.decode import DecodeSample
 from laps_plan.profile import Profile
 
 MEDIAN, P90 = 0.10, 0.20
@@ -45,24 +48,36 @@ class Host:
 
 def errors(known: Coefficients, rows: Sequence[StepSample]) -> dict[str, float]:
     """Relative errors: median, p90, worst; and how many rows."""
-    off = np.array([abs(known.seconds(s.shape) / s.seconds - 1.0) for s in rows])
+    return summary([abs(known.seconds(s.shape) / s.seconds - 1.0) for s in rows])
+
+
+def decode_errors(known: DecodeCost, rows: Sequence[DecodeSample]) -> dict[str, float]:
+    """The same of whole decode steps."""
+    return summary([abs(known.step_s(s.streams, s.context) / (s.rows_s + s.attention_s) - 1.0) for s in rows])
+
+
+def summary(errors: Sequence[float]) -> dict[str, float]:
+    """Median, p90, worst of relative errors; and how many."""
+    off = np.array(errors)
     return {
         "median": float(np.median(off)), "p90": float(np.quantile(off, 0.9)), "worst": float(off.max()),
-        "rows": len(rows),
+        "rows": len(off),
     }  # fmt: skip
 
 
 def profile(
-    name: str, source: str, layers: int, rows: Sequence[StepSample], details: dict[str, Any], host: Host | None = None
-) -> Profile:
-    """The profile of one model on one device. ``details``: what it was asked from (JSON-ready)."""
+    name: str, source: str, layers: int, rows: Sequence[StepSample], details: dict[str, Any], host: Host | None = None,
+    steps: Sequence[DecodeSample] = (),
+) -> Profile:  # fmt: skip
+    """The profile of one model on one device. ``details``: what it was asked from (JSON-ready). ``steps``: of decoding;
+    empty = not known."""
     host = host or Host()
     known = fit(rows)
 
     def fixed(layer_s: float) -> float:
         return max(known.fixed, layer_s * layers - known.linear * known.flat)
 
-    return Profile(
+    made = Profile(
         name=name,
         source=source,
         coefficients=replace(known, fixed=fixed(host.breakable_layer_s)),
@@ -84,3 +99,12 @@ def profile(
             "grid": [[*s.shape, float(f"{s.seconds:.5g}")] for s in rows],
         },
     )
+    return with_decode(made, steps) if steps else made
+
+
+def with_decode(profile: Profile, steps: Sequence[DecodeSample]) -> Profile:
+    """The same profile with what decode steps cost."""
+    known = decode.cost(steps)
+    rows = [[s.streams, s.context, float(f"{s.rows_s:.5g}"), float(f"{s.attention_s:.5g}")] for s in steps]
+    more = {"decode_fit": decode_errors(known, steps), "decode_grid": rows}
+    return replace(profile, decode=known, details={**profile.details, **more})

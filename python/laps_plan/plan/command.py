@@ -2,6 +2,7 @@
 
     laps-plan trace.jsonl --servers 4 --ttft-ms 400,4000
     laps-plan --mix "95% lmsys:256, 5% log:1024-8192" --load 0.7
+    laps-plan trace.jsonl --colocated --tbt-ms 100      servers that decode, too
 
 Everything is simulated, on this machine, without a GPU.
 """
@@ -9,6 +10,7 @@ Everything is simulated, on this machine, without a GPU.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from laps_plan import profile
-from laps_plan.plan import page, words
+from laps_plan.plan import colocated, page, whole, words
 from laps_plan.plan.answer import answer, total
 from laps_plan.plan.setup import Question
 from laps_plan.plan.trials import Trials
@@ -28,6 +30,9 @@ from laps_plan.traffic.given import Traffic, poisson
 DEVICE = "h200-qwen3-8b"
 LOAD = 0.7
 """Of a mix, where neither --rate nor --load says more."""
+ANSWERS = "100% log:32-512"
+WHOLE = 2000
+"""Requests of whole answers, for each server."""
 FEWEST = 60
 """Requests that can be judged."""
 
@@ -89,6 +94,17 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument(
         "--ranks", type=count, metavar="N", help="data-parallel attention ranks of each server (as the profile says)"
     )
+    asked.add_argument("--colocated", action="store_true", help="servers that prefill and decode")
+    asked.add_argument("--tbt-ms", type=positive, default=100.0, metavar="MS", help="time between tokens (100)")
+    asked.add_argument(
+        "--answers",
+        default=ANSWERS,
+        metavar="TEXT",
+        help="tokens of answers, as --mix, where the traffic tells none (log:32-512)",
+    )
+    asked.add_argument(
+        "--kv-tokens", type=count, default=400_000, metavar="N", help="that a decoding server's memory holds (400000)"
+    )
     asked.add_argument("--chunk", type=count, default=8192, metavar="TOKENS", help="--chunked-prefill-size (8192)")
     made.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     made.add_argument(
@@ -101,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 2, and one line, where the input cannot be used."""
     made = parser()
     args = made.parse_args(argv)
+    if args.colocated:
+        return _colocated(args)
     try:
         short_s, long_s = args.ttft_ms
         device = Profile.load(args.profile)
@@ -127,6 +145,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _colocated(args: argparse.Namespace) -> int:
+    try:
+        short_s, long_s = args.ttft_ms
+        device = Profile.load(args.profile)
+        device.decode_s(1, 1)
+        question = whole.Question(device, args.servers, short_s, long_s, args.tbt_ms / 1e3, args.kv_tokens)
+        given = _read(args).cut(WHOLE * args.servers, newest=args.newest)
+        given = whole.answered(given, mixed.by_hand(args.answers), args.seed)
+        trials = whole.Trials(question, given, args.seed)
+        rate, load = args.rate, args.load
+        if rate is None and load is None and not given.timed:
+            load = _load(args)
+        if rate or load:
+            given = given.at_rate(rate or load * trials.capacity * question.servers)
+            trials = whole.Trials(question, given, args.seed)
+        out: Path = args.out
+        out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as e:
+        print(f"laps-plan: {e}", file=sys.stderr)
+        return 2
+    with tqdm(unit=" simulations", disable=None) as bar:
+
+        def tell(what: str) -> None:
+            bar.set_postfix_str(what)
+            bar.update()
+
+        trials.tell = tell
+        found = colocated.answer(trials)
+    (out / "plan.json").write_text(json.dumps(colocated.as_dict(found), indent=1) + "\n")
+    print(colocated.text(found), end="")
+    print(f"\nJSON: {out / 'plan.json'}")
+    return 0
+
+
 def _read(args: argparse.Namespace) -> Traffic:
     if args.file is not None:
         traffic = files.read(args.file, args.format, args.seed).cut(args.requests, newest=args.newest)
@@ -146,7 +198,12 @@ def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> T
     if rate is None and load is None:
         if traffic.timed:
             return trials
-        if args.mix is None:
-            raise ValueError(f"{args.file} has no times: give --rate or --load")
-        load = LOAD
+        load = _load(args)
     return Trials(question, trials.traffic.at_rate(rate or load * trials.capacity * question.servers))
+
+
+def _load(args: argparse.Namespace) -> float:
+    """Of traffic without times. Raises ValueError where it is a file's."""
+    if args.mix is None:
+        raise ValueError(f"{args.file} has no times: give --rate or --load")
+    return LOAD

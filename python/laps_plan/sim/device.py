@@ -27,8 +27,14 @@ class Device:
         self._rng = random.Random(seed)
 
     def seconds(self, batch: Batch) -> float:
-        """Time of a step; marks the batch as replayed if it is."""
-        attention = tokens = history = longest = 0
+        """Time of a step; marks the batch as replayed if it is.
+
+        Rows that are decoded beside a chunk cost what its tokens do, and the reading of their contexts.
+        """
+        if not batch.parts:
+            return self._spread_out(self.profile.decode_s(batch.streams, batch.context))
+        attention = history = longest = 0
+        tokens = batch.streams
         for _, new, old in batch.parts:
             attention += new * (new + 2 * old)
             tokens += new
@@ -41,14 +47,17 @@ class Device:
         body = alpha * attention + linear * counted + gamma_r * history + per_request * count
         took = body + fixed
         ladder = self._ladder
-        if ladder is not None and longest <= ladder.length:
+        if ladder is not None and longest <= ladder.length and not batch.streams:
             new_tokens = [new for _, new, _ in batch.parts]
             rows = ladder.choose(new_tokens)[0] if ladder.admits(new_tokens) else None
             if rows is not None:
                 took, batch.replayed = body + self._replay_s(tokens, rows), True
-        if self._spread:
-            took *= self._spread[int(self._rng.random() * len(self._spread))]
-        return took
+        if batch.streams and self.profile.decode is not None:
+            took += self.profile.decode.context * batch.context
+        return self._spread_out(took)
+
+    def _spread_out(self, took: float) -> float:
+        return took * self._spread[int(self._rng.random() * len(self._spread))] if self._spread else took
 
     def _replay_s(self, tokens: int, rows: int) -> float:
         """What a replay takes besides the batch's own work."""

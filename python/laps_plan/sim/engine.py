@@ -63,6 +63,8 @@ class Server:
         """Device time on each class, where the scheduler tells them apart (seconds)."""
         self.answered: Callable[[float, Request], None] = lambda now, request: None
         """Told of each first token as it reaches the client."""
+        self.ended: Callable[[float, Request], None] = lambda now, request: None
+        """Told of each last token as it reaches the client."""
         p = device.profile
         self._front = p.front_s, p.front_token_s
         self._poll_s, self._ahead, self._launch_s = p.poll_s, p.ahead, p.launch_s
@@ -129,8 +131,8 @@ class Server:
     def _decide(self, now: float, batch: Batch) -> None:
         """The overlap loop, with `batch` launched: what follows it; then it waits for the result."""
         # Within a pass the scheduler itself is a slice ahead.
-        within = batch.running is not None and batch.running.within
-        said = self.scheduler.next(now) if batch.parts and not within else None
+        within = batch.within or (batch.running is not None and batch.running.within)
+        said = self.scheduler.next(now) if (batch.parts or batch.streams) and not within else None
         if said.__class__ is Batch:
             self._following = said  # type: ignore[assignment]
             now = self._launch(now, said, batch.end)  # type: ignore[arg-type]
@@ -142,9 +144,7 @@ class Server:
             if batch.running is not None:
                 self.spent[batch.running.cls] += batch.end - batch.begin
         self.scheduler.finished(batch, now)
-        answered, reply = self.answered, now + self._reply_s
-        for request in batch.ending:
-            answered(reply, request)
+        self._tell(now + self._reply_s, batch)
         following, self._following = self._following, None
         if following is not None:
             self._events.at(now + self._poll_s, self._decide, following)
@@ -152,6 +152,13 @@ class Server:
         # Where the host is a slice ahead it has looked while the slice ran.
         ready = self._ahead and batch.seconds is not None and not batch.parts
         self._events.at(now if ready else now + self._poll_s, self._again, None)
+
+    def _tell(self, reply: float, batch: Batch) -> None:
+        """Clients hear of it at `reply`. An answer is its first token."""
+        answered, ended = self.answered, self.ended
+        for request in batch.ending:
+            answered(reply, request)
+            ended(reply, request)
 
     def _again(self, now: float, _: None) -> None:
         self._running = False
@@ -168,7 +175,7 @@ class Fleet(Protocol):
         """A client sends ``request`` at ``now``."""
 
     def answered(self, now: float, request: Request) -> None:
-        """Its first token is back."""
+        """It has its answer."""
 
 
 def simulate(
@@ -183,13 +190,16 @@ def simulate(
     came = iter(workload.arrivals())
     follow = workload.answered if workload.follows else None
     send = fleet.send
-    sent = 0
+    sent = ends = 0
     last = 0.0
 
     def answered(now: float, request: Request) -> None:
-        nonlocal last, sent
-        last = now
         add(request, now)
+
+    def ended(now: float, request: Request) -> None:
+        nonlocal last, sent, ends
+        last = now
+        ends += 1
         fleet.answered(now, request)
         if follow is not None and request.job is not None:
             following = follow(now, request.job)
@@ -198,7 +208,7 @@ def simulate(
                 events.at(following.at_s, send, Request.of(following))
 
     for server in fleet.servers:
-        server.answered = answered
+        server.answered, server.ended = answered, ended
     coming = next(came, None)
     now = 0.0
     first = coming.at_s if coming is not None else 0.0
@@ -211,7 +221,7 @@ def simulate(
             send(now, Request.of(coming))
             coming = next(came, None)
         elif heap:
-            if coming is None and len(record) == sent:
+            if coming is None and ends == sent:
                 # What is left are the beats of a controller.
                 break
             now, _, action, what = pop(heap)
@@ -221,7 +231,7 @@ def simulate(
             action(now, what)
         else:
             break
-    left = sent - len(record)
+    left = sent - ends
     if left and not heap and coming is None and now <= until_s:
         raise RuntimeError(f"{left} of {sent} requests were lost")
     servers = fleet.servers

@@ -153,4 +153,5 @@ class GroupServer(Server):
         for request in batch.ending:
             self._assign.answered(request)
             self.answered(now + self._reply_s, request)
+            self.ended(now + self._reply_s, request)
         self._events.at(now + self._poll_s, self._again, None)

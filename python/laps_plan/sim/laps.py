@@ -110,34 +110,36 @@ class Laps:
             requests = [r for s in under_way for r, _, _ in s.parts]
             weight = pacer.sizes.weight(r.view for r in requests)
             due_s = min((r.view.deadline_s for r in requests if r.view.deadline_s is not None), default=None)
-            paused = Paused(left_s, len(requests), len(under_way), weight=weight, deadline_s=due_s)
+            slice_s = top.slices[-1]
+            paused = Paused(left_s, len(requests), len(under_way), weight=weight, deadline_s=due_s, slice_s=slice_s)
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
-        plan = pacer.plan(
-            now,
-            [r.view for r in islice(self._short, LOOKAHEAD)],
-            [r.line or _long(r) for r in longs],
-            waiting=len(self._short) + len(self._long),
-            paused=paused,
-        )
-        said: Batch | float | None = plan.until_s if plan.waiting else None
-        for cls in plan.order:
-            if cls == LONG and plan.mixed:
-                said = self._shared(longs, plan, now)
-                break
-            batch = self._shorts(plan, now) if cls == SHORT else self._longs(longs, plan, now)
-            if batch is not None:
-                said = self._send(cls, batch, plan, now)
-                break
-        else:
-            if under_way:
-                said = self._slice(under_way[-1])
+        shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.line or _long(r) for r in longs]
+        plan = pacer.plan(now, shorts, lines, waiting=len(self._short) + len(self._long), paused=paused)
+        plan = self._turn(now, plan, shorts, lines, paused)
+        said = self._carry_out(now, plan, longs)
         if plan.threshold != self._threshold:
             self._reclass(plan.threshold)
         if launched is not None and isinstance(said, Batch) and said.whole is not launched:
             said.prepared, self._then = True, said
             return self._slice(launched)
         return said
+
+    def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
+        """The plan, where other work of the server may change it. `shorts`, `longs`: what it picks from."""
+        return plan
+
+    def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
+        """What ``next`` says by this plan; without a batch of it what is paused goes on."""
+        for cls in plan.order:
+            if cls == LONG and plan.mixed:
+                return self._shared(longs, plan, now)
+            batch = self._shorts(plan, now) if cls == SHORT else self._longs(longs, plan, now)
+            if batch is not None:
+                return self._send(cls, batch, plan, now)
+        if self._under_way:
+            return self._slice(self._under_way[-1])
+        return plan.until_s if plan.waiting else None
 
     def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch:
         """The short requests picked, and the long ones in what room they leave."""
@@ -206,7 +208,7 @@ class Laps:
         for r in taken:
             room -= r.left
             parts.append((r, r.left, r.history))
-        if seen >= LOOKAHEAD and seen == len(picked):
+        if seen >= LOOKAHEAD and seen == len(picked) and not plan.split:
             while short and short[0].left <= room:
                 r = short.popleft()
                 taken.append(r)

@@ -44,6 +44,12 @@ class Request:
     """The router's account of it."""
     rank: int = 0
     """Data-parallel rank that serves it."""
+    output: int = 1
+    """Tokens of its answer; the first one comes with the prefill."""
+    first_s: float = 0.0
+    """When that one reached the client."""
+    first_step: int = -1
+    """The server's decode step that made the second one; -1: there was none yet."""
 
     def __post_init__(self) -> None:
         self.prompt, self.history, self.ready = self.left + self.cached, self.cached, self.at
@@ -52,7 +58,7 @@ class Request:
     def of(cls, job: Job) -> Request:
         """What a job becomes when it is sent."""
         session = job.stream if job.goes_on else -1
-        return cls(job.number, job.at_s, job.new, job.cached, session, job.slo_s, job)
+        return cls(job.number, job.at_s, job.new, job.cached, session, job.slo_s, job, output=job.output)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,3 +79,11 @@ class Batch:
     end: float = 0.0
     replayed: bool = False
     """From a full graph."""
+    streams: int = 0
+    """Requests that are decoded in it: without ``parts`` it is a decode step, with them a mixed chunk."""
+    context: int = 0
+    """Tokens of their contexts, all together."""
+    last: list[Request] = field(default_factory=list)
+    """Those of them whose last token it makes."""
+    within: bool = False
+    """A decode step while a batch is paused."""

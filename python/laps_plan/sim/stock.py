@@ -16,8 +16,9 @@ from laps_plan.sim.request import Batch, Request
 class Scheduler(Protocol):
     """One server's scheduler. Times are simulated seconds."""
 
-    waiting_tokens: int
-    """New tokens that wait, the prompt in progress included."""
+    @property
+    def waiting_tokens(self) -> int:
+        """New tokens that wait, the prompt in progress included."""
 
     def add(self, request: Request, now: float) -> None: ...
 
@@ -32,7 +33,8 @@ class Stock:
     """What all stock policies share; a subclass says who is next. ``chunk`` (tokens): None = prefills are not cut."""
 
     def __init__(self, chunk: int | None) -> None:
-        self._room = chunk or 1 << 60
+        self.budget = chunk or 1 << 60
+        """New tokens of a batch."""
         self._parked: Request | None = None
         self.waiting_tokens = 0
         self.held = False
@@ -52,7 +54,7 @@ class Stock:
         """See Scheduler."""
         parts: list[tuple[Request, int, int]] = []
         ending: list[Request] = []
-        room = self._room
+        room = self.budget
         parked, self._parked = self._parked, None
         if parked is not None:
             room -= self._take(parked, self._limit(parked, room), parts, ending)

@@ -39,7 +39,7 @@ class Several(Stock):
         """See Scheduler."""
         parts: list[tuple[Request, int, int]] = []
         ending: list[Request] = []
-        room = self._room
+        room = self.budget
         for request, most in self._shares(now):
             new = min(request.left, most, room)
             if not new or (self.held and request.started < 0.0):
@@ -54,7 +54,7 @@ class Several(Stock):
     def _shares(self, now: float) -> Iterator[tuple[Request, int]]:
         """Those that may have a part of the step, in order, and how much at most (tokens)."""
         own = sorted(self._queue[:IN_PROGRESS], key=lambda r: r.left)
-        room, cut = self._room, 0
+        room, cut = self.budget, 0
         for i, request in enumerate(own):
             share = min(request.left, max(1, room // (len(own) - i)))
             room -= share
@@ -77,7 +77,7 @@ class Interleaved(Several):
         if not self._queue:
             return
         first = self._queue[0]
-        room = self._room - min(first.left, self._room)
+        room = self.budget - min(first.left, self.budget)
         yield first, first.left
         for request in self._queue[1:]:
             if request.left <= room:
@@ -97,7 +97,7 @@ class Preflow(Several):
             return 2.0 ** min(500.0, (now - r.ready) / PATIENCE_S) / work
 
         started = sum(r.started >= 0.0 for r in self._queue)
-        room = self._room
+        room = self.budget
         for request in sorted(self._queue, key=claim, reverse=True):
             if request.started < 0.0 and request.left > room:
                 if started >= IN_PROGRESS:

@@ -26,6 +26,7 @@ class _Plain(msgspec.Struct):
     new_tokens: Tokens
     arrival_ms: Number = 0.0
     cached_tokens: Tokens = 0
+    output_tokens: Tokens = 0
 
 
 class _Turn(msgspec.Struct):
@@ -42,6 +43,7 @@ class _Turn(msgspec.Struct):
 class _Azure(msgspec.Struct):
     when: str = msgspec.field(name="TIMESTAMP")
     tokens: Tokens = msgspec.field(name="ContextTokens")
+    output: Tokens = msgspec.field(name="GeneratedTokens", default=0)
 
 
 class _Blocks(msgspec.Struct):
@@ -49,16 +51,18 @@ class _Blocks(msgspec.Struct):
 
     timestamp: Number
     input_length: Tokens
+    output_length: Tokens = 0
     hash_ids: list[int | str] = []
 
 
-Row = tuple[float, int, int, list[int | str]]
-"""Arrival (seconds), tokens, cached tokens, and the names of its blocks, which say what of the tokens is cached."""
+Row = tuple[float, int, int, list[int | str], int]
+"""Arrival (seconds), tokens, cached tokens, the names of its blocks, which say what of the tokens is cached, and tokens
+of the answer; 0 = unknown."""
 
 
 def _plain(lines: Iterable[str]) -> Iterator[Row]:
     for _, row in _csv(lines, _Plain):
-        yield (row.arrival_ms / 1e3, row.new_tokens, row.cached_tokens, [])
+        yield (row.arrival_ms / 1e3, row.new_tokens, row.cached_tokens, [], row.output_tokens)
 
 
 def _sessions(lines: Iterable[str], seed: int) -> list[Job]:
@@ -79,9 +83,9 @@ def _sessions(lines: Iterable[str], seed: int) -> list[Job]:
                 pause_s = max(0.0, turn.think_ms) / 1e3 + TOKEN_S * said
                 due_s += pause_s
             said = turn.output_tokens
-            jobs.append(
-                Job(begin_s + due_s, max(1, turn.new_tokens), turn.cached_tokens, stream, goes_on=True, pause_s=pause_s)
-            )
+            new, output = max(1, turn.new_tokens), max(1, said)
+            at_s, cached = begin_s + due_s, turn.cached_tokens
+            jobs.append(Job(at_s, new, cached, stream, goes_on=True, pause_s=pause_s, output=output))
     return around(jobs, SPAN_S)
 
 
@@ -91,7 +95,7 @@ def _azure(lines: Iterable[str]) -> Iterator[Row]:
             when = datetime.fromisoformat(row.when).timestamp()
         except ValueError:
             raise ValueError(f"line {n}: TIMESTAMP {row.when!r} is no time") from None
-        yield (when, row.tokens, 0, [])
+        yield (when, row.tokens, 0, [], row.output)
 
 
 def _csv(lines: Iterable[str], kind: Any) -> Iterator[tuple[int, Any]]:
@@ -114,7 +118,7 @@ def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[Row]]:
                 row = decode(line)
             except (msgspec.MsgspecError, UnicodeError) as e:
                 raise ValueError(f"line {n}: {e}") from None
-            yield (row.timestamp * unit_s, row.input_length, 0, row.hash_ids)
+            yield (row.timestamp * unit_s, row.input_length, 0, row.hash_ids, row.output_length)
 
     return read
 
@@ -186,17 +190,18 @@ def read(path: Path, kind: str | None = None, seed: int = 0) -> Traffic:
     first_s = rows[0][0]
     cached = _prefixes(block)
     jobs = []
-    for at, tokens, known, names in rows:
+    for at, tokens, known, names, output in rows:
         if block:
             known = min(cached(names), tokens - 1)
             tokens -= max(0, known)
-        jobs.append(Job(at - first_s, max(1, tokens), max(0, known)))
+        jobs.append(Job(at - first_s, max(1, tokens), max(0, known), output=max(1, output)))
     notes = (INFINITE,) if block else ()
     if rows[-1][0] > first_s:
         return Traffic(jobs, what, notes)
     lengths = iter([(job.new, job.cached) for job in jobs])
     drawn = poisson(lambda rng: next(lengths), len(jobs), what, timed=False)
-    return replace(drawn, notes=(*notes, *drawn.notes))
+    timed = [replace(job, at_s=at.at_s) for job, at in zip(jobs, drawn.jobs, strict=True)]
+    return replace(drawn, jobs=timed, notes=(*notes, *drawn.notes))
 
 
 def _opened(path: Path) -> IO[str]:

@@ -31,6 +31,8 @@ class Job:
     """After the answer that it needs, at least: the client's own time (seconds)."""
     number: int = 0
     """Unique in its load, where the load follows answers or is simulated."""
+    output: int = 1
+    """Tokens of its answer, where a server that decodes is simulated."""
 
     @property
     def kind(self) -> str:

@@ -17,13 +17,19 @@ FOLDER = Path(__file__).resolve().parents[1] / "traces"
 
 
 def load(path: Path) -> list[Job]:
-    """A gzip CSV with ``arrival_ms,new_tokens,cached_tokens``, by arrival; without times (all 0) as it stands there.
+    """A gzip CSV with ``arrival_ms,new_tokens,cached_tokens,output_tokens``, of which all but the second may be
+    missing, by arrival; without times (all 0) as it stands there.
 
     Raises OSError, KeyError or ValueError.
     """
     with gzip.open(path, "rt", encoding="utf-8", newline="") as f:
         jobs = [
-            Job(float(r.get("arrival_ms") or 0) / 1e3, max(1, int(r["new_tokens"])), int(r.get("cached_tokens") or 0))
+            Job(
+                float(r.get("arrival_ms") or 0) / 1e3,
+                max(1, int(r["new_tokens"])),
+                int(r.get("cached_tokens") or 0),
+                output=max(1, int(r.get("output_tokens") or 0)),
+            )
             for r in csv.DictReader(f)
         ]
     return sorted(jobs, key=lambda job: (job.at_s, job.new, job.cached)) if any(job.at_s for job in jobs) else jobs

@@ -22,6 +22,8 @@ class Turn(NamedTuple):
     cached: int
     pause_s: float
     """From the answer before it: the client's own time, and that of the output."""
+    output: int = 1
+    """Tokens of its answer."""
 
 
 def jobs(sessions: Iterable[tuple[float, Sequence[Turn]]], span_s: float | None = None) -> list[Job]:
@@ -32,7 +34,7 @@ def jobs(sessions: Iterable[tuple[float, Sequence[Turn]]], span_s: float | None 
         for n, turn in enumerate(turns):
             pause_s = turn.pause_s if n else 0.0
             at += pause_s
-            found.append(Job(at, turn.new, turn.cached, i, goes_on=True, pause_s=pause_s))
+            found.append(Job(at, turn.new, turn.cached, i, goes_on=True, pause_s=pause_s, output=turn.output))
     return in_turn(found) if span_s is None else around(found, span_s)
 
 
@@ -49,7 +51,7 @@ def agents(longest: int, pause_s: float, token_s: float, path: Path = FOLDER / "
             cached = min(longest - new, int(row["cached_tokens"]))
             pause = min(pause_s, int(row["think_ms"] or 0) / 1e3) + token_s * said.get(name, 0)
             said[name] = int(row["output_tokens"])
-            found.setdefault(name, []).append(Turn(new, cached, pause))
+            found.setdefault(name, []).append(Turn(new, cached, pause, max(1, said[name])))
     return list(found.values())
 
 

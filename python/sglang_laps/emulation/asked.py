@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from laps_core.config import ConfigError
 from laps_plan.profile import Profile
@@ -39,6 +40,16 @@ class Asked:
             return cls(text.strip(), Profile.load(name), slow)
         except SystemExit as e:
             raise ConfigError(f"{where}: {e}") from None
+
+    def why_not(self, args: Any) -> str | None:
+        """Why a server with these arguments cannot have it, or None."""
+        mode = args.disaggregation_mode or "null"
+        if mode == "prefill":
+            return None
+        if mode != "null":
+            return f"--disaggregation-mode is {mode}, not prefill"
+        known = self.profile.decode is not None and self.profile.group is None
+        return None if known else f"without disaggregation a server decodes: {self.profile.name} has no decode steps"
 
     def warning(self) -> str:
         """What every process of such a server says first."""

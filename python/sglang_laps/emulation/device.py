@@ -1,4 +1,4 @@
-"""An emulated device: stands before the ``forward`` of a tiny model and makes each prefill last as its profile says.
+"""An emulated device: stands before the ``forward`` of a tiny model and makes each step last as its profile says.
 
 As on CUDA a forward pass only launches: steps queue on a timeline of their own, and who needs a result waits for its
 event (``events``).
@@ -17,7 +17,7 @@ from sglang_laps.emulation.events import DeviceModule
 from sglang_laps.emulation.record import Record
 from sglang_laps.emulation.timeline import Timeline
 
-PREFILLS = ("EXTEND", "MIXED")
+PREFILLS, DECODE, MIXED = ("EXTEND", "MIXED"), "DECODE", "MIXED"
 """Forward modes whose steps are emulated; others take what the tiny model takes."""
 
 
@@ -37,7 +37,8 @@ class EmulatedDevice(Armed):
         self.operators = 4
         self.asked, self.waits = asked, waits
         self._profile = asked.profile.stretched(asked.slow * share)
-        self.record = Record()
+        self.record, self.decoded = Record(), Record()
+        """Of prefill steps, with and without rows that are decoded beside them; of decode steps."""
         self._timeline = timeline or Timeline()
         self._model = runner.forward
         self._lasted_s = 0.0
@@ -61,30 +62,49 @@ class EmulatedDevice(Armed):
         """What the server's status says of it (JSON-ready)."""
         profile = self.asked.profile
         about = {"profile": profile.name, "source": profile.source, "slow": self.asked.slow}
-        return {**about, **self.record.as_dict()}
+        decode = {"decode": self.decoded.as_dict()} if self.decoded.steps else {}
+        return {**about, **self.record.as_dict(), **decode}
 
     def _forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         armed = self.disarm()
-        if forward_batch.forward_mode.name not in PREFILLS:
+        mode = forward_batch.forward_mode.name
+        decodes = mode == DECODE and self._profile.decode is not None
+        if not (decodes or mode in PREFILLS):
             return self._model(forward_batch, *args, **kwargs)
-        shape = list(zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True))
-        profile_s = self._profile.coefficients.seconds(StepShape.of(shape))
+        shape: list[tuple[int, int]] = []
+        if decodes:
+            profile_s = self._profile.decode_s(forward_batch.batch_size, int(forward_batch.seq_lens_cpu.sum()))
+        else:
+            shape = list(zip(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, strict=True))
+            profile_s = self._prefill_s(shape, mixed=mode == MIXED)
         time, others_s = self._timeline, self._lasted_s
         called, begin = time.now(), time.begin()
         output = self._model(forward_batch, *args, **kwargs)
         model_s = time.now() - called
         if armed is None:
-            time.wait(called + self._profile.launch_s)
+            # A decode step is launched as one graph.
+            time.wait(called if decodes else called + self._profile.launch_s)
             time.book(called, profile_s, time.now())
         else:
             self._in_slices(called, profile_s, shape, *armed)
         # Without the steps that ran in its pauses, which have entered theirs.
         lasted_s = time.free - begin - (self._lasted_s - others_s)
         self._lasted_s += lasted_s
-        self.record.add(profile_s, lasted_s, model_s)
+        (self.decoded if decodes else self.record).add(profile_s, lasted_s, model_s)
         if self.waits:
             time.wait(time.free)
         return output
+
+    def _prefill_s(self, shape: list[tuple[int, int]], *, mixed: bool) -> float:
+        """Time of a prefill step. `mixed`: rows of one token are decoded, and cost what a chunk's tokens do and the
+        reading of their contexts."""
+        cost = self._profile.decode
+        if not mixed or cost is None:
+            return self._profile.coefficients.seconds(StepShape.of(shape))
+        contexts = [old + 1 for new, old in shape if new == 1]
+        prompts = StepShape.of((new, old) for new, old in shape if new > 1)
+        prompts = prompts._replace(tokens=prompts.tokens + len(contexts))
+        return self._profile.coefficients.seconds(prompts) + cost.context * sum(contexts)
 
     def _in_slices(
         self, launched: float, profile_s: float, shape: list[tuple[int, int]], layers: float, pause: Pause

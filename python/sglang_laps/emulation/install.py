@@ -9,7 +9,7 @@ from sglang_laps import seams
 from sglang_laps.emulation.asked import ENV, Asked
 from sglang_laps.emulation.device import EmulatedDevice
 from sglang_laps.emulation.group import GroupDevice
-from sglang_laps.support import no_prefill_server, refuse, resolved
+from sglang_laps.support import refuse, resolved
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def install(asked: Asked) -> None:
     def loaded(result: Any, scheduler: Any) -> Any:
         from sglang.srt.runtime_context import get_parallel
 
-        if reason := no_prefill_server(resolved(scheduler.server_args)):
+        if reason := asked.why_not(resolved(scheduler.server_args)):
             refuse(f"{ENV}: {reason}")
         runner = scheduler.tp_worker.model_runner
         parallel = get_parallel()
@@ -40,6 +40,7 @@ def install(asked: Asked) -> None:
             except ValueError as e:
                 refuse(f"{ENV}: {e}")
         runner.attn_backend._run_sdpa_forward_extend = _no_attention
+        runner.attn_backend._run_sdpa_forward_decode = _no_attention
         return result
 
     def events(result: Any, scheduler: Any) -> Any:

@@ -1,0 +1,229 @@
+"""Servers that prefill and decode: LAPS against SGLang's settings, in the simulator.
+
+python -m benchmark.sim.colocated                             Qwen3-8B, 30B-A3B and 32B on H200
+python -m benchmark.sim.colocated --models 8b --requests 600  one of them, quickly
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from laps_core.latency.step import StepShape
+from laps_core.scheduling.decode import LEAST_TARGET_S, TIMES
+from laps_plan.plan.whole import DEFAULT, SPARING, Question, Row, Trials, best, even, stock
+from laps_plan.profile import Profile
+from laps_plan.sim.serving import LAPS, Serving, serve
+from laps_plan.sim.streams import Tokens
+from laps_plan.traffic import turns
+from laps_plan.traffic.given import Traffic
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import lmsys, log_uniform, mix, uniform
+from laps_plan.traffic.streams import Closed, Trace, poisson
+
+from benchmark.results import bars
+from benchmark.results.bars import Bar
+from benchmark.results.piece import Figure, Piece, Table, count, parser, positive
+
+KV_TOKENS = {"8b": 730_000, "30b-a3b": 640_000, "32b": 225_000}
+"""Tokens of KV cache beside the weights in 88% of an H200's 141 GB."""
+SHORT_S, LONG_S, TBT_S = 0.4, 4.0, 0.1
+"""Objectives of goodput (seconds)."""
+STREAMS, SPAN_S, PROMPT_SHARE = 32, 40.0, 0.5
+"""Streams beside prompts of 8,192 tokens: how many, for how long, and the share of the device that the prompts take."""
+LENGTHS, ANSWERS = mix(lmsys(256), log_uniform(1024, 8192), 0.2), log_uniform(32, 512)
+"""Chat with documents: tokens of prompts and of answers."""
+CLIENTS = 192
+"""Of the closed loop in which rates are compared."""
+AGENTS_LONGEST, THINK_S, TOKEN_S = 16_384, 30.0, 0.02
+"""Agents: prompts are cut to so many tokens, pauses to so many seconds; seconds of a token in their records."""
+TRIED = 3
+"""Stock settings whose goodput is looked for: those with the most in time at the given load."""
+
+
+@dataclass
+class Chats(Closed):
+    """Closed loop of prompts with answers."""
+
+    def _next(self, now: float, client: int) -> Job:
+        return replace(super()._next(now, client), output=ANSWERS(self._rngs[client]))
+
+
+@dataclass
+class Study:
+    """One model."""
+
+    model: str
+    profile: Profile
+    requests: int
+    seed: int
+    piece: Piece
+
+    @property
+    def question(self) -> Question:
+        """One server, and the objectives."""
+        return Question(self.profile, 1, SHORT_S, LONG_S, TBT_S, KV_TOKENS[self.model])
+
+    def judge(self, name: str, value: float, bar: Bar) -> None:
+        """Note a figure."""
+        self.piece.figures.append(Figure.of(f"{self.model}: {name}", value, bar))
+        print(self.piece.figures[-1], flush=True)
+
+    def note(self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], data: Any) -> None:
+        """Note a table and what is behind it."""
+        self.piece.tables.append(Table(f"{self.model}: {title}", heads, rows))
+        self.piece.data.setdefault(self.model, {})[title] = data
+
+    # -- streams beside long prompts
+
+    def beside_long_prompts(self) -> None:
+        """How long streams wait for a token while prompts of 8,192 come."""
+        step_s = self.profile.decode_s(STREAMS, 1000 * STREAMS)
+        target_s = max(LEAST_TARGET_S, TIMES * step_s)
+        rng = random.Random(f"{self.seed} streams")
+        jobs = [Job(0.02 * i, 64, output=round(4 * SPAN_S / target_s)) for i in range(STREAMS)]
+        rate = PROMPT_SHARE / self.profile.coefficients.seconds(StepShape.of([(8192, 0)]))
+        jobs += [Job(2.0 + at, 8192, output=4) for at in poisson(rate, SPAN_S, rng)]
+        jobs += [Job(2.0 + at, uniform(16, 256)(rng), output=4) for at in poisson(4.0, SPAN_S, rng)]
+        trace = Trace(sorted(jobs, key=lambda job: job.at_s))
+        found: dict[str, dict[str, float]] = {}
+        for serving in (Serving(LAPS), DEFAULT, Serving("shortest-prefill-first", 512, interval=1)):
+            answers = serve(serving, trace, self.profile)
+            tokens = Tokens.of(answers.logs.logs, 2.0, 2.0 + SPAN_S)
+            found[serving.name] = {
+                name: tokens.quantile(q) for name, q in (("P50", 0.5), ("P99", 0.99), ("longest", 1.0))
+            }
+        rows = [[name, *(f"{1e3 * s:.1f}" for s in of.values())] for name, of in found.items()]
+        self.note(
+            f"time between tokens (ms) of {STREAMS} streams while prompts of 8,192 tokens come; target "
+            f"{1e3 * target_s:.0f} ms", ("", "P50", "P99", "longest"), rows, {"target_s": target_s, "found": found},
+        )  # fmt: skip
+        laps, default = found[LAPS], found[DEFAULT.name]
+        self.judge("between tokens, P99 / target", laps["P99"] / target_s, bars.COLOCATED_P99)
+        self.judge("between tokens, longest / target", laps["longest"] / target_s, bars.COLOCATED_LONGEST)
+        for name in ("P99", "longest"):
+            self.judge(f"between tokens, {name}, laps / stock as it is", laps[name] / default[name], bars.COLOCATED_TBT)
+
+    # -- chat with documents
+
+    def chat(self) -> Traffic:
+        """Chat with documents at one request per second."""
+        rng = random.Random(f"{self.seed} chat")
+        jobs = [Job(at, LENGTHS(rng), output=ANSWERS(rng)) for at in poisson(1.0, float(self.requests), rng)]
+        return Traffic(jobs, "chat with documents")
+
+    def under_load(self, load: float) -> None:
+        """TTFT under load, LAPS over the best of stock."""
+        trials = self._trials(self.chat(), load)
+        rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
+        laps, default = rows[0], next(r for r in rows if r.serving == DEFAULT)
+        rate = trials.traffic.rate
+        self._tell(f"chat with documents, {rate:.3g} requests/s, {load:.0%} of what is estimated", rows)
+        short, mean, _ = bars.COLOCATED_MODELS[self.model]
+        for figure, bar in (("short P90", short), ("mean TTFT", mean)):
+            rival = best(even(rows, laps), figure)
+            name = f"{figure}, laps / {rival.serving.name} (the best of stock)"
+            self.judge(name, laps.value(figure) / rival.value(figure), bar)
+        over = laps.value("long P90") / default.value("long P90")
+        self.judge("long P90, laps / stock as it is", over, bars.COLOCATED_LONG)
+        self._goodput("chat with documents", trials, rows)
+
+    def at_saturation(self) -> None:
+        """Requests/s of a closed loop, LAPS over the best of stock."""
+        q, rows = self.question, []
+        for serving in (Serving(LAPS), Serving(LAPS, knobs=SPARING), *stock()):
+            loop = Chats(LENGTHS, CLIENTS, self.requests, self.seed)
+            rows.append(Row.of(serving, serve(serving, loop, self.profile, seed=self.seed), q))
+        self._tell(f"closed loop of {CLIENTS} clients", rows)
+        bar = bars.COLOCATED_MODELS[self.model][2]
+        for i, name in enumerate(("laps", "laps, preempt_overhead 0.05")):
+            rival = best(even(rows, rows[i]), "answers/s")
+            over = rows[i].rate / rival.rate
+            self.judge(f"requests/s at saturation, {name} / {rival.serving.name} (the best of stock)", over, bar)
+
+    # -- goodput
+
+    def agents(self, load: float) -> None:
+        """Goodput of coding agents."""
+        rng = random.Random(f"{self.seed} agents")
+        sessions = turns.agents(AGENTS_LONGEST, THINK_S, TOKEN_S)
+        jobs = turns.jobs(turns.stretches(sessions, 11, 1.0, float(self.requests), rng), float(self.requests))
+        trials = self._trials(Traffic([_own(job, jobs) for job in jobs], "agents"), load)
+        rows = [trials.row(s) for s in (Serving(LAPS), *stock())]
+        self._tell(f"agents, {trials.traffic.rate:.3g} requests/s, {load:.0%} of what is estimated", rows)
+        self._goodput("agents", trials, rows)
+
+    def _goodput(self, what: str, trials: Trials, rows: Sequence[Row]) -> None:
+        q = self.question
+        good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))
+        tried = [q.laps(), q.laps(**SPARING), *(r.serving for r in good[:TRIED])]
+        found = {s.name: trials.highest(s, q, 1) for s in tried}
+        cells = [[name, f"{rate:.3g}"] for name, rate in found.items()]
+        self.note(f"{what}: requests/s with 90% in time", ("", "requests/s"), cells, found)
+        own = {name: rate for name, rate in found.items() if name.startswith(LAPS)}
+        others = {name: rate for name, rate in found.items() if name not in own}
+        rival = max(others, key=lambda name: others[name])
+        over = max(own.values()) / others[rival] if others[rival] else float("inf")
+        self.judge(f"goodput, {what}, laps / {rival} (the best of stock)", over, bars.COLOCATED_GOODPUT)
+
+    def _trials(self, traffic: Traffic, load: float) -> Trials:
+        rough = Trials(self.question, traffic, self.seed)
+        return Trials(self.question, traffic.at_rate(load * rough.capacity), self.seed, search=self.requests // 2)
+
+    def _tell(self, title: str, rows: Sequence[Row]) -> None:
+        heads = (
+            "",
+            "between tokens P50",
+            "P99",
+            "longest",
+            "short P90",
+            "long P90",
+            "mean TTFT",
+            "requests/s",
+            "in time",
+        )
+        cells = []
+        for r in rows:
+            times = (*r.tbt.values(), r.value("short P90"), r.value("long P90"), r.mean)
+            cells.append([r.serving.name, *(f"{1e3 * s:.0f}" for s in times), f"{r.rate:.2f}", f"{r.in_time:.1%}"])
+        data = [{**asdict(r), "parts": None, "setup": r.serving.name} for r in rows]
+        self.note(f"{title} (ms)", heads, cells, data)
+
+
+def _own(job: Job, jobs: Sequence[Job]) -> Job:
+    """The time of the answer before is simulated, and no part of the pause."""
+    if job.after is None:
+        return job
+    return replace(job, pause_s=max(0.0, job.pause_s - TOKEN_S * jobs[job.after].output))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("python -m benchmark.sim.colocated", __doc__, "sim-colocated", seed=0, whole=True)
+    p.add_argument("--models", nargs="+", choices=list(KV_TOKENS), default=list(KV_TOKENS))
+    p.add_argument("--requests", type=count, default=1500, help="of a simulation (1500)")
+    p.add_argument("--load", type=positive, default=0.7, help="share of what is estimated to be the most (0.7)")
+    args = p.parse_args(argv)
+    text = (
+        "Simulated servers that prefill and decode, a device each: H200, profiles from kernels that NVIDIA measured. "
+        "Chat with documents: prompts of LMSYS lengths up to 256 tokens, 20% of 1,024 to 8,192, answers of 32 to 512. "
+        f"The best of stock is, in each figure, the best of {len(stock())} settings whose P99 between tokens is no "
+        f"longer than that of LAPS. In time: first token within {1e3 * SHORT_S:g} ms (short) or {1e3 * LONG_S:g} ms "
+        f"(long), 99 of 100 others within {1e3 * TBT_S:g} ms after the one before. Retraction and transfers are not "
+        "simulated."
+    )
+    piece = Piece("sim-colocated", "Servers that prefill and decode, simulated", text, args.seed)
+    for model in args.models:
+        study = Study(model, Profile.load(f"h200-qwen3-{model}"), args.requests, args.seed, piece)
+        study.beside_long_prompts()
+        study.under_load(args.load)
+        study.at_saturation()
+        study.agents(args.load)
+    piece.leave(args.out, "benchmark.sim.colocated", argv)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

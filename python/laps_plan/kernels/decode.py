@@ -1,0 +1,59 @@
+"""From the times of generation kernels to what decode steps cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from laps_plan.decode import DecodeCost
+
+Generation = Callable[[int, int], dict[str, float]]
+"""Seconds of each kind of kernel in a step of (so many streams, tokens of context of each)."""
+STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS = (128, 1024, 4096, 16384)
+MOST = 1 << 20
+"""Tokens of context in a step, at most: about what a device's memory holds."""
+
+
+class DecodeSample(NamedTuple):
+    """A step whose time was looked up."""
+
+    streams: int
+    context: int
+    """Tokens, of all streams together."""
+    rows_s: float
+    """Seconds of all kernels but attention."""
+    attention_s: float
+
+
+def samples(generation: Generation) -> list[DecodeSample]:
+    """Every step of the grid with its time."""
+    return [_sample(n, each, generation(n, each)) for n, each in _grid()]
+
+
+def _grid() -> Iterator[tuple[int, int]]:
+    return ((n, each) for n in STREAMS for each in CONTEXTS if n * each <= MOST)
+
+
+def _sample(n: int, each: int, kernels: dict[str, float]) -> DecodeSample:
+    attention_s = sum(s for name, s in kernels.items() if name.endswith("attention"))
+    return DecodeSample(n, n * each, sum(kernels.values()) - attention_s, attention_s)
+
+
+def cost(rows: Sequence[DecodeSample]) -> DecodeCost:
+    """Attention as a line over streams and tokens of context, by least relative squares; all else as it was looked up,
+    but for what falls with more streams."""
+    terms = np.array([(1.0, r.streams, r.context) for r in rows])
+    weight = 1.0 / np.array([r.attention_s for r in rows])
+    start, each, context = nnls(terms * weight[:, None], np.ones(len(rows)))[0].tolist()
+    rest: dict[int, float] = {}
+    for r in rows:
+        rest[r.streams] = max(r.rows_s, *rest.values()) if rest else r.rows_s
+    known = sorted(rest)
+    return DecodeCost(
+        streams=known, seconds=[float(f"{rest[n] + start + each * n:.5g}") for n in known],
+        context=float(f"{context:.5g}"),
+    )  # fmt: skip

@@ -1,0 +1,297 @@
+"""``laps-plan --colocated``: LAPS on servers that prefill and decode, against SGLang's settings for them, and against
+as many devices in prefill and decode servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from laps_plan.plan.advice import GAIN, HARM, IN_TIME_GAIN, LONG_HARM
+from laps_plan.plan.figures import COMPARED, Change
+from laps_plan.plan.setup import IN_TIME
+from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, SPARING, Question, Row, Trials, best, even, splits, stock
+from laps_plan.sim.serving import LAPS, Serving
+from laps_plan.table import Table
+from laps_plan.traffic.job import LONG, SHORT, Job
+
+SAME = 0.03
+"""Rates that differ by less are alike: they are found no better."""
+TRIED = 2
+"""Stock settings whose highest rate is looked for."""
+
+
+@dataclass
+class Against:
+    """The highest rates (requests per second) of as many devices, colocated and disaggregated."""
+
+    what: str
+    """What differs from the question, in words; empty = nothing."""
+    laps: float
+    apart: float
+    """Prefill servers under LAPS, and decode servers."""
+    split: int
+    """So many prefill servers were best."""
+
+    @property
+    def word(self) -> str:
+        """How the colocated ones are, before "prefill and decode servers"."""
+        return (
+            "better than" if self.ratio > 1.0 + SAME else "not better than" if self.ratio < 1.0 - SAME else "as good as"
+        )
+
+    @property
+    def ratio(self) -> float:
+        """Colocated over disaggregated; infinite where the latter cannot do it at all."""
+        return self.laps / self.apart if self.apart else float("inf") if self.laps else 1.0
+
+
+@dataclass
+class Answer:
+    """All that is told."""
+
+    trials: Trials
+    rows: list[Row]
+    laps: Row
+    """LAPS with its defaults."""
+    changes: dict[str, tuple[Row, Change]]
+    """By figure: the best of the stock settings whose streams wait no longer, and LAPS against it."""
+    devices: int
+    """In the comparison with disaggregation."""
+    rates: dict[str, tuple[Serving, float]]
+    """LAPS, stock, and stock with prefill and decode servers apart: the best way of each, and its highest rate."""
+    cases: list[Against]
+    """The question, then others like it."""
+
+    @property
+    def recommended(self) -> bool:
+        """Whether LAPS is better than stock here: RULE."""
+        found = [self.changes[f][1].ratios.get(f) for f in (f"{SHORT} P90", "mean TTFT")]
+        known = [ratio for ratio in found if ratio is not None]
+        gains = any(ratio.high < GAIN for ratio in known) and all(ratio.low <= HARM for ratio in known)
+        long = self.changes[f"{LONG} P90"][1].ratios.get(f"{LONG} P90")
+        kept = self.laps.in_time >= self.changes["in time"][0].in_time - IN_TIME_GAIN
+        rates = self.rates["laps"][1] >= (1.0 - SAME) * self.rates["stock"][1]
+        return gains and (long is None or long.middle <= LONG_HARM) and kept and rates
+
+
+RULE = (
+    "LAPS is recommended where, against the best of stock in each figure, the P90 of short requests or the mean TTFT "
+    f"is at least {1 - GAIN:.0%} lower beyond chance and neither more than {HARM - 1:.0%} higher, the P90 of long "
+    f"requests at most {LONG_HARM:g} times as high, the share in time not more than {IN_TIME_GAIN:.0%} lower, and as "
+    f"many requests can be served in time, to {SAME:.0%}."
+)
+
+
+def answer(trials: Trials) -> Answer:
+    """Simulate all of it."""
+    q = trials.question
+    laps = trials.row(Serving(LAPS))
+    rows = [laps, trials.row(q.laps()), trials.row(q.laps(**SPARING)), *(trials.row(s) for s in stock())]
+    others = even(rows, laps)
+    changes = {}
+    for figure in FIGURES:
+        rival = best(others, figure)
+        changes[figure] = rival, trials.change(laps, rival)
+    devices = max(2, q.servers)
+    jobs = trials.traffic.jobs
+    # Of those with the most in time now, the one that can be given the most.
+    good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))[:TRIED]
+    apart = [replace(DEFAULT, prefill=n) for n in splits(trials, jobs, devices)]
+    own = _most(trials, [q.laps(), q.laps(**SPARING)], devices)
+    rates = {"laps": own, "stock": _most(trials, [r.serving for r in good], devices)}
+    rates["apart"] = _most(trials, apart, devices)
+    knobs = {key: value for key, value in own[0].knobs.items() if key in SPARING}
+    return Answer(trials, rows, laps, changes, devices, rates, _cases(trials, knobs, own[1], devices))
+
+
+def _most(trials: Trials, servings: Sequence[Serving], devices: int) -> tuple[Serving, float]:
+    """The one of these that can be given the most, and how much."""
+    found = [(s, trials.highest(s, trials.question, devices)) for s in servings]
+    return max(found, key=lambda one: one[1])
+
+
+def _cases(trials: Trials, knobs: dict[str, float], asked: float, devices: int) -> list[Against]:
+    q, jobs = trials.question, trials.traffic.jobs
+
+    def case(what: str, q: Question, jobs: Sequence[Job], laps: float | None = None) -> Against:
+        apart = {n: trials.highest(Serving(LAPS, prefill=n), q, devices, jobs) for n in splits(trials, jobs, devices)}
+        split = max(apart, key=lambda n: apart[n])
+        own = trials.highest(q.laps(**knobs), q, devices, jobs) if laps is None else laps
+        return Against(what, own, apart[split], split)
+
+    def longer(factor: float) -> list[Job]:
+        return [replace(job, output=max(1, round(factor * job.output))) for job in jobs]
+
+    half = replace(q, tbt_s=q.tbt_s / 2)
+    return [
+        case("", q, jobs, asked),
+        case("with answers a quarter as long", q, longer(0.25)),
+        case("with answers four times as long", q, longer(4.0)),
+        case(f"with at most {1e3 * half.tbt_s:g} ms between tokens", half, jobs),
+    ]
+
+
+# -- in words
+
+
+def traffic(a: Answer) -> list[str]:
+    """What was asked, a sentence each."""
+    jobs, q = a.trials.traffic.jobs, a.trials.question
+    mean = {name: sum(getattr(j, name) for j in jobs) / len(jobs) for name in ("new", "cached", "output")}
+    servers = "1 server" if q.servers == 1 else f"{q.servers} servers"
+    return [
+        f"{len(jobs):,} requests, {a.trials.traffic.what}, at {a.trials.traffic.rate:.3g} per second: "
+        f"{sum(j.kind == SHORT for j in jobs) / len(jobs):.1%} short (up to 256 new tokens), {mean['new']:.0f} new and "
+        f"{mean['cached']:.0f} cached tokens and answers of {mean['output']:.0f} tokens on average.",
+        *a.trials.traffic.notes,
+        f"{servers.capitalize()} of {q.profile.name} ({q.profile.source}), each of which prefills and decodes; the "
+        f"load is about {a.trials.load:.2f}.",
+        f"In time: first token within {1e3 * q.short_s:g} ms (short), {1e3 * q.long_s:g} ms (long), and 99 of 100 "
+        f"others within {1e3 * q.tbt_s:g} ms after the one before.",
+    ]
+
+
+def side_by_side(a: Answer) -> Table:
+    """All ways to serve the traffic; stock settings by the share in time, then by mean TTFT."""
+    heads = ["", "between tokens P50", "P99", "longest", "short P50", "P90", "P99", "long P50", "P90", "P99", "mean",
+             "answers/s", "in time"]  # fmt: skip
+    own = [r for r in a.rows if r.serving.policy == LAPS]
+    others = sorted((r for r in a.rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))
+    return Table(
+        "Side by side",
+        heads,
+        [_row(r) for r in (*own, *others)],
+        "Times in ms; those of short and long requests are to the first token. interval: --prefill-decode-interval; "
+        "mixed: --enable-mixed-chunk; the number is --chunked-prefill-size.",
+    )
+
+
+def _row(r: Row) -> list[str]:
+    times = [r.tbt["p50"], r.tbt["p99"], r.tbt["longest"]]
+    first = [of.get(q) for of in (r.short, r.long) for q in ("p50", "p90", "p99")]
+    shown = ["-" if t is None else f"{1e3 * t:.0f}" for t in (*times, *first, r.mean)]
+    return [r.serving.name, *shown, f"{r.rate:.2f}", f"{r.in_time:.1%}"]
+
+
+def hindsight(a: Answer) -> Table:
+    """LAPS against the best of stock in each figure."""
+    rows = []
+    for figure, (rival, change) in a.changes.items():
+        interval = str(change.ratios[figure]) if figure in COMPARED and figure in change.ratios else ""
+        ratio = a.laps.value(figure) / rival.value(figure) if rival.value(figure) else float("nan")
+        rows.append([figure, rival.serving.name, f"{ratio:.2f}", interval])
+    note = (
+        "The best of stock in hindsight, in each figure another: of the settings whose P99 between tokens is no longer "
+        f"than that of LAPS. Below 1 LAPS is faster; of {' and '.join(MORE)} above 1 is better. In brackets the 95% "
+        "interval over parts of the traffic."
+    )
+    return Table("LAPS over the best of stock", ["", "best of stock", "ratio", "mean of parts"], rows, note)
+
+
+def hardware(a: Answer) -> Table:
+    """The highest rates of as many devices."""
+    rows = []
+    for case in a.cases:
+        apart = f"{case.split} + {a.devices - case.split}"
+        rows.append([case.what or "as asked", f"{case.laps:.3g}", f"{case.apart:.3g}", apart, f"{case.ratio:.2f}"])
+    note = (
+        f"Requests per second at which {IN_TIME:.0%} of each class are in time and no server's streams need more than "
+        f"{a.trials.question.kv_tokens:,} tokens of KV cache, to about {SAME:.0%}. Colocated servers under LAPS have "
+        f"{a.rates['laps'][0].flags()}, with --laps-tbt-ms always a fifth below the objective. A transfer from a "
+        "prefill to a decode server takes no time here."
+    )
+    heads = ["", "colocated, LAPS", "prefill + decode, LAPS", "split", "ratio"]
+    return Table(f"{a.devices} devices: what can be served in time", heads, rows, note)
+
+
+def verdict(a: Answer) -> list[str]:
+    """What to do, and what to buy, a sentence each."""
+    ratios = ", ".join(
+        f"{figure} x {a.laps.value(figure) / a.changes[figure][0].value(figure):.2f}"
+        for figure in (f"{SHORT} P90", f"{LONG} P90", "mean TTFT", "answers/s")
+        if a.changes[figure][0].value(figure) == a.changes[figure][0].value(figure)
+    )
+    own, most, apart = (a.rates[kind] for kind in ("laps", "stock", "apart"))
+    served = (
+        f"{a.devices} colocated devices can be given {own[1]:.3g} requests per second with LAPS ({own[0].name}) and "
+        f"{most[1]:.3g} without it ({most[0].name}); {_split(apart[0].prefill, a.devices)} without it {apart[1]:.3g}."
+    )
+    told = f"{ratios}, each against the best stock setting whose streams wait no longer"
+    return [
+        f"LAPS is recommended: {told}."
+        if a.recommended
+        else f"Stock {most[0].name} is as good or better: LAPS is not recommended for this. LAPS: {told}.",
+        f"Start each server with: {(Serving(LAPS) if a.recommended else most[0]).flags()}",
+        _question(a),
+        served,
+    ]
+
+
+def _question(a: Answer) -> str:
+    """When are colocated servers with LAPS better than prefill and decode servers?"""
+    asked, *others = a.cases
+    count = "Two" if a.devices == 2 else str(a.devices)
+    said = (
+        f"{count} colocated servers with LAPS are {asked.word} {_split(asked.split, a.devices)} for this: "
+        f"{asked.laps:.3g} requests per second in time against {asked.apart:.3g} (x {asked.ratio:.2f})."
+    )
+    able = [case for case in others if case.laps or case.apart]
+    for word in dict.fromkeys(case.word for case in able):
+        which = " and ".join(f"{case.what} (x {case.ratio:.2f})" for case in able if case.word == word)
+        said += f" They are {word} prefill and decode servers {which}."
+    unable = " and ".join(case.what for case in others if case not in able)
+    said += f" Neither can serve it in time {unable}." if unable else ""
+    return said
+
+
+def _split(prefill: int, devices: int) -> str:
+    decode = devices - prefill
+    return f"{prefill} prefill and {decode} decode server{'s' if decode > 1 else ''}"
+
+
+def text(a: Answer) -> str:
+    """All that is printed."""
+    tables = [side_by_side(a), hindsight(a), hardware(a)]
+    return "\n\n".join(["\n".join(traffic(a)), *map(str, tables), RULE, "\n".join(verdict(a))]) + "\n"
+
+
+def as_dict(a: Answer) -> dict[str, Any]:
+    """The same for programs (JSON-ready). Times in seconds."""
+    q = a.trials.question
+
+    def row(r: Row) -> dict[str, Any]:
+        return {
+            "setup": r.serving.name, "flags": r.serving.flags(), "tbt_s": r.tbt, "short_s": r.short, "long_s": r.long,
+            "mean_s": r.mean, "answers_per_s": r.rate, "in_time": r.in_time,
+        }  # fmt: skip
+
+    return {
+        "recommended": {"laps": a.recommended},
+        "traffic": {
+            "what": a.trials.traffic.what, "requests": len(a.trials.traffic.jobs),
+            "rate_per_s": a.trials.traffic.rate, "load": a.trials.load,
+        },
+        "question": {
+            "profile": q.profile.name, "source": q.profile.source, "servers": q.servers,
+            "ttft_s": [q.short_s, q.long_s], "tbt_s": q.tbt_s,
+        },
+        "side_by_side": [row(r) for r in a.rows],
+        "best_of_stock": {
+            figure: {
+                "setup": rival.serving.name,
+                "ratio": a.laps.value(figure) / rival.value(figure),
+                **change.as_dict(),
+            }
+            for figure, (rival, change) in a.changes.items()
+            if rival.value(figure)
+        },
+        "highest_rates": {
+            "devices": a.devices,
+            **{kind: {"setup": s.name, "prefill": s.prefill, "per_s": rate} for kind, (s, rate) in a.rates.items()},
+            "cases": [
+                {"what": c.what, "laps_per_s": c.laps, "apart_per_s": c.apart, "prefill": c.split} for c in a.cases
+            ],
+        },
+        "verdict": verdict(a),
+    }  # fmt: skip

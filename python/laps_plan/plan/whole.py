@@ -1,0 +1,243 @@
+"""Whole answers, simulated: on servers that prefill and decode, and on servers of their own for each."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from laps_plan.plan.figures import Change, Figures, Sample
+from laps_plan.plan.setup import IN_TIME
+from laps_plan.plan.setup import Question as Objective
+from laps_plan.profile import Profile
+from laps_plan.sim.metrics import QUANTILES, lone_s
+from laps_plan.sim.serving import LAPS, Answers, Serving, serve
+from laps_plan.traffic.files import TOKEN_S
+from laps_plan.traffic.given import Lengths, Traffic, stretched
+from laps_plan.traffic.job import LONG, SHORT, Job
+from laps_plan.traffic.streams import Trace, in_turn
+
+CHUNKS = (512, 1024, 2048, 4096, 8192)
+POLICIES = ("fcfs", "shortest-prefill-first")
+DEFAULT = Serving("fcfs")
+"""Stock as it is."""
+SPARING = {"preempt_overhead": 0.05}
+"""Knobs of LAPS under high load: short batches of their own cost a step each, here a twentieth of the device."""
+SAFE = 0.8
+"""LAPS is told this much of the objective for the time between tokens as its target: a step may be a slice late."""
+PARTS = 8
+"""All of the traffic is cut into so many, to tell what is chance."""
+WARM = 0.1
+"""The first share of a simulation is not counted: it finds the servers idle."""
+STEPS, LEAST, MOST = 6, 0.2, 1.6
+"""Of a search for the highest rate: between these shares of what is estimated, to 3%."""
+SEARCH_WARM, DRAIN = 0.5, 0.05
+"""There the first share is not counted, for waits grow where more comes than can be done; and once nothing more comes,
+no prompt waits for longer than this share of the time before."""
+MOST_STREAMS = 256
+"""Streams of a decode step, where a capacity is estimated."""
+
+
+def stock() -> list[Serving]:
+    """SGLang's settings that are compared."""
+    found = [Serving(policy, chunk) for policy in POLICIES for chunk in CHUNKS]
+    found += [replace(one, interval=1) for one in found]
+    return found + [replace(one, mixed=True) for one in found if not one.interval]
+
+
+@dataclass(frozen=True)
+class Question:
+    """On what, and what counts as in time. Times in seconds."""
+
+    profile: Profile
+    servers: int
+    short_s: float
+    """Objective for the first token after a short prompt."""
+    long_s: float
+    tbt_s: float
+    """The same for the time between tokens."""
+    kv_tokens: int = 400_000
+    """Tokens of context that a server's memory holds."""
+
+    def laps(self, **knobs: float) -> Serving:
+        """LAPS, told a target that is within the objective, and these knobs."""
+        return Serving(LAPS, knobs={"tbt_ms": round(1e3 * SAFE * self.tbt_s, 3), **knobs})
+
+
+@dataclass
+class Row:
+    """One way to serve all of the traffic. Times in seconds."""
+
+    serving: Serving
+    short: dict[str, float]
+    """TTFT after short prompts: p50, p90, p99; empty without any."""
+    long: dict[str, float]
+    mean: float
+    tbt: dict[str, float]
+    """Time between tokens: p50, p99, longest."""
+    rate: float
+    """Answers per second."""
+    in_time: float
+    """Share of the answers (0..1)."""
+    parts: list[Figures] = field(repr=False)
+
+    @classmethod
+    def of(cls, serving: Serving, answers: Answers, q: Question) -> Row:
+        """The figures of a simulation."""
+        ttft, short, logs = answers.ttft, answers.short, answers.logs
+        alone = lone_s(q.profile, answers.new, np.zeros_like(answers.new), serving.chunk)
+        sample = Sample(answers.at, ttft, answers.new, alone)
+        asked = Objective(q.profile, q.servers, q.short_s, q.long_s, serving.chunk)
+        return cls(
+            serving,
+            _quantiles(ttft[short]),
+            _quantiles(ttft[~short]),
+            float(ttft.mean()),
+            {"p50": logs.quantile(0.5), "p99": logs.quantile(0.99), "longest": logs.quantile(1.0)},
+            answers.rate,
+            float(answers.in_time(q.short_s, q.long_s, q.tbt_s).mean()),
+            [Figures.of(part, asked) for part in sample.parts(PARTS)],
+        )
+
+    def value(self, figure: str) -> float:
+        """One of FIGURES."""
+        return FIGURES[figure](self)
+
+
+FIGURES: dict[str, Callable[[Row], float]] = {
+    f"{SHORT} P90": lambda r: r.short.get("p90", math.nan),
+    f"{LONG} P90": lambda r: r.long.get("p90", math.nan),
+    "mean TTFT": lambda r: r.mean,
+    "answers/s": lambda r: r.rate,
+    "in time": lambda r: r.in_time,
+}
+MORE = ("answers/s", "in time")
+"""Those of which more is better."""
+
+
+def _quantiles(ttft: Any) -> dict[str, float]:
+    if not len(ttft):
+        return {}
+    return {f"p{q}": float(v) for q, v in zip(QUANTILES, np.percentile(ttft, QUANTILES), strict=True)}
+
+
+def even(rows: Sequence[Row], laps: Row) -> list[Row]:
+    """Stock settings whose P99 between tokens is no longer than that of LAPS; else the one with the shortest."""
+    others = [r for r in rows if r.serving.policy != LAPS]
+    most = max(laps.tbt["p99"], min(r.tbt["p99"] for r in others))
+    return [r for r in others if r.tbt["p99"] <= most]
+
+
+def best(rows: Sequence[Row], figure: str) -> Row:
+    """The best of these in one figure, in hindsight; where none has it, the first."""
+    known = [r for r in rows if not math.isnan(r.value(figure))] or list(rows)
+    return (max if figure in MORE else min)(known, key=lambda r: r.value(figure))
+
+
+def answered(traffic: Traffic, answers: Lengths, seed: int) -> Traffic:
+    """The traffic with lengths of answers; they are drawn where it tells none."""
+    if any(job.output > 1 for job in traffic.jobs):
+        # Their time is simulated here, and no part of the pause any more.
+        jobs = [
+            job if job.after is None or not job.pause_s else replace(job, pause_s=_own_s(job, traffic.jobs[job.after]))
+            for job in traffic.jobs
+        ]
+        return replace(traffic, jobs=jobs)
+    rng = random.Random(f"{seed} answers")
+    return replace(traffic, jobs=[replace(job, output=max(1, answers(rng)[0])) for job in traffic.jobs])
+
+
+def _own_s(job: Job, before: Job) -> float:
+    return max(0.0, job.pause_s - TOKEN_S * before.output)
+
+
+def device_s(profile: Profile, jobs: Sequence[Job]) -> tuple[float, float]:
+    """Device time of a mean request (seconds): its prompt in full chunks, its answer among MOST_STREAMS streams."""
+    new, cached, output = (
+        np.array([getattr(j, name) for j in jobs], dtype=float) for name in ("new", "cached", "output")
+    )
+    c = profile.coefficients
+    prompt = c.alpha * new * (new + 2 * cached) + c.linear * new + c.gamma_r * cached + c.per_request
+    prompt += c.fixed * new / CHUNKS[-1]
+    each = profile.decode_s(MOST_STREAMS, 0) / MOST_STREAMS
+    context = profile.decode_s(1, 1) - profile.decode_s(1, 0)
+    answer = (output - 1) * (each + context * (new + cached + output / 2))
+    return float(prompt.mean()), float(answer.mean())
+
+
+@dataclass
+class Trials:
+    """Simulates, and says how far it is."""
+
+    question: Question
+    traffic: Traffic
+    seed: int = 0
+    search: int = 900
+    """Requests of a simulation in a search, for each server."""
+    tell: Callable[[str], None] = lambda what: None
+    capacity: float = field(init=False)
+    """Requests per second of one server, estimated."""
+
+    def __post_init__(self) -> None:
+        self.capacity = 1.0 / sum(device_s(self.question.profile, self.traffic.jobs))
+
+    @property
+    def load(self) -> float:
+        """Offered work over what the servers can do, about."""
+        return self.traffic.rate / (self.capacity * self.question.servers)
+
+    def row(self, serving: Serving) -> Row:
+        """This way to serve all of the traffic."""
+        self.tell(serving.name)
+        jobs = self.traffic.jobs
+        warm_s = jobs[0].at_s + WARM * (jobs[-1].at_s - jobs[0].at_s)
+        q = self.question
+        return Row.of(serving, serve(serving, Trace(jobs), q.profile, q.servers, seed=self.seed, warm_s=warm_s), q)
+
+    def change(self, these: Row, those: Row) -> Change:
+        """``these`` against ``those``, part by part."""
+        return Change.of(these.parts, those.parts)
+
+    def highest(self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job] | None = None) -> float:
+        """Requests per second that so many servers can be given, IN_TIME of each class being in time and all streams
+        finding memory; 0 = not even LEAST of what is estimated. ``jobs``: others than those of the traffic."""
+        jobs = in_turn(list(self.traffic.jobs if jobs is None else jobs)[: self.search * servers])
+        capacity = servers / sum(device_s(q.profile, jobs))
+        span_s = jobs[-1].at_s - jobs[0].at_s
+        low, high = LEAST * capacity, MOST * capacity
+        if not self._keeps(serving, q, servers, jobs, low, span_s):
+            return 0.0
+        for _ in range(STEPS):
+            middle = math.sqrt(low * high)
+            if self._keeps(serving, q, servers, jobs, middle, span_s):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _keeps(
+        self, serving: Serving, q: Question, servers: int, jobs: Sequence[Job], rate: float, span_s: float
+    ) -> bool:
+        self.tell(f"{serving.name} at {rate:.3g} requests/s")
+        load = stretched(jobs, (len(jobs) - 1) / span_s / rate)
+        begin_s, end_s = load[0].at_s, load[-1].at_s
+        warm_s = begin_s + SEARCH_WARM * (end_s - begin_s)
+        answers = serve(serving, Trace(load), q.profile, servers, seed=self.seed, warm_s=warm_s)
+        if (answers.at + answers.ttft).max() > end_s + DRAIN * (end_s - begin_s):
+            return False
+        if max(log.most_context for log in answers.logs.logs) > q.kv_tokens:
+            return False
+        good = answers.in_time(q.short_s, q.long_s, q.tbt_s)
+        classes = (good[answers.short], good[~answers.short])
+        return all(of.mean() >= IN_TIME for of in classes if len(of))
+
+
+def splits(trials: Trials, jobs: Sequence[Job], servers: int) -> Iterator[int]:
+    """Numbers of prefill servers that suit the work: the two next to its share."""
+    prompt, answer = device_s(trials.question.profile, jobs)
+    wanted = servers * prompt / (prompt + answer)
+    yield from sorted({min(servers - 1, max(1, n)) for n in (math.floor(wanted), math.ceil(wanted))})

@@ -1,0 +1,120 @@
+"""Schedulers of servers that prefill and decode: SGLang's, and LAPS's.
+
+As SGLang's event loop, they merge the requests of a prefill batch into the running batch once it is launched, and run a
+prefill batch wherever there is one.
+"""
+
+from __future__ import annotations
+
+from laps_core.config import LapsConfig
+from laps_core.latency.model import LatencyModel
+from laps_core.scheduling.decode import Decode
+from laps_core.scheduling.plan import Paused, Plan, Waiting
+
+from laps_plan.sim.decoding import decode_step
+from laps_plan.sim.device import Device
+from laps_plan.sim.laps import Laps
+from laps_plan.sim.request import Batch, Request
+from laps_plan.sim.stock import POLICIES
+from laps_plan.sim.streams import Streams
+
+
+class StockColocated:
+    """SGLang's policies. ``interval``: decode steps after each prefill batch (``--prefill-decode-interval``);
+    ``mixed``: a chunk and a decode step are one (``--enable-mixed-chunk``)."""
+
+    def __init__(
+        self, policy: str, chunk: int | None, device: Device, *, interval: int = 0, mixed: bool = False
+    ) -> None:
+        self._policy = POLICIES[policy](chunk)
+        self._chunk = self._policy.budget
+        self._interval, self._mixed, self._device = interval, mixed, device
+        self._left = 0
+        self._streams, self._joining = Streams(), list[Request]()
+
+    @property
+    def waiting_tokens(self) -> int:
+        """See stock.Scheduler."""
+        return self._policy.waiting_tokens
+
+    def add(self, request: Request, now: float) -> None:
+        """See stock.Scheduler."""
+        self._policy.add(request, now)
+
+    def next(self, now: float) -> Batch | float | None:
+        """See stock.Scheduler."""
+        streams = self._streams
+        streams.join(self._joining)
+        self._joining = []
+        if self._left and streams.count:
+            self._left -= 1
+            return decode_step(streams, self._device)
+        self._left = 0
+        if self._mixed:
+            self._policy.budget = max(1, self._chunk - streams.count)
+        batch = self._policy.next(now)
+        if not isinstance(batch, Batch):
+            return decode_step(streams, self._device) or batch
+        self._left, self._joining = self._interval, batch.ending
+        return streams.step(batch) if self._mixed and streams.count else batch
+
+    def finished(self, batch: Batch, now: float) -> None:
+        """See stock.Scheduler."""
+        if batch.parts:
+            self._policy.finished(batch, now)
+
+
+class LapsColocated(Laps):
+    """LAPS: decode steps, and short batches whose requests then stream along, in the pauses of long batches."""
+
+    def __init__(self, config: LapsConfig, chunk: int | None, model: LatencyModel, device: Device) -> None:
+        super().__init__(config, chunk, model, device=device)
+        self.decode = Decode(config.tbt_ms)
+        self._own: Device = device
+        self._streams, self._joining = Streams(), list[Request]()
+
+    def next(self, now: float) -> Batch | float | None:
+        """See stock.Scheduler."""
+        if self._then is None:
+            self._streams.join(self._joining)
+            self._joining = []
+            self.decode.watch(now, self._streams.count)
+        said = super().next(now)
+        if said is None:
+            return self._step()
+        if isinstance(said, Batch) and said.running is not None and not said.running.within:
+            self._joining = said.ending
+        return said
+
+    def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
+        return self.decode.turn(now, plan, shorts, longs, paused, self.pacer.sizes)
+
+    def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
+        step = self._step() if plan.decode else None
+        if step is not None:
+            return step
+        said = super()._carry_out(now, plan, longs)
+        return said if isinstance(said, Batch) else self._step() or said
+
+    def _step(self) -> Batch | None:
+        batch = decode_step(self._streams, self._own)
+        if batch is not None:
+            batch.within = batch.prepared = bool(self._under_way)
+            self.decode.sent()
+        return batch
+
+    def finished(self, batch: Batch, now: float) -> None:
+        """See stock.Scheduler."""
+        within = batch.within
+        if batch.parts or batch.running is not None:
+            super().finished(batch, now)
+            within = bool(batch.parts) and batch.running is not None and batch.running.within
+            if within:
+                self._streams.join(batch.ending)
+        else:
+            below = self._under_way[-1].running if within else None
+            self.decode.ran(batch.begin, batch.end, streams=batch.streams, within=within)
+            self.pacer.decoded(batch.begin, batch.end, below)
+        if within:
+            # The paused batch goes on while the next decision is made.
+            self._between = bool(self._under_way)

@@ -1,0 +1,138 @@
+"""Ways to serve whole answers, and one simulation of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from laps_core.config import LapsConfig
+from numpy.typing import NDArray
+
+from laps_plan.profile import Profile
+from laps_plan.sim.colocated import LapsColocated, StockColocated
+from laps_plan.sim.decoding import DecodeOnly, DecodingServer, Disaggregated, PrefillServer
+from laps_plan.sim.device import Device
+from laps_plan.sim.engine import Events, simulate
+from laps_plan.sim.fleet import LeastLoad, Plain, Single
+from laps_plan.sim.laps import Laps
+from laps_plan.sim.metrics import Outcome
+from laps_plan.sim.stock import POLICIES, Scheduler
+from laps_plan.sim.streams import Floats, Tokens
+from laps_plan.traffic.job import THRESHOLD
+from laps_plan.traffic.streams import Stream
+
+LAPS = "laps"
+LATE_TOKENS = 0.01
+"""Share of an answer's tokens that may come late."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One way to serve."""
+
+    policy: str
+    """One of SGLang's, or LAPS."""
+    chunk: int = 8192
+    interval: int = 0
+    """``--prefill-decode-interval``"""
+    mixed: bool = False
+    """``--enable-mixed-chunk``"""
+    prefill: int = 0
+    """So many servers only prefill and the others only decode; 0 = each does both."""
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    """Of LAPS."""
+
+    @property
+    def name(self) -> str:
+        """What it is told as."""
+        said = [self.policy] if self.policy == LAPS and self.chunk == 8192 else [f"{self.policy}, {self.chunk}"]
+        said += [f"interval {self.interval}"] if self.interval else []
+        said += ["mixed"] if self.mixed else []
+        said += [f"{key} {value}" for key, value in self.knobs.items()]
+        return ", ".join(said)
+
+    def flags(self) -> str:
+        """How a server is started so."""
+        said = ["--enable-laps-scheduler"] if self.policy == LAPS else [f"--schedule-policy {self.policy}"]
+        said += [f"--chunked-prefill-size {self.chunk}"]
+        said += [f"--prefill-decode-interval {self.interval}"] if self.interval else []
+        said += ["--enable-mixed-chunk"] if self.mixed else []
+        named = {LapsConfig.FLAGS[k]: v for k, v in self.knobs.items() if k in LapsConfig.FLAGS}
+        own = {k: v for k, v in self.knobs.items() if k not in LapsConfig.FLAGS}
+        said += [f"{flag} {value}" for flag, value in named.items()]
+        return " ".join([*said, *([f"{LapsConfig.JSON_FLAG} '{json.dumps(own)}'"] if own else [])])
+
+    def scheduler(self, device: Device) -> Scheduler:
+        """That of a new server."""
+        config = LapsConfig(**self.knobs) if self.policy == LAPS else None
+        if self.prefill:
+            if config is not None:
+                return Laps(config, self.chunk, device.profile.model(), device=device)
+            return POLICIES[self.policy](self.chunk)
+        if config is not None:
+            return LapsColocated(config, self.chunk, device.profile.model(), device)
+        return StockColocated(self.policy, self.chunk, device, interval=self.interval, mixed=self.mixed)
+
+
+@dataclass
+class Answers:
+    """One simulation: all answers, by arrival. Times in seconds."""
+
+    outcome: Outcome
+    logs: Tokens
+    at: Floats
+    ttft: Floats
+    new: Floats
+    output: Floats
+    number: Floats
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return len(self.at) / self.outcome.seconds
+
+    @property
+    def short(self) -> NDArray[np.bool_]:
+        """Which of them had short prompts."""
+        return self.new <= THRESHOLD
+
+    def in_time(self, short_s: float, long_s: float, tbt_s: float) -> NDArray[np.bool_]:
+        """Which answers were in time: the first token within the objective of its class, and all others but LATE_TOKENS
+        of them within `tbt_s` after the one before."""
+        late = self.logs.late(tbt_s)
+        tokens_late = np.array([late[int(n)] for n in self.number])
+        first = self.ttft <= np.where(self.short, short_s, long_s)
+        return first & (tokens_late <= LATE_TOKENS * (self.output - 1))
+
+
+def serve(
+    serving: Serving, workload: Stream, profile: Profile, servers: int = 1, *, seed: int = 0, warm_s: float = 0.0
+) -> Answers:
+    """Simulate. ``servers``: devices in all. ``warm_s``: what comes before is served and not counted.
+
+    Raises ValueError (one line) where the profile does not say how long decode steps take.
+    """
+    profile.decode_s(1, 1)
+    events = Events()
+    devices = [Device(profile, seed=seed * 1009 + i) for i in range(servers)]
+    fleet: Plain
+    if serving.prefill:
+        split = serving.prefill
+        first = [
+            PrefillServer(f"p{i}", serving.scheduler(d), d, events, overlap=True) for i, d in enumerate(devices[:split])
+        ]
+        decode = [DecodingServer(f"d{i}", DecodeOnly(d), d, events) for i, d in enumerate(devices[split:])]
+        fleet = Disaggregated(first, decode, events)
+    else:
+        decode = [DecodingServer(f"s{i}", serving.scheduler(d), d, events) for i, d in enumerate(devices)]
+        fleet = Single(decode) if servers == 1 else LeastLoad(decode)
+    outcome = simulate(workload, fleet, events, chunk=serving.chunk)
+    logs = [server.log for server in decode]
+    done = sorted((r for log in logs for r in log.requests if r.at >= warm_s), key=lambda r: (r.at, r.number))
+    columns = np.array(
+        [(r.at, r.first_s - r.at, r.prompt - r.cached, r.output, r.number) for r in done], dtype=float
+    ).reshape(-1, 5)
+    return Answers(outcome, Tokens.of(logs, warm_s), *columns.T)

@@ -1,0 +1,137 @@
+"""What laps-plan says of servers that decode, too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from laps_plan.plan import whole
+from laps_plan.plan.colocated import SAME, Against, Answer
+from laps_plan.plan.command import main
+from laps_plan.plan.whole import DEFAULT, Question, Trials
+from laps_plan.profile import Profile
+from laps_plan.sim.serving import LAPS, Serving
+from laps_plan.traffic import mixed
+from laps_plan.traffic.files import TOKEN_S, read
+from laps_plan.traffic.given import Traffic, poisson
+
+MIX = "80% uniform:16-128, 20% log:1024-8192"
+QUESTION = Question(Profile.load("h200-qwen3-8b"), 1, 0.4, 4.0, 0.1)
+
+
+def traffic(requests: int = 300, rate: float = 10.0) -> Traffic:
+    given = poisson(mixed.by_hand(MIX), requests, MIX, rate=rate)
+    return whole.answered(given, mixed.by_hand("100% uniform:20-80"), 0)
+
+
+def test_the_answer_names_the_rivals_and_what_to_buy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--mix", MIX, "--requests", "200", "--load", "0.5", "--colocated", "--answers", "100% fixed:40"]
+    assert main([*args, "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    for said in (
+        "Side by side",
+        "best of stock",
+        "interval 1",
+        "mixed",
+        "Two colocated servers with LAPS",
+        "1 prefill",
+    ):
+        assert said in told
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert len(plan["side_by_side"]) == 3 + len(whole.stock())
+    for side in plan["side_by_side"]:
+        assert 0.0 < side["tbt_s"]["p50"] <= side["tbt_s"]["p99"] <= side["tbt_s"]["longest"]
+        assert 0.0 <= side["in_time"] <= 1.0
+    assert plan["highest_rates"]["devices"] == 2
+    assert len(plan["highest_rates"]["cases"]) == 4
+    assert plan["verdict"][2] in told
+    ratio = plan["best_of_stock"]["short P90"]["ratio"]
+    laps, *_ = plan["side_by_side"]
+    rival = next(s for s in plan["side_by_side"] if s["setup"] == plan["best_of_stock"]["short P90"]["setup"])
+    assert ratio == pytest.approx(laps["short_s"]["p90"] / rival["short_s"]["p90"])
+    assert rival["tbt_s"]["p99"] <= laps["tbt_s"]["p99"]
+
+
+def test_a_profile_without_decode_steps_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--mix", MIX, "--colocated", "--profile", "cpu", "--out", str(tmp_path / "plan")]) == 2
+    told = capsys.readouterr()
+    assert told.err == "laps-plan: profile cpu does not say how long decode steps take\n"
+    assert not told.out
+
+
+def test_the_best_of_stock_is_of_those_whose_streams_wait_no_longer() -> None:
+    trials = Trials(QUESTION, traffic(rate=20.0))
+    laps = trials.row(Serving(LAPS))
+    small, large = trials.row(Serving("fcfs", 512, interval=1)), trials.row(DEFAULT)
+    assert whole.even([laps, small, large], laps) == [small]
+    # Where no setting is as even, the most even one.
+    quick = replace(laps, tbt={**laps.tbt, "p99": 1e-3})
+    assert whole.even([laps, small, large], quick) == [small]
+    assert whole.best([small, large], "long P90") == min(small, large, key=lambda r: r.long["p90"])
+    assert whole.best([small, large], "answers/s") == max(small, large, key=lambda r: r.rate)
+
+
+def test_laps_is_recommended_only_where_as_much_can_be_served_in_time() -> None:
+    trials = Trials(QUESTION, traffic(600, rate=20.0))
+    laps, rival = trials.row(Serving(LAPS)), trials.row(Serving("fcfs", 1024, interval=1))
+    changes = {figure: (rival, trials.change(laps, rival)) for figure in whole.FIGURES}
+
+    def answer(most: float) -> Answer:
+        rates = {"laps": (laps.serving, 10.0), "stock": (rival.serving, most), "apart": (rival.serving, 0.0)}
+        return Answer(trials, [laps, rival], laps, changes, 2, rates, [])
+
+    assert answer(10.0).recommended
+    assert not answer(11.0).recommended
+    late = replace(rival, in_time=rival.in_time + 1.0)
+    changes["in time"] = late, changes["in time"][1]
+    assert not answer(10.0).recommended
+
+
+def test_more_devices_can_be_given_more_and_a_tighter_objective_less() -> None:
+    trials = Trials(QUESTION, traffic(400), search=200)
+    one, two = (trials.highest(QUESTION.laps(), QUESTION, n) for n in (1, 2))
+    assert 1.6 * one < two < 2.6 * one
+    assert trials.highest(QUESTION.laps(), replace(QUESTION, tbt_s=1e-3), 1) == 0.0
+    assert trials.highest(QUESTION.laps(), replace(QUESTION, kv_tokens=1000), 1) == 0.0
+    assert trials.highest(DEFAULT, replace(QUESTION, tbt_s=0.03), 1) <= one
+
+
+def test_prefill_servers_are_as_many_as_their_work() -> None:
+    trials = Trials(QUESTION, traffic())
+    prompt, answer = whole.device_s(QUESTION.profile, trials.traffic.jobs)
+    assert prompt > 2.0 * answer
+    assert list(whole.splits(trials, trials.traffic.jobs, 2)) == [1]
+    four = list(whole.splits(trials, trials.traffic.jobs, 4))
+    assert four[0] <= 4 * prompt / (prompt + answer)
+    assert set(four) <= {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("laps", "apart", "word"), [(20.0, 10.0, "better"), (10.0, 20.0, "not better"), (10.0, 10.1, "as good")]
+)
+def test_rates_that_are_found_alike_are_told_as_alike(laps: float, apart: float, word: str) -> None:
+    assert Against("", laps, apart, 1).word.startswith(word)
+    assert Against("", 1.0, 0.0, 1).ratio > 1.0 + SAME
+    assert Against("", 0.0, 0.0, 1).ratio == 1.0
+
+
+def test_answers_are_those_of_the_file_and_drawn_where_it_tells_none(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_ms,new_tokens,output_tokens\n0,100,7\n10,200,\n")
+    known = whole.answered(read(path), mixed.by_hand("100% fixed:50"), 0)
+    assert [j.output for j in known.jobs] == [7, 1]
+    path.write_text("arrival_ms,new_tokens\n0,100\n10,200\n")
+    assert [j.output for j in whole.answered(read(path), mixed.by_hand("100% fixed:50"), 0).jobs] == [50, 50]
+
+
+def test_the_time_of_an_answer_is_no_part_of_the_pause_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    head = "session,t_ms,think_ms,new_tokens,cached_tokens,output_tokens\n"
+    path.write_text(head + "a,0,0,100,0,50\na,9000,2000,10,150,5\n")
+    given = read(path)
+    assert given.jobs[-1].pause_s == pytest.approx(2.0 + TOKEN_S * 50)
+    assert whole.answered(given, mixed.by_hand("100% fixed:1"), 0).jobs[-1].pause_s == pytest.approx(2.0)

@@ -1,0 +1,143 @@
+"""Simulated servers that decode: every token once, Little's law, and what a stream waits for."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from laps_core.scheduling.decode import LEAST_TARGET_S
+from laps_plan.profile import Profile
+from laps_plan.sim.request import Request
+from laps_plan.sim.serving import LAPS, Answers, Serving, serve
+from laps_plan.sim.streams import TokenLog, Tokens
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import log_uniform, mix, uniform
+from laps_plan.traffic.streams import Trace, poisson
+
+PROFILE = Profile.load("h200-qwen3-8b")
+SHORTEST = "shortest-prefill-first"
+SERVINGS = (
+    Serving("fcfs"),
+    Serving("fcfs", 512),
+    Serving(SHORTEST, 512, interval=1),
+    Serving(SHORTEST, 1024, mixed=True),
+    Serving(LAPS),
+    Serving(LAPS, knobs={"tbt_ms": 100.0}),
+    Serving(LAPS, knobs={"tbt_ms": 0.0}),
+)
+EVERY = pytest.mark.parametrize("serving", SERVINGS, ids=lambda s: s.name)
+
+
+def load(rate: float = 12.0, span_s: float = 15.0, seed: int = 0) -> Trace:
+    rng = random.Random(seed)
+    lengths, output = mix(uniform(16, 256), log_uniform(1024, 8192), 0.3), log_uniform(1, 200)
+    return Trace([Job(at, lengths(rng), output=output(rng)) for at in poisson(rate, span_s, rng)])
+
+
+def ended(answers: Answers) -> list[Request]:
+    return [r for log in answers.logs.logs for r in log.requests]
+
+
+@EVERY
+def test_each_request_ends_once_with_all_its_tokens(serving: Serving) -> None:
+    trace = load()
+    for servers, split in ((1, 0), (2, 0), (3, 2)):
+        if split and (serving.interval or serving.mixed):
+            continue
+        how = Serving(serving.policy, serving.chunk, serving.interval, serving.mixed, split, serving.knobs)
+        answers = serve(how, trace, PROFILE, servers)
+        assert sorted(r.number for r in ended(answers)) == list(range(len(trace.rows)))
+        tokens = sum(row.output for row in trace.rows)
+        steps = [log.streams for log in answers.logs.logs]
+        assert sum(map(sum, steps)) + len(trace.rows) == tokens
+        assert int(answers.logs.counts.sum()) == tokens - len(trace.rows)
+        assert (answers.logs.gaps[answers.logs.counts > 0] > 0.0).all()
+
+
+@EVERY
+def test_littles_law(serving: Serving) -> None:
+    """The area under the number of requests in the system is the sum of their times in it."""
+    answers = serve(serving, load(), PROFILE)
+    log = answers.logs.logs[0]
+    spans = [(r.at, r.first_s if r.first_step < 0 else log.at_s[r.first_step + r.output - 2]) for r in ended(answers)]
+    moves = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    there, area = 0, 0.0
+    for (at, change), (after, _) in pairwise(moves):
+        there += change
+        area += there * (after - at)
+    assert area == pytest.approx(sum(end - begin for begin, end in spans))
+    assert answers.rate * np.mean([end - begin for begin, end in spans]) == pytest.approx(
+        area / answers.outcome.seconds
+    )
+
+
+@EVERY
+def test_a_lone_stream_has_a_token_from_each_step(serving: Serving) -> None:
+    answers = serve(serving, Trace([Job(0.0, 100, output=50)]), PROFILE)
+    expected = [PROFILE.decode_s(1, 101 + i) for i in range(49)]
+    gaps = answers.logs.gaps[answers.logs.counts > 0]
+    # The first one is from the end of the prefill; every other is the step alone.
+    assert sorted(gaps)[:-1] == pytest.approx(expected[:48], rel=0.02)
+
+
+def streams_and_long(serving: Serving) -> Answers:
+    """Sixteen streams beside prompts of 8,192 tokens, one after the other."""
+    jobs = [Job(0.01 * i, 64, output=800) for i in range(16)]
+    jobs += [Job(1.0 + 0.3 * i, 8192, output=4) for i in range(10)]
+    return serve(serving, Trace(jobs), PROFILE)
+
+
+def test_laps_keeps_its_target_and_stock_makes_streams_wait_for_whole_prompts() -> None:
+    stock, laps = streams_and_long(Serving("fcfs")), streams_and_long(Serving(LAPS))
+    assert stock.logs.quantile(1.0) > 0.2
+    assert laps.logs.quantile(0.99) <= 1.2 * LEAST_TARGET_S
+    assert laps.logs.quantile(1.0) <= 2.0 * LEAST_TARGET_S
+    even = streams_and_long(Serving(LAPS, knobs={"tbt_ms": 100.0}))
+    assert 0.06 < even.logs.quantile(0.99) <= 0.12
+
+
+def test_the_stock_flags_bound_the_time_between_tokens() -> None:
+    small = streams_and_long(Serving("fcfs", 512, interval=1))
+    mixed = streams_and_long(Serving("fcfs", 512, mixed=True))
+    for answers in (small, mixed):
+        assert answers.logs.quantile(1.0) < 0.05
+    # A mixed chunk is one step of both: streams have more tokens meanwhile.
+    assert mixed.outcome.seconds < small.outcome.seconds
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_and_streams_along() -> None:
+    jobs = [Job(0.0, 64, output=400), Job(0.5, 8192, output=4), Job(0.55, 64, output=20)]
+    ttft = {name: serve(Serving(name), Trace(jobs), PROFILE).ttft[2] for name in ("fcfs", LAPS)}
+    assert ttft[LAPS] < 0.4 * ttft["fcfs"]
+    answers = serve(Serving(LAPS), Trace(jobs), PROFILE)
+    long, short = (next(r for r in ended(answers) if r.number == n) for n in (1, 2))
+    assert answers.logs.logs[0].at_s[short.first_step] < long.first_s
+
+
+def test_decode_servers_of_their_own_are_never_disturbed() -> None:
+    answers = serve(Serving("fcfs", prefill=1), load(), PROFILE, 2)
+    assert answers.logs.quantile(0.99) < 0.025
+
+
+def test_gaps_and_late_tokens_as_counted_one_by_one() -> None:
+    log = TokenLog()
+    for at, n in ((1.0, 1), (1.1, 2), (1.5, 2), (1.6, 1)):
+        log.step(at, n)
+    a, b = (Request(i, 0.0, 10, output=output) for i, output in enumerate((4, 4)))
+    a.first_s, a.first_step, b.first_s, b.first_step = 0.7, 0, 1.0, 1
+    log.requests = [a, b]
+    found = Tokens.of([log])
+    each = sorted(np.repeat(found.gaps, found.counts.astype(int)).tolist())
+    assert each == pytest.approx([0.1, 0.1, 0.1, 0.3, 0.4, 0.4])
+    assert found.late(0.2) == {0: 2, 1: 1}
+    assert found.quantile(0.5) == pytest.approx(0.1)
+    assert found.quantile(1.0) == pytest.approx(0.4)
+
+
+def test_goodput_needs_the_first_token_and_all_others_in_time() -> None:
+    answers = streams_and_long(Serving("fcfs"))
+    assert answers.in_time(10.0, 10.0, 10.0).all()
+    assert not answers.in_time(10.0, 10.0, 0.001).any()
+    assert (answers.in_time(0.0, 10.0, 10.0) == ~answers.short).all()
