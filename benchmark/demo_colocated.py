@@ -24,8 +24,8 @@ from benchmark.rig.progress import Progress
 SHOWN = ("tbt_p99", "tbt_longest", "short_p90", "long_p90")
 """Of ``colocated.FIGURES``."""
 PICTURE = "tokens.png"
-STREAM_TOKENS = 300
-"""Tokens of each stream: some 8 s on two cores, while nothing else runs."""
+STREAM_TOKENS = 160
+"""Tokens of each stream: some 4 s on two cores, while nothing else runs."""
 Rounds = dict[str, list[tuple[list[Request], float]]]
 """By variant: the requests of each round, answered, and how long it took (seconds)."""
 
@@ -51,11 +51,11 @@ def table(result: dict[str, dict[str, float]]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 if every token came."""
     p = parser(
-        "./run demo colocated", __doc__, "demo-colocated", rounds="two each, so many times (1)", seed=1, seconds=6.0,
+        "./run demo colocated", __doc__, "demo-colocated", rounds="two each, so many times (1)", seed=1, seconds=3.0,
         whole=True,
     )  # fmt: skip
     p.set_defaults(rounds=1, device=DEVICES[CPU])
-    for flag, default in (("streams", 5), ("longs", 2), ("shorts", 8)):
+    for flag, default in (("streams", 5), ("longs", 2), ("shorts", 6)):
         p.add_argument(f"--{flag}", type=count, default=default, help=f"({default})")
     p.add_argument("--tbt-ms", type=positive, help="--laps-tbt-ms (derived)")
     args = p.parse_args(argv)
