@@ -142,9 +142,9 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.[device_module]", "set", "emulation", _EMULATED, None),
     Seam(f"{_SCHEDULER}.run_batch", "hooked", "emulation", _EMULATED, "self, batch, pp_proxy_tensors="),
     Seam(f"{_SCHEDULER}.get_internal_state", "hooked", "emulation", _EMULATED, "self, recv_req"),
-    Seam(
-        "layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",
-        *("set", "emulation", _EMULATED, None),
+    *(
+        Seam(f"layers.attention.torch_native_backend.TorchNativeAttnBackend.{n}", "set", "emulation", _EMULATED, None)
+        for n in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode")
     ),
     Seam("platforms.cpu.CpuDeviceMixin", "overridden", "host_platform", _HOST, None),
     Seam("platforms.interface.SRTPlatform", "overridden", "host_platform", _HOST, None),
