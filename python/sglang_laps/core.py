@@ -181,7 +181,11 @@ class LapsCore:
             lacking=self.lacking,
             frees=frees_memory or bool(self._flights or self.under_way),
         )
-        return plan if self.decode is None else self.decode.turn(now, plan, shorts, longs, paused, self.pacer.sizes)
+        if self.decode is None:
+            return plan
+        # The overlap loop asks while a batch runs: what is decided begins when that ends.
+        begins_s = now if paused is not None else self.pacer.free_s(now, self._flights.values())
+        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
 
     def nothing_waits(self, now: float) -> None:
         """A round without work, nothing being paused."""

@@ -10,7 +10,7 @@ from laps_core.busy import BusyMeter
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Paused, Plan, Waiting
+from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
 from laps_core.scheduling.room import ROOM_S
 from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short, spend
 
@@ -45,6 +45,19 @@ def test_no_deadline_comes_before_the_end_of_what_preempts() -> None:
     spend(me.gap, 1.0)
     launch(me, 1.0, plan)
     assert me.plan(1.1, shorts, longs).order == (LONG, SHORT)
+
+
+def test_the_device_is_free_once_all_that_it_was_given_has_run() -> None:
+    me = pacer()
+    first, second = (Running(cls=LONG, shape=[(1000, 0)]) for _ in range(2))
+    each_s = me.model.predict(first.shape)
+    assert each_s is not None
+    assert me.free_s(5.0, []) == 5.0
+    first.started, second.started = 5.0, 5.001
+    assert me.free_s(5.002, [first, second]) == pytest.approx(5.0 + 2 * each_s)
+    first.paused_s = 1.0
+    assert me.free_s(5.002, [first, second]) == pytest.approx(6.0 + 2 * each_s)
+    assert me.free_s(9.0, [first]) == 9.0
 
 
 def test_short_requests_go_first_all_of_them_in_their_order() -> None:

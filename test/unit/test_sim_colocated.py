@@ -141,3 +141,12 @@ def test_goodput_needs_the_first_token_and_all_others_in_time() -> None:
     assert answers.in_time(10.0, 10.0, 10.0).all()
     assert not answers.in_time(10.0, 10.0, 0.001).any()
     assert (answers.in_time(0.0, 10.0, 10.0) == ~answers.short).all()
+
+
+def test_in_the_overlap_loop_a_step_is_in_time_though_what_runs_is_not_done() -> None:
+    """Decided while an unsliced batch runs, it begins after that one."""
+    rng = random.Random(2)
+    lengths, output = mix(uniform(16, 256), log_uniform(1024, 8192), 0.2), log_uniform(16, 400)
+    trace = Trace([Job(at, lengths(rng), output=output(rng)) for at in poisson(28.0, 15.0, rng)])
+    answers = serve(Serving(LAPS, knobs={"tbt_ms": 100.0}), trace, Profile.load("h200-qwen3-30b-a3b"))
+    assert answers.logs.quantile(1.0) <= 0.112

@@ -7,7 +7,7 @@ and its ``Plan`` travels to the others as whole numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from laps_core.busy import BusyMeter
@@ -323,6 +323,14 @@ class Pacer:
         if batch.short:
             self.window.completed(now, len(batch.short))
         return took_s
+
+    def free_s(self, now: float, running: Iterable[Running]) -> float:
+        """When the device will be free of these batches, which it runs one after the other (seconds, predicted)."""
+        end = self._last_end_s
+        for batch in running:
+            begin = max(end, now if batch.started is None else batch.started)
+            end = begin + batch.paused_s + (self.model.predict(batch.shape) or 0.0)
+        return max(now, end)
 
     def decoded(self, begin: float, end: float, below: Running | None) -> None:
         """A decode step had the device, in a pause of `below` or between two batches."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
+from laps_core.length import ClassName
 from laps_core.scheduling.decode import Decode
-from laps_core.scheduling.plan import Paused, Plan, Waiting
+from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
 
 from laps_plan.sim.decoding import decode_step
 from laps_plan.sim.device import Device
@@ -72,6 +73,7 @@ class LapsColocated(Laps):
         self.decode = Decode(config.tbt_ms)
         self._own: Device = device
         self._streams, self._joining = Streams(), list[Request]()
+        self._on_device: list[Running] = []
 
     def next(self, now: float) -> Batch | float | None:
         """See stock.Scheduler."""
@@ -87,7 +89,8 @@ class LapsColocated(Laps):
         return said
 
     def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
-        return self.decode.turn(now, plan, shorts, longs, paused, self.pacer.sizes)
+        begins_s = now if paused is not None else self.pacer.free_s(now, self._on_device)
+        return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
         step = self._step() if plan.decode else None
@@ -95,6 +98,11 @@ class LapsColocated(Laps):
             return step
         said = super()._carry_out(now, plan, longs)
         return said if isinstance(said, Batch) else self._step() or said
+
+    def _send(self, cls: ClassName, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
+        sent = super()._send(cls, batch, plan, now, shorts)
+        self._on_device += [] if sent.running is None else [sent.running]
+        return sent
 
     def _step(self) -> Batch | None:
         batch = decode_step(self._streams, self._own)
@@ -108,6 +116,7 @@ class LapsColocated(Laps):
         within = batch.within
         if batch.parts or batch.running is not None:
             super().finished(batch, now)
+            self._on_device = [r for r in self._on_device if r.done is None]
             within = bool(batch.parts) and batch.running is not None and batch.running.within
             if within:
                 self._streams.join(batch.ending)
