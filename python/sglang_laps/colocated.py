@@ -18,6 +18,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang_laps import slices
 from sglang_laps.builder import streams
 from sglang_laps.core import Flight, LapsCore, Part
+from sglang_laps.emulation.install import device_of
 from sglang_laps.interlude import Interlude
 from sglang_laps.layers import NoLayers, decoder_layers
 
@@ -30,7 +31,8 @@ def why_not(scheduler: Scheduler) -> str | None:
     if reason := slices.why_not(scheduler):
         return f"no decode step could run in a long prefill: {reason}"
     try:
-        decoder_layers(scheduler.tp_worker.model_runner.model)
+        if device_of(scheduler) is None:  # an emulated one has the layers of its profile
+            decoder_layers(scheduler.tp_worker.model_runner.model)
     except NoLayers as e:
         return f"no decode step could run in a long prefill: {e}"
     checks = (

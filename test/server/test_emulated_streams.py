@@ -1,0 +1,76 @@
+"""Real servers that prefill and decode on an emulated device: decode steps take what the profile says, and streams go
+on while a long prompt is prefilled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from itertools import pairwise
+from typing import Any
+
+import http_load as load
+import pytest
+from laps_core.latency.model import StepShape
+from laps_plan.profile import Profile
+from served import LAPS, Prefill, Setup, ids, on
+from sglang_laps.emulation import asked
+
+from benchmark.rig import devices, model
+
+PROFILE, SLOW, TBT_MS = "h200-qwen3-8b", 8, 200.0
+DEVICE = f"{PROFILE},slow={SLOW}"
+ARGS = ("--chunked-prefill-size", "8192", "--max-total-tokens", "65536", "--max-running-requests", "64")
+KNOBS = ("--laps-config", json.dumps({**devices.emulated(DEVICE).laps, "tbt_ms": TBT_MS}))
+ON_LAPS = Setup("emulated-streams", (*LAPS, *ARGS, *KNOBS, asked.FLAG, DEVICE), shape=model.EMULATED, mode="null")
+ON_STOCK = Setup("emulated-streams-stock", ARGS, {asked.ENV: DEVICE}, model.EMULATED, mode="null")
+STREAMS, TOKENS, LONG = 4, 60, 8000
+SLOWER = 1.5
+"""By which a busy machine may make a step last longer."""
+
+pytestmark = on(ON_LAPS, ON_STOCK)
+
+
+def told(prefill: Prefill) -> dict[str, Any]:
+    """What the server says of its device."""
+    return dict(prefill.get("/server_info")["internal_states"][0]["emulated"])
+
+
+async def stream(http: Any, prefill: Prefill, prompt: list[int], new: int) -> list[float]:
+    """When each token of an answer came (seconds)."""
+    came: list[float] = []
+    sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
+    async with http.post(prefill.server.url + "/generate", json=body) as reply:
+        assert reply.status == 200
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                count = len(json.loads(line[6:])["output_ids"])
+                came += [time.perf_counter()] * (count - len(came))
+    return came
+
+
+@pytest.mark.timeout(300)
+def test_streams_have_their_steps_and_only_laps_lets_them_go_on_beside_a_long_prompt(prefill: Prefill) -> None:
+    async def scenario() -> tuple[list[list[float]], float, float]:
+        async with load.session() as http:
+            streams = [asyncio.ensure_future(stream(http, prefill, ids(i, 50), TOKENS)) for i in range(STREAMS)]
+            await asyncio.sleep(1.0)
+            begin = time.perf_counter()
+            long = await stream(http, prefill, ids(99, LONG), 2)
+            return list(await asyncio.gather(*streams)), begin, long[0]
+
+    streams, begin, first = asyncio.run(scenario())
+    assert [len(came) for came in streams] == [TOKENS] * STREAMS
+    profile = Profile.load(PROFILE)
+    step_s = SLOW * profile.decode_s(STREAMS, 100 * STREAMS)
+    each = sorted(b - a for came in streams for a, b in pairwise(came))
+    assert 0.9 * step_s < each[len(each) // 2] < SLOWER * step_s + TBT_MS / 1e3
+    prompt_s = SLOW * profile.coefficients.seconds(StepShape.of([(LONG, 0)]))
+    beside = sum(begin + 0.1 < at < first - 0.1 for at in streams[0])
+    assert first - begin >= prompt_s
+    told_of = f"{beside} tokens in {first - begin:.2f} s, {streams[0][-1] - begin:.2f} s of stream"
+    assert beside >= 0.5 * prompt_s / (TBT_MS / 1e3) if prefill.laps else beside <= 2, told_of
+    status = told(prefill)["decode"]
+    assert status["steps"] >= TOKENS - 1
+    assert 0.99 < status["lasted_over_profile"]["median"] < SLOWER
