@@ -16,7 +16,8 @@ if __name__ == "__main__":
         model_path=sys.argv[1], device="cpu", dtype="float32", chunked_prefill_size=512, max_total_tokens=16384,
         sleep_on_idle=True, log_level="warning",
     )
-    answers = [engine.generate(input_ids=[5, 6, 7, 8 + i], sampling_params={"max_new_tokens": 3}) for i in range(2)]
+    three = {"max_new_tokens": 3, "temperature": 0, "ignore_eos": True}
+    answers = [engine.generate(input_ids=[5, 6, 7, 8 + i], sampling_params=three) for i in range(2)]
     laps = engine.get_server_info()["internal_states"][0]["laps"]
     tokens = [len(a["output_ids"]) for a in answers]
     print("answered", tokens, laps["enabled"], laps.get("reason"), laps["decode"]["steps"])
