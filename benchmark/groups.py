@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> Piece:
             return {**own, "tokens/s": sum(job.new for job in rows[i]) / ended}
 
         seen = in_turns([v.name for v in found], args.rounds, once, say)
-        told = get_json(fleet.target(LAPS), "/laps_status")
+        told = get_json(fleet.target(LAPS), "/laps_status") or {}
     table = [
         (name, *(f"{statistics.median(one[key] for one in rounds):.3g}" for key in (*KEYS, "tokens/s")))
         for name, rounds in seen.items()
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> Piece:
         args.seed,
         [Table("Groups", head, table, note)],
         of,
-        data={"seen": seen, "status": told},
+        data={"seen": seen, "groups": [rank["group"] for rank in told["ranks"]]},
     )
 
 

@@ -87,10 +87,10 @@ class Piece:
     """Commit of this repository when it was measured; empty = not recorded."""
 
     def write(self, out: Path) -> Path:
-        """Save the piece; return its file."""
+        """Save the piece, with the paths in it as seen from the repository; return its file."""
         out.mkdir(parents=True, exist_ok=True)
         path = out / NAME
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        path.write_text(json.dumps(asdict(self), indent=1).replace(f"{REPO}/", "") + "\n")
         return path
 
     def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:

@@ -235,3 +235,9 @@ def test_no_path_outside_the_repository_is_reported() -> None:
     out = str(REPO / "out" / "x")
     assert command("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
     assert command("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
+
+
+def test_paths_in_a_piece_are_as_seen_from_the_repository(tmp_path: Path) -> None:
+    made = Piece("x", "X", "text", 0, [], [], data={"profile": str(REPO / "out" / "x.json")})
+    made.write(tmp_path)
+    assert Piece.read(tmp_path).data == {"profile": "out/x.json"}
