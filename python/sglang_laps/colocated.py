@@ -20,7 +20,6 @@ from sglang_laps.builder import streams
 from sglang_laps.core import Flight, LapsCore, Part
 from sglang_laps.emulation.install import device_of
 from sglang_laps.interlude import Interlude
-from sglang_laps.layers import NoLayers, decoder_layers
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -28,13 +27,8 @@ if TYPE_CHECKING:
 
 def why_not(scheduler: Scheduler) -> str | None:
     """Why LAPS leaves a server that prefills and decodes alone, or None. The same on every rank."""
-    if reason := slices.why_not(scheduler):
+    if reason := slices.why_not(scheduler, device_of(scheduler)):
         return f"no decode step could run in a long prefill: {reason}"
-    try:
-        if device_of(scheduler) is None:  # an emulated one has the layers of its profile
-            decoder_layers(scheduler.tp_worker.model_runner.model)
-    except NoLayers as e:
-        return f"no decode step could run in a long prefill: {e}"
     checks = (
         (scheduler.is_hybrid_swa or scheduler.is_hybrid_ssm, "a hybrid model (sliding windows, or states)"),
         (scheduler.model_config.is_encoder_decoder, "an encoder-decoder model"),

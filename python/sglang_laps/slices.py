@@ -74,8 +74,21 @@ class Cutter(Protocol):
         ...
 
 
-def why_not(scheduler: Scheduler) -> str | None:
-    """Why this server's long batches cannot be run in slices, or None. The same on every rank."""
+def why_not(scheduler: Scheduler, emulated: Cutter | None) -> str | None:
+    """Why this server's long batches cannot be run in slices, or None. The same on every rank. `emulated`: its emulated
+    device, if any, which has the layers of its profile."""
+    if reason := _refused(scheduler):
+        return reason
+    try:
+        if emulated is None:
+            decoder_layers(scheduler.tp_worker.model_runner.model)
+    except NoLayers as e:
+        return str(e)
+    return None
+
+
+def _refused(scheduler: Scheduler) -> str | None:
+    """Why the way this server is set up allows no slices, or None."""
     runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
     parallel = get_parallel()
     checks = (
@@ -265,7 +278,4 @@ class Slices(Armed):
 
 def cutter(scheduler: Scheduler, emulated: Cutter | None) -> Cutter | str:
     """The cutter of this server's long batches (`emulated`: its emulated device, if any), or why there is none."""
-    try:
-        return why_not(scheduler) or emulated or Slices(scheduler.tp_worker.model_runner)
-    except NoLayers as e:
-        return str(e)
+    return why_not(scheduler, emulated) or emulated or Slices(scheduler.tp_worker.model_runner)
