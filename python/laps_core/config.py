@@ -104,6 +104,17 @@ class Knobs:
             found[key] = value
         return found
 
+    @classmethod
+    def spelt(cls, knobs: Mapping[str, Any]) -> list[str]:
+        """How a command line says these knobs: flags with their values, the rest as the text of JSON_FLAG."""
+        own = {name: value for name, value in knobs.items() if name not in cls.FLAGS}
+        said = [
+            f"{cls.FLAGS[name]} {value:g}" if isinstance(value, float) else f"{cls.FLAGS[name]} {value}"
+            for name, value in knobs.items()
+            if name in cls.FLAGS
+        ]
+        return [*said, *([f"{cls.JSON_FLAG} '{json.dumps(own)}'"] if own else [])]
+
     def as_dict(self) -> dict[str, Any]:
         """Field name -> value, JSON-ready."""
         return asdict(self)

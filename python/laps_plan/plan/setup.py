@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,8 +17,8 @@ IN_TIME = 0.9
 
 
 @dataclass(frozen=True)
-class Question:
-    """On what and how well the traffic is to be served. Times in seconds."""
+class Objectives:
+    """On what the traffic is to be served, and when a first token is in time. Times in seconds."""
 
     profile: Profile
     servers: int
@@ -27,6 +26,12 @@ class Question:
     """Objective for the first token of a short request."""
     long_s: float
     """The same of a long one."""
+
+
+@dataclass(frozen=True)
+class Question(Objectives):
+    """On what and how well the traffic is to be served, on prefill servers."""
+
     chunk: int
     """``--chunked-prefill-size`` (tokens), which data-parallel attention ranks divide."""
 
@@ -74,11 +79,7 @@ class Setup:
             said += [f"--attn-dp-size {self.ranks}", "--disable-overlap-schedule"]
         if self.policy != LAPS:
             return " ".join([f"--schedule-policy {self.policy}", *said])
-        own = {k: v for k, v in self.knobs.items() if k not in LapsConfig.FLAGS}
-        said = ["--enable-laps-scheduler", *said]
-        named = {LapsConfig.FLAGS[k]: v for k, v in self.knobs.items() if k in LapsConfig.FLAGS}
-        said += [f"{flag} {v:g}" if isinstance(v, float) else f"{flag} {v}" for flag, v in named.items()]
-        return " ".join([*said, *([f"{LapsConfig.JSON_FLAG} '{json.dumps(own)}'"] if own else [])])
+        return " ".join(["--enable-laps-scheduler", *said, *LapsConfig.spelt(self.knobs)])
 
 
 def compared(question: Question) -> list[Setup]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from laps_plan.plan.figures import Change, Figures, Sample
-from laps_plan.plan.setup import IN_TIME
+from laps_plan.plan.setup import IN_TIME, Objectives
 from laps_plan.plan.setup import Question as Objective
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import QUANTILES, lone_s
@@ -50,16 +50,11 @@ def stock() -> list[Serving]:
 
 
 @dataclass(frozen=True)
-class Question:
-    """On what, and what counts as in time. Times in seconds."""
+class Question(Objectives):
+    """The same for whole answers. Times in seconds."""
 
-    profile: Profile
-    servers: int
-    short_s: float
-    """Objective for the first token after a short prompt."""
-    long_s: float
     tbt_s: float
-    """The same for the time between tokens."""
+    """Objective for the time between tokens."""
     kv_tokens: int = 400_000
     """Tokens of context that a server's memory holds."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,10 +59,7 @@ class Serving:
         said += [f"--chunked-prefill-size {self.chunk}"]
         said += [f"--prefill-decode-interval {self.interval}"] if self.interval else []
         said += ["--enable-mixed-chunk"] if self.mixed else []
-        named = {LapsConfig.FLAGS[k]: v for k, v in self.knobs.items() if k in LapsConfig.FLAGS}
-        own = {k: v for k, v in self.knobs.items() if k not in LapsConfig.FLAGS}
-        said += [f"{flag} {value}" for flag, value in named.items()]
-        return " ".join([*said, *([f"{LapsConfig.JSON_FLAG} '{json.dumps(own)}'"] if own else [])])
+        return " ".join([*said, *LapsConfig.spelt(self.knobs)])
 
     def scheduler(self, device: Device) -> Scheduler:
         """That of a new server."""
