@@ -19,13 +19,12 @@ from typing import Any
 
 import lean
 import understudies
-from lean import MODELS
 from understudies import MESSAGE
 
 PRELOAD = (
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.detokenizer_manager",
-    *(f"sglang.srt.models.{name}" for name in MODELS),
+    *(f"sglang.srt.models.{name}" for name in lean.MODELS),
     "fastapi.testclient",
 )
 CHILDREN = 3
