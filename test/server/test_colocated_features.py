@@ -35,11 +35,11 @@ def test_streams_that_are_retracted_keep_their_penalties_and_grammars(prefill: P
     """Stock SGLang begins to count anew; here a request has the answer that it has alone."""
     name, log = f"counts-{prefill.setup.name}", prefill.server.log
     before = log.read_text(errors="replace").count("Retract requests")
-    asked = [Asked(f"{name}-{i}-x", ids(840 + i, 380), 80, 0.02 * i) for i in range(14)]
+    asked = [Asked(f"{name}-{i}-x", ids(840 + i, 380), 110, 0.0) for i in range(14)]  # see test_colocated.py
     for i, a in enumerate(asked):
         a.sampling = {"ignore_eos": False, **((*FEATURES, {"regex": "[a-z ]{200,300}"})[i % 4])}
         if "min_new_tokens" in a.sampling:
-            a.sampling["min_new_tokens"] = 70
+            a.sampling["min_new_tokens"] = 100
     asked += [Asked(f"{name}-{i}-x", ids(840 + i, 1500), 4, 0.5 + i - 14) for i in range(14, 16)]
     asyncio.run(at_once(prefill, asked))
     assert log.read_text(errors="replace").count("Retract requests") > before
