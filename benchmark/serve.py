@@ -11,8 +11,9 @@ Variants are compared in turns (A B C, C B A, ...) under the same seeded arrival
 ratios with the interval that the rounds support, and five rounds are the fewest that support any. Open loads are scaled
 to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop.
 
-Prefill only means: one prefill server without a decode server, through SGLang's fake bootstrap host. Such requests
-never enter the prefix cache, so only new tokens are sent; --pd shows reuse.
+Prefill only means: one prefill server without a decode server, through SGLang's fake bootstrap host. SGLang caches no
+prefix of such requests. Where a workload's prompts share beginnings, a plugin of the benchmark makes it cache them; on
+CUDA only new tokens are sent, and --pd shows reuse.
 """
 
 from __future__ import annotations
@@ -166,11 +167,10 @@ def piece_of_open(
     )
 
 
-def how_served(device: Device, chunk: int, pd: bool, prefill_only: bool) -> str:
+def how_served(device: Device, chunk: int, pd: bool, new_only: bool) -> str:
     """Return a description for the report."""
-    path = "Router, prefill and decode server, end to end" if pd or not prefill_only else "A prefill server alone"
-    tokens = "" if pd or not prefill_only else ", new tokens only"
-    return f"{path}{tokens}; chunks of {chunk} tokens, {device.what}."
+    path = "Router, prefill and decode server, end to end" if pd else "A prefill server alone"
+    return f"{path}{', new tokens only' if new_only else ''}; chunks of {chunk} tokens, {device.what}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,13 +192,17 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
     device, chunk, longest = args.device, args.chunk, args.longest
     running = Running.at(args.base_url) if args.base_url else None
     prefill_only = running.prefill_only if running else not args.pd
-    prompts = Prompts(device.vocabulary, args.seed, longest, reuse=not prefill_only, prefill_only=prefill_only)
+    scale = named.Scale(longest, min(longest, LONG_CHUNKS * chunk))
+    reuses = any(name != named.CLOSED and named.make(name, scale).reuses for name in args.workload)
+    if reuses and not (running or args.pd or device.name == CUDA):
+        device = device.with_prefixes()
+    reuse = device.prefixes or not prefill_only
+    prompts = Prompts(device.vocabulary, args.seed, longest, reuse=reuse, prefill_only=prefill_only)
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     names = [v.name for v in args.variants]
-    scale = named.Scale(longest, min(longest, LONG_CHUNKS * chunk))
     base = base_of(names, args.against)
     settings = Settings(args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest)
-    how = how_served(device, chunk, args.pd, prefill_only)
+    how = how_served(device, chunk, args.pd, new_only=not reuse)
     if running:
         how = f"The server at {running.url.url}."
     # Results of the same load on this machine must stay, so use folders of their own.

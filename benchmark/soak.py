@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import psutil
 
 from benchmark.results.piece import Figure, Piece, Table, parser, positive
-from benchmark.rig import model, servers
+from benchmark.rig import devices, model, servers
 from benchmark.rig.devices import MODELS
 from benchmark.rig.fleet import one_line_errors
 from benchmark.rig.progress import Progress
@@ -41,8 +41,6 @@ HICACHE = (
 NORMAL_LOOP = ("--disable-overlap-schedule",)
 """For one prefill server and the decode server; the other prefill server runs SGLang's default, the overlap loop."""
 ENV = {"OMP_NUM_THREADS": "1"}
-PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
-"""Plugin of SGLang for HiCache without a GPU."""
 FILL_TOKENS = 2 * 2 * POOL * (1 + HOST_RATIO)
 """Tokens sent before anything is measured: twice what both prefill servers hold, device and host."""
 
@@ -62,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with one_line_errors("bench soak"):
         say("making the model")
         folder, logs = model.make(MODELS, SHAPE), args.out / "logs"
-        path = os.pathsep.join(filter(None, (str(PREFIXES), os.environ.get("PYTHONPATH"))))
-        hicache = {**ENV, "PYTHONPATH": path}
+        # The plugin also copies between device and host without a GPU, which HiCache needs.
+        hicache = devices.with_path(ENV, devices.PREFIXES)
         first = servers.prefill(folder, logs / "prefill-0.log", *LAPS, *NORMAL_LOOP, env=ENV, name="prefill")
         second = servers.prefill(
             folder, logs / "prefill-1.log", *LAPS, *HICACHE, env=hicache, name="prefill with HiCache"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,21 @@ from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK, Variant
 CPU, CUDA = "cpu", "cuda"
 EMULATED = "emulated:"
 """Prefix of a value for --laps-emulate."""
+POOL_TOKENS = 2 << 20
+"""KV pool of a prefill server (tokens) that evicts no prefix of a benchmark."""
 OVERLAP, NORMAL = "overlap", "normal"
 NORMAL_LOOP = "--disable-overlap-schedule"
 MODELS = model.REPO / "out" / "models"
+PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
+"""Plugin of servers that keep prefixes without a decode server."""
 CPU_SHAPE = model.SLICED
 CUDA_SHAPE = "7B"
+
+
+def with_path(env: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the environment with ``folder`` first in PYTHONPATH."""
+    path = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), path)))}
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,8 @@ class Device:
     """Slowdown of an emulated device against the real one."""
     laps: dict[str, Any] = field(default_factory=dict)
     """LAPS knobs for this device."""
+    prefixes: bool = False
+    """True if prefill servers keep prefixes without a decode server."""
 
     @property
     def emulated(self) -> bool:
@@ -67,6 +80,22 @@ class Device:
         if loop is None:
             return self
         return replace(self, args=(*(a for a in self.args if a != NORMAL_LOOP), *([NORMAL_LOOP] * (loop == NORMAL))))
+
+    def with_prefixes(self) -> Device:
+        """Return the device with servers that keep prefixes without a decode server, and a pool that evicts none.
+        Raises ValueError on CUDA, where the plugin that keeps them cannot run."""
+        if self.name == CUDA:
+            raise ValueError("prefixes without a decode server are kept on a CPU only")
+        return replace(
+            self,
+            args=(*self.args, "--max-total-tokens", str(POOL_TOKENS)) if self.emulated else self.args,
+            prefixes=True,
+        )
+
+    def env_of(self, variant: Variant) -> dict[str, str]:
+        """Return the environment for the server of a variant, whose own variables win."""
+        env = {**self.env, **variant.env}
+        return with_path(env, PREFIXES) if self.prefixes else env
 
     def args_of(self, variant: Variant) -> tuple[str, ...]:
         """Return the arguments for the server of a variant, whose own arguments win."""

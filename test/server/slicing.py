@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import time
 from typing import Any
@@ -12,15 +11,14 @@ from typing import Any
 import served
 from served import LAPS, Prefill, Setup
 
-from benchmark.rig import model
+from benchmark.rig import devices, model
 
 LAYERS = 12
 SHAPE = model.Shape(hidden=64, layers=LAYERS, heads=2, kv_heads=1, intermediate=512)
 """Layers enough to be cut between."""
 EVERY_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
 """A pause after each layer, and hardly a gap: as many preemptions as can be had."""
-PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
-CACHED = {"PYTHONPATH": os.pathsep.join(filter(None, (str(PREFIXES), os.environ.get("PYTHONPATH"))))}
+CACHED = devices.with_path({}, devices.PREFIXES)
 """Prefixes are cached though no decode server is there."""
 
 

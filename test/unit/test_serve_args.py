@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from benchmark import serve
-from benchmark.rig import variants
+from benchmark.rig import devices, variants
 
 CPU = ["--device", "cpu"]
 
@@ -54,6 +56,14 @@ def test_own_variants_come_last_and_keep_their_arguments() -> None:
 def test_a_variant_may_be_of_another_version() -> None:
     old = variants.given("old=PYTHONPATH=../old/python --enable-laps-scheduler --laps-config {}")
     assert (old.args, old.env) == (("--enable-laps-scheduler", "--laps-config", "{}"), {"PYTHONPATH": "../old/python"})
+
+
+def test_servers_that_keep_prefixes_keep_the_variant_s_own_path() -> None:
+    old, kept = variants.given("old=PYTHONPATH=old/python --x"), devices.DEVICES[devices.CPU].with_prefixes()
+    assert kept.env_of(old)["PYTHONPATH"] == os.pathsep.join((str(devices.PREFIXES), "old/python"))
+    assert "PYTHONPATH" not in devices.DEVICES[devices.CPU].env_of(variants.BUILT_IN["laps"])
+    with pytest.raises(ValueError, match="on a CPU only"):
+        devices.DEVICES[devices.CUDA].with_prefixes()
 
 
 def test_the_base_is_fcfs_where_it_is_there() -> None:

@@ -12,6 +12,7 @@ from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
 from laps_plan.traffic.named import OPEN, Offer, Replayed, Workload, make
 
 from benchmark.load.prompts import Prompts
+from benchmark.suites.serve.compare import older
 
 LONGEST = 4096
 SCALE = named.Scale(LONGEST, LONGEST)
@@ -144,3 +145,9 @@ def test_code_is_mostly_long_widely_spread_and_bursty() -> None:
 def test_a_workload_there_is_not() -> None:
     with pytest.raises(ValueError, match="no workload 'nope': closed, mixed"):
         named.make("nope", SCALE)
+
+
+def test_histories_from_before_the_load_are_those_of_each_first_turn() -> None:
+    talk = [Job(0.0, 10, 500, 1, goes_on=True), Job(1.0, 10, 510, 1, goes_on=True)]
+    document = [Job(0.5, 10, 300, 2), Job(0.7, 10, 700, 2)]
+    assert older([*talk, *document]) == {1: 500, 2: 700}

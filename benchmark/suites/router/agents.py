@@ -23,7 +23,7 @@ from benchmark.results import bars
 from benchmark.results.metrics import KINDS, quantiles
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.rounds import in_turns, ratio
-from benchmark.rig import model, servers
+from benchmark.rig import devices, model, servers
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import flush
 from benchmark.rig.variants import BUILT_IN
@@ -36,8 +36,6 @@ EACH = 11
 """Consecutive turns of a recorded session that are replayed."""
 PAUSE_S, TOKEN_S = 8.0, 0.01
 """Longest client pause, and time per output token (seconds)."""
-POOL_TOKENS = 2 << 20
-"""KV pool of each prefill server (tokens): no prefix is evicted, so a missing one went to another server."""
 ANSWER_TOKENS = 2
 RUN_IN = 0.2
 """Share of a round before requests are counted: sessions begin one after another."""
@@ -114,7 +112,7 @@ def run(
     ServerError or ConnectionError."""
     profile, checkpoint = Profile.load(device.laps["profile"]), device.checkpoint()
     flags = ["--chunked-prefill-size", str(device.chunk), *device.args_of(BUILT_IN[LAPS_PREFILL])]
-    flags += ["--max-total-tokens", str(POOL_TOKENS), "--enable-metrics", "--enable-cache-report"]
+    flags += ["--max-total-tokens", str(devices.POOL_TOKENS), "--enable-metrics", "--enable-cache-report"]
     prefills = [
         servers.prefill(checkpoint, out / "logs" / f"prefill{i}.log", *flags, env=device.env, name=f"prefill {i}")
         for i in range(prefills_n)

@@ -113,6 +113,16 @@ class Measured:
         return workload.arrivals(offer, random.Random(seed))
 
 
+def older(jobs: Sequence[Job]) -> dict[int, int]:
+    """Return by stream the tokens of its history that are older than the load. ``jobs``: in order of their times."""
+    found: dict[int, int] = {}
+    for job in jobs:
+        # What a conversation adds is sent with its turns: only what came before its first one is older.
+        known = found.get(job.stream, job.cached)
+        found[job.stream] = known if job.goes_on else max(known, job.cached)
+    return found
+
+
 @dataclass
 class Compared:
     """Answers by variant and round."""
@@ -250,10 +260,6 @@ class Bench:
         bodies = prompts.bodies(jobs, seed)
         if prompts.reuse:
             flush(self.servers.prefill(name))
-            older: dict[int, int] = {}
-            for job in jobs:
-                if not job.goes_on:
-                    older[job.stream] = max(older.get(job.stream, 0), job.cached)
-            warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older.items() if tokens]
+            warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older(jobs).items() if tokens]
             asyncio.run(client.one_by_one(target, warm))
         return asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
