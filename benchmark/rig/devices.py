@@ -99,8 +99,8 @@ class Device:
 
     def args_of(self, variant: Variant) -> tuple[str, ...]:
         """Return the arguments for the server of a variant, whose own arguments win."""
-        knobs = (LapsConfig.JSON_FLAG, json.dumps(self.laps)) if self.laps and not variant.stock else ()
-        return (*self.args, *knobs, *variant.args)
+        knobs = {} if variant.stock else {**self.laps, **variant.knobs}
+        return (*self.args, *((LapsConfig.JSON_FLAG, json.dumps(knobs)) if knobs else ()), *variant.args)
 
 
 DEVICES = {

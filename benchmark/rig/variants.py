@@ -6,10 +6,11 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 FCFS, SPF = "fcfs", "shortest-prefill-first"
 STOCK = (FCFS, "hrrn", SPF)
-DUAL, LAPS, GRAPHS = "laps-dual", "laps", "laps-graphs"
+DUAL, LAPS, GRAPHS, PAPER = "laps-dual", "laps", "laps-graphs", "laps-paper"
 ON = "--enable-laps-scheduler"
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
 
@@ -22,6 +23,8 @@ class Variant:
     args: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     """Further environment variables of this server: PYTHONPATH may select another version of LAPS."""
+    knobs: dict[str, Any] = field(default_factory=dict)
+    """LAPS knobs, in addition to the device's."""
 
     @property
     def stock(self) -> bool:
@@ -36,6 +39,7 @@ BUILT_IN = {
         Variant(DUAL, (ON, "--laps-wait-window-ms", "0")),
         Variant(LAPS, (ON,)),
         Variant(GRAPHS, (ON, "--enable-batch-prefill-cuda-graph")),
+        Variant(PAPER, (ON,), knobs={"preset": "paper"}),
     )
 }
 

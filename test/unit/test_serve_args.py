@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 
 import pytest
@@ -56,6 +58,13 @@ def test_own_variants_come_last_and_keep_their_arguments() -> None:
 def test_a_variant_may_be_of_another_version() -> None:
     old = variants.given("old=PYTHONPATH=../old/python --enable-laps-scheduler --laps-config {}")
     assert (old.args, old.env) == (("--enable-laps-scheduler", "--laps-config", "{}"), {"PYTHONPATH": "../old/python"})
+
+
+def test_knobs_of_a_variant_join_those_of_the_device() -> None:
+    device = dataclasses.replace(devices.DEVICES[devices.CPU], args=(), laps={"slice_ms": 40})
+    flag, knobs, *own = device.args_of(variants.BUILT_IN[variants.PAPER])
+    assert (flag, json.loads(knobs), own) == ("--laps-config", {"slice_ms": 40, "preset": "paper"}, [variants.ON])
+    assert device.args_of(variants.BUILT_IN[variants.FCFS]) == ("--schedule-policy", "fcfs")
 
 
 def test_servers_that_keep_prefixes_keep_the_variant_s_own_path() -> None:
