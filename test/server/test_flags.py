@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 import warm
-from laps_core.config import ConfigError
 from served import checkpoint
 
 PARSE = """
@@ -187,20 +184,33 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "supports sglang 0.5.23; found 0.5.22" in str(support.wrong_release())
 
 
-def test_devices_are_emulated_on_the_host_platform_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_laps import plugin
+WITH_GPU = """
+import sys
+import torch
+torch.cuda.is_available = lambda: True
+from laps_emulate import entry
+print(entry.activate())
+from sglang.srt import platforms
+platforms._current_platform = object()
+entry.load()
+print(sorted(name for name in sys.modules if name.startswith("laps_emulate")))
+"""
 
-    asked = argparse.Namespace(laps_emulate="cpu", disaggregation_mode="prefill", pp_size=1)
-    monkeypatch.setenv("SGLANG_LAPS_EMULATE", "")
-    monkeypatch.setattr("sglang.srt.platforms.current_platform", object(), raising=False)
-    with pytest.raises(ConfigError, match=r"^--laps-emulate: .* without a GPU only"):
-        plugin.emulate(asked)
-    assert not os.environ["SGLANG_LAPS_EMULATE"]
+
+def test_with_a_gpu_nothing_is_imported_but_the_entry_points() -> None:
+    done = run(WITH_GPU, SGLANG_LAPS_EMULATE="")
+    assert done.stdout.splitlines()[-2:] == ["None", "['laps_emulate', 'laps_emulate.entry']"], done.stderr[-2000:]
+
+
+def test_with_a_gpu_no_device_is_emulated() -> None:
+    done = run(WITH_GPU, SGLANG_LAPS_EMULATE="h200-qwen3-8b")
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "sglang-laps: error: SGLANG_LAPS_EMULATE: devices are emulated on machines without a GPU" in done.stderr
 
 
 def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
     import torch
-    from sglang_laps.host_platform import HostPlatform
+    from laps_emulate.host.platform import HostPlatform
 
     try:
         HostPlatform().init_backend()
@@ -210,7 +220,7 @@ def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
 
 
 def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -> None:
-    from sglang_laps.host.corrections import POLL_MS, Waiting
+    from laps_emulate.host.corrections import POLL_MS, Waiting
 
     did: list[object] = []
 
@@ -232,7 +242,7 @@ def test_an_idle_controller_of_ranks_takes_no_core() -> None:
     """Its own module is corrected where it has been imported, once."""
     from types import SimpleNamespace
 
-    from sglang_laps.host import corrections
+    from laps_emulate.host import corrections
 
     module = SimpleNamespace(sock_recv=len)
     before = sys.modules.get(corrections.CONTROLLER)
