@@ -184,30 +184,6 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "supports sglang 0.5.23; found 0.5.22" in str(support.wrong_release())
 
 
-WITH_GPU = """
-import sys
-import torch
-torch.cuda.is_available = lambda: True
-from laps_emulate import entry
-print(entry.activate())
-from sglang.srt import platforms
-platforms._current_platform = object()
-entry.load()
-print(sorted(name for name in sys.modules if name.startswith("laps_emulate")))
-"""
-
-
-def test_with_a_gpu_nothing_is_imported_but_the_entry_points() -> None:
-    done = run(WITH_GPU, SGLANG_LAPS_EMULATE="")
-    assert done.stdout.splitlines()[-2:] == ["None", "['laps_emulate', 'laps_emulate.entry']"], done.stderr[-2000:]
-
-
-def test_with_a_gpu_no_device_is_emulated() -> None:
-    done = run(WITH_GPU, SGLANG_LAPS_EMULATE="h200-qwen3-8b")
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert "sglang-laps: error: SGLANG_LAPS_EMULATE: devices are emulated on machines without a GPU" in done.stderr
-
-
 def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
     import torch
     from laps_emulate.host.platform import HostPlatform

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +13,7 @@ import pytest
 import torch
 from laps_core.config import ConfigError
 from laps_core.latency.model import Coefficients
-from laps_emulate import spec
+from laps_emulate import ENV, spec
 from laps_emulate.device import EmulatedDevice
 from laps_emulate.events import Event
 from laps_emulate.record import Record
@@ -135,6 +138,38 @@ def test_it_cannot_be_taken_for_a_device() -> None:
     said = DeviceSpec.parse(f"{PROFILE},slow=3").warning()
     assert said.startswith("EMULATED DEVICE: ")
     assert all(x in said for x in (PROFILE, Profile.load(PROFILE).source, "stretched 3 times", "nothing here measures"))
+
+
+# -- where it is imported
+
+WITH_GPU = """
+import sys
+import types
+import torch
+torch.cuda.is_available = lambda: True
+sys.modules["sglang.srt.platforms"] = types.SimpleNamespace(current_platform="the GPU's")
+from laps_emulate import entry
+print(entry.activate())
+entry.load()
+print(sorted(name for name in sys.modules if name.startswith("laps_emulate")))
+"""
+
+
+def with_gpu(device: str) -> subprocess.CompletedProcess[str]:
+    """A process of SGLang on a machine with a GPU, as far as the entry points are concerned."""
+    env = {**os.environ, ENV: device}
+    return subprocess.run([sys.executable, "-c", WITH_GPU], env=env, capture_output=True, text=True, check=False)
+
+
+def test_with_a_gpu_nothing_is_imported_but_the_entry_points() -> None:
+    done = with_gpu("")
+    assert done.stdout.splitlines() == ["None", "['laps_emulate', 'laps_emulate.entry']"], done.stderr
+
+
+def test_with_a_gpu_no_device_is_emulated() -> None:
+    done = with_gpu(PROFILE)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("sglang-laps: error: SGLANG_LAPS_EMULATE: devices are emulated on machines without")
 
 
 # -- the timeline
