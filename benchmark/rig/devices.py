@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from laps_core.config import LapsConfig
-from sglang_laps.emulation.asked import Asked
+from laps_emulate.spec import DeviceSpec
 
 from benchmark.rig import model, servers
 from benchmark.rig.variants import DUAL, GRAPHS, LAPS, STOCK, Variant
@@ -145,7 +145,7 @@ def emulated(asked: str) -> Device:
 
     LAPS starts from the profile's step times, and its times are stretched like the device's. Raises ValueError.
     """
-    found = Asked.parse(asked)
+    found = DeviceSpec.parse(asked)
     profile, slow = found.profile, found.slow
     folder = MODELS.parent / "emulated"
     stretched = folder / f"{profile.name}-slow{slow:g}.json"

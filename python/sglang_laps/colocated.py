@@ -18,8 +18,8 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang_laps import slices
 from sglang_laps.builder import streams
 from sglang_laps.core import Flight, LapsCore, Part
-from sglang_laps.emulation.install import device_of
 from sglang_laps.interlude import Interlude
+from sglang_laps.stand_in import device_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler

@@ -11,8 +11,6 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps.emulation.asked import FLAG as EMULATE
-
 ENV = "SGLANG_LAPS_SCHEDULER"
 """Set by the launcher from the flags, read in every scheduler process; ``sgl.Engine`` users set it themselves.
 
@@ -43,7 +41,6 @@ _VALUES = (
      "decode step takes, at least 50); 0 = prompts always go first."),
     (LapsConfig.JSON_FLAG, "JSON", "Any other knob, as a JSON object; see docs/LAPS.md."),
     (LONGEST, "TOKENS", "Lengths beyond this are left out of L."),
-    (EMULATE, "PROFILE[,slow=K]", "No GPU: step times of a profile instead of this machine's; see docs/LAPS.md."),
 )  # fmt: skip
 _LISTS = (
     (_FLAG["graph_lengths"], "TOKENS",
@@ -65,7 +62,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def typed(args: argparse.Namespace, flag: str) -> Any:
-    """What this flag says on the command line; None = it is not there."""
+    """Return the value of this flag on the command line; None if it is not there."""
     value = getattr(args, flag[2:].replace("-", "_"), None)
     return None if value is False else value
 

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import logging
 import os
 import sys
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
 from sglang_laps import graphs, options, penalties, saved_model, seams, transfers
-from sglang_laps.emulation import asked
-from sglang_laps.emulation.install import install
 from sglang_laps.pool import PoolCell
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, wrong_release
 
 logger = logging.getLogger(__name__)
 
-SERVER_ARGS = "sglang.srt.server_args"
 RESOLVE = "server_args.ServerArgs.resolve_once"
 SCHEDULER = "sglang.srt.managers.scheduler"
 HTTP_APP_ENV = "SGLANG_HTTP_SERVER_APP_PATH"
 HTTP_APP = "sglang_laps.http_app:app"
-NO_HOST = "devices are emulated on machines without a GPU only, on the platform laps_host"
 
 
 def load() -> None:
@@ -54,33 +46,16 @@ def _load() -> None:
     # Importing the scheduler costs seconds: only a process that runs one has it already.
     if SCHEDULER not in sys.modules:
         return
-    try:
-        emulated = asked.from_env()
-    except ConfigError as e:
-        refuse(e)
-    enabled, wrong = config is not None or emulated is not None, wrong_release()
-    if enabled and wrong:
-        refuse(wrong)
-    if enabled:
-        seams.require()
-    if not wrong and _on_host():
-        from sglang_laps.host.corrections import let_the_controller_wait
-
-        let_the_controller_wait()
-    if not wrong and (config is not None or _on_host()):
-        transfers.mend()  # without a GPU for stock servers too: a comparison would learn nothing from one that hangs
-    if not enabled:
-        return
-    if emulated is not None:
-        if not _on_host():
-            refuse(f"{asked.ENV}: {NO_HOST}")
-        install(emulated)
     if config is None:
         return
+    if wrong := wrong_release():
+        refuse(wrong)
+    seams.require()
     from sglang_laps.scheduler import scheduler_class
 
     stock = sys.modules[SCHEDULER].Scheduler
     seams.hook("managers.scheduler.Scheduler", scheduler_class(stock, config), "REPLACE")
+    transfers.mend()
     transfers.be_patient()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     graphs.install(config)
@@ -94,27 +69,10 @@ def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser)
 
 def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
     try:
-        emulate(args)
         enable(args)
     except ConfigError as e:
         refuse(e)
-    _default_device(args)
     return original(cls, args)
-
-
-def emulate(args: argparse.Namespace) -> None:
-    """Have the processes started from here emulate a device, if the command line (or the environment) asks for it.
-
-    Raises ConfigError.
-    """
-    text = options.typed(args, asked.FLAG)
-    found = asked.from_env() if text is None else asked.Asked.parse(text)
-    if found is None:
-        return
-    if wrong := wrong_release() or found.why_not(args) or (None if _on_host() else NO_HOST):
-        raise ConfigError(f"{asked.FLAG}: {wrong}")
-    logger.warning(found.warning())
-    asked.to_env(found)
 
 
 def enable(args: argparse.Namespace) -> None:
@@ -167,49 +125,3 @@ def _refuse_conflict(_: None, server_args: Any) -> None:
     args = resolved(server_args)
     if no_prefill_server(args) is None and (reason := conflict(args)):
         refuse(f"{options.ENABLE}: {reason}")
-
-
-def _default_device(args: argparse.Namespace) -> None:
-    # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
-    if getattr(args, "device", None) is None and _on_host():
-        args.device = "cpu"
-
-
-def _on_host() -> bool:
-    from sglang.srt.platforms import current_platform
-
-    return type(current_platform).__module__ == "sglang_laps.host_platform"
-
-
-def show_flags_in_serve_help(argv: Sequence[str]) -> None:
-    """Have the LAPS group in ``sglang serve --help``, which prints its help without loading plugins.
-
-    Called while SGLang resolves its platform, which is early: plugins are loaded once ``server_args`` is imported.
-    """
-    if "serve" in argv and {"-h", "--help"} & set(argv) and SERVER_ARGS not in sys.modules:
-        sys.meta_path.insert(0, _LoadPluginsAfter(SERVER_ARGS))
-
-
-class _LoadPluginsAfter(importlib.abc.MetaPathFinder):
-    """Loads SGLang's plugins once, right after the import of one module."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: types.ModuleType) -> None:
-            from sglang.srt.plugins import load_plugins
-
-            execute(module)
-            load_plugins()
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

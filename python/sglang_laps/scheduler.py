@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import graphs, penalties, seams
-from sglang_laps.emulation import install as emulated
+from sglang_laps import graphs, penalties, seams, stand_in
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
 
@@ -247,7 +246,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             said = snapshot(self, self.laps_config, self.laps.core, self.laps.slices)
             said["dp_rank"] = self.laps.dp_rank
             said["group"] = {**self.laps.together, **(self.laps.group.status() if self.laps.group else {})}
-        return {**said, **emulated.status(self)}
+        return {**said, **stand_in.status(self)}
 
 
 def scheduler_class(stock: type, config: LapsConfig) -> type:

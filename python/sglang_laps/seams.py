@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
@@ -36,7 +36,7 @@ class Seam(NamedTuple):
     None: the name has only to exist. An attribute in brackets is made by the class, and not looked for."""
 
 
-_ON, _ALWAYS, _GRAPHS, _HOST, _EMULATED = "LAPS is on", "always", "prefill graphs", "no GPU", "emulated devices"
+_ON, _ALWAYS, _GRAPHS, _HOST = "LAPS is on", "always", "prefill graphs", "no GPU"
 _COLOCATED = "no disaggregation"
 _SCHEDULER, _ADDER = "managers.scheduler.Scheduler", "managers.schedule_policy.PrefillAdder"
 _KV = "disaggregation.common.conn.CommonKVManager"
@@ -111,7 +111,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_PIPELINE}.event_loop_pp_disagg_prefill", "followed", "ranks", _ON, "c38a8205cc5d"),
     Seam(
         "model_executor.model_runner.ModelRunner.forward",
-        *("set", "slices, emulation", _ON),
+        *("set", "slices", _ON),
         "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count=",
     ),
     Seam("model_executor.runner.eager_runner.EagerRunner.load_batch", "set", "slices", _ON, None),
@@ -137,50 +137,26 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_KV}.[transfer_infos]", "set", "transfers", f"{_ON}, {_HOST}", None),
     Seam(f"{_KV}.check_status", "hooked", "transfers", f"{_ON}, {_HOST}", "self, bootstrap_room"),
     Seam(f"{_KV}.update_status", "hooked", "transfers", f"{_ON}, {_HOST}", "self, bootstrap_room, status"),
-    Seam(f"{_SCHEDULER}.init_model_worker", "hooked", "emulation", _EMULATED, "self"),
-    Seam(f"{_SCHEDULER}.init_overlap", "hooked", "emulation", _EMULATED, "self"),
-    Seam(f"{_SCHEDULER}.[device_module]", "set", "emulation", _EMULATED, None),
-    Seam(f"{_SCHEDULER}.run_batch", "hooked", "emulation", _EMULATED, "self, batch, pp_proxy_tensors="),
-    Seam(f"{_SCHEDULER}.get_internal_state", "hooked", "emulation", _EMULATED, "self, recv_req"),
-    *(
-        Seam(f"layers.attention.torch_native_backend.TorchNativeAttnBackend.{n}", "set", "emulation", _EMULATED, None)
-        for n in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode")
-    ),
-    Seam("platforms.cpu.CpuDeviceMixin", "overridden", "host_platform", _HOST, None),
-    Seam("platforms.interface.SRTPlatform", "overridden", "host_platform", _HOST, None),
-    Seam(
-        "disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",
-        *("set", "host", _HOST, None),
-    ),
-    Seam("layers.attention.torch_native_backend.TorchNativeAttnBackend", "overridden", "host", _HOST, None),
-    Seam("mem_cache.memory_pool.MHATokenToKVPool", "overridden", "host", _HOST, None),
-    Seam("layers.dp_attention.memcpy_func", "set", "host", _HOST, None),
-    Seam("managers.data_parallel_controller.sock_recv", "set", "host", _HOST, "socket, flags="),
-    Seam("model_executor.forward_batch_info._is_cpu", "set", "host", _HOST, None),
-    Seam("models.qwen2_moe.fused_gate_sigmoid_mul_add", "set", "host", _HOST, None),
-    Seam("layers.logits_processor.fused_softcap", "set", "host", _HOST, None),
-    Seam("speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend", "set", "host", _HOST, "self"),
-    Seam("speculative.draft_utils.DraftBackendFactory.create_decode_backend", "set", "host", _HOST, "self"),
 )
 
 _registered: set[str] = set()
 """Targets of hooks, in this process."""
 
 
-def hook(name: str, call: Callable[..., Any], kind: str) -> None:
-    """Register a hook of a name in the table. `kind`: AFTER, AROUND or REPLACE. Raises KeyError for another name."""
+def hook(name: str, call: Callable[..., Any], kind: str, table: Sequence[Seam] = SEAMS) -> None:
+    """Register a hook of a name in `table`. `kind`: AFTER, AROUND or REPLACE. Raises KeyError for another name."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     way = "replaced" if kind == "REPLACE" else "hooked"
-    if not any((s.name, s.way) == (name, way) for s in SEAMS):
+    if not any((s.name, s.way) == (name, way) for s in table):
         raise KeyError(f"{name} is not {way} by the table of seams")
     HookRegistry.register(ROOT + name, call, HookType[kind])
     _registered.add(ROOT + name)
 
 
-def require() -> None:
+def require(table: Sequence[Seam] = SEAMS) -> None:
     """End the process with one line where a name that was imported is not as it was."""
-    wrong = next((why for seam in SEAMS if _imported(seam.name) and (why := changed(seam))), None)
+    wrong = next((why for seam in table if _imported(seam.name) and (why := changed(seam))), None)
     if wrong:
         refuse(f"this is not SGLang {SGLANG} as it was released: {wrong}")
 

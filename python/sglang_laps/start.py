@@ -27,10 +27,10 @@ from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.colocated import Colocated, ahead, why_not
 from sglang_laps.core import LapsCore
-from sglang_laps.emulation.install import device_of
 from sglang_laps.interlude import Interlude
 from sglang_laps.marks import Marks
 from sglang_laps.ranks import Ranks
+from sglang_laps.stand_in import device_of
 from sglang_laps.status import Series
 from sglang_laps.steps import Steps
 from sglang_laps.support import off_reason, refuse, resolved

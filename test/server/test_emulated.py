@@ -9,9 +9,9 @@ from typing import Any
 import http_load as load
 import pytest
 from laps_core.latency.model import StepShape
+from laps_emulate import spec
 from laps_plan.profile import Profile
 from served import LAPS, NORMAL_LOOP, Prefill, Setup, ids, on
-from sglang_laps.emulation import asked
 
 from benchmark.rig import model
 
@@ -21,8 +21,8 @@ PROFILE, SLOW = "h200-qwen3-8b", 4
 DEVICE = f"{PROFILE},slow={SLOW}"
 ARGS = ("--chunked-prefill-size", "8192")
 SLICED = ("--laps-config", json.dumps({"slice_ms": 4.0 * SLOW}))
-ON_LAPS = Setup("emulated-laps", (*LAPS, *ARGS, *SLICED, asked.FLAG, DEVICE), shape=model.EMULATED)
-ON_STOCK = Setup("emulated-stock", (*ARGS, *NORMAL_LOOP), {asked.ENV: DEVICE}, model.EMULATED)
+ON_LAPS = Setup("emulated-laps", (*LAPS, *ARGS, *SLICED, spec.FLAG, DEVICE), shape=model.EMULATED)
+ON_STOCK = Setup("emulated-stock", (*ARGS, *NORMAL_LOOP), {spec.ENV: DEVICE}, model.EMULATED)
 LONG, SHORT = 8000, 60
 HOST_S = 1.0
 """More than the host takes beside a step, on a busy machine."""
@@ -84,7 +84,7 @@ def test_it_cannot_be_taken_for_a_device(prefill: Prefill) -> None:
     log = prefill.server.log.read_text(errors="replace")
     lines = [line for line in log.splitlines() if "EMULATED DEVICE" in line]
     assert len(lines) == 2, "the launcher's and the scheduler's"
-    assert all(asked.Asked.parse(DEVICE).warning() in line for line in lines)
+    assert all(spec.DeviceSpec.parse(DEVICE).warning() in line for line in lines)
     assert log.index("EMULATED DEVICE") < log.index("server_args=")
     if prefill.laps:
         assert f'profile="{PROFILE}",slow="{SLOW}"' in prefill.get("/metrics")

@@ -12,9 +12,9 @@ from typing import Any
 import http_load as load
 import pytest
 from laps_core.latency.model import StepShape
+from laps_emulate import spec
 from laps_plan.profile import Profile
 from served import LAPS, Prefill, Setup, ids, on
-from sglang_laps.emulation import asked
 
 from benchmark.rig import devices, model
 
@@ -22,8 +22,8 @@ PROFILE, SLOW, TBT_MS = "h200-qwen3-8b", 8, 200.0
 DEVICE = f"{PROFILE},slow={SLOW}"
 ARGS = ("--chunked-prefill-size", "8192", "--max-total-tokens", "65536", "--max-running-requests", "64")
 KNOBS = ("--laps-config", json.dumps({**devices.emulated(DEVICE).laps, "tbt_ms": TBT_MS}))
-ON_LAPS = Setup("emulated-streams", (*LAPS, *ARGS, *KNOBS, asked.FLAG, DEVICE), shape=model.EMULATED, mode="null")
-ON_STOCK = Setup("emulated-streams-stock", ARGS, {asked.ENV: DEVICE}, model.EMULATED, mode="null")
+ON_LAPS = Setup("emulated-streams", (*LAPS, *ARGS, *KNOBS, spec.FLAG, DEVICE), shape=model.EMULATED, mode="null")
+ON_STOCK = Setup("emulated-streams-stock", ARGS, {spec.ENV: DEVICE}, model.EMULATED, mode="null")
 STREAMS, TOKENS, LONG = 4, 60, 8000
 SLOWER = 1.5
 """By which a busy machine may make a step last longer."""

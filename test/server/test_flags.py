@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 import warm
-from laps_core.config import ConfigError
 from served import checkpoint
 
 PARSE = """
@@ -187,20 +184,9 @@ def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "supports sglang 0.5.23; found 0.5.22" in str(support.wrong_release())
 
 
-def test_devices_are_emulated_on_the_host_platform_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_laps import plugin
-
-    asked = argparse.Namespace(laps_emulate="cpu", disaggregation_mode="prefill", pp_size=1)
-    monkeypatch.setenv("SGLANG_LAPS_EMULATE", "")
-    monkeypatch.setattr("sglang.srt.platforms.current_platform", object(), raising=False)
-    with pytest.raises(ConfigError, match=r"^--laps-emulate: .* without a GPU only"):
-        plugin.emulate(asked)
-    assert not os.environ["SGLANG_LAPS_EMULATE"]
-
-
 def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
     import torch
-    from sglang_laps.host_platform import HostPlatform
+    from laps_emulate.host.platform import HostPlatform
 
     try:
         HostPlatform().init_backend()
@@ -210,7 +196,7 @@ def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
 
 
 def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -> None:
-    from sglang_laps.host.corrections import POLL_MS, Waiting
+    from laps_emulate.host.corrections import POLL_MS, Waiting
 
     did: list[object] = []
 
@@ -232,7 +218,7 @@ def test_an_idle_controller_of_ranks_takes_no_core() -> None:
     """Its own module is corrected where it has been imported, once."""
     from types import SimpleNamespace
 
-    from sglang_laps.host import corrections
+    from laps_emulate.host import corrections
 
     module = SimpleNamespace(sock_recv=len)
     before = sys.modules.get(corrections.CONTROLLER)

@@ -133,14 +133,16 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
 def test_an_emulated_step_lasts_as_long_as_the_slowest_rank_and_the_experts_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from laps_emulate import group as emulated
+    from laps_emulate.spec import DeviceSpec
+    from laps_emulate.timeline import Timeline
     from laps_plan.profile import Profile
-    from sglang_laps.emulation import group as emulated
-    from sglang_laps.emulation.asked import Asked
-    from sglang_laps.emulation.timeline import Timeline
 
     world, slow = World(monkeypatch, COST), 2.0
     monkeypatch.setattr(emulated.torch.distributed, "get_world_size", lambda _: RANKS)
-    asked = Asked("g", Profile(name="g", source="made up", coefficients=Coefficients(0, 1, 0, 0, 0), group=COST), slow)
+    spec = DeviceSpec(
+        "g", Profile(name="g", source="made up", coefficients=Coefficients(0, 1, 0, 0, 0), group=COST), slow
+    )
     at, timelines = [100.0, 100.5], list[Timeline]()
 
     def device(rank: int) -> Any:
@@ -153,7 +155,7 @@ def test_an_emulated_step_lasts_as_long_as_the_slowest_rank_and_the_experts_of_a
 
         runner = SimpleNamespace(forward=lambda batch: batch.forward_mode.name)
         timelines.append(Timeline(now, sleep))
-        emulated.GroupDevice(runner, asked, None, timelines[-1])
+        emulated.GroupDevice(runner, spec, None, timelines[-1])
         return runner
 
     runners = [device(rank) for rank in range(RANKS)]

@@ -10,31 +10,40 @@ from typing import Any
 
 import pytest
 import warm
+from laps_emulate.seams import SEAMS as EMULATE
 from sglang_laps import seams
 
-HERE = Path(seams.__file__).parent
-SOURCES = {path.relative_to(HERE).as_posix(): path.read_text() for path in sorted(HERE.rglob("*.py"))}
+ROOT = Path(seams.__file__).parents[1]
+TABLES = {"sglang_laps": seams.SEAMS, "laps_emulate": EMULATE}
+"""Tables of SGLang's names, by package."""
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for package in TABLES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+SEAMS = [seam for table in TABLES.values() for seam in table]
 
 
 def of(way: str) -> set[str]:
-    return {seam.name for seam in seams.SEAMS if seam.way == way}
+    return {seam.name for seam in SEAMS if seam.way == way}
 
 
-@pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: f"{seam.name}-{seam.way}")
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: f"{seam.name}-{seam.way}")
 def test_the_release_is_what_the_table_says(seam: seams.Seam) -> None:
     assert seams.changed(seam) is None
 
 
 def test_each_seam_is_in_the_module_that_is_named() -> None:
-    for seam in seams.SEAMS:
+    for package, seam in ((package, seam) for package, table in TABLES.items() for seam in table):
         last = seam.name.rpartition(".")[2].strip("[]")
         for module in seam.where.split(", "):
-            texts = [text for path, text in SOURCES.items() if path.startswith((f"{module}.py", f"{module}/"))]
+            begins = f"{package}/{module}.py", f"{package}/{module}/"
+            texts = [text for path, text in SOURCES.items() if path.startswith(begins)]
             assert seam.way == "followed" or any(last in text for text in texts), (seam.name, module)
 
 
 def test_hooks_are_registered_by_the_table_alone() -> None:
-    assert [path for path, text in SOURCES.items() if "HookRegistry.register" in text] == ["seams.py"]
+    assert [path for path, text in SOURCES.items() if "HookRegistry.register" in text] == ["sglang_laps/seams.py"]
     with pytest.raises(KeyError, match="is not hooked by the table"):
         seams.hook("managers.scheduler.Scheduler.on_idle", print, "AFTER")
 

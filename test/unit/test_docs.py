@@ -12,6 +12,7 @@ from laps_core.config import LapsConfig
 from laps_core.pools.controller import Move
 from laps_core.pools.layout import FEWEST
 from laps_core.refusals import ONE_SAMPLE
+from laps_emulate import plugin
 from sglang_laps import options
 
 REPO = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ def test_every_knob_is_in_the_manual() -> None:
 def test_every_flag_is_in_the_manual() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     options.add_flags(parser)
+    plugin.add_flag(parser)
     flags = [s for action in parser._actions for s in action.option_strings]
     assert not [flag for flag in flags if f"`{flag}`" not in MANUAL]
 

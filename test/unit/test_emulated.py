@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +13,14 @@ import pytest
 import torch
 from laps_core.config import ConfigError
 from laps_core.latency.model import Coefficients
+from laps_emulate import ENV, spec
+from laps_emulate.device import EmulatedDevice
+from laps_emulate.events import Event
+from laps_emulate.record import Record
+from laps_emulate.spec import DeviceSpec
+from laps_emulate.timeline import SPIN_S, Timeline
 from laps_plan.decode import DecodeCost
 from laps_plan.profile import Profile, names
-from sglang_laps.emulation import asked
-from sglang_laps.emulation.asked import Asked
-from sglang_laps.emulation.device import EmulatedDevice
-from sglang_laps.emulation.events import Event
-from sglang_laps.emulation.record import Record
-from sglang_laps.emulation.timeline import SPIN_S, Timeline
 
 PROFILE = names()[0]
 TICK_S = 1e-5
@@ -52,7 +55,7 @@ class Server:
         decode = DecodeCost(streams=(1, 2), seconds=(5e-3, 6e-3), context=1e-5)
         profile = Profile(name="p", source="made up", coefficients=costs, layers=layers, decode=decode, **launch)
         self.began = self.clock.at
-        self.device = EmulatedDevice(self, Asked("p", profile, slow), Timeline(self.clock, self.clock.sleep))
+        self.device = EmulatedDevice(self, DeviceSpec("p", profile, slow), Timeline(self.clock, self.clock.sleep))
 
     def _model(self, batch: Any, **_: Any) -> str:
         self.note("model")
@@ -90,9 +93,9 @@ class Server:
 
 @pytest.mark.parametrize(("more", "slow"), [("", 1.0), (",slow=1", 1.0), (",slow=2.5", 2.5), (" ", 1.0)])
 def test_a_profile_and_how_slow(more: str, slow: float) -> None:
-    found = Asked.parse(PROFILE + more)
+    found = DeviceSpec.parse(PROFILE + more)
     assert (found.profile.name, found.slow) == (PROFILE, slow)
-    assert Asked.parse(found.text) == found, "the processes started from here read the same"
+    assert DeviceSpec.parse(found.text) == found, "the processes started from here read the same"
 
 
 @pytest.mark.parametrize(
@@ -100,13 +103,13 @@ def test_a_profile_and_how_slow(more: str, slow: float) -> None:
 )
 def test_anything_else_is_refused(more: str) -> None:
     with pytest.raises(ConfigError, match=r"^--laps-emulate: .* is not PROFILE\[,slow=K\]") as e:
-        Asked.parse(PROFILE + more)
+        DeviceSpec.parse(PROFILE + more)
     assert "\n" not in str(e.value)
 
 
 def test_an_unknown_profile_is_refused_with_the_names() -> None:
     with pytest.raises(ConfigError, match=r"^--laps-emulate: .*known: ") as e:
-        Asked.parse("h9000")
+        DeviceSpec.parse("h9000")
     assert "\n" not in str(e.value)
     assert all(name in str(e.value) for name in names())
 
@@ -116,25 +119,57 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Any, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"^--laps-emulate: "):
-        Asked.parse(str(path))
+        DeviceSpec.parse(str(path))
 
 
 def test_the_environment_asks_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked.from_env({}) is None
-    assert asked.from_env({asked.ENV: " "}) is None
-    with pytest.raises(ConfigError, match=f"^{asked.ENV}: "):
-        asked.from_env({asked.ENV: "h9000"})
-    monkeypatch.setenv(asked.ENV, "")
-    asked.to_env(Asked.parse(f"{PROFILE},slow=3"))
-    found = asked.from_env()
+    assert spec.from_env({}) is None
+    assert spec.from_env({spec.ENV: " "}) is None
+    with pytest.raises(ConfigError, match=f"^{spec.ENV}: "):
+        spec.from_env({spec.ENV: "h9000"})
+    monkeypatch.setenv(spec.ENV, "")
+    spec.to_env(DeviceSpec.parse(f"{PROFILE},slow=3"))
+    found = spec.from_env()
     assert found is not None
     assert found.slow == 3.0
 
 
 def test_it_cannot_be_taken_for_a_device() -> None:
-    said = Asked.parse(f"{PROFILE},slow=3").warning()
+    said = DeviceSpec.parse(f"{PROFILE},slow=3").warning()
     assert said.startswith("EMULATED DEVICE: ")
     assert all(x in said for x in (PROFILE, Profile.load(PROFILE).source, "stretched 3 times", "nothing here measures"))
+
+
+# -- where it is imported
+
+WITH_GPU = """
+import sys
+import types
+import torch
+torch.cuda.is_available = lambda: True
+sys.modules["sglang.srt.platforms"] = types.SimpleNamespace(current_platform="the GPU's")
+from laps_emulate import entry
+print(entry.activate())
+entry.load()
+print(sorted(name for name in sys.modules if name.startswith("laps_emulate")))
+"""
+
+
+def with_gpu(device: str) -> subprocess.CompletedProcess[str]:
+    """A process of SGLang on a machine with a GPU, as far as the entry points are concerned."""
+    env = {**os.environ, ENV: device}
+    return subprocess.run([sys.executable, "-c", WITH_GPU], env=env, capture_output=True, text=True, check=False)
+
+
+def test_with_a_gpu_nothing_is_imported_but_the_entry_points() -> None:
+    done = with_gpu("")
+    assert done.stdout.splitlines() == ["None", "['laps_emulate', 'laps_emulate.entry']"], done.stderr
+
+
+def test_with_a_gpu_no_device_is_emulated() -> None:
+    done = with_gpu(PROFILE)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("sglang-laps: error: SGLANG_LAPS_EMULATE: devices are emulated on machines without")
 
 
 # -- the timeline
@@ -191,7 +226,7 @@ def test_other_passes_are_left_alone(mode: str) -> None:
 
 def test_a_stage_of_a_pipeline_has_its_share_of_the_step() -> None:
     server, costs = Server(), Coefficients(0.0, 4e-3, 0.0, 0.0, 0.0)
-    asked_for = Asked("p", Profile(name="p", source="made up", coefficients=costs, layers=4), 3.0)
+    asked_for = DeviceSpec("p", Profile(name="p", source="made up", coefficients=costs, layers=4), 3.0)
     server.forward = server._model
     EmulatedDevice(server, asked_for, Timeline(server.clock, server.clock.sleep), share=0.5, waits=True)
     server.run((20, 0))
@@ -345,7 +380,7 @@ def test_a_decode_step_in_a_pause_begins_when_the_slice_has_ended() -> None:
     ],
 )
 def test_which_servers_can_have_it(mode: str | None, profile: str, refused: str | None) -> None:
-    reason = Asked.parse(profile).why_not(SimpleNamespace(disaggregation_mode=mode))
+    reason = DeviceSpec.parse(profile).why_not(SimpleNamespace(disaggregation_mode=mode))
     assert (reason is None) == (refused is None)
     assert refused is None or refused in str(reason)
 

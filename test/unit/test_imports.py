@@ -13,7 +13,10 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src")
-PACKAGES = {"laps_core": ROOTS[0], "laps_plan": ROOTS[0], "sglang_laps": ROOTS[0], "sglang_router_laps": ROOTS[1]}
+PACKAGES = {
+    **dict.fromkeys(("laps_core", "laps_emulate", "laps_plan", "sglang_laps"), ROOTS[0]),
+    "sglang_router_laps": ROOTS[1],
+}
 
 
 @cache

@@ -21,7 +21,7 @@ NAMES = {
     "aiconfigurator_core": "aiconfigurator",
 }
 """Packages that are imported under another name."""
-OURS = {"laps_core", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmark"}
+OURS = {"laps_core", "laps_emulate", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmark"}
 OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -55,6 +55,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
         ("python/laps_core", ()),
         ("python/laps_plan", ("plan", "profile")),
         ("python/sglang_laps", ("server",)),
+        ("python/laps_emulate", ("server",)),
         (ROUTER, ("router", "kubernetes", "trace")),
         ("benchmark", ("server", "router", "dev")),
         ("test", ("server", "router", "dev", "trace")),

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from laps_core.group.cost import GroupCost, OwnShape
 
-from sglang_laps.emulation.asked import Asked
-from sglang_laps.emulation.device import PREFILLS, EmulatedDevice
-from sglang_laps.emulation.timeline import Timeline
+from laps_emulate.device import PREFILLS, EmulatedDevice
+from laps_emulate.spec import DeviceSpec
+from laps_emulate.timeline import Timeline
 
 IDLE = "IDLE"
 
@@ -18,12 +18,12 @@ IDLE = "IDLE"
 class GroupDevice(EmulatedDevice):
     """Before one model runner's ``forward``, on every rank. A rank without a batch of its own runs an idle one."""
 
-    def __init__(self, runner: Any, asked: Asked, ranks: Any, timeline: Timeline | None = None) -> None:
+    def __init__(self, runner: Any, spec: DeviceSpec, ranks: Any, timeline: Timeline | None = None) -> None:
         """`ranks`: the CPU group of all of them. The profile has a ``group``.
 
         Raises ValueError where its devices cannot be divided among so many.
         """
-        super().__init__(runner, asked, timeline)
+        super().__init__(runner, spec, timeline)
         size = torch.distributed.get_world_size(ranks)
         cost = self._profile.with_ranks(size).group
         assert cost is not None

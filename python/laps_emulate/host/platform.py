@@ -6,9 +6,6 @@ For development and tests. It is active only where no accelerator is visible and
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,8 +13,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
-from sglang_laps.host import corrections
-from sglang_laps.plugin import show_flags_in_serve_help
+from laps_emulate.host import corrections
 
 logger = logging.getLogger(__name__)
 
@@ -35,23 +31,6 @@ GPU_DEFAULTS = (None, "auto", "csgmv")
 """Values of these arguments that stand for the user's silence, or for what needs a GPU."""
 DRAFTS = ("EAGLE", "EAGLE3", "NEXTN")
 """Speculative algorithms whose draft can follow a prompt here: on prefill servers, with one step."""
-
-
-def activate() -> str | None:
-    """Entry point of the group ``sglang.srt.platforms``: the platform's dotted name, or None to stay out."""
-    show_flags_in_serve_help(sys.argv)
-    if not _wanted():
-        return None
-    # It records a CUDA event before each early send.
-    os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
-    return f"{__name__}.HostPlatform"
-
-
-def _wanted() -> bool:
-    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1" or torch.cuda.is_available() or torch.xpu.is_available():
-        return False
-    mps = getattr(torch.backends, "mps", None)
-    return not (mps and mps.is_available()) and not any(map(find_spec, ("torch_npu", "torch_musa", "torchada")))
 
 
 class HostPlatform(CpuDeviceMixin, SRTPlatform):
@@ -74,7 +53,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         """The KV pool for drafts; None: SGLang's own."""
         if kind != "mha":
             return None
-        from sglang_laps.host.pool import HostPool
+        from laps_emulate.host.pool import HostPool
 
         return HostPool
 

@@ -11,24 +11,24 @@ from typing import Any
 from laps_core.config import ConfigError
 from laps_plan.profile import Profile
 
+from laps_emulate import ENV
+
 FLAG = "--laps-emulate"
-ENV = "SGLANG_LAPS_EMULATE"
-"""Read in every scheduler process; the flag sets it."""
 _SLOW = "slow="
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A device to emulate."""
+class DeviceSpec:
+    """Profile and slowdown of a device to emulate."""
 
     text: str
-    """As it was asked for."""
+    """PROFILE[,slow=K], as given."""
     profile: Profile
     slow: float = 1.0
     """Steps last this many times as long as the profile says; at least 1."""
 
     @classmethod
-    def parse(cls, text: str, where: str = FLAG) -> Asked:
+    def parse(cls, text: str, where: str = FLAG) -> DeviceSpec:
         """Read PROFILE[,slow=K]; PROFILE is a name or a path. Raises ConfigError (one line, starting with `where`)."""
         name, *rest = text.strip().split(",")
         slow = 1.0
@@ -64,12 +64,12 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def from_env(env: Mapping[str, str] = os.environ) -> Asked | None:
+def from_env(env: Mapping[str, str] = os.environ) -> DeviceSpec | None:
     """The device in the environment, None where there is none. Raises ConfigError."""
     text = env.get(ENV, "").strip()
-    return Asked.parse(text, ENV) if text else None
+    return DeviceSpec.parse(text, ENV) if text else None
 
 
-def to_env(asked: Asked) -> None:
+def to_env(spec: DeviceSpec) -> None:
     """Hand it to the processes started from here."""
-    os.environ[ENV] = asked.text
+    os.environ[ENV] = spec.text

@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 from laps_core.latency.model import StepShape
-
 from sglang_laps.armed import Armed, Pause
-from sglang_laps.emulation.asked import Asked
-from sglang_laps.emulation.events import DeviceModule
-from sglang_laps.emulation.record import Record
-from sglang_laps.emulation.timeline import Timeline
+
+from laps_emulate.events import DeviceModule
+from laps_emulate.record import Record
+from laps_emulate.spec import DeviceSpec
+from laps_emulate.timeline import Timeline
 
 PREFILLS, DECODE, MIXED = ("EXTEND", "MIXED"), "DECODE", "MIXED"
 """Forward modes whose steps are emulated; others take what the tiny model takes."""
@@ -28,15 +28,21 @@ class EmulatedDevice(Armed):
     pause_s = 0.0
 
     def __init__(
-        self, runner: Any, asked: Asked, timeline: Timeline | None = None, *, share: float = 1.0, waits: bool = False
+        self,
+        runner: Any,
+        spec: DeviceSpec,
+        timeline: Timeline | None = None,
+        *,
+        share: float = 1.0,
+        waits: bool = False,
     ) -> None:
         """`share`: of a whole step, on this rank: a pipeline has as many shares as stages. `waits`: a pass ends with
         its step, for what comes out of it goes to another stage at once."""
-        self.layers = asked.profile.layers
+        self.layers = spec.profile.layers
         """Of the model whose device is emulated."""
         self.operators = 4
-        self.asked, self.waits = asked, waits
-        self._profile = asked.profile.stretched(asked.slow * share)
+        self.spec, self.waits = spec, waits
+        self._profile = spec.profile.stretched(spec.slow * share)
         self.record, self.decoded = Record(), Record()
         """Of prefill steps, with and without rows that are decoded beside them; of decode steps."""
         self._timeline = timeline or Timeline()
@@ -52,7 +58,7 @@ class EmulatedDevice(Armed):
     @property
     def labels(self) -> dict[str, str]:
         """Of its Prometheus series."""
-        return {"profile": self.asked.profile.name, "slow": f"{self.asked.slow:g}"}
+        return {"profile": self.spec.profile.name, "slow": f"{self.spec.slow:g}"}
 
     def module(self, real: Any) -> DeviceModule:
         """The device's module for a scheduler, made from the one of the device that it really runs on."""
@@ -60,8 +66,8 @@ class EmulatedDevice(Armed):
 
     def status(self) -> dict[str, Any]:
         """What the server's status says of it (JSON-ready)."""
-        profile = self.asked.profile
-        about = {"profile": profile.name, "source": profile.source, "slow": self.asked.slow}
+        profile = self.spec.profile
+        about = {"profile": profile.name, "source": profile.source, "slow": self.spec.slow}
         decode = {"decode": self.decoded.as_dict()} if self.decoded.steps else {}
         return {**about, **self.record.as_dict(), **decode}
 

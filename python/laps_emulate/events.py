@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import Any
 
-from sglang_laps.emulation.timeline import Timeline
+from laps_emulate.timeline import Timeline
 
 
 class Event:

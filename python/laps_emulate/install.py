@@ -1,15 +1,18 @@
-"""How an emulated device gets into a scheduler process, LAPS or stock."""
+"""Put an emulated device into a scheduler process, LAPS or stock."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from sglang_laps import seams
-from sglang_laps.emulation.asked import ENV, Asked
-from sglang_laps.emulation.device import EmulatedDevice
-from sglang_laps.emulation.group import GroupDevice
+from sglang_laps.seams import hook
+from sglang_laps.stand_in import status
 from sglang_laps.support import refuse, resolved
+
+from laps_emulate.device import EmulatedDevice
+from laps_emulate.group import GroupDevice
+from laps_emulate.seams import SEAMS
+from laps_emulate.spec import ENV, DeviceSpec
 
 logger = logging.getLogger(__name__)
 
@@ -19,24 +22,24 @@ RUN = "managers.scheduler.Scheduler.run_batch"
 STATE = "managers.scheduler.Scheduler.get_internal_state"
 
 
-def install(asked: Asked) -> None:
+def install(spec: DeviceSpec) -> None:
     """Register the hooks. Call while plugins are being loaded in a scheduler process."""
 
     def loaded(result: Any, scheduler: Any) -> Any:
         from sglang.srt.runtime_context import get_parallel
 
-        if reason := asked.why_not(resolved(scheduler.server_args)):
+        if reason := spec.why_not(resolved(scheduler.server_args)):
             refuse(f"{ENV}: {reason}")
         runner = scheduler.tp_worker.model_runner
         parallel = get_parallel()
-        if asked.profile.group is None:
+        if spec.profile.group is None:
             stages = parallel.pp_size
-            scheduler.laps_emulated = EmulatedDevice(runner, asked, share=1.0 / stages, waits=stages > 1)
+            scheduler.laps_emulated = EmulatedDevice(runner, spec, share=1.0 / stages, waits=stages > 1)
         elif parallel.attn_dp_size != parallel.tp_size:
-            refuse(f"{ENV}: {asked.profile.name} is of data-parallel attention ranks: --dp-size is to be --tp-size")
+            refuse(f"{ENV}: {spec.profile.name} is of data-parallel attention ranks: --dp-size is to be --tp-size")
         else:
             try:
-                scheduler.laps_emulated = GroupDevice(runner, asked, scheduler.tp_cpu_group)
+                scheduler.laps_emulated = GroupDevice(runner, spec, scheduler.tp_cpu_group)
             except ValueError as e:
                 refuse(f"{ENV}: {e}")
         runner.attn_backend._run_sdpa_forward_extend = _no_attention
@@ -58,22 +61,11 @@ def install(asked: Asked) -> None:
         result.internal_state.update(status(scheduler))
         return result
 
-    logger.warning(asked.warning())
-    seams.hook(WORKER, loaded, "AFTER")
-    seams.hook(OVERLAP, events, "AFTER")
-    seams.hook(RUN, launched, "AFTER")
-    seams.hook(STATE, state, "AFTER")
-
-
-def device_of(scheduler: Any) -> EmulatedDevice | None:
-    """The device that this scheduler's is emulated by, if it is."""
-    return getattr(scheduler, "laps_emulated", None)
-
-
-def status(scheduler: Any) -> dict[str, Any]:
-    """The entry "emulated" of a status; empty for a real device."""
-    device = device_of(scheduler)
-    return {} if device is None else {"emulated": device.status()}
+    logger.warning(spec.warning())
+    hook(WORKER, loaded, "AFTER", SEAMS)
+    hook(OVERLAP, events, "AFTER", SEAMS)
+    hook(RUN, launched, "AFTER", SEAMS)
+    hook(STATE, state, "AFTER", SEAMS)
 
 
 def _no_attention(query: Any, output: Any, *_: Any, **__: Any) -> Any:

@@ -2,3 +2,6 @@
 
 A tiny model runs for real and its time is hidden in the step. Scheduler, HTTP, router and transfers are the real ones.
 """
+
+ENV = "SGLANG_LAPS_EMULATE"
+"""Environment variable that names the device (see ``spec``), for every scheduler process; --laps-emulate sets it."""

@@ -58,7 +58,7 @@ def attend_to_all() -> None:
 
     @attention_registry.register_attention_backend("torch_native")
     def create(runner: Any) -> Any:
-        from sglang_laps.host.attention import HostAttention
+        from laps_emulate.host.attention import HostAttention
 
         return HostAttention(runner)
 
@@ -153,7 +153,7 @@ def draft_with_native_attention() -> None:
 
 
 def _draft_attention(factory: Any) -> Any:
-    from sglang_laps.host.attention import HostAttention
+    from laps_emulate.host.attention import HostAttention
 
     backend = HostAttention(factory.draft_model_runner)
     backend.prefill_attention_backend_str = backend.decode_attention_backend_str = "torch_native"

@@ -1,0 +1,96 @@
+"""What SGLang's processes do on the host platform: the flag for an emulated device, and the device itself."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from laps_core.config import ConfigError
+from sglang_laps import options, seams, transfers
+from sglang_laps.support import refuse, wrong_release
+
+from laps_emulate import spec
+from laps_emulate.host.corrections import let_the_controller_wait
+from laps_emulate.seams import SEAMS
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+
+
+def load() -> None:
+    """Register the hooks of this process."""
+    try:
+        _load()
+    except Exception as e:
+        # SGLang would log it, and serve on this machine's own step times.
+        if os.environ.get(spec.ENV, "").strip():
+            refuse(f"{spec.ENV}: {type(e).__name__}: {e}")
+        raise
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --laps-emulate to SGLang's command line."""
+    group = parser.add_argument_group("LAPS without a GPU")
+    text = "Step times of a profile instead of this machine's; see docs/LAPS.md."
+    group.add_argument(spec.FLAG, metavar="PROFILE[,slow=K]", help=text)
+
+
+def emulate(args: argparse.Namespace) -> None:
+    """Have the processes started from here emulate a device, if the command line (or the environment) asks for it.
+
+    Raises ConfigError.
+    """
+    text = options.typed(args, spec.FLAG)
+    found = spec.from_env() if text is None else spec.DeviceSpec.parse(text)
+    if found is None:
+        return
+    if wrong := wrong_release() or found.why_not(args):
+        raise ConfigError(f"{spec.FLAG}: {wrong}")
+    logger.warning(found.warning())
+    spec.to_env(found)
+
+
+def _load() -> None:
+    seams.hook("server_args.ServerArgs.add_cli_args", _add_cli_args, "AROUND", SEAMS)
+    seams.hook("server_args.ServerArgs.from_cli_args", _from_cli_args, "AROUND", SEAMS)
+    # Importing the scheduler costs seconds: only a process that runs one has it already.
+    if SCHEDULER not in sys.modules:
+        return
+    try:
+        found, laps = spec.from_env(), options.from_env()
+    except ConfigError as e:
+        refuse(e)
+    if wrong := wrong_release():
+        if found is not None:
+            refuse(wrong)
+        return
+    let_the_controller_wait()
+    if laps is None:
+        transfers.mend()  # for stock servers too: a comparison would learn nothing from one that hangs
+    if found is not None:
+        from laps_emulate.install import install
+
+        seams.require(SEAMS)
+        install(found)
+
+
+def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
+    result = original(parser)
+    add_flag(parser)
+    return result
+
+
+def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    try:
+        emulate(args)
+    except ConfigError as e:
+        refuse(e)
+    # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
+    if getattr(args, "device", None) is None:
+        args.device = "cpu"
+    return original(cls, args)

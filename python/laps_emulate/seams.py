@@ -1,0 +1,42 @@
+"""Every SGLang name that this package hooks, overrides or sets. See ``sglang_laps.seams``."""
+
+from __future__ import annotations
+
+from sglang_laps.seams import Seam
+
+_HOST, _EMULATED = "no GPU", "emulated devices"
+_SCHEDULER = "managers.scheduler.Scheduler"
+
+SEAMS: tuple[Seam, ...] = (
+    Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _HOST, "parser"),
+    Seam("server_args.ServerArgs.from_cli_args", "hooked", "plugin", _HOST, "args"),
+    Seam(
+        "model_executor.model_runner.ModelRunner.forward",
+        *("set", "device", _EMULATED),
+        "self, forward_batch, skip_attn_backend_init=, pp_proxy_tensors=, reinit_attn_backend=, split_forward_count=",
+    ),
+    Seam(f"{_SCHEDULER}.init_model_worker", "hooked", "install", _EMULATED, "self"),
+    Seam(f"{_SCHEDULER}.init_overlap", "hooked", "install", _EMULATED, "self"),
+    Seam(f"{_SCHEDULER}.[device_module]", "set", "install", _EMULATED, None),
+    Seam(f"{_SCHEDULER}.run_batch", "hooked", "install", _EMULATED, "self, batch, pp_proxy_tensors="),
+    Seam(f"{_SCHEDULER}.get_internal_state", "hooked", "install", _EMULATED, "self, recv_req"),
+    *(
+        Seam(f"layers.attention.torch_native_backend.TorchNativeAttnBackend.{n}", "set", "install", _EMULATED, None)
+        for n in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode")
+    ),
+    Seam("platforms.cpu.CpuDeviceMixin", "overridden", "host", _HOST, None),
+    Seam("platforms.interface.SRTPlatform", "overridden", "host", _HOST, None),
+    Seam(
+        "disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",
+        *("set", "host", _HOST, None),
+    ),
+    Seam("layers.attention.torch_native_backend.TorchNativeAttnBackend", "overridden", "host", _HOST, None),
+    Seam("mem_cache.memory_pool.MHATokenToKVPool", "overridden", "host", _HOST, None),
+    Seam("layers.dp_attention.memcpy_func", "set", "host", _HOST, None),
+    Seam("managers.data_parallel_controller.sock_recv", "set", "host", _HOST, "socket, flags="),
+    Seam("model_executor.forward_batch_info._is_cpu", "set", "host", _HOST, None),
+    Seam("models.qwen2_moe.fused_gate_sigmoid_mul_add", "set", "host", _HOST, None),
+    Seam("layers.logits_processor.fused_softcap", "set", "host", _HOST, None),
+    Seam("speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend", "set", "host", _HOST, "self"),
+    Seam("speculative.draft_utils.DraftBackendFactory.create_decode_backend", "set", "host", _HOST, "self"),
+)
