@@ -84,6 +84,7 @@ def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) 
 def capacity(target: Target, workload: Workload, prompts: Prompts, seconds: float, seed: int) -> Steady:
     """Measure the workload's sample in a closed loop of CLIENTS. Raises ConnectionError."""
     jobs = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
+    cache_histories(target, prompts, jobs)
     loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed), CLIENTS, seconds, run_in_s=1.0))
     if loop.failed or not loop.ttft_s:
         raise ConnectionError(f"{loop.failed} requests to {target.url} failed in a closed loop")
@@ -121,6 +122,13 @@ def older(jobs: Sequence[Job]) -> dict[int, int]:
         known = found.get(job.stream, job.cached)
         found[job.stream] = known if job.goes_on else max(known, job.cached)
     return found
+
+
+def cache_histories(target: Target, prompts: Prompts, jobs: Sequence[Job]) -> None:
+    """Have the server cache what is older than the load, where histories are sent at all."""
+    if prompts.reuse:
+        warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older(jobs).items() if tokens]
+        asyncio.run(client.one_by_one(target, warm))
 
 
 @dataclass
@@ -260,6 +268,5 @@ class Bench:
         bodies = prompts.bodies(jobs, seed)
         if prompts.reuse:
             flush(self.servers.prefill(name))
-            warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older(jobs).items() if tokens]
-            asyncio.run(client.one_by_one(target, warm))
+            cache_histories(target, prompts, jobs)
         return asyncio.run(client.replay(target, jobs, bodies, PATIENCE_S))
