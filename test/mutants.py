@@ -43,7 +43,7 @@ from tqdm import tqdm
 REPO = Path(__file__).parents[1]
 ROUTER = REPO / "sgl-model-gateway/bindings/python/src/sglang_router_laps"
 PURE = sorted((REPO / "python/laps_core").rglob("*.py")) + [
-    ROUTER / name for name in ("pools/choice.py", "prompts/prefixes.py", "prompts/reading.py", "prompts/tokens.py")
+    ROUTER / name for name in ("prompts/reading.py", "prompts/tokens.py")
 ]
 BAR = 0.9
 QUICK = 25

@@ -14,12 +14,12 @@ import aiohttp
 import msgspec
 import uvicorn
 from aiohttp import web
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.pressure import Pool
 from laps_core.protocol import PoolChange, PoolRecord, read
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsBalancer
-from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.router import Router
 
 from .fake_replies import Body, answer, prompt_tokens, rooms_of

@@ -18,13 +18,13 @@ import pytest
 import virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laps_core.pools.choice import Pools
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.instances import Instance
 from laps_core.pools.pressure import BOTH, Work
 from laps_core.protocol import POOL_ROUTE, PoolChange, PoolRecord
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.pools.control import Control
 from sglang_router_laps.pools.record import Records
-from sglang_router_laps.servers.instances import Instance
 from sglang_router_laps.servers.signals import SignalReader
 from sglang_router_laps.servers.upstream import Answer, Sessions
 

@@ -8,13 +8,13 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from laps_core.pools.choice import Choice, Tried
+from laps_core.pools.instances import Instance
 from sglang_router.router_args import RouterArgs
 
-from ..pools.choice import Choice, Tried
 from ..queue import TurnedAway, too_late_there
 from ..router import Router
 from ..servers.aborts import Aborted, LiveRequest
-from ..servers.instances import Instance
 from ..servers.upstream import Lost
 from .attempt import Attempt
 from .call import Call
