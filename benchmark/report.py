@@ -49,9 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.source:
         for name in wanted:
             step = steps.STEPS[name]
-            lacking = "needs a GPU" if step.gpu and not devices.has_cuda() else step.lacking()
-            if lacking:
-                say(f"{name}: not run: {lacking}")
+            if step.gpu and not devices.has_cuda():
+                say(f"{name}: not run: needs a GPU")
                 continue
             wrong = steps.run(name, step, args.work, say)
             if wrong:

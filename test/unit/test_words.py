@@ -12,7 +12,6 @@ import pytest
 REPO = Path(__file__).parents[2]
 FOLDERS = (
     "benchmark/__init__.py",
-    "benchmark/aiperf.py",
     "benchmark/emulated.py",
     "benchmark/emulated_fleet.py",
     "benchmark/faults",
