@@ -34,9 +34,12 @@ FOLDERS = (
     "benchmark/soak.py",
     "benchmark/suites",
     "benchmark/window.py",
+    *(str(path.relative_to(REPO)) for path in sorted((REPO / "python/laps_core").glob("*.py"))),
     "python/laps_core/group",
     "python/laps_core/latency",
     "python/laps_core/pools",
+    "python/laps_emulate",
+    "python/sglang_laps",
     "sgl-model-gateway/bindings/python/src/sglang_router_laps",
 )
 """Folders and files that are checked, relative to the repository."""
