@@ -90,7 +90,7 @@ class Attempt:
                 if response.status >= 400:
                     health.answered(decoder, response.status)
                     raise Refused(decoder, Reply.of(response, first))
-                await self._make_sure_it_came(first)
+                await self._check_transfer(first)
                 self._note_ttft()
                 now = time.monotonic()
                 decoder.note_answer(now - (self.call.trail.prefilled or now))
@@ -236,7 +236,7 @@ class Attempt:
                 raise refused
         return response, first
 
-    async def _make_sure_it_came(self, first: bytes) -> None:
+    async def _check_transfer(self, first: bytes) -> None:
         """Raise Refused if a reply with status 200 reports that the KV was not transferred.
 
         A stream does so in its first event, after its status line. Without a reason, and unless a client aborted the
