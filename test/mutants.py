@@ -177,7 +177,7 @@ def tested(mutant: Mutant | None, paths: Sequence[str], plugin: object) -> int:
 
 
 def survives(mutant: Mutant, tests: Sequence[tuple[float, str]]) -> bool:
-    """Whether no test fails; ``tests``: (seconds, id), all that may, of which the slowest are left out."""
+    """Return True if no test fails; ``tests``: (seconds, id), all that may, of which the slowest are left out."""
     tests = sorted(tests)
     tests = [t for t, so_far in zip(tests, accumulate(s for s, _ in tests), strict=True) if so_far <= MOST_S]
     names = [name for _, name in tests]

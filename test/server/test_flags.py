@@ -216,7 +216,7 @@ def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -
 
 
 def test_an_idle_controller_of_ranks_takes_no_core() -> None:
-    """Its own module is corrected where it has been imported, once."""
+    """The module of the controller is corrected where it has been imported, once."""
     from types import SimpleNamespace
 
     from laps_emulate.host import corrections

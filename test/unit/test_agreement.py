@@ -147,12 +147,13 @@ def changes(site: Site) -> list[float]:
 
 
 def even(n: int) -> Work:
-    """What ``n`` servers can do in two halves."""
+    """Return the work that ``n`` servers can do in two halves."""
     return Work(0.3 * n, 0.3 * n)
 
 
 def more_short(n: int) -> Work:
-    """What they can do with most of them for short work; of three that are not divided yet, it divides them."""
+    """Return the work that they can do with most of them for short work; of three that are not divided yet, it divides
+    them."""
     return Work(0.9, 1.4) if n == 3 else Work(0.6 * n, 0.1 * n)
 
 

@@ -103,7 +103,7 @@ def test_packages_import_what_the_table_says() -> None:
 
 
 IMPURE = {"asyncio", "benchmark", "os", "random", "socket", "subprocess", "sglang", "threading", "time", "torch"}
-"""What a policy must not import: clocks, chance, input and output, and what runs on a device."""
+"""Modules that a policy must not import: clocks, chance, input and output, and what runs on a device."""
 
 
 def top_level(file: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Who is next in the router's queue, and that nobody waits for ever."""
+"""Order of the router's queue, in which nobody waits for ever."""
 
 from __future__ import annotations
 

@@ -39,8 +39,13 @@ FOLDERS = (
     "python/laps_core/latency",
     "python/laps_core/pools",
     "python/laps_emulate",
+    *(str(path.relative_to(REPO)) for path in sorted((REPO / "python/laps_plan").glob("*.py"))),
+    "python/laps_plan/kernels",
+    "python/laps_plan/plan",
+    "python/laps_plan/traffic",
     "python/sglang_laps",
     "sgl-model-gateway/bindings/python/src/sglang_router_laps",
+    "test",
 )
 """Folders and files that are checked, relative to the repository."""
 BANNED = ("Of", "As", "What", "Whatever", "Whether", "Who", "Whom", "Whose", "Whoever", "Where", "Its", "Their", "It",
