@@ -22,7 +22,7 @@ from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
 
 SHOWN = ("tbt_p99", "tbt_longest", "short_p90", "long_p90")
-"""Of ``colocated.FIGURES``."""
+"""Figures shown, out of ``colocated.FIGURES``."""
 PICTURE = "tokens.png"
 STREAM_TOKENS = 160
 """Tokens of each stream: some 4 s on two cores, while nothing else runs."""

@@ -4,7 +4,7 @@
     python -m benchmark.report --only headline,window     # run these, use earlier results for the others
     python -m benchmark.report --from out/report          # run nothing
 
-The page lists failed and missing pieces. The README's tables and picture are updated, too.
+The page lists failed and missing pieces. The README's table and picture are updated, too.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.source:
         for name in wanted:
             step = steps.STEPS[name]
-            lacking = "needs a GPU" if step.gpu and not devices.has_cuda() else step.lacking()
-            if lacking:
-                say(f"{name}: not run: {lacking}")
+            if step.gpu and not devices.has_cuda():
+                say(f"{name}: not run: needs a GPU")
                 continue
             wrong = steps.run(name, step, args.work, say)
             if wrong:
@@ -65,10 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = args.out.resolve()
     inside = where.is_relative_to(args.readme.resolve().parent)
     folder = str(where.relative_to(args.readme.resolve().parent)) if inside else str(where)
-    for name in page.IN_README:
-        if name in collected.pieces:
-            content = page.headline(collected.pieces[name][0], folder)
-            args.readme.write_text(page.put(args.readme.read_text(), name, content))
+    if page.HEADLINE in collected.pieces:
+        content = page.headline(collected.pieces[page.HEADLINE][0], folder)
+        args.readme.write_text(page.put(args.readme.read_text(), page.HEADLINE, content))
     for name, why in collected.missing.items():
         say(f"missing: {name}: {why}")
     say(f"{len(collected.pieces)} pieces: {args.out / 'README.md'}")

@@ -22,7 +22,7 @@ from benchmark.rig import servers
 PORTS = 17_500
 """Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py", "test_demo_colocated.py")
-"""They start several servers, too."""
+"""Test files that start several servers."""
 IN_PROCESS = "server"
 """Folder of tests that import SGLang themselves: in one process, for that takes its time."""
 
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def scope(nodeid: str) -> str:
-    """What runs in one process, from a test's id: the tests of a server, or of a file."""
+    """Return what runs in one process, from a test's id: the tests of a server, or of a file."""
     file = nodeid.partition("::")[0]
     if Path(file).name in BY_THEMSELVES:
         return SEVERAL
@@ -80,7 +80,8 @@ def setup_of(item: pytest.Item) -> Setup | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts several servers first, for it takes longest; then server after server; then what needs none.
+    """Sort the tests: what starts several servers first, for it takes longest; then server after server; then what
+    needs none.
 
     xdist gives a process its next scope while the last one still has two tests: small scopes at the end keep both busy.
     """
@@ -99,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def beside() -> Iterator[Beside]:
-    """What runs beside the prefill server."""
+    """Servers that run beside the prefill server."""
     running = Beside()
     yield running
     running.close()
@@ -125,7 +126,7 @@ def clean(prefill: Prefill) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def references() -> dict[Path, Reference]:
-    """Those made so far, by checkpoint."""
+    """References made so far, by checkpoint."""
     return {}
 
 

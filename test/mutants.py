@@ -43,7 +43,7 @@ from tqdm import tqdm
 REPO = Path(__file__).parents[1]
 ROUTER = REPO / "sgl-model-gateway/bindings/python/src/sglang_router_laps"
 PURE = sorted((REPO / "python/laps_core").rglob("*.py")) + [
-    ROUTER / name for name in ("pools/choice.py", "prompts/prefixes.py", "prompts/reading.py", "prompts/tokens.py")
+    ROUTER / name for name in ("prompts/reading.py", "prompts/tokens.py")
 ]
 BAR = 0.9
 QUICK = 25
@@ -177,7 +177,7 @@ def tested(mutant: Mutant | None, paths: Sequence[str], plugin: object) -> int:
 
 
 def survives(mutant: Mutant, tests: Sequence[tuple[float, str]]) -> bool:
-    """Whether no test fails; ``tests``: (seconds, id), all that may, of which the slowest are left out."""
+    """Return True if no test fails; ``tests``: (seconds, id), all that may, of which the slowest are left out."""
     tests = sorted(tests)
     tests = [t for t, so_far in zip(tests, accumulate(s for s, _ in tests), strict=True) if so_far <= MOST_S]
     names = [name for _, name in tests]

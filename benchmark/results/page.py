@@ -13,11 +13,10 @@ from typing import Any
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.steps import Collected
 
-HEADLINE, EMULATED, BENCH = "headline", "emulated", "bench.json"
-IN_README = (HEADLINE, EMULATED)
-"""Pieces shown in the README, each between markers of its name."""
+HEADLINE, BENCH = "headline", "bench.json"
+"""Piece shown in the README, between markers of its name; file with all ratios."""
 HEADLINE_FIGURES = 5
-"""Judged figures of each piece shown in the README."""
+"""Judged figures shown in the README."""
 TOLD = {True: "met", False: "**MISSED**", None: ""}
 
 
@@ -163,14 +162,14 @@ def markers(name: str) -> tuple[str, str]:
 
 
 def headline(piece: Piece, folder: str) -> str:
-    """Return the text between the README's markers: the piece's first table, its first judged figures, and the picture
-    of the headline; ``folder``: path of the page from there."""
+    """Return the text between the README's markers: the piece's first table, its first judged figures, and its
+    pictures; ``folder``: path of the page from there."""
     judged_first = [f for f in piece.figures if f.bar][:HEADLINE_FIGURES]
     lines = [markdown(piece.tables[0]), judged(judged_first)]
-    if piece.name == HEADLINE:
-        lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
-    command = "`./run bench` measures it again" if piece.name == HEADLINE else f"`{piece.command}`"
-    lines.append(f"{piece.text} {command}; the whole report is in [{folder}]({folder}/README.md).")
+    lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
+    lines.append(
+        f"{piece.text} `./run bench` measures it again; the whole report is in [{folder}]({folder}/README.md)."
+    )
     return "\n\n".join(lines)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.load import aiperf
 from benchmark.results.piece import Piece
 from benchmark.rig.devices import EMULATED, H200
 from benchmark.rig.model import REPO
@@ -29,8 +28,6 @@ class Step:
     """Pieces written, if not one of the step's name; a folder each, below that of the report."""
     gpu: bool = False
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
-    lacking: Callable[[], str] = str
-    """Returns in one line what else this machine lacks to run it; empty = nothing."""
 
 
 def _serve(workload: str, *more: str) -> Step:
@@ -71,7 +68,6 @@ STEPS: dict[str, Step] = {
         ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3"),
     ),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
-    "aiperf": Step("benchmark.aiperf", lacking=aiperf.lacking),
     "slices": Step("benchmark.slices"),
     "window": Step("benchmark.window"),
     "router-echo": Step("benchmark.router", ("--echo", "--rounds", "3", "--seconds", "2")),

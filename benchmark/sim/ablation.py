@@ -15,6 +15,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.latency.step import StepShape
+from laps_core.pools.config import AllocConfig
 from laps_core.scheduling.gap import SAVED, stretch
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome
@@ -22,7 +23,6 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Closed, Open, Sessions, Stream, Trace, poisson
-from sglang_router_laps.config import AllocConfig
 
 from benchmark.results.piece import Piece, parser
 from benchmark.sim.study import Study

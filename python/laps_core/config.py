@@ -26,7 +26,7 @@ class ConfigError(ValueError):
 
 
 def _wanted(kind: Any) -> str:
-    """What a value of this type is, in words."""
+    """Return in words what a value of this type is."""
     parts = get_args(kind)
     if get_origin(kind) is Annotated:
         return str(parts[1].description)

@@ -1,4 +1,4 @@
-"""What counts as a deadline for the first token. The one place that says so: server, router and flags ask here."""
+"""Definition of a deadline for the first token, for all: server, router and flags ask here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANGE = f"a number of milliseconds from {SHORTEST_MS:g} to {LONGEST_MS:g}"
 
 
 def valid(ms: Any) -> bool:
-    """Whether ``ms`` is a deadline.
+    """Return True if ``ms`` is a deadline.
 
     Ask before anything else looks at the value: it may be of any kind, and as a number NaN, infinite or 10**400.
     """

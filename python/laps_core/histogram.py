@@ -34,7 +34,7 @@ class LengthCount:
         self._counts[i] = requests + 1, new + new_tokens, cached + cached_tokens
 
     def told(self, seconds: float) -> Lengths:
-        """What was counted in so much time (seconds)."""
+        """Return the counts of a time of ``seconds``."""
         filled = [
             Bucket(up_to=upper(i), requests=requests, new_tokens=new, cached_tokens=cached)
             for i, (requests, new, cached) in enumerate(self._counts)

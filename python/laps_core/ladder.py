@@ -66,7 +66,7 @@ class Ladder:
         return cls(rows, max(lengths), max(batches)) if rows else None
 
     def admits(self, new: Sequence[int]) -> bool:
-        """Whether a batch of requests with so many new tokens each is one of those the graphs are for."""
+        """Return True if a batch of requests with so many new tokens each is one of those the graphs are for."""
         return 0 < len(new) <= self.slots and max(new) <= self.length
 
     def holding(self, tokens: int) -> int | None:

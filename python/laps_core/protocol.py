@@ -1,4 +1,4 @@
-"""What crosses between a prefill server with LAPS and the router. Nobody else spells a name or a key of it."""
+"""Messages between a prefill server with LAPS and the router. No other module spells a name or a key of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ByClass(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def mean(cls, ranks: Sequence[ByClass | None]) -> ByClass | None:
-        """Of the data-parallel ranks of one server; None where one of them says nothing."""
+        """Return the mean over the data-parallel ranks of one server; None where one of them says nothing."""
         said = [r for r in ranks if r is not None]
         if not said or len(said) < len(ranks):
             return None
@@ -63,7 +63,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of_ranks(cls, loads: Sequence[Load]) -> Load:
-        """Of the data-parallel ranks of one server (at least one)."""
+        """Return the load of a server with these data-parallel ranks (at least one)."""
         return cls(
             backlog_tokens=sum(x.backlog_tokens for x in loads),
             slo_deviation=max(x.slo_deviation for x in loads),
@@ -83,9 +83,9 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     """Most new tokens of a request in it."""
     requests: Count
     new_tokens: Count
-    """Of all of them."""
+    """New tokens of all of them."""
     cached_tokens: Count
-    """Of all of them, in the prefix cache when they came."""
+    """Tokens of all of them in the prefix cache when they came."""
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[Lengths]) -> Lengths:
-        """Of the data-parallel ranks of one server (at least one)."""
+        """Return the lengths of all data-parallel ranks of one server (at least one)."""
         sums: dict[int, Bucket] = {}
         for b in (b for lengths in ranks for b in lengths.buckets):
             a = sums.get(b.up_to, Bucket(up_to=b.up_to, requests=0, new_tokens=0, cached_tokens=0))
@@ -127,7 +127,7 @@ class PoolChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     if_version: Count
 
     def of(self, record: PoolRecord) -> PoolRecord | None:
-        """What becomes of ``record``; None where it has another version."""
+        """Return the record that ``record`` becomes; None where it has another version."""
         if record.version != self.if_version:
             return None
         return PoolRecord(assignment=self.assignment, version=record.version + 1)
@@ -146,7 +146,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one data-parallel rank: a scheduler with a queue and a prefix cache of its own."""
+    """Status of one data-parallel rank: a scheduler with a queue and a prefix cache of its own."""
 
     dp_rank: Count = 0
     load: Load | None = None
@@ -154,30 +154,31 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router may rely on in a server's status, and a planner in that of either; for people there is more."""
+    """The part of a server's status that a router relies on, and a planner in the status of either; a status has more,
+    for people."""
 
     enabled: bool
     version: str = ""
-    """Of sglang-laps."""
+    """Version of sglang-laps."""
     load: Load | None = None
     """None where LAPS is off, and of a router."""
     lengths: Lengths | None = None
     """None where LAPS is off."""
     model: Coefficients | None = None
-    """What a step takes there; None = not known yet, and of a router."""
+    """Latency model of the server; None if unknown, and for a router."""
     longest: Count | None = None
     """Most tokens of a prompt that its memory holds; None = not told."""
     holds: Count | None = None
     """Tokens that its prefix cache holds, in host memory too; of each rank where there are several. None = not told."""
     pool: PoolRecord | msgspec.UnsetType = msgspec.UNSET
-    """Of a prefill server alone."""
+    """Pool record, for a prefill server alone."""
     dp_size: Count | msgspec.UnsetType = msgspec.UNSET
-    """Of a prefill server alone: a request goes to the data-parallel rank ``bootstrap_room`` modulo this. 1: there is
-    one rank, or another rule says which."""
+    """Data-parallel ranks, for a prefill server alone: a request goes to the data-parallel rank ``bootstrap_room``
+    modulo this. 1: there is one rank, or another rule says which."""
     age_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """How long ago all this was so (seconds)."""
     ranks: list[RankStatus] | msgspec.UnsetType = msgspec.UNSET
-    """What each of its data-parallel ranks says, where several do."""
+    """Status of each of its data-parallel ranks, if it has several."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -194,7 +195,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read(said: bytes | Mapping[str, Any], kind: type[T]) -> T:
-    """What came over the wire, or what this process has made.
+    """Return ``said``, which came over the wire or was made by this process, as ``kind``. Raises ValueError for
+    anything else.
 
     Raises ValueError where it is something else. No number that came over the wire is infinite or NaN.
     """

@@ -11,7 +11,7 @@ ONE_SAMPLE = "n: only one sample per prompt is served here; send the request onc
 
 
 def several_samples(params: Any) -> bool:
-    """Whether sampling parameters, whatever they are, ask for more than one sample of a prompt.
+    """Return True if sampling parameters, whatever they are, ask for more than one sample of a prompt.
 
     A prefill and a decode server meet in one room per prompt. Of several samples each side makes rooms of its own: they
     never meet, the client waits until it gives up, and one that comes while the room still says that a transfer is done

@@ -1,4 +1,5 @@
-"""Where a forward pass that runs in slices is paused: before the first operator that would make its slice too long.
+"""Choice of the points where a forward pass that runs in slices is paused: before the first operator that would make
+its slice too long.
 
 An operator is what cannot be paused in the middle: projections, one attention kernel, a block of rows of an MLP
 (FlowPrefill). Costs are in any one unit: floating-point operations on a server, seconds on an emulated device.
@@ -21,7 +22,7 @@ class Operator(NamedTuple):
     tokens: float = 0.0
     attention: float = 0.0
     divisible: bool = False
-    """Its rows can be computed in blocks."""
+    """True if the rows can be computed in blocks."""
 
     def cost(self, tokens: int, pairs: int) -> float:
         """Cost for so many new tokens and (new, earlier) pairs of tokens."""

@@ -1,4 +1,4 @@
-"""Who met the deadline for the first token: attainment by class, and how far off the recent ones were."""
+"""Deadlines for the first token: attainment by class, and how far off the recent ones were."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 _HALF_LIFE_S = 10.0
 
 OVERSHOOT_MAX = 4.0
-"""What one request counts at most (deadlines too late): beyond, it is simply late. Without a cap one client that asks
-for 0.1 ms would outweigh hundreds of requests in the mean that steers the pools."""
+"""Largest overshoot counted for one request (in deadlines): beyond, it is simply late. Without a cap one client that
+asks for 0.1 ms would outweigh hundreds of requests in the mean that steers the pools."""
 
 
 def overshoot(ttft_s: float, slo_s: float) -> float:
@@ -28,11 +28,11 @@ class _Tally:
     weight: float = 0.0
     """Recent requests, older ones fading."""
     overshoot: float = 0.0
-    """Their relative overshoots, fading alike."""
+    """Sum of their relative overshoots, fading alike."""
     seen_s: float = -math.inf
 
     def recent(self, now: float) -> tuple[float, float]:
-        """What is left by now of both sums."""
+        """Return both sums as faded by now."""
         kept = math.exp2(-max(0.0, now - self.seen_s) / _HALF_LIFE_S)
         return self.weight * kept, self.overshoot * kept
 

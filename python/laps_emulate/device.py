@@ -39,12 +39,12 @@ class EmulatedDevice(Armed):
         """`share`: of a whole step, on this rank: a pipeline has as many shares as stages. `waits`: a pass ends with
         its step, for what comes out of it goes to another stage at once."""
         self.layers = spec.profile.layers
-        """Of the model whose device is emulated."""
+        """Layers of the model whose device is emulated."""
         self.operators = 4
         self.spec, self.waits = spec, waits
         self._profile = spec.profile.stretched(spec.slow * share)
         self.record, self.decoded = Record(), Record()
-        """Of prefill steps, with and without rows that are decoded beside them; of decode steps."""
+        """Records of prefill steps, with and without rows that are decoded beside them; of decode steps."""
         self._timeline = timeline or Timeline()
         self._model = runner.forward
         self._lasted_s = 0.0
@@ -57,7 +57,7 @@ class EmulatedDevice(Armed):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of its Prometheus series."""
+        """Return the labels of its Prometheus series."""
         return {"profile": self.spec.profile.name, "slow": f"{self.spec.slow:g}"}
 
     def module(self, real: Any) -> DeviceModule:
@@ -65,7 +65,7 @@ class EmulatedDevice(Armed):
         return DeviceModule(real, self._timeline)
 
     def status(self) -> dict[str, Any]:
-        """What the server's status says of it (JSON-ready)."""
+        """Return its entry in the server's status (JSON-ready)."""
         profile = self.spec.profile
         about = {"profile": profile.name, "source": profile.source, "slow": self.spec.slow}
         decode = {"decode": self.decoded.as_dict()} if self.decoded.steps else {}

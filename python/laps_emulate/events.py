@@ -23,7 +23,7 @@ class Event:
         self.at_s = self._timeline.begin()
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Return True if it has happened."""
         return self._timeline.now() >= self.at_s
 
     def synchronize(self) -> None:

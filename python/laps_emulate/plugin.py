@@ -1,4 +1,4 @@
-"""What SGLang's processes do on the host platform: the flag for an emulated device, and the device itself."""
+"""Plugin of SGLang's processes on the host platform: the flag for an emulated device, and the device itself."""
 
 from __future__ import annotations
 

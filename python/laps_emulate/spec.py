@@ -52,7 +52,7 @@ class DeviceSpec:
         return None if known else f"without disaggregation a server decodes: {self.profile.name} has no decode steps"
 
     def warning(self) -> str:
-        """What every process of such a server says first."""
+        """Return the warning that every process of such a server logs first."""
         about = f"step times of {self.profile.name} ({self.profile.source}), stretched {self.slow:g} times"
         return f"EMULATED DEVICE: {about}; nothing here measures this machine or that device."
 

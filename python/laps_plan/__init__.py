@@ -1,1 +1,2 @@
-"""What LAPS would bring on a model, a device and some traffic: the simulator, profiles of devices, the planner."""
+"""Prediction of what LAPS would bring on a model, a device and some traffic: the simulator, profiles of devices, the
+planner."""

@@ -1,4 +1,4 @@
-"""What the simulated hardware costs: a latency model's coefficients and the host's time around a step."""
+"""Profiles of simulated hardware: a latency model's coefficients and the host's time around a step."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Profile:
 
     name: str
     source: str
-    """Where the numbers are from."""
+    """Origin of the numbers."""
     coefficients: Coefficients
-    """Of a step on the stock path."""
+    """Cost of a step on the stock path."""
     graph_fixed_s: float | None = None
     """``fixed`` of the coefficients for a step replayed from a full graph; None = there are none."""
     eager_fixed_s: float | None = None
@@ -53,17 +53,17 @@ class Profile:
     reply_s: float = 0.0
     """From the scheduler to the client."""
     layers: int = 28
-    """Of the model: a long batch has at most so many slices."""
+    """Layers of the model: a long batch has at most so many slices."""
     ahead: bool = False
-    """Whether the host launches a slice while the one before it runs, as it does where the device is not the host's own
+    """True if the host launches a slice while the one before it runs, as it does where the device is not the host's own
     processor: what it decides then runs after that slice."""
     spread: Sequence[float] = ()
     """Step times vary: factors on the model's time, each as likely as the others; empty = they do not."""
     group: GroupCost | None = None
-    """Its data-parallel attention ranks, which run every step together; None: it has none. ``coefficients`` then are
-    those of one rank alone."""
+    """Cost of data-parallel attention ranks, which run every step together; None: it has none. ``coefficients`` then
+    are those of one rank alone."""
     decode: DecodeCost | None = None
-    """Of its decode steps; None = not known."""
+    """Cost of decode steps; None if unknown."""
     details: dict[str, Any] = field(default_factory=dict)
     """Assumptions or measurements behind it (JSON-ready)."""
 
@@ -160,7 +160,7 @@ class Profile:
 
     @classmethod
     def load(cls, name: str) -> Profile:
-        """As ``find``, for a command. Raises SystemExit that lists the names."""
+        """Return the profile as ``find`` does, for a command. Raises SystemExit that lists the names."""
         try:
             found = cls.find(name)
         except ValueError as e:

@@ -14,13 +14,13 @@ class Table:
     """A table as it is printed and as it stands on a page; the first column to the left, the others to the right."""
 
     STYLE: ClassVar[str] = "simple"
-    """Of tabulate's, as printed."""
+    """Format of tabulate's, as printed."""
 
     title: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    """What a reader must know to read it, in a sentence or two."""
+    """Note for readers, in a sentence or two."""
 
     def grid(self, style: str) -> str:
         """Heads and rows; ``style``: one of tabulate's."""

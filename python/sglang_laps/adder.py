@@ -96,7 +96,7 @@ class LapsPrefillAdder(PrefillAdder):  # type: ignore[misc]
         return super().add_one_req_ignore_eos(req) if self._admits(req, left_tokens, cut) else AddReqResult.OTHER
 
     def _admits(self, req: Req, left_tokens: int, cut: bool) -> bool:
-        """Whether the request may join: it has this many new tokens, and runs whole or is `cut`."""
+        """Return True if the request may join: it has this many new tokens, and runs whole or is `cut`."""
         return not cut or (self._may_cut and (self.rem_chunk_tokens or 0) >= self._least)
 
 

@@ -1,4 +1,4 @@
-"""What runs one forward pass in slices, and is told so just before it."""
+"""Base class of what runs one forward pass in slices; the request for it comes just before the pass."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Armed:
             self._armed = None
 
     def disarm(self) -> tuple[float, Pause] | None:
-        """What this pass runs in; None: as a whole. Passes in its pauses come here too, and are not cut."""
+        """Return slice size and pause for this pass; None if it runs as a whole. Passes in its pauses come here, too,
+        and are not cut."""
         armed, self._armed = self._armed, None
         return armed

@@ -91,7 +91,7 @@ class Builder:
         return joint or plan if idle else self._ranks.agree(joint or plan)
 
     def show(self, part: Part, running_batch: ScheduleBatch | None) -> tuple[NextBatchPlan, Req | None]:
-        """What SGLang makes of the part, and the prompt that goes on after it."""
+        """Return the batch that SGLang makes of the part, and the prompt that goes on after it."""
         sched, core = self._scheduler, self._core
         joined = len(self.joined)
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size

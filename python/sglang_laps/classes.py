@@ -25,7 +25,7 @@ made them short."""
 
 @dataclass(slots=True)
 class Tag:
-    """What LAPS remembers of a request, on the request itself. Times are those of ``time.perf_counter``."""
+    """Data that LAPS keeps with a request, on the request itself. Times are those of ``time.perf_counter``."""
 
     since: float
     """When it was first seen waiting."""
@@ -44,7 +44,7 @@ class Tag:
     looked: int = -1
     """Batch count at its last look into the prefix cache."""
     prompt: Prompt | None = None
-    """As a group of data-parallel ranks last saw it."""
+    """The prompt as a group of data-parallel ranks last saw it."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -65,14 +65,14 @@ class Classes:
         self._dual: DualQueue[Req] = DualQueue()
         self.threshold = threshold
         self.lengths = LengthCount()
-        """Of every request, as it was when it was first seen."""
+        """Lengths of all requests, each as it was when it was first seen."""
         self.batches = 0
         """Built so far: what a look into the prefix cache was before or after."""
         self.new_shorts = 0
         """Short requests seen for the first time since somebody set this to 0."""
 
     def of(self, req: Req) -> ClassName:
-        """Its class; a request nobody has seen yet is tagged."""
+        """Return the class of a request; one seen for the first time is tagged."""
         tag: Tag | None = getattr(req, "laps_tag", None)
         if tag is None:
             now = self._clock()
@@ -94,7 +94,7 @@ class Classes:
         tag.new_tokens, tag.at_least, tag.looked = req.seqlen - tag.history, 0, self.batches
 
     def views(self, queue: list[Req]) -> Views[Req]:
-        """Of the waiting requests; read only."""
+        """Return a view of the waiting requests of each class; read only."""
         views = self._dual.views(queue, self.of)
         if self._config.length_basis == "prompt":
             return views
@@ -114,8 +114,8 @@ class Classes:
             self._dual.forget()
 
     def outgrown(self, req: Req, left_tokens: int) -> bool:
-        """Whether a request that waited as short has more than that to prefill by now (its prefix was evicted); it then
-        waits as long."""
+        """Return True if a request that waited as short has more than that to prefill by now (its prefix was evicted);
+        it then waits as long."""
         if left_tokens <= self.threshold:
             return False
         self.make_long(req, left_tokens)

@@ -51,7 +51,7 @@ def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
 
 
 def _ends_early(req: Any) -> bool:
-    """Whether an aborted request needs nothing of the pass that it is in."""
+    """Return True if an aborted request needs nothing of the pass that it is in."""
     plain = req.session is None and req.beam_group is None and not req.return_sampling_mask
     return plain and isinstance(req.to_finish, FINISH_ABORT)
 

@@ -24,18 +24,18 @@ Req = Any
 
 
 class Lines(NamedTuple):
-    """Who waits in one round."""
+    """Requests that wait in one round."""
 
     short: list[Req]
     long: list[Req]
-    """Those in progress, then those that wait: what the plan may pick from."""
+    """Prompts in progress, then those that wait: what the plan may pick from."""
     begun: list[Req]
     """Prompts between two of their chunks, the one in the slot first; not those that a paused batch has cut."""
 
 
 @dataclass(slots=True)
 class Part:
-    """What the batch builder is shown."""
+    """Requests that the batch builder is shown."""
 
     cls: ClassName
     queue: list[Req]
@@ -56,12 +56,12 @@ class InProgress:
 
     @property
     def seqlen(self) -> int:
-        """Their tokens, in all."""
+        """Tokens of all of them."""
         return sum(r.seqlen for r in self.reqs)
 
     @property
     def prefix_len(self) -> int:
-        """Those that are done."""
+        """Tokens that are prefilled already."""
         return sum(r.prefix_len for r in self.reqs)
 
 
@@ -74,17 +74,17 @@ class Flight(Running):
     cut: Req | None
     """The prompt that goes on after it."""
     layers: int = 0
-    """Of a slice; 0 = in one piece."""
+    """Layers of a slice; 0 = the pass runs in one piece."""
     parts: int = 1
     """Slices of a layer."""
     lasted_s: float = 0.0
     """Device time that it had, once its result is processed."""
     abandoned: bool = False
-    """It ended in a pause, for nobody waited for it any more."""
+    """True if the pass ended in a pause, as all of its requests were aborted."""
     round: int = 0
     """Round of a group of data-parallel ranks in which it was built."""
     marks: tuple[Any, Any] = (None, None)
-    """Its begin and end on the device, where the host does not see them."""
+    """Begin and end of the pass on the device, where the host does not see them."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class LapsCore:
         return InProgress([r for r in (slot, *self.parked) if r is not None])
 
     def lines(self, queue: list[Req], slot: Req | None) -> Lines:
-        """Of the waiting requests, with this prompt in the slot."""
+        """Return the lines of waiting requests, with this prompt in the slot."""
         below = {id(f.cut) for f in self.under_way}
         begun = [r for r in self.in_progress(slot).reqs if id(r) not in below]
         views = self.classes.views(queue)
@@ -227,7 +227,7 @@ class LapsCore:
     # -- what the batch builder is shown
 
     def parts(self, plan: Plan, lines: Lines, *, beside: bool) -> Iterator[Part]:
-        """What to show the builder; the next if the one before has no room.
+        """Yield what to show the builder; the next if the one before has no room.
 
         `beside`: a batch is paused. Then only what was picked, for the builder would fill a whole chunk, and no prompt
         in progress on its own, for it would be cut.
@@ -317,7 +317,7 @@ class LapsCore:
         return self._next
 
     def take_next(self) -> Flight | None:
-        """What was built and is not on the device yet; asked once."""
+        """Take the batch that was built and is not on the device yet; None if there is none."""
         flight, self._next = self._next, None
         return flight
 
@@ -330,7 +330,7 @@ class LapsCore:
         return self._flights.pop(batch.forward_iter, None)
 
     def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
-        """Its result is processed; what it did for each class."""
+        """Record that the result of a flight is processed; return what it did for each class."""
         below = self.under_way[-1] if self.under_way else None
         took_s = flight.lasted_s = self.pacer.ended(flight, below, now)
         done: dict[ClassName, Totals] = {}
@@ -362,6 +362,6 @@ class LapsCore:
         self._aborted += [r for r in self.parked if every or r.rid.startswith(rid)]
 
     def aborted(self) -> list[Req]:
-        """Those that were aborted since this was last asked."""
+        """Return the requests aborted since the last call."""
         found, self._aborted = self._aborted, []
         return found

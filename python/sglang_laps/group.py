@@ -80,7 +80,7 @@ class Group:
         return made
 
     def _gather(self, row: torch.Tensor) -> list[Menu]:
-        """What each rank offers."""
+        """Return what each rank offers."""
         begin = time.perf_counter()
         torch.distributed.all_gather_into_tensor(self._rows.view(-1), row, group=self._ranks)
         self._gathers_s += time.perf_counter() - begin

@@ -1,5 +1,5 @@
-"""What happens between two slices of a long batch: requests and finished transfers are taken in, and what may preempt
-runs as a whole batch.
+"""Work between two slices of a long batch: requests and finished transfers are taken in, and what may preempt runs as a
+whole batch.
 
 All of it inside the forward pass of the paused batch. So the rest of SGLang sees one batch that runs for long, and what
 it must not do to a running batch (flush, pause, new weights) waits for its end, as it does for any other.
@@ -120,7 +120,8 @@ class Interlude:
         return ran
 
     def _nobody_waits(self, flight: Flight) -> bool:
-        """Whether what is paused can end here. On a prefill server each request of it has a decode server that does."""
+        """Return True if what is paused can end here. On a prefill server each request of it has a decode server that
+        does."""
         return False
 
     def _next(self, paused: Paused) -> Any:
@@ -131,7 +132,7 @@ class Interlude:
         return built.batch_to_run
 
     def _goes_on(self) -> bool:
-        """Whether the paused batch goes on before this result is there."""
+        """Return True if the paused batch goes on before this result is there."""
         return not self._scheduler.waiting_queue
 
     def in_flight(self) -> list[Any]:
@@ -160,7 +161,7 @@ class Interlude:
         return -1
 
     def processed(self, result: Any) -> bool:
-        """Whether this result was processed in a pause already; asked once, by the event loop."""
+        """Return True if this result was processed in a pause already; asked once, by the event loop."""
         return self._processed.pop(id(result), None) is not None
 
     def _take_in(self) -> None:
@@ -179,7 +180,7 @@ class Interlude:
             self._moves_on()
 
     def _polls(self) -> list[Any]:
-        """What goes to all ranks with the requests."""
+        """Return what goes to all ranks with the requests."""
         return [PollTransfers()] if time.perf_counter() >= self._polled_s + POLL_S else []
 
     def _moves_on(self) -> None:
@@ -202,7 +203,7 @@ class Interlude:
                 self._processed[id(result)] = result
 
     def _launch(self, batch: Any) -> Any:
-        """Its result, which may not be there yet."""
+        """Launch a batch and return its result, which may not be there yet."""
         sched = self._scheduler
         batch = sched.ngram_embedding_manager.prepare_for_forward(batch, chunked_req=None)
         if getattr(sched, "enable_staging", False):
@@ -222,5 +223,5 @@ class Interlude:
         self._settled(batch)
 
     def _settled(self, batch: Any) -> None:
-        """Its result is processed."""
+        """Hook: the result of a batch is processed."""
         self._scheduler.process_disagg_prefill_inflight_queue()

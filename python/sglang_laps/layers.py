@@ -45,11 +45,10 @@ def decoder_layers(model: Module) -> list[Module]:
 
 
 def points(layer: Module, *, blocks: bool) -> list[Point]:
-    """Where a pass can be paused in this layer, in the order of execution: before it; before its attention and the
-    projection after that, where attention is not latent (little is held there: queries, keys, values); before each MLP
-    or block of experts. Never in the middle of an MLP: there its widest activations are held. A dense one takes blocks
-    of rows instead, with `blocks`.
-    """
+    """Return the points where a pass can be paused in this layer, in the order of execution: before it; before its
+    attention and the projection after that, where attention is not latent (little is held there: queries, keys,
+    values); before each MLP or block of experts. Never in the middle of an MLP: there its widest activations are held.
+    A dense one takes blocks of rows instead, with `blocks`."""
     children = dict(layer.named_children())
     mixers = [m for m in children.values() if _cores(m)]
     mlps = [m for m in children.values() if m not in mixers and len(list(m.children())) > 0 and _active(m) > 0.0]
@@ -105,6 +104,7 @@ def _share(module: Module) -> float:
 
 
 def _dense(module: Module) -> bool:
-    """Whether each row of its output comes from the same row of its input alone, so that rows can go in blocks."""
+    """Return True if each row of its output comes from the same row of its input alone, so that rows can go in
+    blocks."""
     names = dict(module.named_children())
     return {"gate_up_proj", "down_proj"} <= set(names) and not hasattr(module, "experts")

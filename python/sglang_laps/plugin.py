@@ -1,4 +1,4 @@
-"""Where LAPS meets SGLang: its entry points. Every SGLang name that is touched stands in ``seams``."""
+"""Entry points of SGLang into LAPS. Every SGLang name that is touched stands in ``seams``."""
 
 from __future__ import annotations
 

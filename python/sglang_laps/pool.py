@@ -37,7 +37,7 @@ class PoolCell:
         return cls(os.environ[ENV])
 
     def read(self) -> PoolRecord:
-        """As it is now."""
+        """Return the record as it is now."""
         with self._locked() as file:
             return _in(file)
 

@@ -15,14 +15,14 @@ from sglang.srt.runtime_context import get_parallel
 
 
 class Ranks:
-    """Those that share one list of waiting requests."""
+    """Ranks that share one list of waiting requests."""
 
     def __init__(self, cp_group: Any, tp_group: Any) -> None:
         """The groups on the CPU of this rank's context- and tensor-parallel peers."""
         parallel = get_parallel()
         self.leader: bool = not (parallel.attn_tp_rank or parallel.attn_cp_rank or parallel.pp_rank)
         self.saves = first_of_all(parallel)
-        """It alone writes files."""
+        """True on the only rank that writes files."""
         self.stages: int = parallel.pp_size
         zigzag = parallel.enable_prefill_cp and parallel.cp_strategy == "zigzag"
         self.least = 2 * parallel.attn_cp_size if zigzag else 0
@@ -52,7 +52,7 @@ class Ranks:
         return plan
 
     def ingested(self, requests: list[Any]) -> None:
-        """What this round has received: the very list that goes to the next stage."""
+        """Take in what this round has received: the very list that goes to the next stage."""
         if self.stages > 1:
             self._requests = requests
 
@@ -75,7 +75,7 @@ def dp_size_by_room() -> int:
 
 
 def first_of_all(parallel: Any) -> bool:
-    """Whether this is the first rank of the first stage of the first data-parallel one."""
+    """Return True if this is the first rank of the first stage of the first data-parallel one."""
     return not any(
         (parallel.attn_tp_rank, parallel.attn_cp_rank, parallel.attn_dp_rank, parallel.dp_rank, parallel.pp_rank)
     )

@@ -14,7 +14,7 @@ from laps_plan.profile import Profile
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
-"""It is written no more often than this."""
+"""Least time between two writes (seconds)."""
 
 
 def load(path: str | None) -> LatencyModel:

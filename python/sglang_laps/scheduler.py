@@ -109,7 +109,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return [*batches, *self.laps.interlude.in_flight(), self.laps.core.in_progress(self.chunked_req)]
 
     def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
-        """Whether the adapter of a request finds a place, beside those of batches that are paused."""
+        """Return True if the adapter of a request finds a place, beside those of batches that are paused."""
         if self.laps is not None:
             running_loras = running_loras | self.laps.interlude.adapters()
         return super().can_schedule_lora_req(req, running_loras)  # type: ignore[no-any-return]
@@ -239,7 +239,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return output
 
     def laps_status(self) -> dict[str, Any]:
-        """What this scheduler is doing."""
+        """Return what this scheduler is doing."""
         if self.laps is None:
             said = off(self.laps_config, self.laps_off_reason)
         else:

@@ -1,4 +1,4 @@
-"""Where LAPS meets SGLang: every SGLang name that is hooked, replaced, overridden, set or followed, in one table.
+"""Table of every SGLang name that is hooked, replaced, overridden, set or followed.
 
 SGLang logs a hook that it cannot apply, and goes on without it; so names are checked before they are hooked, and hooks
 after SGLang has applied them.
@@ -170,7 +170,7 @@ def require_applied() -> None:
 
 
 def _imported(name: str) -> bool:
-    """Whether its module is there: to import one takes seconds, and what is not imported is not used here."""
+    """Return True if its module is imported: to import one takes seconds, and what is not imported is not used here."""
     module = takewhile(str.islower, name.split(".")[:-1])
     return ROOT + ".".join(module) in sys.modules
 

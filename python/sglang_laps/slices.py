@@ -50,7 +50,7 @@ class Cutter(Protocol):
     """Runs passes of one model runner in slices."""
 
     layers: int
-    """Of the model."""
+    """Layers of the model."""
     operators: int
     """At how many points of a layer a pass can be paused, blocks of rows aside."""
     abandons: bool
@@ -116,7 +116,7 @@ def _refused(scheduler: Scheduler) -> str | None:
 
 
 def fits(batch: ScheduleBatch) -> bool:
-    """Whether this batch can be run in slices."""
+    """Return True if this batch can be run in slices."""
     return bool(batch.forward_mode == ForwardMode.EXTEND)
 
 

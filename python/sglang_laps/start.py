@@ -52,12 +52,12 @@ def why_off(scheduler: Scheduler, adder: type) -> str | None:
 
 
 def is_colocated(scheduler: Scheduler) -> bool:
-    """Whether this server prefills and decodes."""
+    """Return True if this server prefills and decodes."""
     return bool(scheduler.server_args.disaggregation_mode == DisaggregationMode.NULL.value)
 
 
 class Laps:
-    """What a scheduler has of LAPS."""
+    """All parts of LAPS in one scheduler."""
 
     def __init__(self, scheduler: Scheduler, config: LapsConfig, stock: Callable[[Any], Any]) -> None:
         """`stock`: the scheduler's own way to the next batch. Ends the process where LAPS cannot be."""
@@ -72,7 +72,8 @@ class Laps:
         cutter, why_not = (None, made) if isinstance(made, str) else (made, None)
         operators = 0 if cutter is None else cutter.operators
         self.slices = {"on": why_not is None, "why_not": why_not, "operators": operators}
-        """Whether long batches run in slices, why not, and at how many points of a layer they can be paused."""
+        """State of slices: whether long batches run in them, the reason if not, and the number of points of a layer at
+        which they can be paused."""
         layers = 0 if cutter is None else cutter.layers
         try:
             model = saved_model.load(config.profile_path)
@@ -122,7 +123,7 @@ class Laps:
         """Events by which times on the device are measured; None on a CPU."""
         alone = group.why_not(scheduler)
         self.group = None if alone else self._group(scheduler, config, pacer, fits)
-        """Where data-parallel ranks have one plan."""
+        """The common plan of data-parallel ranks; None if there is none."""
         self.together = {"on": alone is None, "why_not": alone}
         if colocated:
             scheduler.model_config.laps_colocated = True  # see penalties
@@ -131,7 +132,7 @@ class Laps:
         pauses = Colocated if colocated else Interlude
         self.interlude = pauses(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)
         self.colocated = self.interlude if isinstance(self.interlude, Colocated) else None
-        """Where decode steps run, too; None = this server only prefills."""
+        """The pauses of a server that decodes, too; None if this server only prefills."""
         self.steps = Steps(self.core, self.marks) if colocated else None
         """Measures decode steps, where this server runs any."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)

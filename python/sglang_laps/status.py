@@ -1,4 +1,4 @@
-"""What a prefill server says of its LAPS scheduler: a snapshot of each rank, told over HTTP and as Prometheus series.
+"""Status of the LAPS scheduler of a prefill server: a snapshot of each rank, told over HTTP and as Prometheus series.
 
 Asking changes nothing: ranks are asked at different moments, or only one is, and must not part by it.
 """
@@ -32,7 +32,7 @@ PERIOD_S = 0.5
 
 
 def off(config: LapsConfig, reason: str | None) -> dict[str, Any]:
-    """Of a scheduler that LAPS leaves alone, and why."""
+    """Return the status of a scheduler that LAPS leaves alone, with the reason."""
     return {**Status(enabled=False, version=__version__).as_dict(), "reason": reason, "config": config.as_dict()}
 
 

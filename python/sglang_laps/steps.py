@@ -22,11 +22,11 @@ class Step:
     done: float | None = None
     """None: its result is not there yet."""
     marks: tuple[Any, Any] | None = None
-    """Its begin and end on the device, where the host does not see them."""
+    """Begin and end of the step on the device, where the host does not see them."""
 
 
 class Steps:
-    """Those of one scheduler, from launch to result."""
+    """Decode steps of one scheduler, from launch to result."""
 
     def __init__(self, core: LapsCore, marks: Marks | None) -> None:
         """`marks`: None = a forward pass has ended when its call has."""

@@ -1,4 +1,4 @@
-"""Where LAPS can run: with which release of SGLang, and under which server arguments.
+"""Conditions under which LAPS can run: the release of SGLang, and the server arguments.
 
 ``args`` is the command line as parsed, or what SGLang has made of it (``resolved``): models, platforms and
 environment variables change arguments after parsing, and the record itself keeps what was typed.
@@ -43,7 +43,7 @@ def off_reason(args: Any) -> str | None:
 
 
 def _not_colocated(args: Any) -> str | None:
-    """What LAPS does not support yet on a server without disaggregation, or None."""
+    """Return what LAPS does not support yet on a server without disaggregation, or None."""
 
     def has(name: str) -> bool:
         return bool(getattr(args, name, None))

@@ -11,7 +11,7 @@ from aiohttp import web
 from .fakes import Body, FakeDecode, FakePrefill, World, answer, prompt_tokens, rooms_of
 
 BLOCK = 64
-"""Of a rank's prefix cache (characters)."""
+"""Block of a rank's prefix cache (characters)."""
 
 
 class FakeRank:
@@ -56,11 +56,11 @@ class RankedPrefill(FakePrefill):
         """The plan that its ranks share."""
         self.info_asked = 0
         self.asked_tokens = self.cached_tokens = 0
-        """Of all prompts so far, and what of them was in the cache of the rank they came to."""
+        """Tokens of all prompts so far, and those that were in the cache of their rank."""
         self.resize(size)
 
     def resize(self, size: int) -> None:
-        """As another process under this URL."""
+        """Become another process under this URL."""
         self.ranks = [FakeRank() for _ in range(size)]
 
     def add_routes(self, app: web.Application) -> None:

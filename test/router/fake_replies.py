@@ -1,4 +1,4 @@
-"""What fake servers make of a request, and how they answer it: at once or as a stream."""
+"""Answers of fake servers: at once or as a stream."""
 
 from __future__ import annotations
 

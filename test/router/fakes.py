@@ -14,12 +14,12 @@ import aiohttp
 import msgspec
 import uvicorn
 from aiohttp import web
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.pressure import Pool
 from laps_core.protocol import PoolChange, PoolRecord, read
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsBalancer
-from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.router import Router
 
 from .fake_replies import Body, answer, prompt_tokens, rooms_of
@@ -28,26 +28,26 @@ ROUTES = ("generate", "v1/completions", "v1/chat/completions")
 SHORT, LONG = "a" * 40, "b" * 8000
 """Prompts of the two classes."""
 JSON_TYPE = {"content-type": "application/json"}
-"""Of a body that a test writes itself."""
+"""Headers of a body that a test writes itself."""
 PROBES = {"health_check_interval_secs": 0.3, "health_check_timeout_secs": 0.3}
 NO_PROBES = {"disable_health_check": True}
 """Arguments of a router that looks often whether its servers are well, or never."""
 
 
 async def events_of(response: aiohttp.ClientResponse) -> list[str]:
-    """What a stream sent, event by event."""
+    """Return what a stream sent, event by event."""
     return [e[6:] for e in (await response.text()).split("\n\n") if e.startswith("data: ")]
 
 
 def entry(status: Body, server: FakeServer | str) -> Body:
-    """What the router's status says of a server."""
+    """Return the entry of a server in the router's status."""
     url = server if isinstance(server, str) else server.url
     return next(i for i in (*status["prefill"], *status["decode"]) if i["url"] == url)
 
 
 @dataclass
 class World:
-    """What prefill and decode servers share: which rooms have been prefilled."""
+    """State that prefill and decode servers share: which rooms have been prefilled."""
 
     ready: dict[int, asyncio.Event] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class FakeServer:
         self.healthy = True
         self.connections: set[Any] = set()
         self.peers: set[Any] = set()
-        """Where requests came from: one for each connection."""
+        """Peers of all connections."""
         self.probed = 0
         self._runner: web.AppRunner | None = None
 
@@ -94,7 +94,7 @@ class FakeServer:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """As a killed process: the port closes and every open connection breaks."""
+        """Stop as a killed process does: the port closes and every open connection breaks."""
         if self._runner:
             for transport in list(self.connections):
                 transport.abort()
@@ -277,7 +277,7 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def serving(config: uvicorn.Config) -> AsyncIterator[int]:
-    """Its port, while it is served in this event loop."""
+    """Serve in this event loop; yields the port."""
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:

@@ -1,4 +1,4 @@
-"""Who may abort and flush, and that nothing is done for those who may not."""
+"""Rights to abort and to flush, and that nothing is done for those who may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is aborted, under which id, and who is not."""
+"""Requests that are aborted, under which id, and those that are not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .fakes import SHORT, Body, FakeDecode, FakePrefill, FakeServer, Stack, Worl
 
 
 class Strict(FakeServer):
-    """As SGLang: an id in use is refused, an abort ends all whose ids begin with its own, a key may be asked for."""
+    """Server that checks ids as SGLang does: an id in use is refused, an abort ends all whose ids begin with its own, a
+    key may be asked for."""
 
     def __init__(self, world: World, *args: Any, **kwargs: Any) -> None:
         super().__init__(world, *args, **kwargs)

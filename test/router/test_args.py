@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from laps_core.config import ConfigError
+from laps_core.pools.config import AllocConfig
 from sglang_router.mini_lb import MiniLoadBalancer
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsBalancer
 from sglang_router_laps.cli import LapsRouterArgs, make_balancer
-from sglang_router_laps.config import AllocConfig
 from sglang_router_laps.servers.discovery.names import Name
 
 PD = ["--pd-disaggregation", "--mini-lb", "--decode", "http://127.0.0.1:9"]

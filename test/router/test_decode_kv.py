@@ -1,4 +1,4 @@
-"""What decode servers say of their KV caches, over real sockets: who gets requests, status and metrics."""
+"""Reports of decode servers on their KV caches, over real sockets: who gets requests, status and metrics."""
 
 from __future__ import annotations
 

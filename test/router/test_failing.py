@@ -74,7 +74,7 @@ def test_a_503_is_tried_elsewhere(role: str) -> None:
 
 
 class Unjoined(FakePrefill):
-    """Its transfers fail, as when the decode server has just died."""
+    """Server whose transfers fail, as when the decode server has just died."""
 
     async def serve(self, request: web.Request, body: Body) -> web.StreamResponse:
         message = f"Prefill transfer failed for request req.rid={body['rid']!r} with exception KVTransferError: dead"

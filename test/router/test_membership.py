@@ -33,7 +33,7 @@ async def loaded(s: Stack) -> AsyncIterator[None]:
 
 
 async def killed(s: Stack, server: FakeServer) -> None:
-    """It is gone, with nothing in flight, and the router knows."""
+    """Kill a server with nothing in flight, and wait until the router knows."""
     there = s.lb.members.at(server.url)
     assert there is not None
     await s.at_rest()

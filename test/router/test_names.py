@@ -19,7 +19,7 @@ PREFILL, DECODE = "prefill.test", "decode.test"
 
 
 class Resolver:
-    """What the system's resolver answers for the names of this test."""
+    """Stand-in for the system's resolver, for the names of this test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, list[str]] = {}
@@ -47,7 +47,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
 
 
 async def told(resolver: Resolver, source: Name) -> list[Found]:
-    """What it says once the name has been looked up for the first time."""
+    """Return what the source finds once the name has been looked up for the first time."""
     found: list[Found] = []
     task = asyncio.create_task(source.run(found.extend))
     async with asyncio.timeout(30):

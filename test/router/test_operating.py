@@ -1,4 +1,4 @@
-"""What an operator needs of the router: probes, ids, the access log, keys, TLS to the servers, figures of each one."""
+"""Operation of the router: probes, ids, the access log, keys, TLS to the servers, figures of each one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a router runs out of, or cannot reach for reasons of its own: no server is blamed for it."""
+"""Limits of the router itself: for what it runs out of, or cannot reach for reasons of its own, no server is blamed for
+it."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
+from laps_core.pools.breaker import Breaker
+from laps_core.pools.instances import Instance
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import requests_at_most
 from sglang_router_laps.request.passage import SAVED_MAX, Retries
 from sglang_router_laps.request.replies import fault
 from sglang_router_laps.request.streams import Events, MergedEvents
-from sglang_router_laps.servers.breaker import Breaker
-from sglang_router_laps.servers.instances import Instance
 from sglang_router_laps.servers.upstream import failure
 
 KEY = ConnectionKey("h", 1, False, True, None, None, None)
@@ -90,7 +90,7 @@ def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None
 
 
 def test_a_breaker_that_is_off_stays_closed() -> None:
-    b = Breaker(failures=0)
+    b = Breaker(Clock(), failures=0)
     for _ in range(1000):
         b.failed()
     assert b.admits()
@@ -199,7 +199,7 @@ def connecting(number: int | None) -> aiohttp.ClientConnectorError:
     ],
 )
 def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, means: str) -> None:
-    found = failure(Instance("http://h:1", "decode"), cause)
+    found = failure(Instance("http://h:1", "decode", Clock()), cause)
     assert found.kind == means
     assert found.blameless == (means in ("local", "exhausted"))
 

@@ -1,4 +1,4 @@
-"""Where the signals come from, and what the control task makes of them, over real sockets."""
+"""Sources of signals, and what the control task makes of them, over real sockets."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_number_beyond_all_numbers_is_no_signal() -> None:
 
 
 def test_a_server_that_answers_late_is_as_it_was_and_is_heard_when_it_answers() -> None:
-    """Its answers take longer than the period: it is not read as idle, and is asked once at a time."""
+    """The answers of a server take longer than the period: it is not read as idle, and is asked once at a time."""
     made: list[SlowPrefill] = []
 
     def slow(world: World) -> SlowPrefill:

@@ -1,4 +1,4 @@
-"""What an operator sees: /laps_status, /metrics, and the page in a real browser."""
+"""Views for operators: /laps_status, /metrics, and the page in a real browser."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ READ = """({
     .map(n => [n.dataset.instance, n.dataset.pool])),
   lines: document.querySelectorAll('svg path[d^=M]').length,
 })"""
-"""What the page shows."""
+"""Script that reads what the page shows."""
 CONTRAST = """(() => {
   const probe = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
   const over = colours => {
@@ -116,7 +116,7 @@ CONTRAST = """(() => {
 MOVED = """new Promise(resolve => new MutationObserver(() => {
   if (document.querySelector(".moved")) resolve(document.getAnimations().length > 0);
 }).observe(document.body, {subtree: true, childList: true, attributes: true}))"""
-"""Whether anything is in motion once a server is shown to have moved."""
+"""Script that notes motion once a server is shown to have moved."""
 
 
 @needs_browser

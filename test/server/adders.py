@@ -92,8 +92,8 @@ def adder(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Any]:
 
 
 def filled(make: Any, cache: Cache, queue: list[Any], chunk: int, begun: Any = None) -> tuple[Any, Any]:
-    """What SGLang's own builder does with what it is shown: (the adder, with its batch; the prompt that goes on after
-    it). `make`: of the adder. `begun`: a prompt between two chunks."""
+    """Return what SGLang's own builder does with what it is shown: (the adder, with its batch; the prompt that goes on
+    after it). `make`: of the adder. `begun`: a prompt between two chunks."""
     from sglang.srt.managers.schedule_policy import AddReqResult
 
     made = make(1, cache, cache, None, 1.0, 1 << 20, chunk)
@@ -123,12 +123,13 @@ class Alone:
     leader, stages, least = True, 1, 0
 
     def agree(self, plan: Plan) -> Plan:
-        """Its own."""
+        """Return its own plan."""
         return plan
 
 
 def builder(scheduler: Any, core: Any, stock: Any) -> Any:
-    """Of a scheduler of one rank whose batches cannot be cut into slices; `stock`: its own way to the next batch."""
+    """Return the builder of a scheduler of one rank whose batches cannot be cut into slices; `stock`: its own way to
+    the next batch."""
     from sglang_laps.builder import Builder
 
     alone: Any = Alone()

@@ -140,7 +140,7 @@ async def one_by_one(prefill: Prefill, asked: list[Asked]) -> None:
 
 
 def alone(prefill: Prefill, asked: list[Asked], name: str = "alone") -> list[Asked]:
-    """What becomes of them one at a time, of clients who stay."""
+    """Send the same requests one at a time, from clients that stay."""
     again = [replace(a, rid=f"{a.rid}-{name}", leaves_s=None, tokens=[], probabilities=[], end=None) for a in asked]
     asyncio.run(one_by_one(prefill, again))
     return again

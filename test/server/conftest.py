@@ -1,4 +1,4 @@
-"""What tests of the glue share."""
+"""Fixtures for tests of the plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def mixin() -> Any:
-    """What LAPS puts before SGLang's scheduler. Imported when it is needed: SGLang takes its time."""
+    """Class that LAPS puts before SGLang's scheduler. Imported when it is needed: SGLang takes its time."""
     os.environ.setdefault("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0")
     from sglang_laps.scheduler import LapsPrefillMixin
 

@@ -1,4 +1,4 @@
-"""What LAPS touches of a stock scheduler, without SGLang's own: for tests that need no server."""
+"""Fields of a stock scheduler that LAPS touches, without SGLang's own: for tests that need no server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Request:
 
 
 class Fields:
-    """What LAPS touches of the stock scheduler's fields, and LAPS over them."""
+    """Fields of the stock scheduler that LAPS touches, and LAPS over them."""
 
     enable_staging = False
     enable_overlap = False

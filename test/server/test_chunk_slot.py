@@ -25,7 +25,7 @@ class Sender:
 
 
 class Parks(Fields):
-    """What SGLang's own chunk handling needs of a scheduler that has parked an optimistic prefill."""
+    """Scheduler, as far as SGLang's chunk handling needs it, that has parked an optimistic prefill."""
 
     attn_cp_cpu_group = attn_tp_cpu_group = None
 

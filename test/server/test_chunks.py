@@ -1,5 +1,5 @@
-"""Where long prompts are cut: SGLang rounds a cut down to its pages and its alignment, and what it rounds to nothing
-would never start."""
+"""Cuts of long prompts: SGLang rounds a cut down to its pages and its alignment, and what it rounds to nothing would
+never start."""
 
 from __future__ import annotations
 

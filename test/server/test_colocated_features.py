@@ -49,7 +49,7 @@ def test_streams_that_are_retracted_keep_their_penalties_and_grammars(prefill: P
 
 
 def test_an_abort_ends_a_paused_prompt_at_its_next_pause(prefill: Prefill, reference: Reference) -> None:
-    """Its memory is free, nothing of what it computed is anybody's prefix, and streams go on."""
+    """The memory of the prompt is free, nothing of what it computed is anybody's prefix, and streams go on."""
     rng, name = random.Random(4), f"mid-pass-{prefill.setup.name}"
     before = prefill.get("/laps_status")["decode"]["abandoned_passes"]
     streams = [Asked(f"{name}-stream-{i}-x", ids(900 + i, 100), 150, 0.0) for i in range(2)]

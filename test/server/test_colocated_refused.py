@@ -1,4 +1,5 @@
-"""What LAPS leaves alone on a server that prefills and decodes, once its scheduler is there: one line says why."""
+"""Schedulers that LAPS leaves alone on a server that prefills and decodes, once its scheduler is there: one line says
+why."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 
 
 def scheduler(**more: Any) -> Any:
-    """As far as is asked of one."""
+    """Return a scheduler with the fields that are asked for."""
     runner = SimpleNamespace(model=None)
     found = {
         "tp_worker": SimpleNamespace(model_runner=runner),

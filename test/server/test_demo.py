@@ -25,7 +25,7 @@ DEMO = [sys.executable, "-m", "benchmark.demo"]
 
 
 def ends_of(logs: Path) -> str:
-    """What each server has printed last."""
+    """Return what each server has printed last."""
     return "".join(f"\n--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in sorted(logs.glob("*.log")))
 
 
@@ -62,7 +62,7 @@ def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
 
 
 def command_of(process: psutil.Process) -> str:
-    """Its command line; nothing of one that has ended."""
+    """Return the command line of a process; nothing of one that has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -31,12 +31,12 @@ pytestmark = on(ON_LAPS, ON_STOCK)
 
 
 def device_s(tokens: int) -> float:
-    """What a prompt of `tokens` takes alone."""
+    """Return what a prompt of `tokens` takes alone."""
     return SLOW * Profile.load(PROFILE).coefficients.seconds(StepShape.of([(tokens, 0)]))
 
 
 def told(prefill: Prefill) -> dict[str, Any]:
-    """What the server says of its device."""
+    """Return what the server says of its device."""
     state = prefill.get("/server_info")["internal_states"][0]
     if prefill.laps:
         status = prefill.get("/laps_status")

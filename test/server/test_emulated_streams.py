@@ -32,7 +32,7 @@ pytestmark = on(ON_LAPS, ON_STOCK)
 
 
 def told(prefill: Prefill) -> dict[str, Any]:
-    """What the server says of its device."""
+    """Return what the server says of its device."""
     return dict(prefill.get("/server_info")["internal_states"][0]["emulated"])
 
 

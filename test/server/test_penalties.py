@@ -39,7 +39,7 @@ def batch(*reqs: Any, overlap: bool) -> Any:
 
 
 def logits(made: Any) -> torch.Tensor:
-    """What penalties make of the same logits."""
+    """Return what penalties make of the same logits."""
     found = torch.linspace(-1.0, 2.0, VOCABULARY).repeat(len(made.reqs), 1)
     orchestrator = made.sampling_info.penalizer_orchestrator
     orchestrator.accumulate_additive_penalties(found)

@@ -29,7 +29,8 @@ for api_key, admin_api_key, given in cases:
     found.append(TestClient(app).post("/laps_pool", content=b"{}", headers=headers).status_code)
 print(json.dumps(found))
 """
-"""What is sent is no change: who is let in is told so (400). In a process of its own: the import hooks into SGLang."""
+"""Script that sends no change: whoever has the right is answered 400. In a process of its own: the import hooks into
+SGLang."""
 
 
 def change(prefill: Prefill, assignment: str, if_version: int) -> tuple[int, Any]:

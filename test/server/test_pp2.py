@@ -40,7 +40,7 @@ def mixed(seed: int, count: int) -> list[list[int]]:
 
 
 async def send(router: servers.Server, prompts: list[list[int]], seed: int) -> dict[int, list[int]]:
-    """What the model said to those whose clients have stayed: every third one leaves, sooner or later."""
+    """Return the answers of clients that have stayed: every third one leaves, sooner or later."""
     rng, said, at_once = random.Random(seed), {}, asyncio.Semaphore(24)
     plans = [(rng.random() * len(prompts) / 20, rng.choice((0.02, 0.1, 0.4, 1.5))) for _ in prompts]
 

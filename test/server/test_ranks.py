@@ -1,4 +1,5 @@
-"""Who decides, and how the others hear of it: tensor, context and pipeline ranks, without processes of their own."""
+"""The rank that decides, and how the others hear of it: tensor, context and pipeline ranks, without processes of their
+own."""
 
 from __future__ import annotations
 

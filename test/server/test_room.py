@@ -54,7 +54,7 @@ class Stock:
 
 
 class Rounds:
-    """What LAPS decides, said in advance, and one round after another."""
+    """Decisions of LAPS, given in advance, one round after another."""
 
     batch: list[Any]
     owed = True

@@ -51,7 +51,7 @@ def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference:
 def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
     prefill: Prefill, reference: Reference
 ) -> None:
-    """Where a chunk is so large that all of them run in one long step, each has a batch of its own sooner."""
+    """If a chunk is so large that all of them run in one long step, each has a batch of its own sooner."""
     rng, before = random.Random(5), prefill.get("/laps_status")["preemption"]["steps_shared"]
     large = prefill.setup is LARGE
     for burst in range(5):

@@ -32,13 +32,13 @@ SPAN_S = 20.0
 
 
 def lone_s(tokens: int) -> float:
-    """Of a prompt by itself."""
+    """Return the time of a prompt by itself (seconds)."""
     return MODEL.predict([(tokens, 0)]) or 0.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """As many clients of each class, each with one request at a time."""
+    """Load of as many clients of each class, each with one request at a time."""
 
     chunk: int
     pool: int
@@ -64,7 +64,7 @@ class Load:
 
     @property
     def long_share(self) -> float:
-        """Of the time, what long work has at least (docs/LAPS.md)."""
+        """Return the share of time that long work has at least (docs/LAPS.md)."""
         gap_s = FIXED_S / LapsConfig().preempt_overhead
         return 1.0 / stretch(gap_s, lone_s(max(THRESHOLD, self.chunk // 2)))
 
@@ -84,7 +84,7 @@ class Virtual:
     """Batches whose results are not processed."""
     waits_s: dict[str, list[float]] = field(default_factory=lambda: {SHORT: [], LONG: []})
     work_s: float = 0.0
-    """What long work took, without the short requests in its steps."""
+    """Time of long work, without the short requests in its steps."""
 
     page_size = 1
     enable_staging = False
@@ -122,7 +122,7 @@ class Virtual:
         return SimpleNamespace(running_batch=running, batch_to_run=batch if reqs else None)
 
     def take_in(self) -> None:
-        """What has come, and the memory of what has arrived elsewhere."""
+        """Take in what has come, and free the memory of what has arrived elsewhere."""
         while self.coming and self.coming[0][0] <= self.now:
             _, client, cls = heapq.heappop(self.coming)
             low, high = (1, THRESHOLD) if cls == SHORT else (THRESHOLD + 1, self.load.longest)

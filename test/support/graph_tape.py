@@ -34,7 +34,7 @@ REACH = 512
 
 
 class NotCapturable(RuntimeError):
-    """What a captured graph could not replay."""
+    """A captured graph could not replay this."""
 
 
 def spoil(value: Any) -> None:

@@ -31,7 +31,7 @@ class Group:
         self.waiting: list[list[Prompt]] = [[] for _ in self.planners]
         self.now = 0.0
         self.ran: list[list[tuple[Prompt, int]]] = []
-        """Of the step before: the prompts of each rank as they were, and tokens."""
+        """Batches of the step before: the prompts of each rank as they were, and tokens."""
 
     def add(self, rank: int, new: int, history: int = 0) -> Prompt:
         """A request comes to a rank now."""

@@ -1,4 +1,5 @@
-"""What SGLang's processes need not import here: most of a start is imports, three times over for each server."""
+"""Modules that SGLang's processes need not import here: most of a start is imports, three times over for each
+server."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ MODELS = (
     *("qwen2", "qwen2_eagle", "qwen2_moe", "qwen3", "qwen3_moe", "llama", "mixtral", "gemma2", "gemma3_causal", "glm4"),
     *("glm4_moe", "glm4_moe_nextn", "gpt_oss", "deepseek_v2", "deepseek_nextn"),
 )
-"""Those that the tests serve, as SGLang names their modules."""
+"""Models that the tests serve, as SGLang names their modules."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Parameters of glibc's ``mallopt``, by the variable that sets them while a process starts."""
 
 
 def keep_memory(env: Mapping[str, str]) -> None:
-    """What these variables ask of glibc, of a process that has started already."""
+    """Ask glibc for what these variables say, in a process that has started already."""
     for name, parameter in MALLOPT.items():
         if name in env:
             ctypes.CDLL(None).mallopt(parameter, ctypes.c_int(min(int(env[name]), (1 << 31) - 1)))

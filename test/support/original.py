@@ -28,9 +28,9 @@ PRELOAD = (
     "fastapi.testclient",
 )
 CHILDREN = 3
-"""Of a server: two schedulers, a detokenizer."""
+"""Children of a server: two schedulers, a detokenizer."""
 UNSEEN = "sglang.srt.managers.scheduler"
-"""Whether a process has imported it tells our plugin whether it runs a scheduler."""
+"""Module that a process has imported if it runs a scheduler: the plugin looks for it."""
 
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -125,11 +125,11 @@ class Unseen(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        """As it was."""
+        """Return the module as it was."""
         return self._module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """It has been."""
+        """Do nothing: the module has been executed."""
         module.__spec__ = self._spec
 
 

@@ -49,7 +49,7 @@ class Setup:
     more: Callable[[Path], Sequence[str]] | None = None
     """Further arguments, from the folder of the checkpoint: they name what is made beside it."""
     mode: str = "prefill"
-    """As of ``servers.sglang``."""
+    """Mode, as of ``servers.sglang``."""
     group: str | None = None
     """Setups of a group run in one process after one another, and share what runs beside them."""
 
@@ -157,7 +157,7 @@ class Prefill:
 
 
 class Beside:
-    """What runs beside the prefill server of a group: started by who needs it first, ended with the group."""
+    """Servers beside the prefill server of a group: started when a test needs them first, ended with the group."""
 
     def __init__(self) -> None:
         self.group: str | None = None

@@ -44,7 +44,7 @@ ORIGINAL = HERE / "original.py"
 
 
 def early(env: Mapping[str, str]) -> dict[str, str]:
-    """What imports read."""
+    """Return the variables that imports read."""
     return {name: value for name, value in env.items() if name.startswith(EARLY)}
 
 
@@ -124,7 +124,7 @@ class Warm:
 
 
 SGLANG = Warm()
-"""Of this process."""
+"""The original of this process."""
 
 
 class Started:
@@ -136,13 +136,13 @@ class Started:
         self._warm = warm
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Return the exit code, once it has ended."""
         if self.returncode is None:
             self.returncode = self._warm.ask({"poll": self.pid})
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code. Raises TimeoutExpired after ``timeout`` s."""
+        """Return the exit code. Raises TimeoutExpired after ``timeout`` s."""
         end = time.monotonic() + (math.inf if timeout is None else timeout)
         while (code := self.poll()) is None:
             if time.monotonic() > end:

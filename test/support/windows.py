@@ -46,7 +46,7 @@ def held(until_s: float) -> Plan:
 
 
 class Told:
-    """What is predicted, from test to test."""
+    """Predictions, from test to test."""
 
     now: Predict = staticmethod(predict)
 

@@ -18,13 +18,13 @@ import pytest
 import virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laps_core.pools.choice import Pools
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.instances import Instance
 from laps_core.pools.pressure import BOTH, Work
 from laps_core.protocol import POOL_ROUTE, PoolChange, PoolRecord
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Pools
 from sglang_router_laps.pools.control import Control
 from sglang_router_laps.pools.record import Records
-from sglang_router_laps.servers.instances import Instance
 from sglang_router_laps.servers.signals import SignalReader
 from sglang_router_laps.servers.upstream import Answer, Sessions
 
@@ -147,12 +147,13 @@ def changes(site: Site) -> list[float]:
 
 
 def even(n: int) -> Work:
-    """What ``n`` servers can do in two halves."""
+    """Return the work that ``n`` servers can do in two halves."""
     return Work(0.3 * n, 0.3 * n)
 
 
 def more_short(n: int) -> Work:
-    """What they can do with most of them for short work; of three that are not divided yet, it divides them."""
+    """Return the work that they can do with most of them for short work; of three that are not divided yet, it divides
+    them."""
     return Work(0.9, 1.4) if n == 3 else Work(0.6 * n, 0.1 * n)
 
 

@@ -1,4 +1,4 @@
-"""What the window expects to arrive."""
+"""Arrivals that the window expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each batch had of the device."""
+"""Time of the device that each batch had."""
 
 from __future__ import annotations
 

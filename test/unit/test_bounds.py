@@ -1,4 +1,4 @@
-"""What both classes may count on under overload: the pacer as a whole, on a toy device that runs slices."""
+"""Promises to both classes under overload: the pacer as a whole, on a toy device that runs slices."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Batch:
 
 
 Feed = Callable[["Toy"], list[Job]]
-"""What comes now, given who waits."""
+"""Returns the jobs that come now, given those that wait."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ def nothing(window: Window) -> Plan:
 
 @dataclass
 class Run:
-    """What a run showed."""
+    """Figures of a run."""
 
     seconds: float
     ttfts: list[float] = field(default_factory=list)

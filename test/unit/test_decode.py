@@ -17,7 +17,7 @@ from laps_core.scheduling.plan import Paused, Plan, Waiting
 from laps_core.scheduling.sizes import Sizes
 
 TOKEN_S = 1e-4
-"""Of a prompt; a step costs nothing else."""
+"""Time of a token of a prompt; a step costs nothing else."""
 STEP_S = 0.01
 
 

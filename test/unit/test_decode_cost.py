@@ -1,4 +1,4 @@
-"""What decode steps cost: the weights once, every context, and what the memory of a device allows."""
+"""Cost of decode steps: the weights once, every context, and what the memory of a device allows."""
 
 from __future__ import annotations
 

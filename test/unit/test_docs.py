@@ -37,7 +37,8 @@ def test_every_flag_is_in_the_manual() -> None:
 
 def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
     pytest.importorskip("sglang_router")
-    from sglang_router_laps import cli, config
+    from laps_core.pools.config import AllocConfig
+    from sglang_router_laps import cli
 
     parser = argparse.ArgumentParser(add_help=False)
     cli.add_laps_args(parser)
@@ -45,8 +46,8 @@ def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
     # Flags stand there with what they take.
     assert not [flag for flag in flags if not re.search(rf"`{flag}[` ]", ROUTER)]
     knobs = ROUTER[ROUTER.index("Keys of `--laps-alloc-config`") : ROUTER.index("Of the stock flags")]
-    assert not [f.name for f in fields(config.AllocConfig) if f"`{f.name}`" not in knobs]
-    assert not [name for name in config.AllocConfig.RETIRED if f"`{name}`" in knobs]
+    assert not [f.name for f in fields(AllocConfig) if f"`{f.name}`" not in knobs]
+    assert not [name for name in AllocConfig.RETIRED if f"`{name}`" in knobs]
 
 
 def test_every_stock_flag_that_counts_is_in_the_routers_manual() -> None:
@@ -68,8 +69,8 @@ def keys(value: object) -> set[str]:
 
 def test_every_key_of_the_routers_status_is_in_its_manual() -> None:
     pytest.importorskip("sglang_router")
+    from laps_core.pools.config import AllocConfig
     from sglang_router.router_args import RouterArgs
-    from sglang_router_laps.config import AllocConfig
     from sglang_router_laps.http.status import status
     from sglang_router_laps.router import Router
     from sglang_router_laps.tasks import Watched

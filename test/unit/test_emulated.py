@@ -390,7 +390,7 @@ def test_which_servers_can_have_it(mode: str | None, profile: str, refused: str 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Its tiny model takes 3 ms."""
+    """Server whose tiny model takes 3 ms."""
     server = Server(layers=10, model_s=0.003)
     yield server
     assert server.device.status()["lasted_over_profile"]["p99"] == pytest.approx(1.0, abs=0.01)

@@ -49,7 +49,7 @@ def documents(path: Path) -> list[Any]:
 
 
 def module_of(target: str) -> str:
-    """What an image of the Dockerfile runs."""
+    """Return the module that an image of the Dockerfile runs."""
     text = (EXAMPLES / "docker" / "Dockerfile").read_text()
     stage = re.search(rf" AS {target}\n(.*?)(?=\nFROM |\Z)", text, re.S)
     assert stage

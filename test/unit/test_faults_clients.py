@@ -1,4 +1,4 @@
-"""What both clients make of replies, good and bad, over real sockets."""
+"""Reading of replies by both clients, good and bad, over real sockets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ERROR = {"error": {"message": "lost", "type": "upstream_lost", "code": 502}}
 def ask(
     client: type[Bare] | type[OpenAi], prompt: Prompt, stream: bool, reply: bytes, leave_s: float | None = None
 ) -> Any:
-    """What was seen, and the request as it came."""
+    """Return what was seen, and the request as it came."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

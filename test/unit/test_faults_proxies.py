@@ -30,7 +30,7 @@ class Bench:
         self.asked = asyncio.Event()
         self.left = asyncio.Event()
         self.events = False
-        """Its pieces are events."""
+        """True if the pieces are events."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -201,7 +201,7 @@ def test_a_storm_answers_itself() -> None:
 
 @pytest.mark.parametrize(("waits_s", "still"), [(1.0, False), (3.0, True)])
 def test_a_server_that_lets_a_probe_wait_stands_still(waits_s: float, still: bool) -> None:
-    """As long as the router waits for it. What the router makes of it is no evidence."""
+    """A server stands still for as long as the router waits. What the router makes of it is no evidence."""
 
     async def run() -> None:
         now, probed, asked = 100.0, 0.0, asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a campaign does follows from its seed."""
+"""The deeds of a campaign follow from its seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of a group takes, and how much fits a budget."""
+"""Time of a step of a group, and how much fits a budget."""
 
 from __future__ import annotations
 

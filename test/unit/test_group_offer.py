@@ -1,4 +1,4 @@
-"""What a rank offers, and how it crosses."""
+"""Offers of a rank, and how they are sent."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def test_nothing_is_carried_over_an_empty_line() -> None:
 @settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 1 << 30), share=st.floats(0.05, 1.0))
 def test_of_any_long_time_the_oldest_has_its_share(seed: int, share: float) -> None:
-    """Of a long time L at least share L - 2 B, B the longest batch (before and after the stretch that is looked at)."""
+    """The oldest has, of a long time L, at least share L - 2 B, B the longest batch (before and after the stretch that
+    is looked at)."""
     rng, guard, log = random.Random(seed), Guard(share), []
     for _ in range(120):
         took = rng.choice((0.01, 0.05, 0.2)) * rng.uniform(0.5, 1.5)

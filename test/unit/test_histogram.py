@@ -30,10 +30,10 @@ def test_every_request_is_counted_once(came: list[tuple[int, int]]) -> None:
 
 def test_the_router_tells_the_lengths_of_what_it_has_placed() -> None:
     pytest.importorskip("sglang_router")
+    from laps_core.pools.choice import Choice
+    from laps_core.pools.config import AllocConfig
     from sglang_router.router_args import RouterArgs
-    from sglang_router_laps.config import AllocConfig
     from sglang_router_laps.http.status import status
-    from sglang_router_laps.pools.choice import Choice
     from sglang_router_laps.router import Router
 
     args = RouterArgs(prefill_urls=[("http://p:1", 1), ("http://p:2", 1)], decode_urls=["http://d:1"])

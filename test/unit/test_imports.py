@@ -100,3 +100,28 @@ def test_packages_import_what_the_table_says() -> None:
                 if imports(name, file, modules(other).keys()):
                     found.setdefault(other, set()).add(name)
         assert found.keys() <= may[package], found
+
+
+IMPURE = {"asyncio", "benchmark", "os", "random", "socket", "subprocess", "sglang", "threading", "time", "torch"}
+"""Modules that a policy must not import: clocks, chance, input and output, and what runs on a device."""
+
+
+def top_level(file: Path) -> set[str]:
+    """Return the first part of each module name that ``file`` imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(str(node.module).partition(".")[0])
+    return names
+
+
+def test_the_core_imports_no_clock_no_chance_and_no_input_or_output() -> None:
+    assert not {name: found for name, file in modules("laps_core").items() if (found := top_level(file) & IMPURE)}
+
+
+@pytest.mark.parametrize("package", list(PACKAGES))
+def test_no_package_imports_benchmarks_or_tests(package: str) -> None:
+    outside = {"benchmark", "test", *(p.stem for p in (REPO / "test/support").glob("*.py"))}
+    assert not {name: found for name, file in modules(package).items() if (found := top_level(file) & outside)}

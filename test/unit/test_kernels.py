@@ -15,7 +15,7 @@ TRUE = Coefficients(alpha=5e-10, linear=2e-5, gamma_r=2e-9, per_request=1e-5, fi
 
 
 def kernels(new: int, old: int, n: int) -> dict[str, float]:
-    """What a device with these coefficients would tell."""
+    """Return what a device with these coefficients would measure."""
     return {
         "context_attention": n * (TRUE.alpha * new * (new + 2 * old) + TRUE.gamma_r * old),
         "context_logits_gemm": n * TRUE.per_request,

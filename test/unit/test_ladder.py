@@ -1,4 +1,4 @@
-"""What the ladder of row counts says."""
+"""Figures of the ladder of row counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and when the latency model is fitted: elsewhere, and taken over between two decisions."""
+"""Fits of the latency model: in another thread, and taken over between two decisions."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ANCHOR = re.compile(r"<a id=\"([^\"]+)\"")
 
 
 def links(page: Path) -> list[str]:
-    """Where its links lead: files of the repository, and headings of them."""
+    """Return where the links of a page lead: files of the repository, and headings of them."""
     found = LINK.findall(CODE.sub("", page.read_text()))
     return [link for link in found if not re.match(r"[a-z][a-z0-9+.-]*:", link)]
 

@@ -15,7 +15,7 @@ SHORT_S, PARKED_S = 0.01, 5.0
 
 
 def parking(clients: int, long_share: float, until_s: float) -> list[Asked]:
-    """What clients see of a server that answers short prompts in 10 ms and parks each long one for 5 s."""
+    """Return what clients see of a server that answers short prompts in 10 ms and parks each long one for 5 s."""
     asked, rng = [], random.Random(1)
     for client in range(clients):
         now = 0.0

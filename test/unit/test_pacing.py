@@ -153,7 +153,7 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
 
 @pytest.mark.parametrize("layers", [0, 28])
 def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
-    """They would take it first."""
+    """Requests that join would take the memory first."""
     shorts, longs = [short("a")], [long(260, 1.0)] * 60
     assert pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs).mixed
     plan = pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs, lacking=True)

@@ -152,7 +152,7 @@ class Seen(Trials):
 
 @pytest.mark.parametrize(("searched", "found"), [(1.0, 0.11), (0.11, 1.0), (0.5, 0.5), (1.0, 1.0), (0.2, 1.7)])
 def test_the_verdict_is_that_of_the_table_beside_it(searched: float, found: float) -> None:
-    """Whatever the stretches say on which flags are tried."""
+    """The stretches on which flags are tried do not matter."""
     trials = Seen(Question(PROFILE, 1, 0.4, 4.0, 8192), poisson(by_hand("100% fixed:64"), 600, "x"))
     trials.searched, trials.found = searched, found
     a = answer(trials)

@@ -1,4 +1,4 @@
-"""What laps-plan says of servers that decode, too."""
+"""Answers of laps-plan on servers that decode, too."""
 
 from __future__ import annotations
 

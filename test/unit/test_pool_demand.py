@@ -185,7 +185,7 @@ def test_of_one_that_does_not_its_busy_time_is_divided_as_this_routers_work_is()
 
 @pytest.mark.parametrize("steady", [6, 9, 12, 15])
 def test_a_change_is_found_where_it_lies(steady: int) -> None:
-    """Of as many samples as are kept, whatever part of them lies before it."""
+    """Any part of the samples that are kept may lie before it."""
     demand, _ = fed((1.0 + 0.1 * (i % 2), 0.5) for i in range(40))
     demand, changes = fed(((2.0 + 0.1 * (i % 2), 0.5) for i in range(steady)), demand, 40)
     assert changes

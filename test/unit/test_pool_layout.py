@@ -220,7 +220,7 @@ def steps(pools: str, needs: Iterable[Work], start_s: float = 0.0, n_min: int = 
 
 
 def settled(pools: str, need: Work, *, parks: bool = True, **config: Any) -> dict[str, Assignment]:
-    """Who moves where, after so much has come for long."""
+    """Return the moves after so much has come for long."""
     made = PoolController(PressureConfig(**config))
     for now in range(400):
         made.observe(float(now), told(pools, need, parks=parks))

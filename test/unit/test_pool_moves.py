@@ -66,7 +66,7 @@ def test_missing_servers_without_pressure_call_for_nobody_while_they_can_do_the_
 
 
 def test_a_pool_is_overloaded_by_what_is_sure_to_come() -> None:
-    """Of 1.05 servers 0.08 are not sure."""
+    """0.08 of 1.05 servers are not sure."""
     assert seen("sll", [Work(0.8 + 0.5 * (i % 2), 0.1) for i in range(21)]).in_dead_band()
     assert not seen("sll", steady(1.05, 0.1)).in_dead_band()
 

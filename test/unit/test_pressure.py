@@ -234,7 +234,7 @@ def test_a_pool_that_works_its_backlog_off_needs_no_more_help() -> None:
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("rest", [0.0, 2048.0, 20_480.0])
 def test_one_sick_instance_does_not_draw_the_other_pool_over(pool: Pool, n: int, rest: float) -> None:
-    """Its backlog does not move; all others are under the same load."""
+    """The backlog of the sick instance does not move; all others are under the same load."""
     fleet = Fleet(n, n)
     sick = next(name for name, p in fleet.pool.items() if p == pool)
     for _ in range(200):

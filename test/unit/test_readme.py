@@ -1,4 +1,4 @@
-"""What the README says of commands and of measurements."""
+"""Commands and measurements in the README."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What asks for several samples of a prompt, whoever reads it and however it is written."""
+"""Requests for several samples of a prompt, whoever reads it and however it is written."""
 
 from __future__ import annotations
 

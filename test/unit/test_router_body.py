@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.prompts.prefixes import measure
+from sglang_router_laps.prompts.measure import measure
 from sglang_router_laps.prompts.reading import CHAT, COMPLETIONS, GENERATE, batch_size, read_prompt
 from sglang_router_laps.prompts.tokens import START_MESSAGE_TOKENS, ByteCounter, TokenizerCounter, reported_tokens
 from sglang_router_laps.request.body import add_deadline, parse, read_deadline, refuse, splice, without_routed

@@ -1,4 +1,4 @@
-"""What a request is taken for where it is sent: its work, its delay; and which pool one more server joins."""
+"""Predictions for a request where it is sent: its work, its delay; and which pool one more server joins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("sglang_router")
 
 from laps_core.latency.step import Coefficients
+from laps_core.pools.choice import Choice, Pools
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.prefixes import Ask, fingerprint
 from laps_core.pools.pressure import Assignment
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Choice, Pools
-from sglang_router_laps.prompts.prefixes import Ask, fingerprint
 
 NOW_S = 100.0
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=1e-5, per_request=0.0, fixed=0.01)
@@ -47,7 +47,7 @@ def test_a_request_is_taken_for_what_is_new_and_what_is_cached() -> None:
 
 
 def test_what_is_cached_takes_time_as_well() -> None:
-    """Where the half is cached the work takes 0.113 s, elsewhere 0.205 s; others would wait for what is more, too."""
+    """With half of it cached the work takes 0.113 s, elsewhere 0.205 s; others would wait for what is more, too."""
     p = servers(2)
     home = chosen(p, Ask(1024, [fingerprint(HALF)])).instance
     for busy_s, stays in ((0.35, True), (0.37, False)):

@@ -8,15 +8,15 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Pools, Tried
-from sglang_router_laps.prompts.prefixes import Ask
-from sglang_router_laps.servers.decode import OTHERS_MAX, DecodeInstance, Kv, roomiest, traffic
+from laps_core.pools.choice import Pools, Tried
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.decode import OTHERS_MAX, DecodeInstance, Kv, roomiest, traffic
+from laps_core.pools.prefixes import Ask
 
 
 def server(told: int | None = None, capacity: int = 100_000, own: int = 0, name: str = "d") -> DecodeInstance:
     """One that has told how much is taken; None: nothing."""
-    made = DecodeInstance(f"http://{name}:1")
+    made = DecodeInstance(f"http://{name}:1", lambda: 0.0)
     if told is not None:
         made.kv = Kv(told, capacity, capacity, own)
     return made
@@ -65,7 +65,7 @@ def test_one_that_cannot_hold_it_is_passed_over_while_another_can() -> None:
 
 
 def test_of_several_ranks_one_must_hold_it_all() -> None:
-    ranked = DecodeInstance("http://d:1")
+    ranked = DecodeInstance("http://d:1", lambda: 0.0)
     ranked.kv = Kv(told=0, capacity=40_000, holds=10_000, own=0)
     assert roomiest([ranked, server(35_000, 40_000)], 15_000, 1.0) is not ranked
     assert roomiest([ranked, server(35_000, 40_000)], 9_000, 1.0) is ranked
@@ -95,7 +95,9 @@ def test_a_restarted_server_is_not_held_to_what_the_old_one_said() -> None:
 
 
 def test_the_choice_of_a_pair_minds_the_size_of_the_request() -> None:
-    pools = Pools([("http://p0:1", 1), ("http://p1:1", 1)], AllocConfig(), decoders=["http://d0:1", "http://d1:1"])
+    pools = Pools(
+        [("http://p0:1", 1), ("http://p1:1", 1)], AllocConfig(), lambda: 0.0, decoders=["http://d0:1", "http://d1:1"]
+    )
     small, large = pools.decoders
     small.kv, large.kv = Kv(0, 10_000, 10_000, 0), Kv(195_000, 200_000, 200_000, 0)
     for tokens, chosen in ((100, small), (12_000, large)):

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Pools
-from sglang_router_laps.prompts.prefixes import Ask, PrefixIndex, fingerprint
-from sglang_router_laps.servers.instances import PrefillInstance
+from laps_core.pools.choice import Pools
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefixes import Ask, PrefixIndex, fingerprint
 
 TEXT = b"".join(b"%08d" % i for i in range(512))
 """16 blocks."""

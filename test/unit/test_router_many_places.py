@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
+from laps_core.pools.choice import BEHIND, Choice, Offer, Pools
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.prefixes import Ask, fingerprint
 from laps_core.pools.pressure import BOTH
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import BEHIND, Choice, Offer, Pools
-from sglang_router_laps.prompts.prefixes import Ask, fingerprint
 
 MODEL = Coefficients(alpha=1e-9, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, fixed=4e-3)
 

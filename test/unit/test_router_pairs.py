@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Pools, Tried
-from sglang_router_laps.prompts.prefixes import Ask, fingerprint
-from sglang_router_laps.servers.instances import Instance, PrefillInstance
+from laps_core.pools.choice import Pools, Tried
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.instances import Instance, PrefillInstance
+from laps_core.pools.prefixes import Ask, fingerprint
 
 Way = tuple[PrefillInstance, Instance]
 
@@ -19,6 +19,7 @@ def pairs(prefills: int = 2, decodes: int = 2) -> Pools:
     return Pools(
         servers,
         AllocConfig(spill="off", initial_short=max(1, prefills // 2)),
+        lambda: 0.0,
         decoders=[f"http://d{i}:1" for i in range(decodes)],
     )
 
@@ -92,7 +93,7 @@ def test_a_prompt_goes_where_it_fits_while_there_is_such_a_server() -> None:
 
 
 def test_an_undivided_fleet_keeps_short_requests_from_long_ones() -> None:
-    p = Pools([(f"http://p{i}:1", 1) for i in range(3)], AllocConfig())
+    p = Pools([(f"http://p{i}:1", 1) for i in range(3)], AllocConfig(), lambda: 0.0)
     found = p.choose(Ask(20_000))
     assert found is not None
     with found.lease():
@@ -103,7 +104,7 @@ def test_an_undivided_fleet_keeps_short_requests_from_long_ones() -> None:
 
 
 def test_with_a_deadline_that_is_kept_with_ease_a_request_goes_where_it_is_least_work() -> None:
-    p = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig())
+    p = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig(), lambda: 0.0)
     text = b"".join(b"%07d" % i for i in range(4000))
     first = p.choose(Ask(7000, [fingerprint(text)]))
     assert first is not None

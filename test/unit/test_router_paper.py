@@ -7,23 +7,22 @@ import pytest
 pytest.importorskip("sglang_router")
 
 from laps_core.config import ConfigError
-from laps_core.pools.paper import PaperController, controller
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.paper import PaperController, PaperPools, controller, pools
+from laps_core.pools.prefixes import Ask, fingerprint
 from laps_core.pools.pressure import InstanceSignals, PressureConfig
 from laps_core.protocol import Load
 from laps_plan.profile import Profile
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.lengths import log_uniform, mix, uniform
 from laps_plan.traffic.streams import Open
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.paper import PaperPools, pools
-from sglang_router_laps.prompts.prefixes import Ask, fingerprint
 
 TEXT = b"".join(b"%08d" % i for i in range(1024))
 PAPER = AllocConfig(preset="paper")
 
 
 def test_the_fleet_is_divided_and_a_cached_prompt_is_as_long_as_it_is() -> None:
-    p = pools([(f"http://p{i}:1", 1) for i in range(5)], PAPER)
+    p = pools([(f"http://p{i}:1", 1) for i in range(5)], PAPER, lambda: 0.0)
     assert isinstance(p, PaperPools)
     assert [i.pool for i in p.instances] == ["short"] * 2 + ["long"] * 3
     p.instances[0].prefixes.add(fingerprint(TEXT))
@@ -35,7 +34,7 @@ def test_the_fleet_is_divided_and_a_cached_prompt_is_as_long_as_it_is() -> None:
         assert following is not None
         assert following.instance is not choice.instance
     with pytest.raises(ConfigError, match="needs 2"):
-        pools([("http://p:1", 1)], PAPER)
+        pools([("http://p:1", 1)], PAPER, lambda: 0.0)
 
 
 def test_one_server_a_period_goes_to_the_pool_under_more_pressure() -> None:

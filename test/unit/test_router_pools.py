@@ -12,20 +12,21 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
+from laps_core.pools.choice import Pools
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Pools
-from sglang_router_laps.prompts.prefixes import (
+from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefixes import (
     SHARERS,
     WATCHED,
     Ask,
     SharedPrefixes,
     fingerprint,
-    measure,
 )
+from sglang_router_laps.prompts.measure import measure
 from sglang_router_laps.prompts.reading import CHAT, GENERATE, read_prompt
 from sglang_router_laps.prompts.tokens import ByteCounter
-from sglang_router_laps.servers.instances import PrefillInstance
+from sglang_router_laps.servers.upstream import bootstrap_host
 
 
 class Clock:
@@ -208,7 +209,7 @@ def test_deadline_overshoot_is_averaged_and_forgotten() -> None:
 
 @pytest.mark.parametrize(("url", "host"), [("http://[::1]:30000", "[::1]"), ("http://h:1/", "h")])
 def test_the_bootstrap_host_is_as_the_servers_want_it(url: str, host: str) -> None:
-    assert PrefillInstance(url, 1, "short").bootstrap_host == host
+    assert bootstrap_host(url.rstrip("/")) == host
 
 
 SYSTEM = b"You are a helpful assistant. ".ljust(1500, b".")

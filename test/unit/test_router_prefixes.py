@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
-from sglang_router_laps.prompts.prefixes import (
+from laps_core.pools.prefixes import (
     BLOCK_BYTES,
     MEDIA_TOKENS,
     PROMPTS_MAX,
@@ -16,8 +16,8 @@ from sglang_router_laps.prompts.prefixes import (
     Fingerprint,
     PrefixIndex,
     fingerprint,
-    measure,
 )
+from sglang_router_laps.prompts.measure import measure
 from sglang_router_laps.prompts.reading import ANSWER_TOKENS, GENERATE, Prompt, answer_tokens, read_prompt
 from sglang_router_laps.prompts.tokens import ByteCounter
 

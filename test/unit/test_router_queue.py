@@ -1,4 +1,4 @@
-"""Who is next in the router's queue, and that nobody waits for ever."""
+"""Order of the router's queue, in which nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_one_whose_turn_came_while_it_went_away_gives_the_place_back() -> None:
 def test_no_more_wait_than_the_queue_holds() -> None:
     made = queue(size=0)
     with pytest.raises(TurnedAway) as e:
-        made.make_sure_of_room()
+        made.check_admission()
     assert (e.value.status, e.value.after_s) == (429, 1)
 
 

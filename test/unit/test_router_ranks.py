@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
+from laps_core.pools.choice import Choice, Pools
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.instances import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance
 from laps_core.pools.outlook import Learnt
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.choice import Choice, Pools
-from sglang_router_laps.prompts.prefixes import SHARERS, Ask, Fingerprint, fingerprint
-from sglang_router_laps.servers.instances import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance
-from sglang_router_laps.servers.ranks import RANKS_MAX, Rank
+from laps_core.pools.prefixes import SHARERS, Ask, Fingerprint, fingerprint
+from laps_core.pools.ranks import RANKS_MAX, Rank
 
 
 class Clock:
@@ -155,24 +155,26 @@ def test_flushed_caches_are_empty_at_every_rank() -> None:
 
 @pytest.mark.parametrize("ranks", [0, 1, RANKS_MAX + 1, 10**30])
 def test_what_is_no_number_of_ranks_is_one(ranks: int) -> None:
-    instance = PrefillInstance("http://h:1", 1)
+    instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.spread(ranks)
     assert instance.places == (instance,)
 
 
 @given(st.integers(2, RANKS_MAX), st.data())
 def test_a_room_names_its_rank(of: int, data: st.DataObject) -> None:
-    rank = Rank(PrefillInstance("http://h:1", 1), data.draw(st.integers(0, of - 1)), of, Learnt(), 1 << 20)
-    rooms = [rank.room() for _ in range(20)]
+    rank = Rank(
+        PrefillInstance("http://h:1", 1, clock=Clock()), data.draw(st.integers(0, of - 1)), of, Learnt(), 1 << 20
+    )
+    numbers = data.draw(st.lists(st.integers(0, (1 << 62) - 1), min_size=1))
+    rooms = [rank.room(n) for n in numbers]
     assert {room % of for room in rooms} == {rank.number}
-    assert all(0 <= room < 1 << 63 for room in rooms)
-    assert len(set(rooms)) == 20
+    assert all(0 <= room < 1 << 63 and abs(room - n) < of for room, n in zip(rooms, numbers, strict=True))
 
 
 @settings(deadline=None)
 @given(st.sampled_from([2, 3, 8, 9, 64]))
 def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
-    instance = PrefillInstance("http://h:1", 1)
+    instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.spread(ranks)
     long = fingerprint(range(PREFIX_TOKENS + 64))
     for p in instance.places:
@@ -184,7 +186,7 @@ def test_the_prefixes_of_all_ranks_are_bounded_together(ranks: int) -> None:
     ("ranks", "told", "held"), [(1, 640, 640), (2, 640, 1280), (16, 640, 8 * 640), (1, None, 1 << 20)]
 )
 def test_as_much_is_remembered_of_a_server_as_its_cache_holds(ranks: int, told: int | None, held: int) -> None:
-    instance = PrefillInstance("http://h:1", 1)
+    instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.spread(ranks)
     long = fingerprint(range(PREFIX_TOKENS + 64))
     for p in instance.places:
@@ -197,7 +199,7 @@ def test_as_much_is_remembered_of_a_server_as_its_cache_holds(ranks: int, told: 
 
 
 def test_no_server_makes_the_router_remember_without_end() -> None:
-    instance = PrefillInstance("http://h:1", 1)
+    instance = PrefillInstance("http://h:1", 1, clock=Clock())
     instance.remembers(1 << 40)
     instance.prefixes.add(Fingerprint(tuple(range(1 << 20)), 1.0))
     assert len(instance.prefixes) * 64 == PREFIX_TOKENS_MOST

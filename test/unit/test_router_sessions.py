@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("sglang_router")
 
 from laps_core.latency.step import Coefficients
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools import sessions
-from sglang_router_laps.pools.choice import Choice, Pools
-from sglang_router_laps.prompts.prefixes import Ask, fingerprint
+from laps_core.pools import sessions
+from laps_core.pools.choice import Choice, Pools
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.prefixes import Ask, fingerprint
 from sglang_router_laps.request.body import SESSION_LONGEST, read_session
 
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=0.0, per_request=0.0, fixed=0.01)

@@ -1,4 +1,4 @@
-"""What each rule is worth: how rules are taken out and put back, and which ratios count as moved."""
+"""Worth of each rule: how rules are taken out and put back, and which ratios count as moved."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ STEPS = Profile(
 
 
 def ttft_ms(jobs: list[Job], name: str = "fcfs", profile: Profile = STEPS, **how: object) -> list[float]:
-    """Of each job, in order of arrival."""
+    """Return the TTFT of each job (ms), in order of arrival."""
     record = run(VARIANTS[name], Trace(jobs), profile, chunk=1000, overlap=True, **how).record  # type: ignore[arg-type]
     return [round(1e3 * t, 1) for _, t in sorted(zip(record.at, record.ttft, strict=True))]
 

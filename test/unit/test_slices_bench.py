@@ -1,4 +1,4 @@
-"""What the benchmark of slices makes of what it saw."""
+"""Figures of the benchmark of slices."""
 
 from __future__ import annotations
 

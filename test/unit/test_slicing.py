@@ -1,4 +1,4 @@
-"""Where a pass in slices is paused: operators of any size, blocks of rows."""
+"""Pauses of a pass in slices: operators of any size, blocks of rows."""
 
 from __future__ import annotations
 

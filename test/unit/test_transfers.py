@@ -1,4 +1,4 @@
-"""What a prefill server's environment says to the transfer engine."""
+"""Environment of a prefill server, for the transfer engine."""
 
 from __future__ import annotations
 

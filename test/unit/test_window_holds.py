@@ -49,7 +49,7 @@ def test_at_a_limit_it_leaves() -> None:
 
 
 def test_a_deadline_that_ran_out_during_the_hold_ends_it() -> None:
-    """Whoever sleeps until then may wake late."""
+    """A process that sleeps until then may wake late."""
     window = made(LapsConfig(window="fixed", wait_window_ms=500.0))
     one = [short(deadline=0.1)]
     assert ask(window, 0.0, one, predict=lambda _: 0.0).waiting

@@ -1,4 +1,4 @@
-"""What holds may cost."""
+"""Cost of holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Chances:
         self.now += self.pause_s
 
     def chance(self, comes: bool) -> bool:
-        """Whether the others were waited for. What holds cost and save is added up."""
+        """Return True if the others were waited for. What holds cost and save is added up."""
         window, first = self.window, self.now
         window.arrived(first)
         answer = ask(window, first, [short(first)])

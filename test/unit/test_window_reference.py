@@ -29,7 +29,7 @@ def service_s(waiting: list[Waiting], budget: int) -> float:
 
 @dataclass
 class Reference:
-    """What forces a dispatch. Knows nothing of expected arrivals."""
+    """Rules that force a dispatch. Knows nothing of expected arrivals."""
 
     config: LapsConfig
 

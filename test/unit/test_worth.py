@@ -1,4 +1,4 @@
-"""Whether short requests run in a batch of their own, or wait for a step that they can share."""
+"""Choice whether short requests run in a batch of their own, or wait for a step that they can share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laps_core.scheduling.worth import preempting_pays, sharing_pays
 from pacers import CHUNK, GAP, TOKEN, F, ended, launch, long, pacer, short, spend
 
 LONE = F + 50 * TOKEN
-"""Of a short request."""
+"""Time of a short request alone (seconds)."""
 
 
 def test_preempting_pays_where_the_short_ones_gain_what_the_others_lose() -> None:
@@ -151,7 +151,7 @@ def test_a_deadline_that_sharing_would_miss_and_a_batch_of_its_own_would_make() 
 
 
 def test_while_the_gap_is_closed_only_what_comes_after_it_counts() -> None:
-    """It could preempt no sooner than the gap's end, so sharing delays it by the rest of the long batch."""
+    """A request could preempt no sooner than the gap's end, so sharing delays it by the rest of the long batch."""
     longs = [long(800)]
     assert not pacer().plan(1.0, [short("a")], longs).mixed
     me = pacer()

@@ -1,8 +1,20 @@
-"""Algorithm 2 as published, as a baseline: by the pressures alone, at most one move a period (LAPS, s3.2)."""
+"""The router of the LAPS paper, as a baseline.
+
+A request's class is that of the whole prompt, and its server the one with the fewest requests. Algorithm 2 decides by
+the pressures alone and makes at most one move a period (LAPS, s3.2).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+from laps_core.length import classify
+from laps_core.pools.choice import MOST_WORK_S, Choice, Pools, Why
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move, PoolController, other
+from laps_core.pools.instances import Clock, PrefillInstance, open_to
+from laps_core.pools.prefixes import Ask
 from laps_core.pools.pressure import BOTH, POOLS, PressureConfig
 
 
@@ -27,6 +39,28 @@ class PaperController(PoolController):
         return moves
 
 
+class PaperPools(Pools):
+    """Pools that ignore prefixes, history and predicted times."""
+
+    def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
+        """See Pools."""
+        usable, total = open_to(self.instances, avoid), max(1, ask.total)
+        if not usable:
+            return None
+        length_class = classify(total, self.config.threshold)
+        own = [i for i in usable if i.pool in (length_class, BOTH)]
+        places = [place for i in own or usable for place in i.places]
+        chosen = min(places, key=lambda p: (p.outstanding, p.outstanding_tokens, p.served_tokens))
+        work_s = min(chosen.outlook.model.work_s(total, 0), MOST_WORK_S)
+        why: Why = "pool" if own else "spill"
+        return Choice(chosen.server, length_class, total, 0, work_s, not own, rank=chosen.rank, why=why)
+
+
 def controller(config: PressureConfig, start_s: float = 0.0) -> PoolController:
     """Return the controller that ``config`` asks for."""
     return (PaperController if config.published else PoolController)(config, start_s)
+
+
+def pools(servers: Any, config: AllocConfig, clock: Clock, **more: Any) -> Pools:
+    """Return the pools that ``config`` asks for; other arguments as for ``Pools``."""
+    return (Pools if config.preset is None else PaperPools)(servers, config, clock, **more)

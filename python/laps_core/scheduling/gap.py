@@ -41,7 +41,6 @@ class Gap:
         """When the last batch had run."""
         self._owed = 0.0
         """Gaps until all is saved up again, when the last batch had been sent."""
-        self._gap_s = START_S
         self._sent = 0
         self._last_s: float | None = None
         self._begun_s = -math.inf
@@ -55,30 +54,26 @@ class Gap:
 
     def opens_s(self, fixed_s: float | None) -> float:
         """From when on a batch may preempt: at once at first, not before the last one has ended."""
-        self._gap_s = self.seconds(fixed_s)
-        return math.inf if self._sent else self._opens_s(self.ended_s)
+        return math.inf if self._sent else self._opens_s(self.ended_s, self.seconds(fixed_s))
 
     def soonest_s(self, now: float, fixed_s: float | None) -> float:
         """The same, as if what is on the device ended at `now`."""
-        self._gap_s = self.seconds(fixed_s)
-        return self._opens_s(now if self._sent else self.ended_s)
+        return self._opens_s(now if self._sent else self.ended_s, self.seconds(fixed_s))
 
     def presses_s(self, fixed_s: float | None) -> float:
         """From when on a batch may preempt that a deadline does not let wait: a fixed time after the last one, in a run
         of RUN gaps. Infinite where only ``opens_s`` counts."""
-        self._gap_s = self.seconds(fixed_s)
-        return math.inf if self._sent or not self._runs(self.ended_s) else self.ended_s + (fixed_s or 0.0)
+        runs = self.ended_s - self._begun_s < RUN * self.seconds(fixed_s)
+        return math.inf if self._sent or not runs else self.ended_s + (fixed_s or 0.0)
 
-    def _runs(self, ended_s: float) -> bool:
-        return ended_s - self._begun_s < RUN * self._gap_s
-
-    def _opens_s(self, ended_s: float) -> float:
-        return ended_s + max(0.0, self._owed - (SAVED - 1)) * self._gap_s
+    def _opens_s(self, ended_s: float, gap_s: float) -> float:
+        return ended_s + max(0.0, self._owed - (SAVED - 1)) * gap_s
 
     def sent(self, now: float = math.inf, fixed_s: float | None = None) -> None:
         """A batch that preempts goes to the device."""
-        self._follows = now < self.ended_s + self.seconds(fixed_s)
-        paid = max(0.0, now - self.ended_s) / max(self._gap_s, 1e-9) if math.isfinite(now) else 0.0
+        gap_s = self.seconds(fixed_s)
+        self._follows = now < self.ended_s + gap_s
+        paid = max(0.0, now - self.ended_s) / max(gap_s, 1e-9) if math.isfinite(now) else 0.0
         self._owed = min(float(SAVED), max(0.0, self._owed - paid) + 1.0)
         self._sent += 1
 

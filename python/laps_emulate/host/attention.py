@@ -45,7 +45,7 @@ class HostAttention(TorchNativeAttnBackend):
         return latent or sinks is not None or layer.logit_cap > 0 or self._own_pool(layer)
 
     def _own_pool(self, layer: Any) -> bool:
-        """Whether keys and values of this layer lie in the pool for sliding windows, at other rows."""
+        """Return True if keys and values of this layer lie in the pool for sliding windows, at other rows."""
         return self.use_sliding_window_kv_pool and layer.sliding_window_size > -1
 
     def _save(self, layer: Any, forward_batch: Any, k: Any, v: Any, wanted: bool) -> None:

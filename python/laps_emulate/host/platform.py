@@ -58,7 +58,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         return HostPool
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
-        """Whether a prefill server's draft model runs here."""
+        """Return True if a prefill server's draft model runs here."""
         return algorithm in DRAFTS
 
     def init_backend(self) -> None:

@@ -21,7 +21,7 @@ MEDIAN, P90 = 0.10, 0.20
 
 @dataclass(frozen=True)
 class Host:
-    """What a request and a step take beside the kernels: assumptions. Times in seconds.
+    """Host time of a request and of a step, beside the kernels: assumptions. Times in seconds.
 
     Their sum is what one of our own measurements left: TTFT of lone prompts of 64 to 16,384 tokens on an idle prefill
     server on an H200 (Qwen2.5-7B's shape; benchmark/report, ``gpu-mixed``), less the kernels' time, was 5.1 to 8.4 ms.

@@ -26,7 +26,7 @@ from laps_plan.profile import FOLDER, Profile
 RANKS = 8
 SLACK = 1.25
 HOST_S, STEP_HOST_S = 0.008, 0.004
-"""Of every step: launches and the meeting of ranks; the scheduler's own. Assumed (seconds)."""
+"""Host time of every step: launches and the meeting of ranks; the scheduler's own. Assumed (seconds)."""
 PROJECTIONS, EXCHANGE, SHARED = 25.6e-6, 24.9e-6, 12.5e-6
 """Own part per token (seconds, SLACK included): projections of attention; DeepEP's dispatch and combine; the shared
 expert and norms."""
@@ -42,7 +42,7 @@ QWEN_TOKEN, QWEN_PAIR, QWEN_EXPERTS = 43.4e-6, 2.3e-9, 122e-6
 """Own part per token: projections, norms, router, dispatch and combine; attention per L (L + 2H), over K and V as they
 lie in the cache; experts per token on one of the devices (seconds, without SLACK)."""
 QWEN_OWN_S, QWEN_EXPERTS_S = 0.012, 0.0115
-"""What the own part takes however few tokens there are, beside what they add; least time of the experts (seconds)."""
+"""Time of the own part however few tokens there are, beside what they add; least time of the experts (seconds)."""
 
 
 def deepseek() -> Profile:

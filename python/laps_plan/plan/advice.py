@@ -1,4 +1,4 @@
-"""What is recommended: flags that bring more than chance, and LAPS only where no stock policy is as good."""
+"""Recommendation: flags that bring more than chance, and LAPS only where no stock policy is as good."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GAIN = 0.95
 IN_TIME_GAIN = 0.01
 """A rise of the share in time that is above this with its whole interval is one too."""
 HARM = 1.05
-"""What a flag may cost any figure, and LAPS the short P90 and the mean TTFT."""
+"""Most that a flag may cost any figure, and LAPS the short P90 and the mean TTFT (ratio)."""
 LONG_HARM = 1.5
-"""What LAPS may cost the P90 of long requests."""
+"""Most that LAPS may cost the P90 of long requests (ratio)."""
 RULE = (
     f"LAPS is recommended where, against each stock policy, the P90 of short requests or the mean TTFT is at least "
     f"{1 - GAIN:.0%} lower beyond chance (95% interval over parts of the traffic), neither of the two is more than "
@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """Whether it is worth a flag."""
+        """Return in a word if it is worth a flag."""
         if not gains(self.change):
             return WORSE if harms(self.change) else SAME
         return TRADE if harms(self.change) else PAYS
@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to run, and why."""
+    """Setup to run, and the reasons."""
 
     laps: Setup
     """LAPS with the flags that pay, or with its defaults."""
@@ -79,24 +79,24 @@ class Advice:
 
     @property
     def setup(self) -> Setup:
-        """What to run."""
+        """Return the setup to run."""
         return self.laps if self.recommended else self.stock
 
 
 def gains(change: Change) -> bool:
-    """Whether something is better by more than chance."""
+    """Return True if something is better by more than chance."""
     faster = any(change.ratios[name].high <= GAIN for name in ("short P90", "mean TTFT") if name in change.ratios)
     return faster or (change.in_time is not None and change.in_time.low >= IN_TIME_GAIN)
 
 
 def harms(change: Change) -> bool:
-    """Whether something is worse by more than a flag may cost, and by more than chance."""
+    """Return True if something is worse by more than a flag may cost, and by more than chance."""
     slower = any(ratio.middle > HARM and ratio.low > 1.0 for ratio in change.ratios.values())
     return slower or (change.in_time is not None and change.in_time.high < -IN_TIME_GAIN)
 
 
 def beats(change: Change) -> bool:
-    """Whether LAPS is to be preferred to a stock policy: RULE."""
+    """Return True if LAPS is to be preferred to a stock policy: RULE."""
     limits = {"short P90": HARM, "mean TTFT": HARM, "long P90": LONG_HARM}
     slower = any(ratio.middle > limits[name] for name, ratio in change.ratios.items())
     later = change.in_time is not None and change.in_time.middle < -IN_TIME_GAIN

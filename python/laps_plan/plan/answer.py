@@ -18,7 +18,7 @@ from laps_plan.traffic.given import Traffic
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
 POINTS = 200
-"""Of a curve of the page."""
+"""Points of a curve of the page."""
 HOSTS = (0.5, 2.0)
 """Factors on the host's times that are tried."""
 
@@ -30,7 +30,7 @@ class Side:
     setup: Setup
     figures: Figures
     change: Change | None
-    """Of the LAPS that is advised against it; None: it is that."""
+    """Change from it to the LAPS that is advised; None: it is that."""
     curves: dict[str, list[float]]
     """TTFT (ms) by class, at even steps of the share of requests."""
     reach: Reach
@@ -44,7 +44,7 @@ class Answer:
 
     question: Question
     traffic: Traffic
-    """As it was simulated, in order of time."""
+    """Traffic as it was simulated, in order of time."""
     capacity: float
     """Requests per second that one server can do at most."""
     load: float

@@ -26,7 +26,7 @@ class Against:
     """The highest rates (requests per second) of as many devices, colocated and disaggregated."""
 
     what: str
-    """What differs from the question, in words; empty = nothing."""
+    """Difference from the question, in words; empty = none."""
     laps: float
     apart: float
     """Prefill servers under LAPS, and decode servers."""
@@ -65,7 +65,7 @@ class Answer:
 
     @property
     def recommended(self) -> bool:
-        """Whether LAPS is better than stock here: RULE."""
+        """Return True if LAPS is better than stock here: RULE."""
         found = [self.changes[f][1].ratios.get(f) for f in (f"{SHORT} P90", "mean TTFT")]
         known = [ratio for ratio in found if ratio is not None]
         gains = any(ratio.high < GAIN for ratio in known) and all(ratio.low <= HARM for ratio in known)
@@ -136,7 +136,7 @@ def _cases(trials: Trials, knobs: dict[str, float], asked: float, devices: int) 
 
 
 def traffic(a: Answer) -> list[str]:
-    """What was asked, a sentence each."""
+    """Return what was asked, a sentence each."""
     jobs, q = a.trials.traffic.jobs, a.trials.question
     mean = {name: sum(getattr(j, name) for j in jobs) / len(jobs) for name in ("new", "cached", "output")}
     servers = "1 server" if q.servers == 1 else f"{q.servers} servers"
@@ -206,7 +206,7 @@ def hardware(a: Answer) -> Table:
 
 
 def verdict(a: Answer) -> list[str]:
-    """What to do, and what to buy, a sentence each."""
+    """Return what to do and what to buy, a sentence each."""
     ratios = ", ".join(
         f"{figure} x {a.laps.value(figure) / a.changes[figure][0].value(figure):.2f}"
         for figure in (f"{SHORT} P90", f"{LONG} P90", "mean TTFT", "answers/s")

@@ -29,7 +29,7 @@ from laps_plan.traffic.given import Traffic, poisson
 
 DEVICE = "h200-qwen3-8b"
 LOAD = 0.7
-"""Of a mix, where neither --rate nor --load says more."""
+"""Load of a mix without --rate and --load."""
 ANSWERS = "100% log:32-512"
 WHOLE = 2000
 """Requests of whole answers, for each server."""
@@ -62,7 +62,7 @@ def objective(text: str) -> tuple[float, float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Return the parser of the command line."""
     assert __doc__
     what, _, examples = __doc__.partition("\n\n")
     made = argparse.ArgumentParser(
@@ -203,7 +203,7 @@ def _trials(traffic: Traffic, question: Question, args: argparse.Namespace) -> T
 
 
 def _load(args: argparse.Namespace) -> float:
-    """Of traffic without times. Raises ValueError where it is a file's."""
+    """Return the load for traffic without times. Raises ValueError if it is that of a file."""
     if args.mix is None:
         raise ValueError(f"{args.file} has no times: give --rate or --load")
     return LOAD

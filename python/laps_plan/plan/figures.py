@@ -1,4 +1,4 @@
-"""What one simulation showed, in the figures that are told; and how two of them differ, beyond chance."""
+"""Figures of one simulation, and differences of two beyond chance."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class Sample:
         return cls(at[order], ttft[order], new[order], alone[order])
 
     def since(self, begin_s: float, end_s: float = math.inf) -> Sample:
-        """Those that came from then on and before the end."""
+        """Return the requests that came from ``begin_s`` on and before ``end_s``."""
         mask = (self.at >= begin_s) & (self.at < end_s)
         return Sample(self.at[mask], self.ttft[mask], self.new[mask], self.lone[mask])
 
     def parts(self, n: int) -> list[Sample]:
-        """It cut into ``n`` parts at the same times whatever the policy was."""
+        """Return the sample cut into ``n`` parts at the same times whatever the policy was."""
         edges = [*np.linspace(self.at[0], self.at[-1], n + 1)[:-1].tolist(), math.inf]
         return [self.since(a, b) for a, b in pairwise(edges)]
 
 
 @dataclass
 class Figures:
-    """Of one sample; times in seconds. A class without requests has no quantiles."""
+    """Figures of one sample; times in seconds. A class without requests has no quantiles."""
 
     requests: int
     in_time: float
@@ -130,7 +130,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Change:
-    """What one setup does to the figures of another, on the same stretches of traffic."""
+    """Ratios of the figures of one setup to those of another, on the same stretches of traffic."""
 
     ratios: dict[str, Between]
     """By name in COMPARED, those that both have: below 1 is faster."""

@@ -9,7 +9,7 @@ from laps_plan.plan.setup import IN_TIME, Setup
 from laps_plan.plan.trials import Trials
 
 LOADS = (0.4, 0.6, 0.75, 0.9, 1.0)
-"""Where the curve is drawn in any case, as shares of what the servers can do."""
+"""Loads at which the curve is drawn in any case, as shares of what the servers can do."""
 HALVINGS = 4
 """Steps between two of them to the highest load."""
 STEPS = 4
@@ -20,14 +20,14 @@ RUNS = len(LOADS) + HALVINGS
 
 @dataclass(frozen=True)
 class Reach:
-    """Of one setup."""
+    """Highest load of one setup."""
 
     curve: list[tuple[float, float]]
     """(load, share in time), by load."""
     load: float
     """The highest load found at which IN_TIME of the requests are in time; 0 = none."""
     most: bool
-    """It is the highest that was tried: there may be more."""
+    """True if it is the highest that was tried: there may be more."""
 
 
 def highest(trials: Trials, setup: Setup, servers: int) -> Reach:

@@ -1,4 +1,4 @@
-"""What is asked, and the ways to serve that are compared."""
+"""The question, and the ways to serve that are compared."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ class Setup:
     """One of STOCK, or LAPS."""
     chunk: int
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    """Of LAPS, those that are not its defaults."""
+    """Knobs of LAPS that are not its defaults."""
     ranks: int = 1
     """Data-parallel attention ranks."""
     pools: bool = False
     """Short and long pools behind the LAPS router; else the least load."""
 
     label: str = field(default="", compare=False)
-    """What it is told as, where its policy does not tell all."""
+    """Name in the answer, where the policy does not say all."""
 
     @property
     def name(self) -> str:
-        """What it is told as."""
+        """Return the name in the answer."""
         return self.label or self.policy
 
     def but(self, label: str = "", **changes: Any) -> Setup:
@@ -83,7 +83,7 @@ class Setup:
 
 
 def compared(question: Question) -> list[Setup]:
-    """Those that stand side by side."""
+    """Return the setups that stand side by side."""
     names = [*STOCK, LAPS]
     found = [question.setup(name) for name in names]
     if question.ranks > 1:

@@ -28,7 +28,7 @@ PARTS = 8
 PER_SERVER, FEWEST = 500, 200
 """Requests of a stretch that each server has at least; and those of one that is costly to simulate."""
 WHOLE_S, SEARCH_S = 12.0, 1.0
-"""What LAPS may take to simulate on all of the traffic, and on all stretches (seconds, about)."""
+"""Time for simulations of LAPS on all of the traffic, and on all stretches (seconds, about)."""
 REQUEST_S, ROUND_S = 25e-6, 9e-6
 """Simulating a request takes about so long, and each slice of a long one (seconds)."""
 WARM = 0.1
@@ -182,7 +182,8 @@ class Trials:
 
 
 def _overlaps(profile: Profile) -> bool:
-    """Whether its servers run SGLang's default loop: not where the host computes, nor where ranks step together."""
+    """Return True if its servers run SGLang's default loop: not where the host computes, nor where ranks step
+    together."""
     return profile.ahead and profile.group is None
 
 

@@ -34,7 +34,7 @@ PARTS = 8
 WARM = 0.1
 """The first share of a simulation is not counted: it finds the servers idle."""
 STEPS, LEAST, MOST = 6, 0.2, 1.6
-"""Of a search for the highest rate: between these shares of what is estimated, to 3%."""
+"""Steps and range of a search for the highest rate: between these shares of what is estimated, to 3%."""
 SEARCH_WARM, DRAIN = 0.5, 0.05
 """There the first share is not counted, for waits grow where more comes than can be done; and once nothing more comes,
 no prompt waits for longer than this share of the time before."""
@@ -111,7 +111,7 @@ FIGURES: dict[str, Callable[[Row], float]] = {
     "in time": lambda r: r.in_time,
 }
 MORE = ("answers/s", "in time")
-"""Those of which more is better."""
+"""Figures of which more is better."""
 
 
 def _quantiles(ttft: Any) -> dict[str, float]:

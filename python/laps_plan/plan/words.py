@@ -37,7 +37,7 @@ class Accuracy(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def verdict(a: Answer) -> list[str]:
-    """What to do, and why, a sentence each."""
+    """Return what to do and why, a sentence each."""
     best = a.advice.stock
     if a.advice.recommended:
         said = [f"LAPS is recommended. Against {best.name}, the best stock policy here: {told(a)}."]
@@ -67,7 +67,7 @@ def _servers(n: int) -> str:
 
 
 def traffic(a: Answer) -> list[str]:
-    """What was asked, a sentence each."""
+    """Return what was asked, a sentence each."""
     jobs, q = a.traffic.jobs, a.question
     short = sum(job.kind == "short" for job in jobs) / len(jobs)
     new, cached = sum(job.new for job in jobs), sum(job.cached for job in jobs)
@@ -116,7 +116,7 @@ def _changes(change: Change) -> list[str]:
 
 
 def flags(a: Answer) -> Table:
-    """What each flag brings alone."""
+    """Return a table of what each flag brings alone."""
     rows = [[f"{t.flag} {t.value}", *_changes(t.change), t.verdict] for t in a.advice.trials]
     note = (
         f"Each alone against the defaults, as ratios, on {a.searched:,} requests in {STRETCHES} stretches of the "
@@ -127,7 +127,7 @@ def flags(a: Answer) -> Table:
 
 
 def hosts(a: Answer) -> Table:
-    """What the profile assumes of the host, changed."""
+    """Return a table of the same with the host time of the profile changed."""
     rows = [[f"host x {factor:g}", *_changes(change)] for factor, change in a.hosts.items()]
     note = (
         f"{a.advice.laps.name} against {a.advice.stock.name}, where the host takes half or twice as long for "
@@ -138,7 +138,7 @@ def hosts(a: Answer) -> Table:
 
 
 def limits(a: Answer) -> list[str]:
-    """What is not known, a sentence each."""
+    """Return what is not known, a sentence each."""
     return [
         "Decode servers and KV transfers are not simulated: a first token counts when its prefill ends.",
         "Memory is not: a server that runs out of KV serves fewer at a time.",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.demand import Spent
-from laps_core.pools.paper import controller
+from laps_core.pools.paper import controller, pools
+from laps_core.pools.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fingerprint
 from laps_core.pools.pressure import InstanceSignals
 from laps_core.protocol import ByClass, Load
-from sglang_router_laps.config import AllocConfig
-from sglang_router_laps.pools.paper import pools
-from sglang_router_laps.prompts.prefixes import EMPTY, TOKENS_PER_BLOCK, Ask, Fingerprint
 
 from laps_plan.sim.engine import Events, Server
 from laps_plan.sim.request import Request

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from laps_core.config import LapsConfig
-from sglang_router_laps.config import AllocConfig
+from laps_core.pools.config import AllocConfig
 
 from laps_plan.profile import Profile
 from laps_plan.sim.device import Device

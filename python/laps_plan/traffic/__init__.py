@@ -1,1 +1,1 @@
-"""What clients ask for and when, for real servers and for simulated ones alike."""
+"""Requests of clients and their times, for real servers and for simulated ones alike."""

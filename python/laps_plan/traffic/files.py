@@ -130,7 +130,7 @@ _FLAT: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
     "mooncake": (_blocks(1e-3), 512),
     "bailian": (_blocks(1.0), 16),
 }
-"""What reads each, and its tokens in a block; 0 = it says nothing of blocks."""
+"""Reader of each format, and its tokens in a block; 0 = it has no blocks."""
 FORMATS = (*_FLAT, SESSIONS)
 TOKEN_S = 0.02
 """A client of a session has its whole answer so long after the first token, for each token of it (seconds)."""
@@ -213,7 +213,8 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _prefixes(block: int) -> Callable[[list[int | str]], int]:
-    """Of each prompt in turn, the tokens of its blocks that one before it began with too."""
+    """Return a function that gives, for each prompt in turn, the tokens of its blocks that one before it began with
+    too."""
     # A block counts only behind all of those before it: the same text elsewhere is another entry of the cache.
     nodes: dict[tuple[int, Hashable], int] = {}
 

@@ -23,9 +23,9 @@ class Traffic:
     what: str
     """In words: where it is from."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of it, a sentence each."""
+    """Notes for readers, a sentence each."""
     timed: bool = True
-    """Whether the times mean anything; else only a rate makes them."""
+    """True if the times mean anything; else only a rate makes them."""
 
     @property
     def rate(self) -> float:

@@ -20,12 +20,12 @@ class Job:
     """Tokens before those: the beginning of ``stream``."""
     stream: int = 0
     goes_on: bool = False
-    """Whether the new tokens are the stream's next ones (a conversation), not tokens of its own. What comes before them
+    """True if the new tokens are the stream's next ones (a conversation), not tokens of its own. What comes before them
     is cached where the conversation was served; any other history everywhere, as in a shared cache."""
     after: int | None = None
     """Index of the job whose answer it needs: it is due then, if that is later than ``at_s``."""
     slo_s: float | None = None
-    """Its own deadline, which the server is told (seconds to the first token)."""
+    """Deadline of the request, which the server is told (seconds to the first token)."""
     client: int = -1
     pause_s: float = 0.0
     """After the answer that it needs, at least: the client's own time (seconds)."""
@@ -36,5 +36,5 @@ class Job:
 
     @property
     def kind(self) -> str:
-        """Its class."""
+        """Return the class of the request."""
         return SHORT if self.new <= THRESHOLD else LONG

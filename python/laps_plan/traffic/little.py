@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Its class."""
+        """Return the class of the request."""
         return SHORT if self.tokens <= THRESHOLD else LONG
 
 
@@ -50,7 +50,7 @@ class Steady:
 
     @property
     def holds(self) -> bool:
-        """Whether these figures are of everybody."""
+        """Return True if these figures are of everybody."""
         return abs(self.littles_ratio - 1.0) <= OFF
 
     def as_dict(self) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def by_hand(text: str) -> Lengths:
 
 
 def counted(lengths: Counted) -> Lengths:
-    """As a server has counted them: each length of a bucket alike, with the mean of what was cached there.
+    """Return lengths as a server has counted them: each length of a bucket alike, with the mean of what was cached
+    there.
 
     Raises ValueError where there is no request among them.
     """

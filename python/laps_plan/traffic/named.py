@@ -34,7 +34,7 @@ class Workload:
     what: str
     """In words."""
     reuses: bool = field(default=False, kw_only=True)
-    """Whether prompts share beginnings, which only end-to-end servers can show."""
+    """True if prompts share beginnings, which only end-to-end servers can show."""
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         """Jobs whose rate in a closed loop is the capacity."""
@@ -86,9 +86,9 @@ class Sea(Workload):
     short: Sizes
     long_tokens: int
     long_work: float
-    """Of the offered work (0..1)."""
+    """Share of the offered work (0..1)."""
     regular: bool
-    """Whether the long ones come at even intervals."""
+    """True if the long ones come at even intervals."""
 
     def sample(self, n: int, rng: random.Random) -> list[Job]:
         return [Job(0.0, self.short(rng)) for _ in range(n)]
@@ -154,7 +154,7 @@ class Agents(Workload):
     pause_s: float = 30.0
     """Longest time of a client's own between two turns."""
     token_s: float = 0.02
-    """Of a token of output."""
+    """Time of a token of output (seconds)."""
 
     def _sessions(self) -> list[list[turns.Turn]]:
         return turns.agents(self.longest, self.pause_s, self.token_s)

@@ -25,7 +25,7 @@ class Stream(Protocol):
 
     @property
     def follows(self) -> bool:
-        """Whether ``answered`` ever names a next request."""
+        """Return True if ``answered`` ever names a next request."""
 
     def arrivals(self) -> Iterator[Job]:
         """In order of time. May be read once."""
@@ -160,7 +160,7 @@ class Closed:
     seed: int = 0
     slo_s: float | None = None
     kinds: Sequence[Sizes] = ()
-    """What each client asks, where they differ."""
+    """Lengths of each client, where they differ."""
     follows: bool = True
     _rngs: list[random.Random] = field(init=False, default_factory=list)
     _sent: int = field(init=False, default=0)

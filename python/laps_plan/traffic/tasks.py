@@ -10,7 +10,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import poisson
 
 SPREAD = 0.8
-"""Of the logarithm of lengths, around the mean that is told of a task."""
+"""Standard deviation of the logarithm of lengths, around the mean that is told of a task."""
 LONGEST = 32768
 """Tokens."""
 
@@ -23,7 +23,7 @@ class Task:
     tokens: int
     """Mean length of a prompt."""
     share: float
-    """Of all requests (0..1)."""
+    """Share of all requests (0..1)."""
 
 
 TASKS = (Task("text", 590, 0.68), Task("image", 532, 0.08), Task("search", 5976, 0.20), Task("file", 6833, 0.04))

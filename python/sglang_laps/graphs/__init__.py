@@ -55,6 +55,6 @@ def replays(model_runner: Any) -> int:
 
 
 def status(model_runner: Any) -> dict[str, Any]:
-    """What ``/laps_status`` shows of the graphs (JSON-ready)."""
+    """Return what ``/laps_status`` shows of the graphs (JSON-ready)."""
     built = getattr(model_runner, "laps_graphs", "not enabled")
     return {"on": False, "why": built} if isinstance(built, str) else built.status()

@@ -77,7 +77,7 @@ def _full_backend(ladder: Ladder) -> Iterator[None]:
 
 
 def _unsupported(runner: Any, backends: Mapping[str, Sequence[str]]) -> str | None:
-    """What the graphs cannot be combined with, or None. The same on every rank."""
+    """Return what the graphs cannot be combined with, or None. The same on every rank."""
     parallel, device = get_parallel(), runner.device
     attention = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
     name, known = type(attention).__name__, backends.get(device, ())

@@ -1,4 +1,4 @@
-"""What ModelRunner sees as its prefill graph runner: a full graph where it is faster, the stock runner for all else."""
+"""Stand-in for ModelRunner's prefill graph runner: a full graph where it is faster, the stock runner for all else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PrefillFront:
         return getattr(self.__dict__["stock"], name)
 
     def can_run_graph(self, forward_batch: ForwardBatch) -> bool:
-        """Whether a full graph or the stock graphs run this batch."""
+        """Return True if a full graph or the stock graphs run this batch."""
         self._rows = self._choose(forward_batch)
         return self._rows is not None or (self.stock is not None and bool(self.stock.can_run_graph(forward_batch)))
 

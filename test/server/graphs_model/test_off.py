@@ -1,4 +1,4 @@
-"""Where there can be no graphs the server runs as stock, and says why."""
+"""Models without graphs: the server runs as stock, and says why."""
 
 from __future__ import annotations
 

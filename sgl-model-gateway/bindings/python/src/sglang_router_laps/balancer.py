@@ -17,20 +17,20 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.instances import Instance
 from laps_core.pools.pressure import POOLS
 from sglang_router.router_args import RouterArgs
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from . import stock_flags
-from .config import AllocConfig
 from .http.app import LapsApp
 from .http.keys import has_keys, is_local
 from .http.parser import BoundedProtocol
 from .processes import BEAT_S, Processes, listen, listen_alone
 from .request.trail import DECISION_HEADER, ID_HEADER, AccessLog
 from .router import Router, Worker
-from .servers.instances import Instance
 from .stock import mini_lb
 from .tracing import Tracer
 

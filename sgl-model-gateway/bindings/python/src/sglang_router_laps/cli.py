@@ -11,9 +11,9 @@ import sys
 from typing import Any, NoReturn
 
 from laps_core.config import ConfigError
+from laps_core.pools.config import AllocConfig
 from sglang_router.router_args import RouterArgs
 
-from .config import AllocConfig
 from .stock import mini_lb
 
 SWITCH = "enable-laps-alloc"

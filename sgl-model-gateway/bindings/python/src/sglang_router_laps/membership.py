@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 
 from laps_core.config import ConfigError
+from laps_core.pools.breaker import Breaker
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.decode import DecodeInstance
+from laps_core.pools.instances import Instance, PrefillInstance, Role
+from laps_core.pools.paper import pools
 from sglang_router.router_args import RouterArgs
 
-from .config import AllocConfig
-from .pools.paper import pools
 from .servers import tls
-from .servers.breaker import Breaker
-from .servers.decode import DecodeInstance
 from .servers.discovery import Found
 from .servers.discovery.sources import is_name, sources
 from .servers.health import Health
-from .servers.instances import Instance, PrefillInstance, Role
 from .servers.reader import KvReader
 from .servers.signals import SignalReader
 from .servers.upstream import Sessions
@@ -49,7 +50,7 @@ class Membership:
         self.health = Health(self.sessions, args)
         prefills = [(url, port) for url, port in args.prefill_urls if not is_name(url)]
         decodes = [url for url in args.decode_urls if not is_name(url)]
-        self.pools = pools(prefills, config, decoders=decodes, fixed=not self.sources)
+        self.pools = pools(prefills, config, time.monotonic, decoders=decodes, fixed=not self.sources)
         self.instances: list[Instance] = []
         """All servers, draining ones included."""
         self.readers: list[SignalReader] = []
@@ -104,9 +105,9 @@ class Membership:
                 return there
         prefill = role == "prefill"
         there = (
-            PrefillInstance(url, bootstrap_port, self.pools.place(), learnt=self.pools.learnt)
+            PrefillInstance(url, bootstrap_port, self.pools.place(), clock=time.monotonic, learnt=self.pools.learnt)
             if prefill
-            else DecodeInstance(url)
+            else DecodeInstance(url, time.monotonic)
         )
         self._equip(there, source)
         self._join(there, source)
@@ -151,6 +152,7 @@ class Membership:
     def _equip(self, i: Instance, source: str) -> None:
         args = self._args
         i.breaker = Breaker(
+            time.monotonic,
             0 if args.disable_circuit_breaker else max(0, args.cb_failure_threshold),
             args.cb_success_threshold,
             args.cb_timeout_duration_secs,

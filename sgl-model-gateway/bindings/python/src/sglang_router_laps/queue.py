@@ -36,7 +36,7 @@ class TurnedAway(Exception):
         """Seconds after which to retry (Retry-After); None if a retry is of no use."""
 
 
-def too_late_there(late_s: float) -> TurnedAway:
+def misses_deadline(late_s: float) -> TurnedAway:
     """Return the refusal of a request whose first token is predicted ``late_s`` after its deadline (seconds).
     Retry-After is that delay: the work ahead must shrink by as much."""
     why = f"the first token is predicted {late_s:.3f} s after the deadline"
@@ -85,7 +85,7 @@ class Queue:
         """Return the Retry-After value: as long as the first request in the queue has waited (seconds)."""
         return max(1, math.ceil(min(self.oldest_s(), self._timeout_s)))
 
-    def make_sure_of_room(self) -> None:
+    def check_admission(self) -> None:
         """Raise TurnedAway if a new request could neither be admitted nor queued."""
         if self.in_flight >= self.most and len(self._line) >= self.size:
             why = f"{self.in_flight} requests are in flight and {len(self._line)} are queued"

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from laps_core.pools.config import AllocConfig
 from sglang_router.router_args import RouterArgs
 
-from .config import AllocConfig
 from .membership import Membership
 from .memory import Budget
 from .pools.control import Control

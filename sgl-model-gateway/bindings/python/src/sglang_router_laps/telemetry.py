@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from laps_core.histogram import LengthCount
+from laps_core.pools.choice import Choice
 from laps_core.pools.controller import Move
+from laps_core.pools.instances import PrefillInstance
 from laps_core.pools.pressure import BOTH, POOLS, Assignment, Pool, quantile
 from prometheus_client import CollectorRegistry, Histogram
-
-from .pools.choice import Choice
-from .servers.instances import PrefillInstance
 
 PREFIX = "laps_router_"
 """Prefix of every metric name."""

@@ -104,7 +104,7 @@ class LapsApp:
 
     async def _generate(self, trail: Trail, scope: Scope, receive: Receive, send: Send) -> None:
         router = self._router
-        router.queue.make_sure_of_room()
+        router.queue.check_admission()
         # A client that does not send its body must not take a slot.
         raw = await read_body(scope, receive, router.args)
         require_json(scope)

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from laps_core import __version__
+from laps_core.pools.decode import DecodeInstance
+from laps_core.pools.instances import Instance, Place
 from laps_core.pools.pressure import BOTH, POOLS, pressure
 from laps_core.protocol import Status
 from msgspec import to_builtins
@@ -16,8 +18,6 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from ..router import Router
-from ..servers.decode import DecodeInstance
-from ..servers.instances import Instance, Place
 from ..servers.signals import SignalReader
 from ..telemetry import COUNTERS, PREFIX
 

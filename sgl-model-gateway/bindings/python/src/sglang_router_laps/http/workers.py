@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 import orjson
+from laps_core.pools.instances import Instance, PrefillInstance, Role
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +17,6 @@ from starlette.routing import Route
 from ..request.body import read_body, require_json
 from ..request.replies import JSON, Rejection, Reply
 from ..router import Router
-from ..servers.instances import Instance, PrefillInstance, Role
 from ..stock_flags import is_url
 from .keys import allowed, has_keys, is_local
 

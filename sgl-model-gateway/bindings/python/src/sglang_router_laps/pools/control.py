@@ -7,15 +7,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from laps_core.pools.choice import Pools
 from laps_core.pools.controller import Move
+from laps_core.pools.decode import traffic
+from laps_core.pools.instances import Clock, PrefillInstance
 from laps_core.pools.paper import controller
 from laps_core.pools.pressure import BOTH, Pool, PressureConfig
 
-from ..servers.decode import traffic
-from ..servers.instances import Clock, PrefillInstance
 from ..servers.reader import KvReader
 from ..servers.signals import SignalReader
-from .choice import Pools
 from .record import Records
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import logging
 import time
 from collections.abc import Sequence
 
+from laps_core.pools.choice import Pools
 from laps_core.pools.controller import Move
+from laps_core.pools.instances import PrefillInstance
 from laps_core.protocol import POOL_ROUTE, Assignment, PoolRecord, read
 
-from ..servers.instances import PrefillInstance
 from ..servers.upstream import Sessions
-from .choice import Pools
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
+from laps_core.pools.choice import Choice
+from laps_core.pools.instances import Instance, Lease
 
-from ..pools.choice import Choice
 from ..prompts.tokens import cached_tokens, reported_tokens
 from ..router import Router
 from ..servers.aborts import LiveRequest
-from ..servers.instances import Instance, Lease
-from ..servers.upstream import Lost, failure
+from ..servers.upstream import Lost, address, failure
 from .call import Call
 from .ids import IDS_MAX
 from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
@@ -90,7 +90,7 @@ class Attempt:
                 if response.status >= 400:
                     health.answered(decoder, response.status)
                     raise Refused(decoder, Reply.of(response, first))
-                await self._make_sure_it_came(first)
+                await self._check_transfer(first)
                 self._note_ttft()
                 now = time.monotonic()
                 decoder.note_answer(now - (self.call.trail.prefilled or now))
@@ -103,7 +103,7 @@ class Attempt:
         except TimeoutError:
             # The decode server cannot answer before the prefill server is done.
             health.timed_out(decoder if _has_result(prefill) else prefiller, began)
-            decoder.suspected.set()
+            health.suspect(decoder)
             raise
         finally:
             expiry.cancel()
@@ -151,7 +151,7 @@ class Attempt:
 
     async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
         return await self.router.sessions.of(instance).post(
-            instance.address(self.call.endpoint), data=wire, headers=self.call.headers
+            address(instance.url, self.call.endpoint), data=wire, headers=self.call.headers
         )
 
     async def _run_prefill(self, wire: bytes, share: Lease) -> Reply:
@@ -236,7 +236,7 @@ class Attempt:
                 raise refused
         return response, first
 
-    async def _make_sure_it_came(self, first: bytes) -> None:
+    async def _check_transfer(self, first: bytes) -> None:
         """Raise Refused if a reply with status 200 reports that the KV was not transferred.
 
         A stream does so in its first event, after its status line. Without a reason, and unless a client aborted the

@@ -8,21 +8,25 @@ import time
 from typing import Any
 
 import orjson
+from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefixes import NOTHING
 from laps_core.pools.pressure import Pool
+from laps_core.pools.ranks import Rank
 from laps_core.protocol import DEADLINE_HEADER
 from laps_core.scheduling.plan import Waiting
 from starlette.types import Scope
 
-from ..prompts.prefixes import NOTHING, measure
+from ..prompts.measure import measure
 from ..prompts.reading import Prompt, answer_tokens, batch_size, read_prompt
 from ..prompts.tokens import TokenCounter
-from ..servers.instances import PrefillInstance
-from ..servers.ranks import ROOM_BITS, Rank
-from ..servers.upstream import forwarded
+from ..servers.upstream import bootstrap_host, forwarded
 from . import body as bodies
 from .ids import Ids
 from .replies import BadRequest
 from .trail import Trail
+
+ROOM_BITS = 62
+"""Size of a bootstrap room, the number where the two servers of a request meet."""
 
 
 class Call:
@@ -91,9 +95,9 @@ class Call:
         """Return the bodies of an attempt for the prefill and the decode server, which meet in fresh bootstrap rooms:
         those of ``rank`` of the prefill server, the same for all prompts of a batch, unless the client names a rank
         itself."""
-        host, port, n = prefiller.bootstrap_host, prefiller.bootstrap_port, self.rooms
+        host, port, n = bootstrap_host(prefiller.url), prefiller.bootstrap_port, self.rooms
         if rank is not None and not bodies.names_rank(self._body, self.headers):
-            rooms = [rank.room() for _ in range(1 if n is None else n)]
+            rooms = [rank.room(random.getrandbits(ROOM_BITS)) for _ in range(1 if n is None else n)]
             # Without this member prefill servers of 0.5.23 match rooms only with ranks of data-parallel attention.
             meeting: dict[str, Any] = {bodies.PREFILL_RANK: rank.number}
         else:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-from ..servers.instances import Role
+from laps_core.pools.instances import Role
 
 AT_PREFILL = ".prefill"
 """Suffix of an id at the prefill server. SGLang aborts an id again two seconds after its stream has ended; without the

@@ -8,13 +8,13 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from laps_core.pools.choice import Choice, Tried
+from laps_core.pools.instances import Instance
 from sglang_router.router_args import RouterArgs
 
-from ..pools.choice import Choice, Tried
-from ..queue import TurnedAway, too_late_there
+from ..queue import TurnedAway, misses_deadline
 from ..router import Router
 from ..servers.aborts import Aborted, LiveRequest
-from ..servers.instances import Instance
 from ..servers.upstream import Lost
 from .attempt import Attempt
 from .call import Call
@@ -104,7 +104,7 @@ class Passage:
         new, threshold = call.ask.total, router.config.threshold
         if new > threshold:
             new = min((call.ask.new(p.prefixes) for i in router.pools.instances for p in i.places), default=new)
-        router.queue.make_sure_of_room()
+        router.queue.check_admission()
         router.counts.waited += 1
         began = time.monotonic()
         try:
@@ -139,7 +139,7 @@ class Passage:
                 break
             if pair[0].late_s:
                 router.counts.predicted_late += 1
-                raise too_late_there(pair[0].late_s)
+                raise misses_deadline(pair[0].late_s)
             call.trail.decision = "retry" if n else pair[0].why
             if not n:
                 router.journal.note_choice(pair[0], call.ask.total)

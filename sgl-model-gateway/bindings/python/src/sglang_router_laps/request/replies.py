@@ -9,10 +9,10 @@ from typing import Any
 
 import aiohttp
 import orjson
+from laps_core.pools.instances import Instance
 from starlette.types import Receive, Scope, Send
 
 from ..memory import Hold
-from ..servers.instances import Instance
 from .ids import Ids
 from .trail import Trail
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..servers.instances import Instance
+from laps_core.pools.instances import Instance
+
 from .ids import fresh
 
 logger = logging.getLogger(__name__)

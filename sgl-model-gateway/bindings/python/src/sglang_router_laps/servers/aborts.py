@@ -10,7 +10,8 @@ from hmac import compare_digest
 from typing import Any
 from weakref import WeakSet
 
-from .instances import Instance, Role
+from laps_core.pools.instances import Instance, Role
+
 from .upstream import Answer, Sessions
 
 logger = logging.getLogger(__name__)

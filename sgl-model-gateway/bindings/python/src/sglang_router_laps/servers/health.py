@@ -10,12 +10,13 @@ import contextlib
 import logging
 import random
 import time
+from weakref import WeakKeyDictionary
 
 import aiohttp
+from laps_core.pools.instances import Instance
 from sglang_router.router_args import RouterArgs
 
-from .instances import Instance
-from .upstream import Kind, Lost, Sessions, failure
+from .upstream import Kind, Lost, Sessions, address, failure
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Health:
         self._failures: int = args.health_failure_threshold
         """Failures in a row that make an instance unhealthy: lost connections, time-outs, probes. A refused connection
         does so at once."""
+        self._suspicions: WeakKeyDictionary[Instance, asyncio.Event] = WeakKeyDictionary()
         self._successes: int = args.health_success_threshold
         self._probes_healthy = not args.disable_health_check
         self._silence_s: float = SILENCE * args.request_timeout_secs
@@ -83,7 +85,7 @@ class Health:
 
     async def refuses(self, instance: Instance) -> bool:
         """Return True if nothing listens at ``instance`` any more."""
-        url = instance.address("")
+        url = address(instance.url, "")
         try:
             async with asyncio.timeout(REFUSAL_S):
                 _, writer = await asyncio.open_connection(url.host, url.port)
@@ -99,7 +101,7 @@ class Health:
         instance.failures += 1
         if at_once or instance.failures >= self._failures:
             self._down(instance, why)
-        instance.suspected.set()
+        self.suspect(instance)
 
     def _down(self, instance: Instance, why: str) -> None:
         if not instance.healthy:
@@ -114,11 +116,19 @@ class Health:
         """Treat ``instance`` as a new process: it gets requests once it passes new probes."""
         instance.healthy, instance.unknown = False, True
         instance.forget()
-        instance.suspected.set()
+        self.suspect(instance)
+
+    def suspect(self, instance: Instance) -> None:
+        """Probe ``instance`` at once."""
+        self._suspicion(instance).set()
+
+    def _suspicion(self, instance: Instance) -> asyncio.Event:
+        """Return the event that has ``instance`` probed at once."""
+        return self._suspicions.setdefault(instance, asyncio.Event())
 
     async def watch(self, instance: Instance) -> None:
         """Probe at once, at each interval, and when traffic gives reason to. Ends when cancelled."""
-        due = self._next()
+        due, suspicion = self._next(), self._suspicion(instance)
         if self._probes_healthy:
             await self._check(instance)
         else:
@@ -127,12 +137,12 @@ class Health:
             if not instance.healthy:
                 await self._heal(instance)
                 due = self._next()
-            instance.suspected.clear()
+            suspicion.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(instance.suspected.wait(), min(self._timeout_s, self._interval_s))
+                await asyncio.wait_for(suspicion.wait(), min(self._timeout_s, self._interval_s))
             now = time.monotonic()
             silent = instance.outstanding > 0 and now - instance.heard_at >= self._timeout_s
-            if self._probes_healthy and instance.healthy and (instance.suspected.is_set() or silent or now >= due):
+            if self._probes_healthy and instance.healthy and (suspicion.is_set() or silent or now >= due):
                 await self._check(instance)
                 due = self._next()
 
@@ -161,12 +171,12 @@ class Health:
     async def _heal(self, instance: Instance) -> None:
         # Probe an unhealthy instance at least as often as a healthy one.
         first, last = min(PAUSE_S, self._interval_s), min(PAUSE_MAX_S, self._interval_s)
-        pause, good = first, 0
+        pause, good, suspicion = first, 0, self._suspicion(instance)
         while good < self._successes:
             if not instance.unknown:
-                instance.suspected.clear()
+                suspicion.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(instance.suspected.wait(), _jittered(pause))
+                    await asyncio.wait_for(suspicion.wait(), _jittered(pause))
             if instance.unknown:
                 instance.unknown, good, pause = False, 0, first
             try:

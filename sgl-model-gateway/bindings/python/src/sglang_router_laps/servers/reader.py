@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 import msgspec
+from laps_core.pools.decode import DecodeInstance, Kv
+from laps_core.pools.instances import Instance
 from laps_core.protocol import Count, read
 
-from .decode import DecodeInstance, Kv
-from .instances import Instance
 from .upstream import Sessions
 
 RETRY_S = 60.0

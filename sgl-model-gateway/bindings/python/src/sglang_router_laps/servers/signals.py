@@ -12,7 +12,9 @@ from collections.abc import Mapping
 
 import aiohttp
 import msgspec
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.demand import Spent
+from laps_core.pools.instances import PREFIX_TOKENS, SPAN_S, Place, PrefillInstance
 from laps_core.pools.pressure import InstanceSignals, Work
 from laps_core.protocol import (
     IDLE,
@@ -27,8 +29,6 @@ from laps_core.protocol import (
 )
 from msgspec import structs
 
-from ..config import AllocConfig
-from .instances import PREFIX_TOKENS, SPAN_S, Place, PrefillInstance
 from .reader import LOADS, RETRY_S, Missing, Reader, read_loads
 from .upstream import Sessions
 

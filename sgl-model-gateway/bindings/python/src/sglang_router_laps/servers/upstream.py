@@ -6,12 +6,13 @@ import errno
 import logging
 import ssl
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Literal
 
 import aiohttp
+from laps_core.pools.instances import Instance
 from multidict import CIMultiDict
-
-from .instances import Instance
+from yarl import URL
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,9 @@ KEEPALIVE_S = 4.0
 """Idle time of connections (seconds), below the 5 s after which SGLang closes them: the router must close first."""
 CONNECT_S = 5.0
 """Longest wait for a connection (seconds): enough to retransmit three lost packets."""
+
+ADDRESSES = 4096
+"""URLs kept, so that they are parsed once."""
 
 DROPPED = frozenset(
     (
@@ -44,6 +48,18 @@ KINDS: dict[int | None, Kind] = {
     ),
 }
 """Meaning of connect errors; all others are unreachable."""
+
+
+@lru_cache(maxsize=ADDRESSES)
+def address(url: str, path: str) -> URL:
+    """Return the URL of a route of the server at ``url``."""
+    return URL(f"{url}/{path}")
+
+
+@lru_cache(maxsize=ADDRESSES)
+def bootstrap_host(url: str) -> str:
+    """Return the host of the prefill server at ``url``, as decode servers are told it."""
+    return URL(url).host_subcomponent or ""
 
 
 class Lost(Exception):
@@ -128,8 +144,9 @@ class Sessions:
         OSError."""
         headers = {"authorization": key} if key else {}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        address = instance.address(path)
-        async with self.of(instance).request(method, address, headers=headers, timeout=timeout, **more) as response:
+        async with self.of(instance).request(
+            method, address(instance.url, path), headers=headers, timeout=timeout, **more
+        ) as response:
             return response.status, await response.read()
 
     async def tell(

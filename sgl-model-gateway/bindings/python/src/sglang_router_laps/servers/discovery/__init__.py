@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..instances import Role
+from laps_core.pools.instances import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import logging
 import socket
 from dataclasses import dataclass
 
+from laps_core.pools.instances import Role
 from yarl import URL
 
-from ..instances import Role
 from . import Follow, Found
 
 logger = logging.getLogger(__name__)

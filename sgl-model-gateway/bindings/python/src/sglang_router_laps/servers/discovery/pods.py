@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import msgspec
 from kubernetes_asyncio import client, config, watch
+from laps_core.pools.instances import Role
 from yarl import URL
 
-from ..instances import Role
 from . import Follow, Found
 
 logger = logging.getLogger(__name__)

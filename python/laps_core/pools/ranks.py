@@ -3,20 +3,17 @@ bootstrap room selects the rank."""
 
 from __future__ import annotations
 
-import random
 from typing import Generic, Protocol, TypeVar
 
 from laps_core.length import ClassName
 from laps_core.pools.outlook import Learnt, Outlook
-from laps_core.pools.pressure import Assignment
-
-from ..prompts.prefixes import PrefixIndex
+from laps_core.pools.prefixes import PrefixIndex
+from laps_core.protocol import Assignment
 
 RANKS_MAX = 1024
 """Most ranks tracked; a server that reports more is taken to have one. Each costs memory and time here."""
 FULL_INDEXES = 8
 """Limit of the prefix indexes of all ranks of a server, in multiples of one server's."""
-ROOM_BITS = 62
 
 
 class _Server(Protocol):
@@ -52,10 +49,9 @@ class Rank(Generic[S]):
         """Return the size of this rank's index (tokens), where the index of a server with one rank holds ``tokens``."""
         return tokens * min(self.of, FULL_INDEXES) // self.of
 
-    def room(self) -> int:
-        """Return a random bootstrap room that the server maps to this rank."""
-        room = random.getrandbits(ROOM_BITS)
-        return room - room % self.of + self.number
+    def room(self, number: int) -> int:
+        """Return the bootstrap room next to ``number`` that the server maps to this rank."""
+        return number - number % self.of + self.number
 
     def entered(self, now: float, tokens: int, cls: ClassName, work_s: float) -> None:
         """Add a request of ``tokens`` new tokens and ``work_s`` (seconds), which is being sent."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .instances import Clock, Instance
+from laps_core.pools.instances import Clock, Instance
 
 OTHERS_MAX = 16.0
 """Most traffic of other routers assumed, as a ratio to this router's."""
@@ -34,7 +33,7 @@ class Kv:
 class DecodeInstance(Instance):
     """A decode server and the state of its KV cache."""
 
-    def __init__(self, url: str, clock: Clock = time.monotonic) -> None:
+    def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url, "decode", clock)
         self.kv: Kv | None = None
         """None until the server has reported it."""

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from msgspec import Meta
+
 from laps_core.config import ConfigError, Knobs, Path
 from laps_core.pools.pressure import PressureConfig
-from msgspec import Meta
 
 Whole = Annotated[int, Meta(ge=1, description="a whole number >= 1")]
 Seconds = Annotated[float, Meta(gt=0.0, le=sys.float_info.max, description="a number > 0")]

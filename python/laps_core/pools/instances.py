@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT, ClassName
+from laps_core.pools.breaker import Breaker
 from laps_core.pools.outlook import Learnt, Outlook
-from laps_core.pools.pressure import BOTH, Assignment
-from laps_core.protocol import PoolRecord
+from laps_core.pools.prefixes import PrefixIndex
+from laps_core.pools.pressure import BOTH
+from laps_core.pools.ranks import RANKS_MAX, Rank
+from laps_core.protocol import Assignment, PoolRecord
 from laps_core.slo import overshoot
-from yarl import URL
-
-from ..prompts.prefixes import PrefixIndex
-from .breaker import Breaker
-from .ranks import RANKS_MAX, Rank
 
 Role = Literal["prefill", "decode"]
 Clock = Callable[[], float]
@@ -38,10 +34,18 @@ TOGETHER_S = 5.0
 """Requests that an instance loses within this time count as lost together (seconds)."""
 
 
+class Leg(Protocol):
+    """Half of a request, at one of its two servers."""
+
+    def cancel(self) -> object:
+        """End it."""
+        ...
+
+
 class Instance:
     """A prefill or decode server: address, health, and this router's work in flight there."""
 
-    def __init__(self, url: str, role: Role, clock: Clock = time.monotonic) -> None:
+    def __init__(self, url: str, role: Role, clock: Clock) -> None:
         self.url = url.rstrip("/")
         self.role = role
         self.healthy = True
@@ -67,8 +71,6 @@ class Instance:
         self.breaker = Breaker(clock=clock)
         self.heard_at = clock()
         """Time of the last data from the instance."""
-        self.suspected = asyncio.Event()
-        """Set when the instance should be probed at once."""
         self.leases: set[Lease] = set()
         self._rests_until: float | None = None
         self._lost_at = -math.inf
@@ -77,7 +79,6 @@ class Instance:
         """Start of the present period with work in flight, if there is one."""
         self.busy_s = 0.0
         """Total time with work in flight before that period (seconds)."""
-        self._urls: dict[str, URL] = {}
 
     @property
     def outstanding(self) -> int:
@@ -119,13 +120,6 @@ class Instance:
             if lease.leg is not None:
                 lease.leg.cancel()
 
-    def address(self, path: str) -> URL:
-        """Return the URL of a route of the server, parsed once."""
-        found = self._urls.get(path)
-        if found is None:
-            found = self._urls[path] = URL(f"{self.url}/{path}")
-        return found
-
     def busy_seconds(self) -> float:
         """Return the time with anything in flight since the start (seconds)."""
         return self.busy_s + (self.clock() - self.busy_since if self.leases else 0.0)
@@ -159,12 +153,12 @@ class PrefillInstance(Instance):
         url: str,
         bootstrap_port: int | None,
         pool: Assignment = BOTH,
-        clock: Clock = time.monotonic,
+        *,
+        clock: Clock,
         learnt: Learnt | None = None,
     ) -> None:
         """``learnt``: latency model for servers that report none, shared within one router."""
         super().__init__(url, "prefill", clock)
-        self.bootstrap_host = URL(self.url).host_subcomponent or ""
         self.bootstrap_port = bootstrap_port
         self.pool: Assignment = pool
         self.record: PoolRecord | None = None
@@ -254,7 +248,7 @@ class PrefillInstance(Instance):
         self._deviation_at = self.clock()
 
     def _fading(self) -> float:
-        return 2.0 ** (-(self.clock() - self._deviation_at) / SPAN_S)
+        return float(2.0 ** (-(self.clock() - self._deviation_at) / SPAN_S))
 
     @property
     def deviation(self) -> float:
@@ -278,7 +272,7 @@ class Lease:
     """Work added to the server (seconds)."""
     rank: Rank[PrefillInstance] | None = None
     """Rank of the server, if it has several."""
-    leg: asyncio.Task[Any] | None = None
+    leg: Leg | None = None
     """Task that runs until the first token has come."""
     _trial: bool = False
 

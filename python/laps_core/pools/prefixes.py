@@ -8,9 +8,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .reading import Prompt
-from .tokens import START_BYTES_PER_TOKEN, TokenCounter
-
 BLOCK_BYTES = 256
 """Size of a block of text; about 64 tokens of English."""
 BLOCK_IDS = 64
@@ -155,20 +152,6 @@ class Ask:
 
 NOTHING = Ask(0)
 """Placeholder for a prompt that is unknown, or no longer needed."""
-
-
-def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
-    """Measure ``prompt``, of a request body of ``size`` bytes.
-
-    A prompt that could not be read is taken to be as long as the body allows.
-    """
-    tokens = counter.count(prompt)
-    if prompt.unread:
-        tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
-    texts, seed = (t.encode("utf-8", "surrogatepass") for t in prompt.texts[:PROMPTS_MAX]), prompt.seed
-    prints = [fingerprint(t, prompt.media_at, seed) for t in texts]
-    prints += [fingerprint(i, seed=seed) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
-    return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +11,16 @@ from typing import Literal
 
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
+from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
+from laps_core.pools.decode import DecodeInstance, roomiest
+from laps_core.pools.instances import Clock, Instance, Lease, Place, PrefillInstance, open_to
 from laps_core.pools.outlook import Learnt
-from laps_core.pools.pressure import BOTH, Assignment, Pool
-
-from ..config import AllocConfig
-from ..prompts.prefixes import Ask, Fingerprint, PrefixIndex, SharedPrefixes
-from ..servers.decode import DecodeInstance, roomiest
-from ..servers.instances import Clock, Instance, Lease, Place, PrefillInstance, open_to
-from ..servers.ranks import Rank
-from .sessions import SessionTable
+from laps_core.pools.prefixes import Ask, Fingerprint, PrefixIndex, SharedPrefixes
+from laps_core.pools.pressure import BOTH, Pool
+from laps_core.pools.ranks import Rank
+from laps_core.pools.sessions import SessionTable
+from laps_core.protocol import Assignment
 
 MOST_WORK_S = 3600.0
 """Most work counted for one request, whatever speed a server reports (seconds): sums stay finite."""
@@ -96,7 +95,7 @@ class Pools:
         self,
         servers: Sequence[tuple[str, int | None]],
         config: AllocConfig,
-        clock: Clock = time.monotonic,
+        clock: Clock,
         decoders: Sequence[str] = (),
         fixed: bool = True,
     ) -> None:
@@ -113,7 +112,8 @@ class Pools:
             return BOTH if n_short is None else SHORT if i < n_short else LONG
 
         self.instances = [
-            PrefillInstance(url, port, assigned(i), clock, self.learnt) for i, (url, port) in enumerate(servers)
+            PrefillInstance(url, port, assigned(i), clock=clock, learnt=self.learnt)
+            for i, (url, port) in enumerate(servers)
         ]
         self.decoders = [DecodeInstance(url, clock) for url in decoders]
         self.traffic = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +13,8 @@ State = Literal["closed", "half_open", "open"]
 class Breaker:
     """Closed: all requests pass. Open: none do. Half open: a few, on trial. The defaults are those of --cb-*."""
 
+    clock: Callable[[], float]
+    """Returns the time (seconds)."""
     failures: int = 10
     """Failures, less successes, that open the breaker; 0 = never."""
     successes: int = 3
@@ -22,7 +23,6 @@ class Breaker:
     """Time for which the breaker stays open before requests are admitted on trial (seconds)."""
     window_s: float = 120.0
     """Failures are forgotten after this long without another (seconds)."""
-    clock: Callable[[], float] = time.monotonic
     _state: State = "closed"
     _failed: int = 0
     _failed_at: float = 0.0

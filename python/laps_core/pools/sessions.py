@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 
-from ..prompts.prefixes import Ask
-from ..servers.instances import Place, PrefillInstance
+from laps_core.pools.instances import Place, PrefillInstance
+from laps_core.pools.prefixes import Ask
 
 MOST = 65_536
 """Sessions remembered; the least recently used one is forgotten."""

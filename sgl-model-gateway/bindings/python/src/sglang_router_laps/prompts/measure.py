@@ -1,0 +1,22 @@
+"""Prompts of a request, measured for the choice of a server: token counts and fingerprints."""
+
+from __future__ import annotations
+
+from laps_core.pools.prefixes import PROMPTS_MAX, Ask, fingerprint
+
+from .reading import Prompt
+from .tokens import START_BYTES_PER_TOKEN, TokenCounter
+
+
+def measure(prompt: Prompt, counter: TokenCounter, size: int) -> Ask:
+    """Measure ``prompt``, of a request body of ``size`` bytes.
+
+    A prompt that could not be read is taken to be as long as the body allows.
+    """
+    tokens = counter.count(prompt)
+    if prompt.unread:
+        tokens = max(tokens, round(size / START_BYTES_PER_TOKEN))
+    texts, seed = (t.encode("utf-8", "surrogatepass") for t in prompt.texts[:PROMPTS_MAX]), prompt.seed
+    prints = [fingerprint(t, prompt.media_at, seed) for t in texts]
+    prints += [fingerprint(i, seed=seed) for i in prompt.ids[: PROMPTS_MAX - len(prints)]]
+    return Ask(tokens, prints, prompt.media - sum(len(p.media) for p in prints))
