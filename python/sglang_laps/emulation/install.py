@@ -39,6 +39,8 @@ def install(asked: Asked) -> None:
                 scheduler.laps_emulated = GroupDevice(runner, asked, scheduler.tp_cpu_group)
             except ValueError as e:
                 refuse(f"{ENV}: {e}")
+        # The host platform computes some kinds by itself, latent attention among them.
+        runner.attn_backend._left_out = _nothing_left_out
         runner.attn_backend._run_sdpa_forward_extend = _no_attention
         runner.attn_backend._run_sdpa_forward_decode = _no_attention
         return result
@@ -74,6 +76,10 @@ def status(scheduler: Any) -> dict[str, Any]:
     """The entry "emulated" of a status; empty for a real device."""
     device = device_of(scheduler)
     return {} if device is None else {"emulated": device.status()}
+
+
+def _nothing_left_out(*_: Any) -> bool:
+    return False
 
 
 def _no_attention(query: Any, output: Any, *_: Any, **__: Any) -> Any:
