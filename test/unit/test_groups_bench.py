@@ -32,6 +32,9 @@ def test_turns_of_agents_follow_their_answers_on_a_device_and_clients_of_the_sam
     assert [5 * job.at_s for job in once] == pytest.approx([job.at_s for job in AGENTS])
     assert [5 * job.pause_s for job in once] == pytest.approx([job.pause_s for job in AGENTS])
     assert all(job.at_s <= 250.0 for job in AGENTS)
+    for seed in range(4):
+        found = len(LOADS["agents"].jobs(1.33, 1.0, 50.0, f"{seed}/0"))
+        assert 1.33 * 50 <= found < 1.33 * 50 + 11, "as many as the rate says"
     followers = [job for job in AGENTS if job.after is not None]
     assert len(followers) > len(AGENTS) / 3
     assert all(job.after is not None and AGENTS[job.after].stream == job.stream for job in followers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from laps_plan.traffic import turns
@@ -14,6 +14,9 @@ from benchmark.sim.groups import BEST, LONGEST, THINK_S, TOKEN_S
 
 TURNS = 11
 """Turns of a session, around a random one of them."""
+
+MORE = 10
+"""Sessions drawn, over those that are needed on average."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,15 @@ class Load:
 
 def agents(rate: float, span_s: float, seed: str) -> list[Job]:
     """Return the turns of coding agents in a span without beginning or end: of sessions that are under way, whose
-    histories are in the cache."""
+    histories are in the cache. As many turns as the rate says: a round has so few sessions that chance would double or
+    halve its load."""
     rng = random.Random(f"agents/{seed}")
-    sessions = turns.agents(LONGEST, THINK_S, TOKEN_S)
-    return turns.jobs(turns.stretches(sessions, TURNS, rate, span_s, rng), span_s)
+    begun: list[tuple[float, Sequence[turns.Turn]]] = []
+    drawn = turns.stretches(turns.agents(LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
+    for _, session in drawn:
+        if sum(len(s) for _, s in begun) < rate * span_s:
+            begun.append((rng.uniform(0.0, span_s), session))
+    return turns.jobs(begun, span_s)
 
 
 LOADS = {
