@@ -74,7 +74,7 @@ LOADS = {
         ),
         Load(
             "agents", "Turns of coding agents, each after the answer before it, on histories of up to 128k tokens",
-            rate=1.33, slow=5.0, chunk=BEST["agents"], longest=LONGEST, sessions=True, make=agents,
+            rate=1.33, slow=3.0, chunk=BEST["agents"], longest=LONGEST, sessions=True, make=agents,
             bars=(0.40, 0.58, 0.36),
         ),
     )
