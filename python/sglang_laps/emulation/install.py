@@ -39,10 +39,7 @@ def install(asked: Asked) -> None:
                 scheduler.laps_emulated = GroupDevice(runner, asked, scheduler.tp_cpu_group)
             except ValueError as e:
                 refuse(f"{ENV}: {e}")
-        # The host platform computes some kinds by itself, latent attention among them.
-        runner.attn_backend._left_out = _nothing_left_out
-        runner.attn_backend._run_sdpa_forward_extend = _no_attention
-        runner.attn_backend._run_sdpa_forward_decode = _no_attention
+        leave_out_attention(runner.attn_backend)
         return result
 
     def events(result: Any, scheduler: Any) -> Any:
@@ -78,11 +75,14 @@ def status(scheduler: Any) -> dict[str, Any]:
     return {} if device is None else {"emulated": device.status()}
 
 
-def _nothing_left_out(*_: Any) -> bool:
-    return False
+def leave_out_attention(backend: Any) -> None:
+    """Have an attention backend compute nothing: on CPUs it computes a chunk over its whole prefix, far more than a
+    step may take. What comes out of an emulated device means nothing; keys and values are written, kept and sent as
+    ever."""
+    # The host platform computes some kinds by itself, latent attention among them.
+    backend._left_out = lambda *_: False
+    backend._run_sdpa_forward_extend = backend._run_sdpa_forward_decode = _no_attention
 
 
 def _no_attention(query: Any, output: Any, *_: Any, **__: Any) -> Any:
-    """SGLang's on CPUs computes a chunk over its whole prefix: far more than a step may take. What comes out of an
-    emulated device means nothing; keys and values are written, kept and sent as ever."""
     return output.zero_()
