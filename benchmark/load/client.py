@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from laps_plan.traffic.job import Job
@@ -85,10 +85,16 @@ async def ask(pool: Pool, raw: bytes) -> tuple[float | None, str]:
     return (connection.first or time.perf_counter()) - begin, ""
 
 
-async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], patience_s: float) -> list[Answer]:
+Route = Callable[[Job, bytes], tuple[bytes, Callable[[], None]]]
+"""Returns what to send for a job that is due now, and what to call once it is answered."""
+
+
+async def replay(
+    target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], patience_s: float, route: Route | None = None
+) -> list[Answer]:
     """Send each job when it is due, whatever has come back by then; wait ``patience_s`` after the last was due.
 
-    A job without an answer by then has failed.
+    A job without an answer by then has failed. ``route``: completes a request when it is sent.
     """
     pool = Pool(target)
     answered: list[asyncio.Event] = [asyncio.Event() for _ in jobs]
@@ -104,7 +110,9 @@ async def replay(target: Target, jobs: Sequence[Job], bodies: Sequence[bytes], p
         sent = time.perf_counter()
         late = max(0.0, sent - due)
         seen[i] = Answer(job, sent - epoch, late, None, UNANSWERED)
-        seen[i] = Answer(job, sent - epoch, late, *await ask(pool, raw))
+        whole, done = route(job, raw) if route else (raw, lambda: None)
+        seen[i] = Answer(job, sent - epoch, late, *await ask(pool, whole))
+        done()
         answered[i].set()
 
     tasks = [asyncio.ensure_future(one(i, *pair)) for i, pair in enumerate(zip(jobs, bodies, strict=True))]

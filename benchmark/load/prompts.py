@@ -54,10 +54,13 @@ class Prompts:
         """Return a POST with the beginning of a stream, which puts it into the prefix cache."""
         return self._post(self.stream(number)[:tokens].tolist(), random.Random(number))
 
-    def _post(self, ids: list[int], rooms: random.Random, slo_s: float | None = None) -> bytes:
+    def _post(
+        self, ids: list[int], rooms: random.Random, slo_s: float | None = None, custom: dict[str, Any] | None = None
+    ) -> bytes:
         params: dict[str, Any] = {"max_new_tokens": self.answer, "temperature": 0, "ignore_eos": True}
-        if slo_s is not None:
-            params["custom_params"] = {"ttft_slo_ms": 1e3 * slo_s}
+        own = {**(custom or {}), **({} if slo_s is None else {"ttft_slo_ms": 1e3 * slo_s})}
+        if own:
+            params["custom_params"] = own
         body: dict[str, Any] = {"input_ids": ids, "sampling_params": params}
         if self.answer > 1:
             body["stream"] = True

@@ -91,6 +91,7 @@ STEPS: dict[str, Step] = {
     "serve-emulated": _serve_emulated("azure,code,lmsys"),
     "planned": Step("benchmark.planned"),
     "groups": Step("benchmark.groups", ("--rounds", "1", "--seconds", "50")),
+    "groups-agents": Step("benchmark.groups", ("--workload", "agents", "--rounds", "1", "--seconds", "300")),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),

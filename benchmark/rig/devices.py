@@ -63,6 +63,8 @@ class Device:
     """Time limit for a server's start (seconds)."""
     at_once: bool = False
     """True if servers start side by side; on a CPU each start keeps one core busy."""
+    sleeps: bool = True
+    """True if idle schedulers sleep. Ranks of a group must not: each would sleep for itself, and all wait for it."""
     slow: float = 1.0
     """Slowdown of an emulated device against the real one."""
     laps: dict[str, Any] = field(default_factory=dict)

@@ -104,7 +104,8 @@ class Fleet:
         self.say(f"starting {variant.name}")
         args = ("--chunked-prefill-size", str(self.chunk), *self.device.args_of(variant))
         log = self.log(variant.name)
-        prefill = servers.prefill(self._model, log, *args, env=self.device.env_of(variant), name=variant.name)
+        env, sleeps = self.device.env_of(variant), self.device.sleeps
+        prefill = servers.prefill(self._model, log, *args, env=env, name=variant.name, sleeps=sleeps)
         return self._stack.enter_context(prefill)
 
     def _start(self, variant: Variant, launched: servers.Server | None = None) -> None:

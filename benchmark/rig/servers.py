@@ -41,7 +41,9 @@ ENV = {
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 """Keeps large tensors in glibc's heap. By default glibc returns them to the system and faults their pages in again at
 every step, so a chunk of 256 tokens of ``model.LIKE_LARGE`` takes twice as long as one of 220. No device does that."""
-COMMON = ("--host", HOST, "--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning")
+COMMON = ("--host", HOST, "--dtype", "float32", "--log-level-http", "warning")
+SLEEPS = "--sleep-on-idle"
+"""Leaves the cores to others while there is nothing to do, for a second at most."""
 
 
 class Process(Protocol):
@@ -206,13 +208,20 @@ def require_free(port: int, name: str) -> None:
 
 
 def sglang(
-    mode: str, model: Path, log: Path, *args: str, env: Mapping[str, str] | None = None, name: str = ""
+    mode: str,
+    model: Path,
+    log: Path,
+    *args: str,
+    env: Mapping[str, str] | None = None,
+    name: str = "",
+    sleeps: bool = True,
 ) -> Server:
     """Return a server (not started). ``mode``: prefill or decode, one half of a disaggregated pair; null does both.
-    ``args`` are SGLang's."""
+    ``args`` are SGLang's; ``sleeps``: with SLEEPS."""
     port, bootstrap = free_port(), free_port() if mode == "prefill" else None
     command = (
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *COMMON,
+        *([SLEEPS] * sleeps),
         *(("--disaggregation-mode", mode, "--disaggregation-transfer-backend", "mooncake") if mode != "null" else ()),
         *(("--disaggregation-bootstrap-port", str(bootstrap)) if bootstrap else ()), *args,
     )  # fmt: skip

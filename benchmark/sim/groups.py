@@ -17,7 +17,7 @@ from laps_plan.profile import Profile
 from laps_plan.sim.engine import Events, simulate
 from laps_plan.sim.fleet import Single
 from laps_plan.sim.group import Assign, AssignRule, GroupServer, Ranks
-from laps_plan.sim.metrics import RANK_CHUNK, Floats, lone_s
+from laps_plan.sim.metrics import RANK_CHUNK, Floats, Outcome, lone_s
 from laps_plan.sim.variants import Variant
 from laps_plan.traffic import traces, turns
 from laps_plan.traffic.job import THRESHOLD, Job
@@ -73,6 +73,24 @@ def load(name: str, rate: float, seed: int) -> Stream:
     return Trace([Job((row.at_s - part[0].at_s) * stretch, row.new, row.cached) for row in part])
 
 
+def play(
+    profile: Profile,
+    stream: Stream,
+    variant: Variant,
+    chunk: int = RANK_CHUNK,
+    assign: AssignRule = "total_tokens",
+    seed: int = 0,
+    *,
+    overlap: bool = False,
+) -> tuple[Outcome, GroupServer, Ranks]:
+    """Simulate one load on the ranks of a profile. ``chunk``: of a rank (tokens)."""
+    events, devices = Events(), Ranks(profile)
+    ranks = profile.group.ranks if profile.group else 1
+    policy = variant.ranks(profile, ranks * chunk, {})
+    server = GroupServer("group", policy, devices, events, Assign(ranks, assign, seed), overlap=overlap)
+    return simulate(stream, Single([server]), events), server, devices
+
+
 @dataclass
 class Found:
     """One policy on all seeds together. Times in seconds."""
@@ -110,14 +128,11 @@ class Study:
         overlap: bool = False,
     ) -> Found:  # fmt: skip
         """``chunk``: of a rank (tokens)."""
-        ranks = self.profile.group.ranks if self.profile.group else 1
         columns: dict[str, list[Floats]] = {"ttft": [], "new": [], "cached": []}
         seconds = busy = waited = 0.0
         for seed in range(self.seeds):
-            events = Events()
-            policy, devices = variant.ranks(self.profile, ranks * chunk, {}), Ranks(self.profile)
-            server = GroupServer("group", policy, devices, events, Assign(ranks, assign, seed), overlap=overlap)
-            outcome = simulate(load(self.name, self.rate, seed), Single([server]), events)
+            stream = load(self.name, self.rate, seed)
+            outcome, server, devices = play(self.profile, stream, variant, chunk, assign, seed, overlap=overlap)
             for column, found in columns.items():
                 found.append(np.array(getattr(outcome.record, column), dtype=float))
             seconds, busy, waited = seconds + outcome.seconds, busy + server.busy_s, waited + devices.waited_s

@@ -42,8 +42,7 @@ def install(spec: DeviceSpec) -> None:
                 scheduler.laps_emulated = GroupDevice(runner, spec, scheduler.tp_cpu_group)
             except ValueError as e:
                 refuse(f"{ENV}: {e}")
-        runner.attn_backend._run_sdpa_forward_extend = _no_attention
-        runner.attn_backend._run_sdpa_forward_decode = _no_attention
+        leave_out_attention(runner.attn_backend)
         return result
 
     def events(result: Any, scheduler: Any) -> Any:
@@ -68,7 +67,14 @@ def install(spec: DeviceSpec) -> None:
     hook(STATE, state, "AFTER", SEAMS)
 
 
+def leave_out_attention(backend: Any) -> None:
+    """Have an attention backend compute nothing: on CPUs it computes a chunk over its whole prefix, far more than a
+    step may take. What comes out of an emulated device means nothing; keys and values are written, kept and sent as
+    ever."""
+    # The host platform computes some kinds by itself, latent attention among them.
+    backend._left_out = lambda *_: False
+    backend._run_sdpa_forward_extend = backend._run_sdpa_forward_decode = _no_attention
+
+
 def _no_attention(query: Any, output: Any, *_: Any, **__: Any) -> Any:
-    """SGLang's on CPUs computes a chunk over its whole prefix: far more than a step may take. What comes out of an
-    emulated device means nothing; keys and values are written, kept and sent as ever."""
     return output.zero_()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.learning import GroupModel, GroupSample
+from laps_core.group.learning import GroupModel, GroupSample, proportions
 from laps_core.group.menu import ROW, Menu
 from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
@@ -55,8 +55,8 @@ class Group:
         """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`:
         see ``GroupPlanner``. `submit`: where step times are fitted."""
         parallel = get_parallel()
-        self._core, self._ranks, self._ready = core, scheduler.tp_cpu_group, known is not None
-        self._model = GroupModel(known or unknown(parallel.attn_dp_size))
+        self._core, self._ranks, self._known = core, scheduler.tp_cpu_group, known is not None
+        self._model = GroupModel(known or proportions(parallel.attn_dp_size), guess=known is None)
         self._model.submit = submit
         self._planner = GroupPlanner(self._model.cost, chunk=chunk, guard=guard)
         self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)
@@ -90,7 +90,7 @@ class Group:
         planner = self._planner
         self._model.settle()
         planner.cost = self._model.cost
-        ready = self._ready or self._model.fitted
+        ready = self._model.ready
         prompts, at = self._prompts(lines) if ready else ([], [])
         menu = planner.menu(now, prompts, self._ran)
         if not ready:
@@ -138,7 +138,7 @@ class Group:
             "waiting_share": self._waited_s / self._steps_s if self._steps_s else None,
             "round_ms": 1e3 * (self._rounds_s - self._gathers_s) / rounds,
             "gather_ms": 1e3 * self._gathers_s / rounds,
-            "fitted": self._ready or model.fitted,
+            "fitted": self._known or model.fitted,
             "observed": model.observed,
             "cost": asdict(model.cost),
         }
@@ -180,8 +180,3 @@ class Group:
             self._model.observe(GroupSample(self._shapes.pop(round_), self._seconds.pop(round_)))
         for known in (self._shapes, self._seconds):
             known.pop(self._round - KEPT, None)
-
-
-def unknown(ranks: int) -> GroupCost:
-    """Cost of a group of which nothing is known."""
-    return GroupCost(ranks=ranks, fixed=0.0, token=0.0, alpha=0.0, expert=0.0)

@@ -93,6 +93,28 @@ def test_the_plan_of_the_first_stage_goes_on_with_its_requests(monkeypatch: pyte
             assert received == sent, "the next stage is sent all of it"
 
 
+def test_the_plan_of_the_leading_rank_reaches_all_ranks_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, pp=3, tp=2)
+    assert [at for at, r in world.ranks.items() if r.leader] == [(0, 0, 0)]
+    lists: dict[int, list[Any]] = {}
+    for tp in range(2):
+        sent: list[Any] = ["a"]
+        rank = world.ranks[0, 0, tp]
+        rank.ingested(sent)
+        assert rank.dispatched(sent) == ["a"]
+        assert rank.agree(PLAN if rank.leader else Plan(())) == (PLAN if rank.leader else HEARD)
+        lists[tp] = sent
+    for stage in (1, 2):
+        # The first rank of a stage receives the list, and SGLang broadcasts it to the others of its stage.
+        for tp in range(2):
+            received = pickle.loads(pickle.dumps(lists[0]))
+            rank = world.ranks[stage, 0, tp]
+            rank.ingested(received)
+            assert rank.dispatched(received) == ["a"]
+            assert rank.agree(Plan(())) == PLAN
+            assert received == lists[0], "the next stage is sent all of it"
+
+
 def test_stages_that_do_not_see_the_same_work_end_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = World(monkeypatch, pp=2).ranks[1, 0, 0]
     stage.dispatched(["a"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from groups import COST
 from laps_core.group.cost import GroupCost, OwnShape
-from laps_core.group.learning import GroupModel, GroupSample
+from laps_core.group.learning import GroupModel, GroupSample, proportions
 from laps_core.latency.strata import PER_STRATUM, STRATA, Strata
 
 GUESS = GroupCost(ranks=4, fixed=0.1, token=1e-4, alpha=1e-9, expert=1e-6, absorbed=1e-8)
@@ -77,6 +78,42 @@ def test_steps_that_are_alike_tell_nothing() -> None:
     assert model.cost == GUESS
 
 
+def test_a_guess_is_stretched_to_the_first_steps_and_replaced_by_a_fit() -> None:
+    """The proportions are wrong; what it predicts is right on the whole, at once."""
+    true = replace(COST.stretched(20.0), absorbed=None)
+    model = GroupModel(proportions(true.ranks), guess=True)
+    ready = []
+    for sample in steps(31, true):
+        model.observe(sample)
+        ready.append(model.ready)
+    assert ready == [False] * 3 + [True] * 28
+    assert not model.fitted
+
+    def off() -> float:
+        return statistics.median(abs(model.cost.seconds(s.shapes) / s.seconds - 1.0) for s in steps(200, true, 0.0, 2))
+
+    stretched = off()
+    assert stretched < 0.5
+    for sample in steps(60, true, seed=3):
+        model.observe(sample)
+    assert model.fitted
+    assert off() < min(0.1, stretched)
+
+
+def test_what_the_steps_do_not_tell_apart_stays_in_proportion() -> None:
+    """One request at a time on one rank: own part and experts cannot be told apart."""
+    true, rng = replace(COST.stretched(3.0), absorbed=None), random.Random(5)
+    model = GroupModel(replace(COST, absorbed=None), guess=True)
+    for _ in range(120):
+        batch = true.shape([(rng.choice((500, 2000, 4000, 8000)), 0)])
+        shapes = (batch, *[OwnShape(0, 0, 0, 0)] * (true.ranks - 1))
+        model.observe(GroupSample(shapes, true.seconds(shapes) * rng.gauss(1.0, 0.02)))
+    assert model.fitted
+    assert model.cost.expert == pytest.approx(true.expert, rel=0.3)
+    everywhere = [true.shape([(2000, 0)])] * true.ranks
+    assert model.cost.seconds(everywhere) == pytest.approx(true.seconds(everywhere), rel=0.1)
+
+
 def test_a_bounded_number_of_steps_is_kept() -> None:
     kept: Strata[int] = Strata()
     for i in range(10_000):
@@ -97,7 +134,7 @@ def test_a_fit_made_elsewhere_is_taken_over_when_it_is_done() -> None:
 
     asked, later, model = [], Later(), GroupModel(GUESS)
 
-    def submit(learn: object, samples: Sequence[GroupSample], cost: GroupCost) -> Later:
+    def submit(learn: object, samples: Sequence[GroupSample], cost: GroupCost, held: Sequence[GroupSample]) -> Later:
         asked.append((len(samples), cost))
         return later
 

@@ -1,33 +1,133 @@
-"""The benchmark of groups: its load, its servers, its figures."""
+"""The benchmark of groups: its loads, its servers, its figures."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 from laps_plan.profile import Profile
+from laps_plan.traffic.job import Job
 
-from benchmark import groups
+from benchmark.load.sessions import HELD, Homes, SessionPrompts, to_rank, total
+from benchmark.rig.variants import LAPS, SPF
+from benchmark.suites.groups import compare
+from benchmark.suites.groups.loads import LOADS
+from benchmark.suites.groups.servers import CHUNK, CONTEXT, POOL, PROFILE, variants
+
+AGENTS = LOADS["agents"].jobs(1.33, 5.0, 250.0, "1/0")
 
 
-def test_the_load_is_the_same_for_all_and_mixed() -> None:
-    found = groups.arrivals(50.0, 40.0, "1/0")
-    assert found == groups.arrivals(50.0, 40.0, "1/0")
-    long = sum(job.new > groups.SHORT for job in found) / len(found)
+def test_the_mix_is_the_same_for_all_and_mixed() -> None:
+    found = LOADS["mix"].jobs(1000.0, 20.0, 40.0, "1/0")
+    assert found == LOADS["mix"].jobs(1000.0, 20.0, 40.0, "1/0")
+    long = sum(job.new > compare.SHORT for job in found) / len(found)
     assert 0.02 < long < 0.09
     assert 1500 < len(found) < 2500
 
 
-def test_a_rank_has_the_same_chunk_whatever_their_number() -> None:
+def test_turns_of_agents_follow_their_answers_on_a_device_and_clients_of_the_same_slowness() -> None:
+    once = LOADS["agents"].jobs(1.33, 1.0, 50.0, "1/0")
+    assert [(job.new, job.cached, job.after) for job in once] == [(job.new, job.cached, job.after) for job in AGENTS]
+    assert [5 * job.at_s for job in once] == pytest.approx([job.at_s for job in AGENTS])
+    assert [5 * job.pause_s for job in once] == pytest.approx([job.pause_s for job in AGENTS])
+    assert all(job.at_s <= 250.0 for job in AGENTS)
+    for seed in range(4):
+        found = len(LOADS["agents"].jobs(1.33, 1.0, 50.0, f"{seed}/0"))
+        assert 1.33 * 50 <= found < 1.33 * 50 + 11, "as many as the rate says"
+    followers = [job for job in AGENTS if job.after is not None]
+    assert len(followers) > len(AGENTS) / 3
+    assert all(job.after is not None and AGENTS[job.after].stream == job.stream for job in followers)
+    assert max(job.cached + job.new for job in AGENTS) < CONTEXT
+
+
+def test_a_rank_keeps_the_histories_of_a_round() -> None:
+    assert total([Job(0.0, 5, 100, 1), Job(1.0, 7, 50, 1), Job(0.0, 3, stream=2)]) == 108
+    assert total(AGENTS) < 4 * POOL
+
+
+def test_a_turn_shares_with_the_turns_before_it_what_is_cached_and_no_more() -> None:
+    prompts = SessionPrompts((3, 2000), 1, 1 << 17, reuse=True, prefill_only=True)
+    jobs = [
+        Job(0.0, 300, 1000, 1, goes_on=True),
+        Job(0.0, 40, 1000, 2, goes_on=True),
+        Job(1.0, 50, 1290, 1, goes_on=True, after=0),
+        Job(2.0, 60, 400, 1, goes_on=True, after=2),
+        Job(3.0, 70, 1340, 1, goes_on=True, after=3),
+    ]
+    paths = prompts.paths(jobs, 5)
+    assert [len(path) for path in paths] == [job.cached + job.new for job in jobs]
+    for i, (path, job) in enumerate(zip(paths, jobs, strict=True)):
+        shared = [_shared(path, earlier) for earlier in paths[:i]]
+        if job.after is not None:
+            assert job.cached <= max(shared) < job.cached + 4, "the next tokens are equal by chance alone"
+        else:
+            assert max(shared, default=0) < 4
+    sent = [json.loads(raw.split(b"\r\n\r\n", 1)[1]) for raw in prompts.bodies(jobs, 5)]
+    assert [body["input_ids"] for body in sent] == [path.tolist() for path in paths]
+    held = [body["sampling_params"].get("custom_params", {}).get(HELD) for body in sent]
+    assert held == [1000, 1000, None, None, None], "what sessions begin with is in the cache"
+
+
+def _shared(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def test_a_session_stays_where_it_began_and_a_new_one_goes_where_least_is_under_way() -> None:
+    homes = Homes(3, seed=1)
+    raw = SessionPrompts((3, 2000), 1, 4096, reuse=True, prefill_only=True).bodies([Job(0.0, 5)], 1)[0]
+
+    def sent(job: Job) -> tuple[int, Callable[[], None]]:
+        whole, done = homes(job, raw)
+        head, body = whole.split(b"\r\n\r\n")
+        assert int(head.rsplit(b" ", 1)[1]) == len(body)
+        assert json.loads(body)["input_ids"] == json.loads(raw.split(b"\r\n\r\n")[1])["input_ids"]
+        return int(json.loads(body)["routed_dp_rank"]), done
+
+    def turn(session: int, new: int) -> Job:
+        return Job(0.0, new, stream=session, goes_on=True)
+
+    first, done = sent(turn(1, 500))
+    assert [first, sent(turn(2, 100))[0], sent(turn(3, 50))[0]] == [0, 1, 2]
+    assert sent(turn(1, 10))[0] == 0
+    assert sent(turn(4, 10))[0] == 2
+    done()
+    assert sent(turn(5, 10))[0] == 0, "it has 10 tokens under way, the others 100 and 60"
+
+
+def test_the_rank_stands_in_the_request() -> None:
+    whole = to_rank(b'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 7\r\n\r\n{"a":1}', 12)
+    assert whole == b'POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 27\r\n\r\n{"a":1,"routed_dp_rank":12}'
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_a_rank_has_the_same_chunk_whatever_their_number(load: compare.Load) -> None:
     for ranks in (2, 8):
-        stock, laps = groups.variants(ranks)
+        stock, laps = variants(load, ranks)
         assert (stock.stock, laps.stock) == (True, False)
         sizes = [int(v.args[v.args.index("--chunked-prefill-size") + 1]) for v in (stock, laps)]
-        assert sizes == [ranks * groups.STOCK_CHUNK, ranks * groups.CHUNK]
+        assert sizes == [ranks * load.chunk, ranks * CHUNK]
 
 
 def test_slowdown_is_over_the_time_alone_in_the_group() -> None:
-    profile = Profile.load(groups.PROFILE).with_ranks(4).stretched(2.0)
+    profile = Profile.load(PROFILE).with_ranks(4).stretched(2.0)
     assert profile.group is not None
-    alone = [profile.group.lone_s(n, 0, groups.CHUNK) for n in (100, 5000)]
-    seen = groups.figures_of([100, 5000], [3.0 * t for t in alone], profile)
+    jobs = [Job(0.0, 100, 50_000), Job(0.0, 5000)]
+    alone = [profile.group.lone_s(job.new, job.cached, CHUNK) for job in jobs]
+    seen = compare.figures_of(jobs, [3.0 * t for t in alone], 10.0, profile)
     assert seen["mean slowdown"] == pytest.approx(3.0)
     assert (seen["short P90"], seen["long P90"]) == pytest.approx((3.0 * alone[0], 3.0 * alone[1]))
+    assert seen["tokens/s"] == 510.0
+
+
+def test_the_simulator_runs_the_jobs_of_the_servers() -> None:
+    load, jobs = LOADS["agents"], AGENTS[:30]
+    profile = Profile.load(PROFILE).with_ranks(4).stretched(5.0)
+    expected = {name: [compare.simulated(name, load, profile, jobs, 1)] for name in (SPF, LAPS)}
+    for (one,) in expected.values():
+        assert set(one) == set(compare.ALL)
+        assert one["mean"] > 0.27, "the smallest step takes so long"
+    piece = compare.piece_of(load, expected, expected, "text", 1, {})
+    ours = [f for f in piece.figures if f.name.endswith(f"{LAPS} / {SPF}")]
+    assert [f.bar for f in ours] == ["<= 0.4", "<= 0.58", "<= 0.36", "<= 1", ">= 1"]
+    assert all(f.value == 1.0 and f.met for f in piece.figures if f.name.endswith("simulated / emulated"))

@@ -1,0 +1,1 @@
+"""The comparison of `groups`: its loads, its servers, and the same in the simulator."""

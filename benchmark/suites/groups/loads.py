@@ -1,0 +1,81 @@
+"""Loads of a group of ranks, and the stock setting that is best for each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from laps_plan.traffic import turns
+from laps_plan.traffic.job import Job
+
+from benchmark.emulated import arrivals
+from benchmark.sim.groups import BEST, LONGEST, THINK_S, TOKEN_S
+
+TURNS = 11
+"""Turns of a session, around a random one of them."""
+
+MORE = 10
+"""Sessions drawn, over those that are needed on average."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load by name. Rates are those of the unscaled device (requests/s)."""
+
+    name: str
+    what: str
+    rate: float
+    slow: float
+    """Slowdown of the device: its steps are long beside what four schedulers and the tiny model take on two cores."""
+    chunk: int
+    """New tokens of a stock rank's batch: the best of 512 to 8,192 simulated."""
+    longest: int
+    """Longest prompt (tokens)."""
+    sessions: bool
+    """True if turns follow answers and go to the rank that has their history."""
+    make: Callable[[float, float, str], list[Job]]
+    """Jobs at a rate, for a span (seconds), from a seed; unscaled."""
+    bars: tuple[float, float, float]
+    """At most so much of the best stock policy's short P90, mean TTFT and mean slowdown."""
+
+    @property
+    def piece(self) -> str:
+        """Name of its piece of the report."""
+        return "groups" if self.name == "mix" else f"groups-{self.name}"
+
+    def jobs(self, rate: float, slow: float, span_s: float, seed: str) -> list[Job]:
+        """Return the jobs of a round on a device that is ``slow`` times as slow, and so are the clients; ``span_s``:
+        scaled."""
+        made = self.make(rate, span_s / slow, seed)
+        return [replace(job, at_s=slow * job.at_s, pause_s=slow * job.pause_s) for job in made]
+
+
+def agents(rate: float, span_s: float, seed: str) -> list[Job]:
+    """Return the turns of coding agents in a span without beginning or end: of sessions that are under way, whose
+    histories are in the cache. As many turns as the rate says: a round has so few sessions that chance would double or
+    halve its load."""
+    rng = random.Random(f"agents/{seed}")
+    begun: list[tuple[float, Sequence[turns.Turn]]] = []
+    drawn = turns.stretches(turns.agents(LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
+    for _, session in drawn:
+        if sum(len(s) for _, s in begun) < rate * span_s:
+            begun.append((rng.uniform(0.0, span_s), session))
+    return turns.jobs(begun, span_s)
+
+
+LOADS = {
+    load.name: load
+    for load in (
+        Load(
+            "mix", "95% LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192",
+            rate=110.0, slow=20.0, chunk=2048, longest=8192, sessions=False, make=arrivals,
+            bars=(0.90, 0.83, 0.86),
+        ),
+        Load(
+            "agents", "Turns of coding agents, each after the answer before it, on histories of up to 128k tokens",
+            rate=1.33, slow=3.0, chunk=BEST["agents"], longest=LONGEST, sessions=True, make=agents,
+            bars=(0.40, 0.58, 0.36),
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,40 @@
+"""Two pipeline stages of two tensor-parallel ranks each: one rank plans, and all four do the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from served import CHUNK, LAPS, Prefill, Reference, Setup, ids, on, send_all
+
+from .test_group_mixed import send
+from .test_pp2 import mixed
+
+FOUR = Setup("pp2-tp2", (*LAPS, "--pp-size", "2", "--tp-size", "2"), {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"})
+pytestmark = [pytest.mark.timeout(600), *on(FOUR)]
+COUNT = 36
+
+
+def test_mixed_requests_of_which_a_third_is_abandoned(prefill: Prefill, reference: Reference) -> None:
+    before = prefill.totals()["long"]["batches"]
+    prompts = mixed(7, COUNT)
+    said = asyncio.run(send(prefill, prompts, seed=7))
+    assert {i for i in range(COUNT) if i % 3} <= set(said)
+    for i, answer in said.items():
+        want, (logprob, token) = reference.first(prompts[i]), answer["meta_info"]["output_token_logprobs"][0][:2]
+        assert (token, logprob) == (want[0], pytest.approx(want[1], abs=1e-3)), f"prompt {i}: {len(prompts[i])} tokens"
+    assert prefill.totals()["long"]["batches"] > before, "LAPS has planned them"
+    prefill.all_tokens_are_free()
+
+
+def test_all_four_ranks_go_on_after_everything_is_aborted(prefill: Prefill) -> None:
+    async def scenario() -> None:
+        sending = [asyncio.ensure_future(send_all(prefill, [ids(6000 + i, 4 * CHUNK)])) for i in range(3)]
+        while not prefill.get("/laps_status")["in_progress"]:
+            await asyncio.sleep(0.01)
+        assert prefill.post("/abort_request", {"rid": "", "abort_all": True})[0] == 200
+        await asyncio.gather(*sending, return_exceptions=True)
+        assert len(await send_all(prefill, [ids(i, 30) for i in range(6)])) == 6
+
+    asyncio.run(scenario())
+    prefill.all_tokens_are_free()
