@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)
     over = replace(settings, rounds=max(1, args.rounds // 2), span_s=0.6 * args.seconds, utilisation=1.2)
     found = [BUILT_IN[n] for n in NAMES]
-    how = how_served(device, device.chunk, pd=False, prefill_only=True)
+    how = how_served(device, device.chunk, pd=False, new_only=True)
     with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
         mixed, heavy = (named.make(n, named.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload"))
         bench = Bench(fleet, NAMES, prompts, settings, say)

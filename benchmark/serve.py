@@ -12,8 +12,8 @@ ratios with the interval that the rounds support, and five rounds are the fewest
 to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop.
 
 Prefill only means: one prefill server without a decode server, through SGLang's fake bootstrap host. SGLang caches no
-prefix of such requests. Where a workload's prompts share beginnings, a plugin of the benchmark makes it cache them; on
-CUDA only new tokens are sent, and --pd shows reuse.
+prefix of such requests, so only new tokens are sent; --pd shows reuse. An emulated device caches them where the prompts
+of a workload share beginnings, and holds histories that are older than the load.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from laps_plan.traffic import named
 
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
+from benchmark.load.sessions import SessionPrompts
 from benchmark.results import pictures
 from benchmark.results.metrics import KINDS, curve
 from benchmark.results.piece import Parser, Piece, count, parser, positive
@@ -194,10 +195,11 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
     prefill_only = running.prefill_only if running else not args.pd
     scale = named.Scale(longest, min(longest, LONG_CHUNKS * chunk))
     reuses = any(name != named.CLOSED and named.make(name, scale).reuses for name in args.workload)
-    if reuses and not (running or args.pd or device.name == CUDA):
+    if reuses and device.emulated and not (running or args.pd):
         device = device.with_prefixes()
     reuse = device.prefixes or not prefill_only
-    prompts = Prompts(device.vocabulary, args.seed, longest, reuse=reuse, prefill_only=prefill_only)
+    kind = SessionPrompts if device.prefixes else Prompts
+    prompts = kind(device.vocabulary, args.seed, longest, reuse=reuse, prefill_only=prefill_only)
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     names = [v.name for v in args.variants]
     base = base_of(names, args.against)

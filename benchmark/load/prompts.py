@@ -54,6 +54,15 @@ class Prompts:
         """Return a POST with the beginning of a stream, which puts it into the prefix cache."""
         return self._post(self.stream(number)[:tokens].tolist(), random.Random(number))
 
+    def histories(self, jobs: Iterable[Job]) -> list[bytes]:
+        """Return a POST for each history that is older than the load. ``jobs``: in order of their times."""
+        tokens: dict[int, int] = {}
+        for job in jobs if self.reuse else ():
+            # What a conversation adds is sent with its turns: only what came before its first one is older.
+            known = tokens.get(job.stream, job.cached)
+            tokens[job.stream] = known if job.goes_on else max(known, job.cached)
+        return [self.whole_stream(stream, n) for stream, n in tokens.items() if n]
+
     def _post(
         self, ids: list[int], rooms: random.Random, slo_s: float | None = None, custom: dict[str, Any] | None = None
     ) -> bytes:

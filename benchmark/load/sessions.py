@@ -49,6 +49,10 @@ class SessionPrompts(Prompts):
             for job, path in zip(jobs, self.paths(jobs, seed), strict=True)
         ]
 
+    def histories(self, jobs: Iterable[Job]) -> list[bytes]:
+        """Return nothing: the first request of a session has its history held."""
+        return []
+
     def _new(self, rng: Any, tokens: int) -> Any:
         return rng.integers(*self.vocabulary, size=tokens, dtype=np.int32)
 

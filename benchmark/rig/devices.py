@@ -25,7 +25,7 @@ OVERLAP, NORMAL = "overlap", "normal"
 NORMAL_LOOP = "--disable-overlap-schedule"
 MODELS = model.REPO / "out" / "models"
 PREFIXES = model.REPO / "benchmark" / "rig" / "prefixes"
-"""Plugin of servers that keep prefixes without a decode server."""
+"""Plugins of servers that keep prefixes without a decode server, and hold histories that they have not computed."""
 CPU_SHAPE = model.SLICED
 CUDA_SHAPE = "7B"
 
@@ -84,15 +84,9 @@ class Device:
         return replace(self, args=(*(a for a in self.args if a != NORMAL_LOOP), *([NORMAL_LOOP] * (loop == NORMAL))))
 
     def with_prefixes(self) -> Device:
-        """Return the device with servers that keep prefixes without a decode server, and a pool that evicts none.
-        Raises ValueError on CUDA, where the plugin that keeps them cannot run."""
-        if self.name == CUDA:
-            raise ValueError("prefixes without a decode server are kept on a CPU only")
-        return replace(
-            self,
-            args=(*self.args, "--max-total-tokens", str(POOL_TOKENS)) if self.emulated else self.args,
-            prefixes=True,
-        )
+        """Return the emulated device with servers that keep prefixes without a decode server, and a pool that evicts
+        none."""
+        return replace(self, args=(*self.args, "--max-total-tokens", str(POOL_TOKENS)), prefixes=True)
 
     def env_of(self, variant: Variant) -> dict[str, str]:
         """Return the environment for the server of a variant, whose own variables win."""

@@ -11,8 +11,8 @@ import pytest
 @pytest.mark.parametrize(("size", "value_size"), [(32, 32), (80, 64)], ids=["plain", "latent"])
 def test_nothing_is_computed_and_everything_is_kept(size: int, value_size: int) -> None:
     import torch
-    from sglang_laps.emulation.install import leave_out_attention
-    from sglang_laps.host.attention import HostAttention
+    from laps_emulate.host.attention import HostAttention
+    from laps_emulate.install import leave_out_attention
 
     def never(*_: Any) -> Any:
         raise AssertionError("no history is read")

@@ -12,7 +12,6 @@ from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
 from laps_plan.traffic.named import OPEN, Offer, Replayed, Workload, make
 
 from benchmark.load.prompts import Prompts
-from benchmark.suites.serve.compare import older
 
 LONGEST = 4096
 SCALE = named.Scale(LONGEST, LONGEST)
@@ -149,5 +148,7 @@ def test_a_workload_there_is_not() -> None:
 
 def test_histories_from_before_the_load_are_those_of_each_first_turn() -> None:
     talk = [Job(0.0, 10, 500, 1, goes_on=True), Job(1.0, 10, 510, 1, goes_on=True)]
-    document = [Job(0.5, 10, 300, 2), Job(0.7, 10, 700, 2)]
-    assert older([*talk, *document]) == {1: 500, 2: 700}
+    jobs = [*talk, Job(0.5, 10, 300, 2), Job(0.7, 10, 700, 2)]
+    prompts = Prompts((3, 2000), 1, LONGEST, reuse=True, prefill_only=False)
+    assert prompts.histories(jobs) == [prompts.whole_stream(1, 500), prompts.whole_stream(2, 700)]
+    assert not Prompts((3, 2000), 1, LONGEST, reuse=False, prefill_only=True).histories(jobs)

@@ -8,15 +8,12 @@ from dataclasses import replace
 
 from benchmark.rig import architectures, devices
 from benchmark.rig.devices import Device
-from benchmark.rig.model import REPO
 from benchmark.rig.variants import LAPS, ON, SPF, Variant
 from benchmark.suites.groups.loads import Load
 
 PROFILE, MODEL = "h200-deepseek-v3-dp8", "deepseek3"
 CHUNK = 8192
 """Most new tokens of a rank's batch."""
-PREFIXES = REPO / "benchmark" / "rig" / "prefixes"
-"""Plugins: prompts stay in the prefix cache without a decode server, and histories are there without being computed."""
 CONTEXT = 131_072 + 1024
 POOL = 1_500_000
 """Tokens that a rank keeps: of sessions that are under way, and some that are over."""
@@ -33,11 +30,11 @@ LONG = (
 def device_of(load: Load, slow: float, ranks: int) -> Device:
     """Return the emulated group for a load."""
     made = devices.emulated(f"{PROFILE},slow={slow:g}")
+    if load.sessions:
+        made = made.with_prefixes()
     # SGLang needs a core for each rank, out of those that it may use.
     usable = sorted(os.sched_getaffinity(0))
     env = {**made.env, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(usable[i % len(usable)]) for i in range(ranks))}
-    if load.sessions:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PREFIXES), os.environ.get("PYTHONPATH"))))
     return replace(
         made,
         args=(*made.args, *(LONG if load.sessions else ())),

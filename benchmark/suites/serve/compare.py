@@ -114,21 +114,9 @@ class Measured:
         return workload.arrivals(offer, random.Random(seed))
 
 
-def older(jobs: Sequence[Job]) -> dict[int, int]:
-    """Return by stream the tokens of its history that are older than the load. ``jobs``: in order of their times."""
-    found: dict[int, int] = {}
-    for job in jobs:
-        # What a conversation adds is sent with its turns: only what came before its first one is older.
-        known = found.get(job.stream, job.cached)
-        found[job.stream] = known if job.goes_on else max(known, job.cached)
-    return found
-
-
 def cache_histories(target: Target, prompts: Prompts, jobs: Sequence[Job]) -> None:
-    """Have the server cache what is older than the load, where histories are sent at all."""
-    if prompts.reuse:
-        warm = [prompts.whole_stream(stream, tokens) for stream, tokens in older(jobs).items() if tokens]
-        asyncio.run(client.one_by_one(target, warm))
+    """Have the server cache what is older than the load."""
+    asyncio.run(client.one_by_one(target, prompts.histories(jobs)))
 
 
 @dataclass
