@@ -66,6 +66,7 @@ def options() -> Parser:
     )
     p.add_argument("--against", help=f"variant to compare with ({BASE}, or the first)")
     p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
+    p.add_argument("--capacity", type=positive, metavar="RATE", help="what to take for capacity, requests/s (measured)")
     p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="clients of --workload closed")
     p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT of at most N lone TTFTs (10)")
     p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
@@ -140,10 +141,11 @@ def piece_of_open(
     over, figures = tables.ratios(compared, base)
     figures = [*tables.judged(compared, workload.name), *figures]
     offered = len(next(iter(compared.answers.values()))[0]) / settings.span_s
+    measured = f"that {compared.measured.on} does in a closed loop of the workload's "
+    measured += "short prompts" if isinstance(workload, named.Sea) else "prompts"
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
-        f"requests/s that {compared.measured.on} does in a closed loop of the workload's "
-        f"{'short prompts' if isinstance(workload, named.Sea) else 'prompts'}, {offered:.1f} requests/s in the "
+        f"requests/s {'given as capacity' if settings.capacity_per_s else measured}, {offered:.1f} requests/s in the "
         f"first round; {settings.rounds} rounds of {settings.span_s:g} s of arrivals, the same for every variant."
     )
     if workload.reuses and "new tokens only" in how:
@@ -203,7 +205,9 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     names = [v.name for v in args.variants]
     base = base_of(names, args.against)
-    settings = Settings(args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest)
+    settings = Settings(
+        args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest, capacity_per_s=args.capacity
+    )
     how = how_served(device, chunk, args.pd, new_only=not reuse)
     if running:
         how = f"The server at {running.url.url}."

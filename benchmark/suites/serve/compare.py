@@ -51,6 +51,8 @@ class Settings:
     slo_factor: float
     longest: int
     calibrate_s: float = 5.0
+    capacity_per_s: float | None = None
+    """Capacity to take for granted (requests/s); None: measured."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ class Bench:
         self.say(f"measuring the machine with {base}")
         target = self.servers.target(base)
         lone = lone or lone_ttft(target, self.prompts, settings.longest)
+        if settings.capacity_per_s:
+            return Measured(lone, settings.capacity_per_s, base)
         measured = capacity(target, workload, self.prompts, settings.calibrate_s, settings.seed)
         self.say(f"capacity {measured.requests_per_s:.1f} requests/s")
         return Measured(lone, measured.requests_per_s, base, measured)
