@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
+from choosing import send
 from laps_core.latency.step import Coefficients
 from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
@@ -32,7 +33,7 @@ def servers(n: int, pools: str = "", **config: Any) -> Pools:
 
 
 def chosen(p: Pools, ask: Ask) -> Choice:
-    found = p.choose(ask)
+    found = send(p, ask)
     assert found is not None
     return found
 
@@ -142,3 +143,14 @@ def test_a_server_that_is_gone_does_not_count_and_one_that_is_still_to_begin_doe
     p = servers(4, "ssll")
     p.instances[0].healthy, p.instances[0].served = False, served
     assert p.place() == place
+
+
+def test_a_choice_that_is_not_taken_changes_nothing() -> None:
+    p = servers(3, "sll")
+    shared = [Ask(1100, [fingerprint(TEXT[:4096] + bytes([65 + k]) * 300)], session=str(k)) for k in range(4)]
+    for ask in shared[:3]:
+        chosen(p, ask)
+    first = p.choose(shared[3])
+    assert first is not None
+    assert first.copies
+    assert all(p.choose(shared[3]) == first for _ in range(5))

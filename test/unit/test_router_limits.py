@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
+from choosing import send
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.instances import PrefillInstance
@@ -42,7 +43,7 @@ def pools(n: int = 4, **config: object) -> Pools:
 
 
 def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
-    choice = p.choose(Ask(tokens, [fingerprint(text)] if text else []))
+    choice = send(p, Ask(tokens, [fingerprint(text)] if text else []))
     assert choice is not None
     return choice.instance, choice.length_class, choice.new_tokens, choice.spilled
 
@@ -98,6 +99,6 @@ def test_whom_a_request_is_to_avoid_is_taken_only_when_there_is_no_other() -> No
     p = pools(3, initial_short=2)
     first, second, long = p.instances
     for avoid, taken in (((), first), ((first,), second), ((first, second), long), (p.instances, first)):
-        choice = p.choose(Ask(10), avoid)
+        choice = send(p, Ask(10), avoid)
         assert choice is not None
         assert choice.instance is taken

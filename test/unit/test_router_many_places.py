@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from choosing import send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
@@ -67,7 +68,7 @@ def test_the_choice_is_that_of_looking_at_each_place(seed: int, n: int, ranks: i
             with pytest.MonkeyPatch.context() as patch:
                 if k:
                     patch.setattr(Pools, "_offers", each)
-                found.append(pools.choose(ask))
+                found.append(send(pools, ask))
         assert said(found[0]) == said(found[1])
         made = [choice.lease().__enter__() for choice in found if choice]
         leases.append(made)

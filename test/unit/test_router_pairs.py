@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
+from choosing import send
 from laps_core.pools.choice import Pools, Tried
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.instances import Instance, PrefillInstance
@@ -83,22 +84,22 @@ def test_a_prompt_goes_where_it_fits_while_there_is_such_a_server() -> None:
     small, large = p.instances
     small.longest = 1000
     for _ in range(3):
-        found = p.choose(Ask(5000))
+        found = send(p, Ask(5000))
         assert found is not None
         assert found.instance is large
     large.healthy = False
-    found = p.choose(Ask(5000))
+    found = send(p, Ask(5000))
     assert found is not None
     assert found.instance is small, "whether it is refused is the server's to say"
 
 
 def test_an_undivided_fleet_keeps_short_requests_from_long_ones() -> None:
     p = Pools([(f"http://p{i}:1", 1) for i in range(3)], AllocConfig(), lambda: 0.0)
-    found = p.choose(Ask(20_000))
+    found = send(p, Ask(20_000))
     assert found is not None
     with found.lease():
-        assert {p.choose(Ask(50)).instance for _ in range(5)}.isdisjoint({found.instance})  # type: ignore[union-attr]
-        other = p.choose(Ask(20_000))
+        assert {send(p, Ask(50)).instance for _ in range(5)}.isdisjoint({found.instance})  # type: ignore[union-attr]
+        other = send(p, Ask(20_000))
         assert other is not None
         assert other.instance is not found.instance
 
@@ -106,12 +107,12 @@ def test_an_undivided_fleet_keeps_short_requests_from_long_ones() -> None:
 def test_with_a_deadline_that_is_kept_with_ease_a_request_goes_where_it_is_least_work() -> None:
     p = Pools([(f"http://p{i}:1", 1) for i in range(2)], AllocConfig(), lambda: 0.0)
     text = b"".join(b"%07d" % i for i in range(4000))
-    first = p.choose(Ask(7000, [fingerprint(text)]))
+    first = send(p, Ask(7000, [fingerprint(text)]))
     assert first is not None
     with first.instance.lease(9000, "long", 3.0):
         for slo_s, same in ((None, False), (1.0, False), (10.0, True)):
             other = next(i for i in p.instances if i is not first.instance)
             other.prefixes.clear()
-            found = p.choose(Ask(7050, [fingerprint(text)], slo_s=slo_s))
+            found = send(p, Ask(7050, [fingerprint(text)], slo_s=slo_s))
             assert found is not None
             assert (found.instance is first.instance) == same, slo_s

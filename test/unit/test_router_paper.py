@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
+from choosing import send
 from laps_core.config import ConfigError
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.paper import PaperController, PaperPools, controller, pools
@@ -26,11 +27,11 @@ def test_the_fleet_is_divided_and_a_cached_prompt_is_as_long_as_it_is() -> None:
     assert isinstance(p, PaperPools)
     assert [i.pool for i in p.instances] == ["short"] * 2 + ["long"] * 3
     p.instances[0].prefixes.add(fingerprint(TEXT))
-    choice = p.choose(Ask(2048, [fingerprint(TEXT)]))
+    choice = send(p, Ask(2048, [fingerprint(TEXT)]))
     assert choice is not None
     assert (choice.length_class, choice.instance.pool, choice.new_tokens, choice.why) == ("long", "long", 2048, "pool")
     with choice.lease():
-        following = p.choose(Ask(2048))
+        following = send(p, Ask(2048))
         assert following is not None
         assert following.instance is not choice.instance
     with pytest.raises(ConfigError, match="needs 2"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
+from choosing import send
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
@@ -42,7 +43,7 @@ def pools(n: int = 4, **config: object) -> Pools:
 
 
 def route(p: Pools, tokens: int, text: bytes = b"") -> tuple[PrefillInstance, str, int, bool]:
-    choice = p.choose(Ask(tokens, [fingerprint(text)] if text else []))
+    choice = send(p, Ask(tokens, [fingerprint(text)] if text else []))
     assert choice is not None
     return choice.instance, choice.length_class, choice.new_tokens, choice.spilled
 
@@ -148,7 +149,7 @@ def test_a_pool_without_anybody_healthy_is_served_by_the_other() -> None:
     assert (chosen.pool, cls, spilled) == ("long", "short", True)
     for i in p.instances:
         i.healthy = False
-    assert p.choose(Ask(10)) is None
+    assert send(p, Ask(10)) is None
 
 
 def test_a_moved_instance_takes_new_requests_of_its_new_pool_and_keeps_the_old() -> None:
@@ -172,7 +173,7 @@ def test_any_traffic_is_placed_and_given_back(n: int, requests: list[tuple[int, 
         for tokens, early, sick in requests:
             for k, i in enumerate(p.instances):
                 i.healthy = k not in sick
-            choice = p.choose(Ask(tokens))
+            choice = send(p, Ask(tokens))
             if choice is None:
                 assert not any(i.healthy for i in p.instances)
                 continue
@@ -247,7 +248,7 @@ def test_a_lost_copy_is_made_again_after_ever_more_requests() -> None:
     p = pools()
     made, asked = [], 0
     for asked in range(300):
-        choice = p.choose(Ask(ask_after(SYSTEM, asked)[0], [fingerprint(ask_after(SYSTEM, asked)[1])]))
+        choice = send(p, Ask(ask_after(SYSTEM, asked)[0], [fingerprint(ask_after(SYSTEM, asked)[1])]))
         assert choice is not None
         if choice.copies:
             made.append(asked)
@@ -272,7 +273,7 @@ def test_another_try_of_a_request_is_not_another_request() -> None:
     tokens, text = ask_after(SYSTEM, "second")
     ask = Ask(tokens, [fingerprint(text)])
     for _ in range(20):
-        choice = p.choose(ask)
+        choice = send(p, ask)
         assert choice is not None
         assert choice.instance.pool == "long"
 
@@ -280,7 +281,7 @@ def test_another_try_of_a_request_is_not_another_request() -> None:
 def test_the_prefixes_watched_are_bounded_and_so_is_what_is_kept_of_each() -> None:
     shared = SharedPrefixes()
     for i in range(3 * WATCHED):
-        shared.due(fingerprint(b"%06d" % i * 100), 1)
+        shared.note(fingerprint(b"%06d" % i * 100), 1)
         assert len(shared) == min(i + 1, WATCHED)
 
 
@@ -304,16 +305,16 @@ def image(name: str) -> dict[str, object]:
 def test_an_image_behind_a_known_prefix_counts_and_one_inside_it_does_not() -> None:
     p = pools()
     text = "".join(f"{i:05d}" for i in range(400))
-    first = p.choose(chat_ask(text))
+    first = send(p, chat_ask(text))
     assert first is not None
-    behind = p.choose(chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}]))
+    behind = send(p, chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}]))
     assert behind is not None
     assert (behind.instance, behind.length_class) == (first.instance, "long")
     assert behind.new_tokens >= 512
-    inside = p.choose(chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}], "and?"))
+    inside = send(p, chat_ask(text, [image("a"), {"type": "text", "text": "b" * 600}], "and?"))
     assert inside is not None
     assert (inside.instance, inside.length_class) == (first.instance, "short")
-    other = p.choose(chat_ask(text, [image("x"), {"type": "text", "text": "b" * 600}], "and?"))
+    other = send(p, chat_ask(text, [image("x"), {"type": "text", "text": "b" * 600}], "and?"))
     assert other is not None
     assert other.new_tokens >= 512
 
@@ -322,6 +323,6 @@ def test_media_without_a_place_in_the_text_always_count() -> None:
     p = pools()
     body = {"text": "".join(f"{i:05d}" for i in range(400)), "image_data": [["a", "b"], ["c"]]}
     for _ in range(2):
-        choice = p.choose(measure(read_prompt(GENERATE, body), ByteCounter(), 0))
+        choice = send(p, measure(read_prompt(GENERATE, body), ByteCounter(), 0))
         assert choice is not None
         assert choice.new_tokens >= 3 * 512

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang_router")
 
+from choosing import send
 from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.instances import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance
@@ -38,7 +39,7 @@ def fleet(*ranks: int, initial_short: int | None = None) -> Pools:
 
 
 def choose(pools: Pools, tokens: int, text: bytes = b"") -> Choice:
-    found = pools.choose(Ask(tokens, [fingerprint(text)] if text else []))
+    found = send(pools, Ask(tokens, [fingerprint(text)] if text else []))
     assert found is not None
     return found
 

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
+from choosing import send
 from laps_core.latency.step import Coefficients
 from laps_core.pools import sessions
 from laps_core.pools.choice import Choice, Pools
@@ -25,7 +26,7 @@ def servers(n: int) -> Pools:
 
 
 def chosen(p: Pools, ask: Ask) -> Choice:
-    found = p.choose(ask)
+    found = send(p, ask)
     assert found is not None
     return found
 
@@ -66,7 +67,7 @@ def test_a_server_that_is_gone_or_far_behind_is_left() -> None:
 def test_a_server_that_failed_the_request_is_left() -> None:
     p = servers(2)
     first = chosen(p, Ask(1000, session="a")).instance
-    found = p.choose(Ask(1000, session="a"), [first])
+    found = send(p, Ask(1000, session="a"), [first])
     assert found is not None
     assert found.instance is not first
 

@@ -63,6 +63,8 @@ class Choice:
     rank: Rank[PrefillInstance] | None = None
     """Rank of the instance, if it has several."""
     why: Why = "expected"
+    shares: int = 0
+    """Blocks of a prefix at a long-pool server that a short request goes on from; 0 = none. Others may share them."""
     late_s: float = 0.0
     """Predicted delay of the first token beyond the time from which the request is refused (seconds); 0.0 if in time or
     unknown."""
@@ -202,11 +204,11 @@ class Pools:
     def choose(self, ask: Ask, avoid: Collection[PrefillInstance] = ()) -> Choice | None:
         """Choose the instance for a request, and its data-parallel rank; None when none is healthy.
 
-        The request goes where it is answered first, among the instances that take its class. The class depends on the
-        place: short means at most the threshold to compute there. A request that is short only where its history is
-        cached may stay there, unless others share that history: then one of them takes it to the short pool. Instances
-        in ``avoid`` are used only if there is no other. A session named by the client stays where it was served, in
-        either pool.
+        Changes nothing; ``sends`` records the choice. The request goes where it is answered first, among the instances
+        that take its class. The class depends on the place: short means at most the threshold to compute there. A
+        request that is short only where its history is cached may stay there, unless others share that history: then
+        one of them takes it to the short pool. Instances in ``avoid`` are used only if there is no other. A session
+        named by the client stays where it was served, in either pool.
         """
         usable = open_to(self.instances, avoid)
         total = max(1, ask.total)
@@ -216,6 +218,7 @@ class Pools:
         now, threshold = self._clock(), self.config.threshold
         known = [p for p in ask.prompts if p.hashes]
         spilled = copies = False
+        shares = 0
         holder = self._sessions.holder(ask, usable, now, threshold)
         own, others = list[Offer](), list[Offer]()
         if holder is None:
@@ -232,7 +235,8 @@ class Pools:
                 spilled = True
                 _, new, chosen, _ = self._first(relief, ask)
         elif chosen.pool == LONG and length_class == SHORT:
-            host = self._host_of_copy(ask, chosen, others)
+            shares = self._shared_blocks(ask, chosen)
+            host = self._host_of_copy(ask, shares, others)
             if host is not None:
                 # The whole prompt is computed there, as for a long request.
                 length_class, copies = LONG, True
@@ -246,14 +250,22 @@ class Pools:
             why = "session"
         elif why in ("pool", "expected") and new < total:
             why = "prefix"
-        if not late_s:
-            # The prompt will be cached there.
-            self._sessions.served(ask.session, chosen)
-            for p in known:
-                chosen.prefixes.add(p)
-                p.prompt = None
         work_s = min(chosen.outlook.model.work_s(new, total - new), MOST_WORK_S)
-        return Choice(chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, why, late_s)
+        return Choice(
+            chosen.server, length_class, new, total - new, work_s, spilled, copies, chosen.rank, why, shares, late_s
+        )  # fmt: skip
+
+    def sends(self, ask: Ask, choice: Choice) -> None:
+        """Record that the request goes to ``choice``: its prompt will be cached there, and its session served."""
+        self._sessions.served(ask.session, choice.place)
+        if choice.shares:
+            self._shared.note(ask.prompts[0], choice.shares)
+            if choice.copies:
+                self._shared.copied(ask.prompts[0], choice.shares)
+        for p in ask.prompts:
+            if p.hashes:
+                choice.place.prefixes.add(p)
+                p.prompt = None
 
     def _offers(
         self, usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float
@@ -316,21 +328,19 @@ class Pools:
                 return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
         return _least(offers)
 
-    def _host_of_copy(self, ask: Ask, holder: Place, others: list[Offer]) -> Offer | None:
-        """Return the short-pool place that takes a request which is short only in the long pool, to cache what it
-        shares with others; None if it shares nothing yet, or no place has the time."""
-        if len(ask.prompts) != 1:
-            return None
-        (prompt,) = ask.prompts
-        blocks = holder.prefixes.depth(prompt)
-        if not self._shared.due(prompt, blocks):
+    @staticmethod
+    def _shared_blocks(ask: Ask, holder: Place) -> int:
+        """Return how many blocks of the only prompt ``holder`` has; 0 for a batch."""
+        return holder.prefixes.depth(ask.prompts[0]) if len(ask.prompts) == 1 else 0
+
+    def _host_of_copy(self, ask: Ask, shares: int, others: list[Offer]) -> Offer | None:
+        """Return the short-pool place that takes a request which is short only in the long pool, to cache the blocks
+        that it ``shares`` with others; None if it shares nothing yet, or no place has the time."""
+        if not shares or not self._shared.due(ask.prompts[0], shares):
             return None
         hosts = [o for o in others if o[2].pool == SHORT]
         host = _least(hosts) if hosts else None
-        if host is None or host[2].outstanding_tokens > self.config.load_unit:
-            return None
-        self._shared.copied(prompt, blocks)
-        return host
+        return None if host is None or host[2].outstanding_tokens > self.config.load_unit else host
 
     def _relief(self, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
         """Return places of the other pool that may take a request whose ``own`` pool is overloaded."""

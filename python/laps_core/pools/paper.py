@@ -55,6 +55,9 @@ class PaperPools(Pools):
         why: Why = "pool" if own else "spill"
         return Choice(chosen.server, length_class, total, 0, work_s, not own, rank=chosen.rank, why=why)
 
+    def sends(self, ask: Ask, choice: Choice) -> None:
+        """Record nothing."""
+
 
 def controller(config: PressureConfig, start_s: float = 0.0) -> PoolController:
     """Return the controller that ``config`` asks for."""

@@ -160,6 +160,11 @@ class _Watched:
     count: int = 0
     copies: int = 0
 
+    def known(self, rest: Tokens) -> int | None:
+        """Return the index of a continuation that ``rest`` is no other than; None if there is none. The next turn of a
+        conversation begins as its last one did, and a repeated request is no other continuation."""
+        return next((i for i, r in enumerate(self.rests) if rest[: len(r)] == r[: len(rest)]), None)
+
 
 class SharedPrefixes:
     """Prefixes that several requests share, by their distinct continuations.
@@ -175,29 +180,36 @@ class SharedPrefixes:
         return len(self._watched)
 
     def due(self, prompt: Fingerprint, blocks: int) -> bool:
-        """Note that ``prompt`` continues after ``blocks`` (> 0) held by a server; return True if these should be
-        copied."""
-        if prompt.prompt is None:
-            # A retry, not a new request.
-            return False
-        size = block_size(prompt.prompt)
-        rest = prompt.prompt[blocks * size : (blocks + 1) * size]
+        """Return True if the first ``blocks`` (> 0) of ``prompt``, which a server holds, should be copied when it goes
+        on from them."""
+        rest = self._rest(prompt, blocks)
+        seen = self._watched.get(prompt.hashes[blocks - 1]) or _Watched()
+        return bool(rest) and seen.count + (seen.known(rest) is None) >= SHARERS << seen.copies
+
+    def note(self, prompt: Fingerprint, blocks: int) -> None:
+        """Record that ``prompt`` goes on from its first ``blocks`` (> 0)."""
+        rest = self._rest(prompt, blocks)
         if not rest:
-            return False
+            return
         key = prompt.hashes[blocks - 1]
         seen = self._watched.setdefault(key, _Watched())
         self._watched.move_to_end(key)
         if len(self._watched) > WATCHED:
             self._watched.popitem(last=False)
-        # The next turn of a conversation begins as its last one did, and a repeated request is no other continuation.
-        for i, r in enumerate(seen.rests):
-            if rest[: len(r)] == r[: len(rest)]:
-                seen.rests[i] = max(r, rest, key=len)
-                break
-        else:
+        at = seen.known(rest)
+        if at is None:
             seen.rests.append(rest)
             seen.count += 1
-        return seen.count >= SHARERS << seen.copies
+        else:
+            seen.rests[at] = max(seen.rests[at], rest, key=len)
+
+    @staticmethod
+    def _rest(prompt: Fingerprint, blocks: int) -> Tokens:
+        """Return the block that follows; empty for a retry, which is no new request."""
+        if prompt.prompt is None:
+            return b""
+        size = block_size(prompt.prompt)
+        return prompt.prompt[blocks * size : (blocks + 1) * size]
 
     def copied(self, prompt: Fingerprint, blocks: int) -> None:
         """Restart the count: a copy of the first ``blocks`` of ``prompt`` is being made."""

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from laps_core.scheduling.plan import Waiting
-from laps_core.scheduling.sizes import Sizes
+
+
+class Work(Protocol):
+    """Predicts the work of requests (seconds); ``sizes.Sizes`` does so by the latency model."""
+
+    def work_s(self, w: Waiting) -> float:
+        """Return the time of what is left."""
+        ...
+
+    def lone_s(self, w: Waiting) -> float:
+        """Return the time of all of it, alone on the server."""
+        ...
+
 
 Key = tuple[float, ...]
-Order = Callable[[Waiting, Sizes, float], Key]
+Order = Callable[[Waiting, Work, float], Key]
 """(request, what tells its work, now in seconds) -> sort key."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
 
-def slack_s(w: Waiting, sizes: Sizes, now: float) -> float:
+def slack_s(w: Waiting, sizes: Work, now: float) -> float:
     """Deadline - now - remaining work (seconds); infinite without a deadline."""
     return math.inf if w.deadline_s is None else w.deadline_s - now - sizes.work_s(w)
 
 
-def least_work(w: Waiting, sizes: Sizes, now: float) -> Key:
+def least_work(w: Waiting, sizes: Work, now: float) -> Key:
     """Least remaining work first, with a guard for the prompt that has waited longest; see ``guard``, ``packing``.
 
     Those that are too late go behind all others: a lost deadline must not cost another one.
@@ -29,12 +42,12 @@ def least_work(w: Waiting, sizes: Sizes, now: float) -> Key:
     return float(w.deadline_s is not None and w.deadline_s - now < work_s), work_s, w.since_s
 
 
-def fcfs(w: Waiting, sizes: Sizes, now: float) -> Key:
+def fcfs(w: Waiting, sizes: Work, now: float) -> Key:
     """First come, first served."""
     return (w.since_s,)
 
 
-def edf(w: Waiting, sizes: Sizes, now: float) -> Key:
+def edf(w: Waiting, sizes: Work, now: float) -> Key:
     """Earliest deadline first among those that can still make it.
 
     Then those without a deadline, then those too late, each by arrival: a lost deadline must not cost another one.
@@ -46,7 +59,7 @@ def edf(w: Waiting, sizes: Sizes, now: float) -> Key:
     return _IN_TIME, w.deadline_s, w.since_s
 
 
-def lars(w: Waiting, sizes: Sizes, now: float) -> Key:
+def lars(w: Waiting, sizes: Work, now: float) -> Key:
     """Smallest slack relative to total work first (Medha).
 
     A late request keeps its place at the front and goes on gaining, so nothing starves; ``edf`` puts it behind.
@@ -55,7 +68,7 @@ def lars(w: Waiting, sizes: Sizes, now: float) -> Key:
     return slack_s(w, sizes, now) / max(sizes.lone_s(w), 1e-9), w.since_s
 
 
-def s_edf(w: Waiting, sizes: Sizes, now: float) -> Key:
+def s_edf(w: Waiting, sizes: Work, now: float) -> Key:
     """Largest sgn(slack) / deadline first (FlowPrefill).
 
     In time: earliest deadline first. Too late: after those, latest deadline first (it is the least late). No slack
@@ -73,7 +86,7 @@ LEAST_WORK = "least-work"
 ORDERS: dict[str, Order] = {LEAST_WORK: least_work, "fcfs": fcfs, "edf": edf, "lars": lars, "s-edf": s_edf}
 
 
-def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float) -> list[int]:
+def line(order: Order, waiting: Sequence[Waiting], sizes: Work, now: float) -> list[int]:
     """Indices of ``waiting`` in the order to serve them at ``now`` (seconds): by priority, then as ``order`` says."""
     return sorted(range(len(waiting)), key=lambda i: (waiting[i].rank, *order(waiting[i], sizes, now)))
 

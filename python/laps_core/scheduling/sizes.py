@@ -24,6 +24,18 @@ LONGEST_SLICE = 16.0
 """Times ``slice_ms``: no slice is meant to take longer, whatever its pause costs."""
 
 
+class TokenWork:
+    """Work of requests by their tokens alone, where there is no latency model."""
+
+    def work_s(self, w: Waiting) -> float:
+        """Return the time of what is left (seconds)."""
+        return w.tokens * TOKEN_S
+
+    def lone_s(self, w: Waiting) -> float:
+        """Return the time of all of it, alone on the server (seconds)."""
+        return (w.new_tokens or w.tokens) * TOKEN_S
+
+
 class Sizes:
     """Of one server. Lengths are tokens, times seconds."""
 

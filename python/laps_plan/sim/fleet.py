@@ -136,9 +136,11 @@ class Pooled(Plain):
         if request.session not in self._begun and self.pools.config.preset is None:
             # This history is in every server's cache.
             tokens -= request.cached
-        choice = self.pools.choose(Ask(tokens, prompt))
+        ask = Ask(tokens, prompt)
+        choice = self.pools.choose(ask)
         if choice is None:
             raise RuntimeError("no healthy server")
+        self.pools.sends(ask, choice)
         request.lease = choice.lease()
         request.lease.__enter__()
         return self._index[choice.instance.url]

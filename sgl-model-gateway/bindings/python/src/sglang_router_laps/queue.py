@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from laps_core.latency.model import LatencyModel
 from laps_core.scheduling.order import Patience, edf
 from laps_core.scheduling.plan import LOOKAHEAD, Waiting
-from laps_core.scheduling.sizes import Sizes
+from laps_core.scheduling.sizes import TokenWork
 from sglang_router.router_args import RouterArgs
 
 MOST = 8192
@@ -69,7 +68,7 @@ class Queue:
         """Requests that have been admitted and wait for a healthy server."""
         self._patience = Patience()
         # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
-        self._sizes = Sizes(LatencyModel(), chunk_tokens=None, unit=1, layers=0, slice_s=0.0)
+        self._work = TokenWork()
 
     @property
     def waiting(self) -> int:
@@ -139,7 +138,7 @@ class Queue:
             first = oldest
         else:
             line = islice(self._line, LOOKAHEAD)
-            first = min(line, key=lambda t: (t.waiting.rank, *edf(t.waiting, self._sizes, now)))
+            first = min(line, key=lambda t: (t.waiting.rank, *edf(t.waiting, self._work, now)))
         self._patience.served(first is not oldest)
         return first
 

@@ -69,6 +69,7 @@ class Attempt:
         self.call.trail.try_at(prefiller, decoder, began)
         self.call.ids.renew()
         for_prefill, for_decode = self.call.wires(prefiller, self.choice.rank)
+        self.router.pools.sends(self.call.ask, self.choice)
         share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
         self._raced = loop.create_future()
