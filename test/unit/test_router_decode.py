@@ -22,7 +22,7 @@ def server(told: int | None = None, capacity: int = 100_000, own: int = 0, name:
     return made
 
 
-def test_the_one_with_the_most_room_is_chosen_whoever_has_filled_the_others() -> None:
+def test_the_decode_server_with_the_most_free_tokens_is_chosen_whoever_filled_the_others() -> None:
     full, free = server(80_000), server(20_000)
     with free.lease(1000):
         assert roomiest([full, free], 100, 1.0) is free
