@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
-pytest.importorskip("sglang_router")
-
 from laps_core.pools.choice import Pools, Tried
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.decode import OTHERS_MAX, DecodeInstance, Kv, roomiest, traffic

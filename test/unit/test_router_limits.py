@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
-pytest.importorskip("sglang_router")
-
 from choosing import send
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig

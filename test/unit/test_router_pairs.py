@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("sglang_router")
-
 from choosing import send
 from laps_core.pools.choice import Pools, Tried
 from laps_core.pools.config import AllocConfig
