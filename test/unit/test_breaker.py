@@ -65,6 +65,11 @@ def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None
     clock.now = 31.0
     b.failed()
     assert b.state == "closed"
+    clock.now = 61.0
+    b.failed()
+    b.failed()
+    assert b.state == "open", "a failure of exactly so long ago counts"
+    b, clock = broken()
     # More failures than successes open it, although no two follow each other without a success near.
     for _ in range(4):
         b.failed()

@@ -65,7 +65,7 @@ def test_of_several_ranks_one_must_hold_it_all() -> None:
     ranked = DecodeInstance("http://d:1", lambda: 0.0)
     ranked.kv = Kv(told=0, capacity=40_000, holds=10_000, own=0)
     assert roomiest([ranked, server(35_000, 40_000)], 15_000, 1.0) is not ranked
-    assert roomiest([ranked, server(35_000, 40_000)], 9_000, 1.0) is ranked
+    assert roomiest([ranked, server(35_000, 40_000)], 10_000, 1.0) is ranked
 
 
 def test_one_that_says_nothing_is_as_large_as_the_smallest_and_holds_what_this_router_sent() -> None:
