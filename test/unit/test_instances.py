@@ -74,14 +74,15 @@ def test_work_in_flight_is_counted_once_and_given_back_once(server: Instance, cl
         with server.lease(20):
             clock.now += 2.0
             assert (server.outstanding, server.outstanding_tokens, server.busy_seconds()) == (2, 30, 3.0)
+        clock.now += 4.0
         first.end()
         first.end()
-    assert (server.outstanding, server.outstanding_tokens, server.busy_seconds()) == (0, 0, 3.0)
+    assert (server.outstanding, server.outstanding_tokens, server.busy_seconds()) == (0, 0, 7.0)
     assert (server.served, server.served_tokens) == (2, 30)
     clock.now += 10.0
     with server.lease(1):
         clock.now += 1.0
-        assert server.busy_seconds() == 4.0
+        assert server.busy_seconds() == 8.0
 
 
 def test_a_record_counts_for_the_pool_if_it_names_one(server: PrefillInstance, clock: Clock) -> None:
