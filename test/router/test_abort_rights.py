@@ -25,7 +25,7 @@ async def guarded(prefills: int = 2, decodes: int = 1, args: Any = None) -> Asyn
         yield s
 
 
-def test_clients_that_leave_end_nobody_elses_streams_and_a_keyless_abort_of_all_changes_nothing() -> None:
+def test_clients_that_leave_end_no_other_streams_and_a_keyless_abort_of_all_changes_nothing() -> None:
     """SGLang ends every request whose id begins with an abort's, and the router's key opens that."""
 
     async def run() -> None:
@@ -60,7 +60,7 @@ def test_clients_that_leave_end_nobody_elses_streams_and_a_keyless_abort_of_all_
     asyncio.run(run())
 
 
-def test_who_may_abort_is_asked_of_a_server_that_is_there() -> None:
+def test_the_right_to_abort_is_asked_of_a_server_that_is_there() -> None:
     """Whichever of them has gone a moment ago."""
 
     async def run(gone: int) -> None:
@@ -73,7 +73,7 @@ def test_who_may_abort_is_asked_of_a_server_that_is_there() -> None:
         asyncio.run(run(gone))
 
 
-def test_an_abort_of_all_ends_what_waits_without_an_id_for_those_who_may_alone() -> None:
+def test_an_authorized_abort_of_all_ends_waiting_requests_without_an_id() -> None:
     async def run() -> None:
         async with guarded(args={"max_concurrent_requests": 1}) as s:
             for p in s.prefills:

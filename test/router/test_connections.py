@@ -52,7 +52,7 @@ def used_s(pid: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_pipelined_requests_fill_no_memory_and_stop_nobody(tmp_path: Path) -> None:
+def test_pipelined_requests_fill_no_memory_and_stop_no_other_client(tmp_path: Path) -> None:
     async def flood(url: str) -> None:
         with contextlib.suppress(ConnectionError):
             async with connection(url) as (reader, writer):
@@ -97,7 +97,7 @@ def test_a_client_that_leaves_a_stream_is_heard_whatever_it_has_sent_behind_it(b
     asyncio.run(run())
 
 
-def test_of_several_requests_at_once_the_first_is_answered_whole_and_then_the_connection_closes() -> None:
+def test_the_first_of_several_pipelined_requests_is_answered_and_then_the_connection_closes() -> None:
     async def run() -> None:
         async with stack(2) as s, connection(s.url) as (reader, writer):
             writer.write(post(text=SHORT) + post(text=SHORT) + GET + b"GET / nonsense\r\n\r\n")
@@ -185,7 +185,7 @@ class Flooding(Streaming):
             await response.write(b"data: " + b"x" * (1 << 16) + b"\n\n")
 
 
-def test_streams_that_nobody_reads_give_their_places_back() -> None:
+def test_unread_streams_release_their_slots() -> None:
     async def run() -> None:
         args = {"max_concurrent_requests": 2, "request_timeout_secs": 5, "queue_size": 0}
         async with stack(2, args=args, make_decode=Flooding) as s:
@@ -213,7 +213,7 @@ class Late(Streaming):
             await response.write(b"data: " + b"x" * (1 << 16) + b"\n\n")
 
 
-def test_a_stream_that_nobody_reads_ends_with_its_time_however_late_it_stopped() -> None:
+def test_an_unread_stream_ends_at_its_time_limit_however_late_it_stopped() -> None:
     async def run() -> None:
         args = {"max_concurrent_requests": 2, "request_timeout_secs": 5, "queue_size": 0}
         async with stack(2, args=args, make_decode=Late) as s:
@@ -229,7 +229,7 @@ def test_a_stream_that_nobody_reads_ends_with_its_time_however_late_it_stopped()
     asyncio.run(run())
 
 
-def test_a_whole_answer_that_nobody_takes_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_whole_answer_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parser, "STALL_S", 0.5)
 
     class Large(FakeDecode):

@@ -93,7 +93,7 @@ def test_a_transfer_that_failed_is_tried_again() -> None:
     asyncio.run(run())
 
 
-def test_a_way_between_two_servers_that_is_cut_is_left_by_either_of_them() -> None:
+def test_a_pair_that_failed_a_transfer_is_left_by_changing_either_server() -> None:
     """One prefill server only: another decode server makes another pair."""
 
     async def run() -> None:

@@ -111,7 +111,7 @@ def test_an_error_of_either_server_is_the_answer_and_the_other_leg_is_aborted(ro
     asyncio.run(run())
 
 
-def test_nobody_healthy_is_503_with_retry_after() -> None:
+def test_no_healthy_server_is_503_with_retry_after() -> None:
     async def run() -> None:
         async with stack(2) as s:
             for p in s.prefills:

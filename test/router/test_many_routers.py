@@ -34,7 +34,7 @@ def pools(s: Stack) -> dict[str, Any]:
     return {i.url: i.pool for i in s.lb.pools.instances}
 
 
-def test_both_follow_what_the_servers_say_and_one_of_them_moves() -> None:
+def test_both_routers_follow_the_servers_records_and_one_of_them_moves() -> None:
     async def run() -> None:
         async with pair() as (one, other):
             for p in one.prefills[:2]:

@@ -100,7 +100,7 @@ def test_what_is_in_flight_at_one_that_leaves_is_finished_there() -> None:
     asyncio.run(run())
 
 
-def test_who_does_not_finish_in_time_is_let_go() -> None:
+def test_a_draining_server_that_does_not_finish_in_time_is_removed() -> None:
     async def run() -> None:
         async with stack(2, 2, args={"request_timeout_secs": 1}) as s:
             s.prefills[0].gate.clear()
@@ -172,7 +172,7 @@ def test_a_replaced_server_is_in_use_at_once_where_its_source_tells(monkeypatch:
     asyncio.run(run())
 
 
-def test_a_replaced_server_is_in_use_within_five_seconds_where_nobody_tells() -> None:
+def test_an_unannounced_replaced_server_is_in_use_within_five_seconds() -> None:
     assert (1 + health.JITTER) * (health.PAUSE_MAX_S + health.PAUSE_S) < 4.0
 
     async def run() -> None:

@@ -43,7 +43,7 @@ def test_ready_once_a_server_of_each_kind_is_known_to_be_well() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_nobody_has_reached_yet_makes_no_router_ready() -> None:
+def test_an_unreached_server_does_not_make_the_router_ready() -> None:
     async def run() -> None:
         async with stack(2, 0, more_decodes=["http://127.0.0.1:9"]) as s:
             assert await probe(s, "readiness") == 503

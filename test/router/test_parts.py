@@ -1,4 +1,4 @@
-"""Small parts of the router by themselves: breaker, retries, events, faults, and whose fault a failure is."""
+"""Small parts of the router by themselves: retries, events, faults, and whose fault a failure is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
-from laps_core.pools.breaker import Breaker
 from laps_core.pools.instances import Instance
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import requests_at_most
@@ -19,81 +18,6 @@ from sglang_router_laps.request.streams import Events, MergedEvents
 from sglang_router_laps.servers.upstream import failure
 
 KEY = ConnectionKey("h", 1, False, True, None, None, None)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def broken() -> tuple[Breaker, Clock]:
-    clock = Clock()
-    return Breaker(failures=3, successes=2, timeout_s=10, window_s=30, clock=clock), clock
-
-
-def test_a_breaker_opens_tries_and_closes() -> None:
-    b, clock = broken()
-    for _ in range(3):
-        assert b.admits()
-        b.failed()
-    assert (b.state, b.admits()) == ("open", False)
-    clock.now = 9.9
-    assert not b.admits()
-    clock.now = 10.0
-    assert (b.admits(), b.state) == (True, "half_open")
-    assert b.enter()
-    assert b.admits()
-    assert b.enter()
-    # As many on trial as successes are asked for, and no more.
-    assert not b.admits()
-    b.succeeded()
-    b.leave()
-    assert b.admits()
-    b.succeeded()
-    b.leave()
-    assert (b.state, b.enter()) == ("closed", False)
-
-
-def test_a_failure_on_trial_opens_it_again() -> None:
-    b, clock = broken()
-    for _ in range(3):
-        b.failed()
-    clock.now = 10.0
-    assert b.admits()
-    b.failed()
-    assert b.state == "open"
-    clock.now = 19.9
-    assert not b.admits()
-    clock.now = 20.0
-    assert b.admits()
-
-
-def test_successes_make_up_for_failures_and_old_failures_are_forgotten() -> None:
-    b, clock = broken()
-    for _ in range(20):
-        b.failed()
-        b.succeeded()
-    assert b.state == "closed"
-    b.failed()
-    b.failed()
-    clock.now = 31.0
-    b.failed()
-    assert b.state == "closed"
-    # More failures than successes open it, although no two follow each other without a success near.
-    for _ in range(4):
-        b.failed()
-        b.failed()
-        b.succeeded()
-    assert b.state == "open"
-
-
-def test_a_breaker_that_is_off_stays_closed() -> None:
-    b = Breaker(Clock(), failures=0)
-    for _ in range(1000):
-        b.failed()
-    assert b.admits()
 
 
 def test_pauses_grow_to_their_maximum() -> None:
@@ -199,7 +123,7 @@ def connecting(number: int | None) -> aiohttp.ClientConnectorError:
     ],
 )
 def test_only_a_refusal_or_a_reset_tells_of_a_dead_server(cause: Exception, means: str) -> None:
-    found = failure(Instance("http://h:1", "decode", Clock()), cause)
+    found = failure(Instance("http://h:1", "decode", lambda: 0.0), cause)
     assert found.kind == means
     assert found.blameless == (means in ("local", "exhausted"))
 

@@ -197,7 +197,7 @@ def test_a_word_on_deadlines_that_is_none_is_400() -> None:
     asyncio.run(run())
 
 
-def test_while_a_role_has_nobody_for_a_moment_a_request_waits() -> None:
+def test_a_request_waits_while_a_role_has_no_server_for_a_moment() -> None:
     async def run() -> None:
         async with stack(2, args=NO_PROBES) as s:
             (decoder,) = s.lb.decoders
@@ -214,7 +214,7 @@ def test_while_a_role_has_nobody_for_a_moment_a_request_waits() -> None:
 
 
 @pytest.mark.parametrize("args", [{"queue_size": 0}, {"queue_timeout_secs": 0.1}])
-def test_a_role_that_has_nobody_for_long_is_503(args: Body) -> None:
+def test_a_role_without_a_server_for_long_is_503(args: Body) -> None:
     async def run() -> None:
         async with stack(2, args={**NO_PROBES, **args}) as s:
             s.lb.decoders[0].healthy = False

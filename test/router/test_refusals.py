@@ -90,7 +90,7 @@ def test_a_body_that_drips_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_who_sends_too_much_reads_why() -> None:
+def test_a_client_that_sends_too_much_reads_the_reason() -> None:
     async def run() -> None:
         async with stack(2, args={"max_payload_size": 100_000}) as s, connection(s.url) as (reader, writer):
             size = 1 << 23
@@ -100,7 +100,7 @@ def test_who_sends_too_much_reads_why() -> None:
     asyncio.run(run())
 
 
-def test_who_is_turned_away_before_its_body_is_read_has_its_connection_closed() -> None:
+def test_a_request_refused_before_its_body_is_read_has_its_connection_closed() -> None:
     async def run() -> None:
         async with stack(2, args={"max_concurrent_requests": 1, "queue_size": 0}) as s:
             for p in s.prefills:

@@ -73,7 +73,7 @@ def test_a_request_that_kills_servers_kills_one(role: str) -> None:
     asyncio.run(run())
 
 
-def test_who_was_there_with_others_is_tried_once_more_and_no_oftener() -> None:
+def test_a_request_lost_together_with_others_is_tried_once_more() -> None:
     killed: list[FakeServer] = []
 
     class Mortal(FakePrefill):

@@ -138,7 +138,7 @@ DELAYER = {"SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": "1"}
         ("decode", {}, DELAYER, None),
     ],
 )
-def test_what_nobody_typed_is_refused_too(
+def test_a_conflict_set_by_a_model_or_an_environment_variable_is_refused_too(
     mode: str, declared: dict[str, int], env: dict[str, str], says: str | None
 ) -> None:
     # Where a model sets it; with the size of the group to match.

@@ -145,7 +145,7 @@ def test_what_is_not_as_it_was_is_refused_in_one_line(change: str, says: str) ->
     assert "served all the same" not in done.stdout
 
 
-def test_without_laps_nobody_looks() -> None:
+def test_without_laps_seams_are_not_checked() -> None:
     change = "module.Scheduler.run_batch = lambda self, batches: None"
     done = warm.SGLANG.run("-c", CHANGED, change, env={"SGLANG_LAPS_SCHEDULER": ""})
     assert "served all the same" in done.stdout, done.stderr[-2000:]

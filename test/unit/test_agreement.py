@@ -217,7 +217,7 @@ def test_routers_agree_and_move_no_more_than_one_router_would(
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**9))
-def test_lost_answers_and_restarted_servers_and_routers_part_nobody_for_long(seed: int) -> None:
+def test_lost_answers_and_restarts_do_not_make_routers_disagree_for_long(seed: int) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         site = Site(servers(4), even(4), rng, 0.1, loss=0.1)

@@ -127,7 +127,7 @@ def test_a_reader_that_pauses_is_served_and_one_that_never_reads_is_cut_off(
     assert found == {RIGHT: 8 - deeds.UNREAD_MOST, CUT: deeds.UNREAD_MOST}
 
 
-def test_a_place_that_is_kept_for_who_never_reads_is_found_out() -> None:
+def test_a_slot_kept_for_a_client_that_never_reads_is_detected() -> None:
     found = ends("stall", Router(), 8)["stall"]
     assert found == {RIGHT: 8 - deeds.UNREAD_MOST, HUNG: deeds.UNREAD_MOST}
 
@@ -170,7 +170,7 @@ def test_a_request_that_outlives_its_client_is_found_out(stays: float, end: str)
     assert sum(found.values()) == 6 + left
 
 
-def test_a_connection_that_is_closed_on_who_pipelines_is_no_loss() -> None:
+def test_closing_the_connection_of_a_pipelining_client_is_no_loss() -> None:
     router = Router()
 
     async def refuse(writer: Writer) -> None:

@@ -113,7 +113,7 @@ def test_a_stream_that_hung_must_be_cut_in_time(evidence: Evidence, clock: Clock
     assert end(whole(end=101.0 + HANG_S + 1.0), evidence) == RIGHT
 
 
-def test_a_place_is_not_to_be_kept_for_who_does_not_read(evidence: Evidence) -> None:
+def test_no_slot_is_kept_for_a_client_that_does_not_read(evidence: Evidence) -> None:
     stalled = {"unread_s": 65.0, "limit_s": 60.0, "may_cut": "nobody read its stream"}
     assert end(whole(**stalled), evidence) == HUNG
     assert end(whole(**{**stalled, "unread_s": 3.0}), evidence) == RIGHT
@@ -122,7 +122,9 @@ def test_a_place_is_not_to_be_kept_for_who_does_not_read(evidence: Evidence) -> 
     assert end(begun(broken="reset"), evidence) == LOST
 
 
-def test_who_says_a_last_word_to_a_client_that_did_not_read_has_waited_for_it(evidence: Evidence, clock: Clock) -> None:
+def test_a_fault_explains_a_cut_unread_stream_only_if_the_router_could_notice_it(
+    evidence: Evidence, clock: Clock
+) -> None:
     stalled = {"unread_s": 65.0, "limit_s": 60.0, "may_cut": "nobody read its stream", "end": 166.0}
     assert end(begun(**stalled), evidence) == HUNG
     sent(evidence, clock, "d0", 100.1)

@@ -23,7 +23,7 @@ class Scheduler:
         return self.asked
 
 
-def test_sixteen_who_poll_each_second_ask_about_once() -> None:
+def test_sixteen_clients_that_poll_each_second_cause_about_one_question() -> None:
     async def run() -> None:
         s = Scheduler()
         for _ in range(50):
@@ -50,7 +50,7 @@ def test_a_failure_is_everybodys_once_and_is_not_kept() -> None:
     asyncio.run(run())
 
 
-def test_who_says_nothing_of_an_age_gets_a_new_one_which_serves_the_others_too() -> None:
+def test_a_poll_without_an_age_gets_a_new_status_which_serves_the_others_too() -> None:
     async def run() -> None:
         s = Scheduler()
         assert await s.kept.get() == (1, 0.0)
@@ -64,7 +64,7 @@ def test_who_says_nothing_of_an_age_gets_a_new_one_which_serves_the_others_too()
     asyncio.run(run())
 
 
-def test_those_who_come_while_it_is_being_asked_wait_for_that_answer() -> None:
+def test_polls_during_a_question_wait_for_its_answer() -> None:
     async def run() -> None:
         s = Scheduler()
         s.free.clear()

@@ -33,7 +33,7 @@ class Elsewhere:
                 future.set_result(made())
 
 
-def test_who_reports_a_step_does_not_wait_for_the_fit() -> None:
+def test_reporting_a_step_does_not_wait_for_the_fit() -> None:
     model, elsewhere, at_once = LatencyModel(), Elsewhere(), LatencyModel()
     model.submit = elsewhere.submit
     for step in steps(MIN_SAMPLES):

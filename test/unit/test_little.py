@@ -48,7 +48,7 @@ def test_a_stretch_misses_parked_prompts_and_whole_cycles_do_not() -> None:
     assert set(found.as_dict()) >= {"clients", "requests_per_s", "mean_ttft_s", "littles_ratio", "tokens_per_s"}
 
 
-def test_somebody_who_was_missed_breaks_the_law() -> None:
+def test_a_missed_prompt_breaks_littles_law() -> None:
     asked = [Asked(client, 0.1 * i, 0.1, 0.1, 1) for client in range(9) for i in range(50)]
     assert steady(asked, 9, 1.0, 4.0).require("a server").holds
     with pytest.raises(ConnectionError, match=r"^a server: .*of 10 clients do not add up .*0\.90"):

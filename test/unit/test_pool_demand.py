@@ -37,7 +37,7 @@ def by_chance(rng: random.Random, requests: float, n: int) -> list[float]:
     return found
 
 
-def test_of_a_server_whose_requests_nobody_counts_that_comes_which_it_is_busy_with() -> None:
+def test_uncounted_requests_are_estimated_from_the_busy_time_of_the_server() -> None:
     demand = Demand(PressureConfig(period_s=PERIOD_S))
     for t in range(6):
         demand.observe(t, [InstanceSignals(name="a", pool="long", busy=Work(0.2, 0.8), waiting=Work(0.0, 2.0 * t))])

@@ -54,12 +54,12 @@ def test_an_idle_fleet_is_left_alone() -> None:
     assert seen("ssll", steady(0.0, 0.0, 6), (0.0, 0.0)).decide(5.0) == []
 
 
-def test_pressure_without_missing_servers_calls_for_nobody() -> None:
+def test_pressure_without_missing_servers_calls_for_no_move() -> None:
     assert seen("ssll", steady(0.5, 0.5), (9.0, 1.0)).in_dead_band()
     assert not seen("ssll", steady(1.5, 0.5), (9.0, 1.0)).in_dead_band()
 
 
-def test_missing_servers_without_pressure_call_for_nobody_while_they_can_do_the_work() -> None:
+def test_missing_servers_without_pressure_call_for_no_move_while_the_pool_can_do_the_work() -> None:
     assert seen("lsss", steady(0.1, 0.95)).in_dead_band()
     assert not seen("lsss", steady(0.1, 0.95), (1.0, 9.0)).in_dead_band()
     assert not seen("lsss", steady(0.1, 1.2)).in_dead_band(), "more than it can do"
@@ -71,12 +71,12 @@ def test_a_pool_is_overloaded_by_what_is_sure_to_come() -> None:
     assert not seen("sll", steady(1.05, 0.1)).in_dead_band()
 
 
-def test_what_is_not_sure_to_be_there_calls_for_nobody() -> None:
+def test_uncertain_work_calls_for_no_move() -> None:
     assert seen("sll", [Work(1.2 * (i % 2), 0.4) for i in range(7)], (9.0, 1.0)).decide(6.0) == []
     assert len(seen("sll", steady(0.6, 0.4, 7), (9.0, 1.0)).decide(6.0)) == 1
 
 
-def test_at_first_nobody_leaves_who_may_be_needed() -> None:
+def test_at_first_no_server_leaves_that_may_be_needed() -> None:
     """Two would be best. What the long pool needs is known to 0.6 servers, of which one of these would do 0.5."""
     for seconds, moved in ((5, 1), (10, 2)):
         controller = seen("sllll", [Work(1.6, 2.0 * (i % 2)) for i in range(seconds + 1)], (9.0, 1.0))
@@ -91,12 +91,12 @@ def test_a_pool_that_is_overloaded_all_at_once_gets_help_after_a_period() -> Non
     assert moved[0].at == 64.0, "the sample of 60 s is of the second before"
 
 
-def test_pools_of_one_or_none_have_nobody_to_give() -> None:
+def test_pools_of_one_or_no_server_give_none() -> None:
     assert seen("sl", steady(3.0, 0.1), (9.0, 1.0)).in_dead_band()
     assert seen("sss", steady(3.0, 0.0), (9.0, 1.0)).in_dead_band()
 
 
-def test_a_pool_that_has_nobody_calls_for_one_if_there_is_work_for_it() -> None:
+def test_an_empty_pool_calls_for_a_server_if_there_is_work_for_it() -> None:
     assert not seen("lll", steady(0.5, 0.5)).in_dead_band()
     for short, left in ((0.5, False), (0.0, True)):
         controller = seen("sll", steady(short, 0.5), (9.0, 1.0))
@@ -111,7 +111,7 @@ def test_no_more_move_than_the_pool_can_spare() -> None:
 
 
 @pytest.mark.parametrize(("wait_s", "name"), [(CONFIG.period_s, "l1"), (CONFIG.period_s + 0.1, "l2")])
-def test_who_has_work_for_more_than_a_period_is_of_no_help(wait_s: float, name: str) -> None:
+def test_a_server_with_work_for_more_than_a_period_does_not_move(wait_s: float, name: str) -> None:
     controller = PoolController(CONFIG)
     for now in range(21):
         controller.observe(float(now), fleet("sll", Work(1.4, 0.1), (9.0, 1.0), (0.0, wait_s)))

@@ -26,7 +26,7 @@ def test_a_new_server_is_in_no_pool(cell: PoolCell) -> None:
     assert cell.read() == PoolRecord(assignment=None, version=0)
 
 
-def test_who_has_seen_the_record_sets_it_and_who_has_not_is_told_it(cell: PoolCell) -> None:
+def test_a_router_that_has_read_the_record_sets_it_and_another_is_told_it(cell: PoolCell) -> None:
     assert cell.asked(change("short", 0)) == (200, b'{"assignment":"short","version":1}')
     assert cell.asked(change("long", 0)) == (409, b'{"assignment":"short","version":1}')
     assert cell.asked(change("both", 1)) == (200, b'{"assignment":"both","version":2}')

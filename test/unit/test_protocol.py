@@ -49,7 +49,7 @@ def test_the_load_of_a_server_is_that_of_its_ranks() -> None:
     assert both == Load(backlog_tokens=10, slo_deviation=0.5, busy_share=0.125)
 
 
-def test_what_each_class_has_of_a_server_is_the_mean_of_its_ranks_where_all_of_them_tell() -> None:
+def test_backlog_and_busy_time_of_a_class_are_means_over_ranks_if_all_report_them() -> None:
     telling = Load(
         backlog_tokens=0.0, slo_deviation=0.0, busy_share=0.0,
         backlog_s=ByClass(short=1.0, long=8.0), busy_s=ByClass(short=3.0, long=6.0),

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("sglang_router")
-
 from choosing import send
 from laps_core.latency.step import Coefficients
 from laps_core.pools.choice import Choice, Pools
@@ -97,7 +94,7 @@ def test_a_copy_is_made_where_one_is_not_full(outstanding: int, copies: bool) ->
     assert any(made) == copies
 
 
-def test_who_goes_on_at_length_does_not_share_a_prefix() -> None:
+def test_a_request_that_is_long_anyway_does_not_share_a_prefix() -> None:
     p = servers(2, "sl")
     p.instances[0].healthy = False
     for i in range(6):

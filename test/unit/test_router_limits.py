@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
-pytest.importorskip("sglang_router")
-
 from choosing import send
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig
@@ -78,14 +75,16 @@ def test_what_is_at_the_threshold_where_its_history_lies_is_short(before: int, p
         (4096, 0.821, False),
     ],
 )
-def test_who_holds_the_prefix_is_taken_unless_the_wait_is_much_longer(tokens: int, busy_s: float, stays: bool) -> None:
+def test_the_rank_with_the_prefix_is_taken_unless_the_wait_is_much_longer(
+    tokens: int, busy_s: float, stays: bool
+) -> None:
     p = pools(3, initial_short=1)
     home, *_ = route(p, 5000, TEXT[:2048])
     with home.lease(1, "long", busy_s):
         assert (route(p, tokens, TEXT)[0] is home) == stays
 
 
-def test_where_nobody_holds_the_prefix_they_take_turns() -> None:
+def test_without_a_cached_prefix_the_ranks_take_turns() -> None:
     p = pools(3, initial_short=1)
     taken = []
     for i in range(4):
@@ -95,7 +94,7 @@ def test_where_nobody_holds_the_prefix_they_take_turns() -> None:
     assert taken[0] is taken[2] is not taken[1] is taken[3]
 
 
-def test_whom_a_request_is_to_avoid_is_taken_only_when_there_is_no_other() -> None:
+def test_an_instance_to_avoid_is_taken_only_without_another() -> None:
     p = pools(3, initial_short=2)
     first, second, long = p.instances
     for avoid, taken in (((), first), ((first,), second), ((first, second), long), (p.instances, first)):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("sglang_router")
-
 from choosing import send
 from laps_core.pools.choice import Pools, Tried
 from laps_core.pools.config import AllocConfig
@@ -62,7 +59,7 @@ def test_a_server_on_trial_counts_for_later_only() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_role_without_anybody_healthy_is_named(role: str) -> None:
+def test_a_role_without_a_healthy_server_is_named(role: str) -> None:
     p = pairs()
     for i in p.instances if role == "prefill" else p.decoders:
         i.healthy = False

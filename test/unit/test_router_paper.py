@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("sglang_router")
-
 from choosing import send
 from laps_core.config import ConfigError
 from laps_core.pools.config import AllocConfig
@@ -30,10 +27,16 @@ def test_the_fleet_is_divided_and_a_cached_prompt_is_as_long_as_it_is() -> None:
     choice = send(p, Ask(2048, [fingerprint(TEXT)]))
     assert choice is not None
     assert (choice.length_class, choice.instance.pool, choice.new_tokens, choice.why) == ("long", "long", 2048, "pool")
+    assert not choice.spilled
     with choice.lease():
         following = send(p, Ask(2048))
         assert following is not None
         assert following.instance is not choice.instance
+    for instance in p.members("long"):
+        instance.healthy = False
+    spilled = send(p, Ask(2048))
+    assert spilled is not None
+    assert (spilled.spilled, spilled.why, spilled.instance.pool) == (True, "spill", "short")
     with pytest.raises(ConfigError, match="needs 2"):
         pools([("http://p:1", 1)], PAPER, lambda: 0.0)
 

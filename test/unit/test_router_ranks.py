@@ -5,12 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
+from choosing import send
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("sglang_router")
-
-from choosing import send
 from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.instances import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance

@@ -98,3 +98,23 @@ def test_so_many_sessions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_where_a_session_is_named(headers: dict[str, str], body: dict[str, object], name: str | None) -> None:
     assert read_session(headers, body) == name
+
+
+def test_a_turn_of_exactly_the_threshold_waits_for_short_work_alone() -> None:
+    p = servers(2)
+    first, second = p.instances
+    with first.lease(50_000, "long", 5.0), second.lease(50_000, "long", 5.0):
+        for why in ("expected", "session"):
+            found = chosen(p, Ask(256, session="a"))
+            assert (found.instance, found.why) == (first, why), "long work is preempted here as there"
+        with first.lease(200, "short", 0.5):
+            assert chosen(p, Ask(256, session="a")).instance is second, "short work is not"
+
+
+def test_the_time_to_read_a_cached_history_counts_once() -> None:
+    p = servers(2)
+    for instance in p.instances:
+        instance.is_known(True, Coefficients(alpha=0.0, linear=1e-4, gamma_r=2e-4, per_request=0.0, fixed=0.01), None)
+    first = chosen(p, Ask(1024, [fingerprint(TEXT[:4096])], session="a"))
+    found = chosen(p, Ask(2048, [fingerprint(TEXT)], session="a"))
+    assert (found.instance, found.why, found.cached) == (first.instance, "session", 1024)

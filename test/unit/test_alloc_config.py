@@ -1,0 +1,48 @@
+"""Settings of the router: what divides a fleet, and how many servers two pools need."""
+
+from __future__ import annotations
+
+import pytest
+from laps_core.config import ConfigError
+from laps_core.pools.config import AllocConfig
+
+
+def test_a_fleet_is_divided_from_the_start_where_a_number_or_the_preset_says_so() -> None:
+    assert [c.divided for c in (AllocConfig(), AllocConfig(initial_short=1), AllocConfig(preset="paper"))] == [
+        False,
+        True,
+        True,
+    ]
+    assert [c.short_of(5) for c in (AllocConfig(), AllocConfig(initial_short=1), AllocConfig(preset="paper"))] == [
+        None,
+        1,
+        2,
+    ]
+    assert not AllocConfig().pressure.published
+    assert AllocConfig(preset="paper").pressure.published
+
+
+def test_a_fleet_without_fixed_pools_needs_one_server() -> None:
+    AllocConfig().check_instances(1)
+
+
+@pytest.mark.parametrize(
+    ("config", "prefill", "says"),
+    [
+        (AllocConfig(n_min=2), 4, None),
+        (AllocConfig(n_min=2), 3, "n_min: 2 for each pool needs 4 --prefill, not 3"),
+        (AllocConfig(preset="paper"), 2, None),
+        (AllocConfig(preset="paper"), 1, "n_min: 1 for each pool needs 2 --prefill, not 1"),
+        (AllocConfig(initial_short=2), 3, None),
+        (AllocConfig(n_min=2, initial_short=2), 5, None),
+        (AllocConfig(initial_short=3), 3, "initial_short: 3 is not from 1 to 2, what 3 --prefill and n_min 1 allow"),
+        (AllocConfig(n_min=2, initial_short=1), 5, "initial_short: 1 is not from 2 to 3"),
+    ],
+)
+def test_two_pools_need_servers_enough(config: AllocConfig, prefill: int, says: str | None) -> None:
+    if says is None:
+        config.check_instances(prefill)
+        return
+    with pytest.raises(ConfigError) as error:
+        config.check_instances(prefill)
+    assert says in str(error.value)

@@ -1,0 +1,116 @@
+"""A server as the router sees it: answers, losses, rests, busy time, ranks, and lateness."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from laps_core.pools.instances import RECENT, REST_S, SPAN_S, TOGETHER_S, Instance, PrefillInstance, open_to
+from laps_core.pools.ranks import RANKS_MAX
+from laps_core.protocol import PoolRecord
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Leg:
+    ended = False
+
+    def cancel(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock) -> PrefillInstance:
+    return PrefillInstance("http://h:1/", 8998, clock=clock)
+
+
+def test_answers_are_counted_and_the_latency_follows_them(server: Instance) -> None:
+    server.note_answer(2.0)
+    assert (server.answers, server.answers_s, server.latency_s) == (1, 2.0, 2.0)
+    server.note_answer(4.0)
+    assert (server.answers, server.answers_s) == (2, 6.0)
+    assert server.latency_s == pytest.approx(2.0 + RECENT * 2.0)
+
+
+def test_a_server_rests_for_a_moment_and_comes_back(server: Instance, clock: Clock) -> None:
+    server.rest()
+    assert not server.usable
+    clock.now += REST_S
+    assert server.usable
+
+
+def test_a_lost_request_need_not_be_the_cause_if_others_were_lost_or_there(server: Instance, clock: Clock) -> None:
+    assert not server.note_lost()
+    clock.now += 0.5 * TOGETHER_S
+    assert server.note_lost()
+    clock.now += TOGETHER_S
+    assert not server.note_lost()
+    clock.now += 10 * TOGETHER_S
+    with server.lease(10):
+        assert server.note_lost()
+
+
+def test_only_requests_without_a_first_token_are_cut(server: Instance) -> None:
+    leg = Leg()
+    with server.lease(10) as lease, server.lease(20):
+        lease.leg = leg
+        server.cut()
+    assert leg.ended
+
+
+def test_work_in_flight_is_counted_once_and_given_back_once(server: Instance, clock: Clock) -> None:
+    with server.lease(10) as first:
+        clock.now += 1.0
+        with server.lease(20):
+            clock.now += 2.0
+            assert (server.outstanding, server.outstanding_tokens, server.busy_seconds()) == (2, 30, 3.0)
+        clock.now += 4.0
+        first.end()
+        first.end()
+    assert (server.outstanding, server.outstanding_tokens, server.busy_seconds()) == (0, 0, 7.0)
+    assert (server.served, server.served_tokens) == (2, 30)
+    clock.now += 10.0
+    with server.lease(1):
+        clock.now += 1.0
+        assert server.busy_seconds() == 8.0
+
+
+def test_a_record_counts_for_the_pool_if_it_names_one(server: PrefillInstance, clock: Clock) -> None:
+    assert server.taken_at == -math.inf
+    server.take(PoolRecord(assignment="long", version=3))
+    assert (server.pool, server.taken_at) == ("long", clock.now)
+    for record in (PoolRecord(version=4), None):
+        server.take(record)
+        assert (server.pool, server.record) == ("long", record)
+
+
+def test_as_many_ranks_as_are_tracked_are_places(server: PrefillInstance) -> None:
+    server.spread(RANKS_MAX)
+    assert len(server.places) == RANKS_MAX
+
+
+def test_lateness_fades(server: PrefillInstance, clock: Clock) -> None:
+    server.note_ttft(0.8, 0.4)
+    assert server.deviation == pytest.approx(0.2)
+    clock.now += SPAN_S
+    assert server.deviation == pytest.approx(0.1)
+    server.note_ttft(0.8, 0.4)
+    assert server.deviation == pytest.approx(0.2 * 0.4 + 0.6)
+
+
+def test_a_server_to_avoid_is_left_even_if_no_other_admits_requests(clock: Clock) -> None:
+    first, second = (PrefillInstance(f"http://h:{i}", 1, clock=clock) for i in (1, 2))
+    for server in (first, second):
+        server.rest()
+    assert open_to([first, second], [first]) == [second]
+    assert open_to([first], [first]) == [first]
