@@ -67,10 +67,11 @@ def test_streams_have_their_steps_and_only_laps_lets_them_go_on_beside_a_long_pr
     each = sorted(b - a for came in streams for a, b in pairwise(came))
     assert 0.9 * step_s < each[len(each) // 2] < SLOWER * step_s + TBT_MS / 1e3
     prompt_s = SLOW * profile.coefficients.seconds(StepShape.of([(LONG, 0)]))
-    beside = sum(begin + 0.1 < at < first - 0.1 for at in streams[0])
+    # The middle of the prompt's time: on a busy machine it begins late, and so do tokens reach their client.
+    beside = sum(first - 0.75 * prompt_s < at < first - 0.25 * prompt_s for at in streams[0])
     assert first - begin >= prompt_s
-    told_of = f"{beside} tokens in {first - begin:.2f} s, {streams[0][-1] - begin:.2f} s of stream"
-    assert beside >= 0.5 * prompt_s / (TBT_MS / 1e3) if prefill.laps else beside <= 2, told_of
+    told_of = f"{beside} tokens in half of {prompt_s:.2f} s, {streams[0][-1] - begin:.2f} s of stream"
+    assert beside >= 0.25 * prompt_s / (TBT_MS / 1e3) if prefill.laps else beside <= 1, told_of
     status = told(prefill)["decode"]
     assert status["steps"] >= TOKENS - 1
     assert 0.99 < status["lasted_over_profile"]["median"] < SLOWER
