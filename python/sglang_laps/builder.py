@@ -35,12 +35,13 @@ class Builder:
         cutter: slices.Cutter | None,
         group: Group | None = None,
         ahead: Callable[[Part], int] = lambda _: 0,
+        mixes: bool = False,
     ) -> None:
         """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be.
         `group`: plans for all data-parallel ranks; None = each for itself. `ahead`: KV tokens that requests in progress
-        will still need for what they answer, beside this part."""
+        will still need for what they answer, beside this part. `mixes`: a batch can have rows of streams."""
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
-        self._group, self._ahead = group, ahead
+        self._group, self._ahead, self._mixes = group, ahead, mixes
         self.adder: Any = None
         """Makes the adder of the part that is shown; None = nothing is."""
         self.joined: list[Any] = []
@@ -60,7 +61,8 @@ class Builder:
         self.joined = []
         lines = core.lines(sched.waiting_queue, sched.chunked_req)
         if core.decode is not None:
-            core.decode.watch(time.perf_counter(), streams(running_batch))
+            tokens = context(running_batch) if self._mixes else None
+            core.decode.watch(time.perf_counter(), streams(running_batch), tokens)
         plan = self._plan(lines, paused)
         core.holding, core.decodes = plan.waiting, plan.decode
         core.classes.use_threshold(plan.threshold)
@@ -95,12 +97,14 @@ class Builder:
         sched, core = self._scheduler, self._core
         joined = len(self.joined)
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size
+        mixed = sched.is_mixed_chunk
         make = ShortPrefillAdder if part.cls == SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
         limit = None if part.whole else core.limit(part)
         # Short requests wait for memory as in stock SGLang.
         lacks = self._lacks if part.cls == LONG else lambda _: None
+        rows = streams(running_batch) if part.carries and running_batch is not None else 0
         if part.tokens and part.cls == LONG and full_chunk and not getattr(sched, "enable_staging", False):
-            sched.chunked_prefill_size = min(part.tokens, full_chunk)
+            sched.chunked_prefill_size = min(part.tokens + rows, full_chunk)
         reserve, least = core.reserve(part, held) + self._ahead(part), self._ranks.least
         unit = 0 if core.decode is None else core.unit
         if core.decode is not None and running_batch is not None:
@@ -108,11 +112,12 @@ class Builder:
             running_batch.batch_is_full = False
         self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least, unit=unit)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
+        sched.is_mixed_chunk = mixed or rows > 0
         try:
             built = self._stock(running_batch)
         finally:
             self.adder = None
-            sched.chunked_prefill_size = full_chunk
+            sched.chunked_prefill_size, sched.is_mixed_chunk = full_chunk, mixed
             cut, sched.chunked_req = sched.chunked_req, held
             sched.waiting_queue = core.shown(part, waiting, sched.waiting_queue)
             sched.waiting_queue.extend(self.joined[joined:])
@@ -141,3 +146,12 @@ class Builder:
 def streams(running: ScheduleBatch) -> int:
     """Requests that a decode step of this batch would serve."""
     return 0 if running.is_prefill_only else len(running.reqs)
+
+
+def context(running: ScheduleBatch) -> int | None:
+    """Tokens that these have in all; None where SGLang mixes no rows of them into a prefill batch, as it does not where
+    one of them returns log-probabilities."""
+    lens = running.seq_lens_cpu
+    if lens is None or running.return_logprob or any(r.beam_group is not None for r in running.reqs):
+        return None
+    return int(lens.sum())
