@@ -4,7 +4,8 @@ afterwards."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,6 @@ class Builder:
         sched, core = self._scheduler, self._core
         joined = len(self.joined)
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size
-        mixed = sched.is_mixed_chunk
         make = ShortPrefillAdder if part.cls == SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
         limit = None if part.whole else core.limit(part)
         # Short requests wait for memory as in stock SGLang.
@@ -112,12 +112,12 @@ class Builder:
             running_batch.batch_is_full = False
         self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least, unit=unit)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
-        sched.is_mixed_chunk = mixed or rows > 0
         try:
-            built = self._stock(running_batch)
+            with _mixing(sched) if rows else nullcontext():
+                built = self._stock(running_batch)
         finally:
             self.adder = None
-            sched.chunked_prefill_size, sched.is_mixed_chunk = full_chunk, mixed
+            sched.chunked_prefill_size = full_chunk
             cut, sched.chunked_req = sched.chunked_req, held
             sched.waiting_queue = core.shown(part, waiting, sched.waiting_queue)
             sched.waiting_queue.extend(self.joined[joined:])
@@ -141,6 +141,16 @@ class Builder:
         if batch.prefill_stats is not None:
             chunk = 0 if cut is None else cut.extend_len
             batch.prefill_stats.num_pending_tokens = self._loads._get_num_pending_tokens(chunk_deduct=chunk)
+
+
+@contextmanager
+def _mixing(sched: Scheduler) -> Iterator[None]:
+    """SGLang mixes the running batch into a prefill batch that is built in here, as with ``--enable-mixed-chunk``."""
+    sched.is_mixed_chunk = True
+    try:
+        yield
+    finally:
+        sched.is_mixed_chunk = False
 
 
 def streams(running: ScheduleBatch) -> int:

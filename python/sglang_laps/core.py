@@ -299,7 +299,7 @@ class LapsCore:
 
         `sliced`: it can be run in slices.
         """
-        rows = len(batch.decoding_reqs or ())
+        rows = len(batch.decoding_reqs or ()) if part.carries else 0
         reqs = batch.reqs[: len(batch.reqs) - rows]
         if not part.whole:
             # Those that had no part in it are parked.

@@ -43,5 +43,4 @@ def flight(me: LapsCore, cut: Any = None, **more: Any) -> Flight:
 
 def batch(*reqs: Any) -> Any:
     lens = [r.seqlen - r.prefix_len for r in reqs]
-    prefixes = [r.prefix_len for r in reqs]
-    return SimpleNamespace(reqs=list(reqs), extend_lens=lens, prefix_lens=prefixes, decoding_reqs=None)
+    return SimpleNamespace(reqs=list(reqs), extend_lens=lens, prefix_lens=[r.prefix_len for r in reqs])
