@@ -4,7 +4,8 @@ afterwards."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,12 +36,13 @@ class Builder:
         cutter: slices.Cutter | None,
         group: Group | None = None,
         ahead: Callable[[Part], int] = lambda _: 0,
+        mixes: bool = False,
     ) -> None:
         """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be.
         `group`: plans for all data-parallel ranks; None = each for itself. `ahead`: KV tokens that requests in progress
-        will still need for what they answer, beside this part."""
+        will still need for what they answer, beside this part. `mixes`: a batch can have rows of streams."""
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
-        self._group, self._ahead = group, ahead
+        self._group, self._ahead, self._mixes = group, ahead, mixes
         self.adder: Any = None
         """Makes the adder of the part that is shown; None = nothing is."""
         self.joined: list[Any] = []
@@ -60,7 +62,8 @@ class Builder:
         self.joined = []
         lines = core.lines(sched.waiting_queue, sched.chunked_req)
         if core.decode is not None:
-            core.decode.watch(time.perf_counter(), streams(running_batch))
+            tokens = context(running_batch) if self._mixes else None
+            core.decode.watch(time.perf_counter(), streams(running_batch), tokens)
         plan = self._plan(lines, paused)
         core.holding, core.decodes = plan.waiting, plan.decode
         core.classes.use_threshold(plan.threshold)
@@ -99,8 +102,9 @@ class Builder:
         limit = None if part.whole else core.limit(part)
         # Short requests wait for memory as in stock SGLang.
         lacks = self._lacks if part.cls == LONG else lambda _: None
+        rows = streams(running_batch) if part.carries and running_batch is not None else 0
         if part.tokens and part.cls == LONG and full_chunk and not getattr(sched, "enable_staging", False):
-            sched.chunked_prefill_size = min(part.tokens, full_chunk)
+            sched.chunked_prefill_size = min(part.tokens + rows, full_chunk)
         reserve, least = core.reserve(part, held) + self._ahead(part), self._ranks.least
         unit = 0 if core.decode is None else core.unit
         if core.decode is not None and running_batch is not None:
@@ -109,7 +113,8 @@ class Builder:
         self.adder = partial(make, core.classes, lacks, reserve=reserve, limit=limit, least=least, unit=unit)
         sched.waiting_queue, sched.chunked_req = list(part.queue), part.slot
         try:
-            built = self._stock(running_batch)
+            with _mixing(sched) if rows else nullcontext():
+                built = self._stock(running_batch)
         finally:
             self.adder = None
             sched.chunked_prefill_size = full_chunk
@@ -138,6 +143,25 @@ class Builder:
             batch.prefill_stats.num_pending_tokens = self._loads._get_num_pending_tokens(chunk_deduct=chunk)
 
 
+@contextmanager
+def _mixing(sched: Scheduler) -> Iterator[None]:
+    """SGLang mixes the running batch into a prefill batch that is built in here, as with ``--enable-mixed-chunk``."""
+    sched.is_mixed_chunk = True
+    try:
+        yield
+    finally:
+        sched.is_mixed_chunk = False
+
+
 def streams(running: ScheduleBatch) -> int:
     """Requests that a decode step of this batch would serve."""
     return 0 if running.is_prefill_only else len(running.reqs)
+
+
+def context(running: ScheduleBatch) -> int | None:
+    """Tokens that these have in all; None where SGLang mixes no rows of them into a prefill batch, as it does not where
+    one of them returns log-probabilities."""
+    lens = running.seq_lens_cpu
+    if lens is None or running.return_logprob or any(r.beam_group is not None for r in running.reqs):
+        return None
+    return int(lens.sum())

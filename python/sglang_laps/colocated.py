@@ -1,5 +1,5 @@
 """Servers that prefill and decode: in the pauses of a long batch run decode steps, and short batches whose requests
-then stream along.
+then stream along. A batch in one piece may have a row of each stream: then it is both.
 
 All else is as on a prefill server (``interlude``). To the rest of SGLang it is one prefill batch that takes long.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.scheduling.plan import Paused
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, retract_all
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sglang_laps import slices
 from sglang_laps.builder import streams
@@ -48,6 +49,19 @@ def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
         return left * (1.0 if req.sampling_params.ignore_eos else ratio)
 
     return int(sum(tokens(r) for r in {id(r): r for r in begun}.values() if r is not part.slot))
+
+
+def mixes(scheduler: Scheduler) -> bool:
+    """Whether SGLang can mix rows of streams into a prefill batch, as ``--enable-mixed-chunk`` has it do. Where it
+    cannot, streams have steps of their own alone. The same on every rank."""
+    execution = get_exec()
+    refused = (
+        execution.kernel.dsa_prefill_backend == "flashmla_sparse_q8",
+        execution.features.enable_encoder_swa_bounded_replay,
+        getattr(get_parallel(), "enable_megamoe_for_layernorm_sp", False),
+        scheduler.device == "npu",
+    )
+    return not any(refused)
 
 
 def _ends_early(req: Any) -> bool:
@@ -90,7 +104,9 @@ class Colocated(Interlude):
         return True
 
     def _next(self, paused: Paused) -> Any:
-        batch = super()._next(paused)
+        # Rows of the running batch may be mixed into a prefill batch.
+        with self._no_results_queued():
+            batch = super()._next(paused)
         return self._decode_step() if batch is None and self._core.decodes else batch
 
     def _goes_on(self) -> bool:

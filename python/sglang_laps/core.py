@@ -46,6 +46,8 @@ class Part:
     """New tokens of a long batch; 0 = what the server's chunk holds."""
     whole: bool = True
     """Nothing may be cut."""
+    carries: bool = False
+    """The batch has a row of each stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Flight(Running):
 
     batch: Any
     reqs: list[Req]
+    """Those whose prompts are prefilled."""
     cut: Req | None
     """The prompt that goes on after it."""
     layers: int = 0
@@ -85,6 +88,11 @@ class Flight(Running):
     """Round of a group of data-parallel ranks in which it was built."""
     marks: tuple[Any, Any] = (None, None)
     """Begin and end of the pass on the device, where the host does not see them."""
+
+    @property
+    def rows(self) -> int:
+        """Streams that have a row in it, after ``reqs``."""
+        return len(self.shape) - len(self.reqs)
 
 
 @dataclass(slots=True)
@@ -236,14 +244,16 @@ class LapsCore:
             if cls == SHORT:
                 picked, seen = [lines.short[i] for i in plan.picked], set(plan.picked)
                 rest = [r for i, r in enumerate(lines.short[:LOOKAHEAD]) if i not in seen] + lines.short[LOOKAHEAD:]
-                yield Part(SHORT, picked if beside or plan.split else picked + rest)
+                carries = plan.carries and plan.order[0] == SHORT
+                yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
             self.lacking = False
             picked = [lines.long[i] for i in plan.longs]
             first = next((r for r in picked if r in lines.begun), None)
             joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
-            yield Part(LONG, queue, first, plan.tokens, whole=beside)
+            carries = plan.carries and plan.order[0] == LONG
+            yield Part(LONG, queue, first, plan.tokens, whole=beside, carries=carries)
             self._passed_over([r for r in picked if r is not first], lines)
             # A prompt in progress has its memory: it can go on where another cannot start.
             for req in lines.begun if not beside else ():
@@ -289,7 +299,8 @@ class LapsCore:
 
         `sliced`: it can be run in slices.
         """
-        reqs = list(batch.reqs)
+        rows = len(batch.decoding_reqs or ()) if part.carries else 0
+        reqs = batch.reqs[: len(batch.reqs) - rows]
         if not part.whole:
             # Those that had no part in it are parked.
             self.parked = [r for r in begun if r is not part.slot and r is not cut]
@@ -312,6 +323,7 @@ class LapsCore:
             cut=cut,
             layers=plan.layers if cls == LONG and sliced else 0,
             parts=plan.parts,
+            rows_s=self.decode.rows_s(self.pacer.sizes) if rows and self.decode is not None else 0.0,
         )
         self.pacer.launched(now, self._next, plan)
         return self._next
@@ -324,6 +336,8 @@ class LapsCore:
     def sent(self, batch: Any, flight: Flight) -> None:
         """This batch goes to the device. Its result comes with the batch or with a copy, which has the same number."""
         self._flights[batch.forward_iter] = flight
+        if flight.rows and self.decode is not None:
+            self.decode.sent()
 
     def flight_of(self, batch: Any) -> Flight | None:
         """Batch that was sent under this number; asked once."""
@@ -337,8 +351,11 @@ class LapsCore:
         self.abandoned += flight.abandoned
         if flight.abandoned:
             done[flight.cls] = Totals()
-        for i, (new, _) in enumerate(() if flight.abandoned else flight.shape):
-            cls, req = SHORT if i in flight.short else LONG, flight.reqs[i]
+        if flight.rows and self.decode is not None:
+            end = flight.done or now
+            self.decode.ran(end - took_s, end, streams=flight.rows, within=flight.within, rows_s=flight.rows_s)
+        for i, req in enumerate(() if flight.abandoned else flight.reqs):
+            cls, new = SHORT if i in flight.short else LONG, flight.shape[i][0]
             done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
             # One that was retracted before its result was processed has no answer, and waits anew.
             if req is not flight.cut and req.laps_tag is not None:

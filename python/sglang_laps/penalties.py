@@ -31,7 +31,8 @@ def recount(batch: Any) -> None:
     penalizers = batch.sampling_info.penalizer_orchestrator
     if not penalizers.is_required:
         return
-    for row, req in enumerate(batch.reqs):
+    prefilled = len(batch.reqs) - len(batch.decoding_reqs or ())
+    for row, req in enumerate(batch.reqs[:prefilled]):
         first = len(req.origin_input_ids) - _lag(batch)
         tokens = [_token(req, first + i) for i in range(len(req.output_ids))]
         counted = torch.tensor(tokens, dtype=torch.int64).to(batch.device)

@@ -25,7 +25,7 @@ from sglang.srt.runtime_context import get_parallel, get_serving
 from sglang_laps import group, saved_model, slices
 from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
-from sglang_laps.colocated import Colocated, ahead, why_not
+from sglang_laps.colocated import Colocated, ahead, mixes, why_not
 from sglang_laps.core import LapsCore
 from sglang_laps.interlude import Interlude
 from sglang_laps.marks import Marks
@@ -127,7 +127,9 @@ class Laps:
         self.together = {"on": alone is None, "why_not": alone}
         if colocated:
             scheduler.model_config.laps_colocated = True  # see penalties
-        beside: dict[str, Any] = {"ahead": partial(ahead, scheduler, self.core)} if colocated else {}
+        beside: dict[str, Any] = {}
+        if colocated:
+            beside = {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
         pauses = Colocated if colocated else Interlude
         self.interlude = pauses(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)

@@ -179,7 +179,8 @@ _DECODE: tuple[tuple[str, str, float, str, str], ...] = (
 _STEPS = (
     ("steps", "decode_steps", "Decode steps."),
     ("steps_in_pauses", "decode_steps_in_pauses", "Decode steps in pauses of a prefill batch."),
-    ("busy_s", "decode_busy_s", "Device seconds of decode steps."),
+    ("steps_carried", "decode_steps_carried", "Decode steps that ran as rows of a prefill batch."),
+    ("busy_s", "decode_busy_s", "Device seconds of the other decode steps."),
     (
         "abandoned_passes",
         "abandoned_passes",

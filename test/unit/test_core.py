@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from cores import Request, batch, core, flight, requests
 from laps_core.length import LONG, SHORT
+from laps_core.scheduling.decode import Decode
 from laps_core.scheduling.plan import LOOKAHEAD, Plan
 from pacers import spend
-from sglang_laps.core import Lines, Part
+from sglang_laps.core import Lines, Part, Totals
 
 # -- decisions
 
@@ -242,6 +243,26 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
     assert (done[LONG].batches, done[LONG].requests, done[LONG].tokens, done[LONG].busy_s) == (1, 2, 1300, 0.25)
     assert me.totals[LONG].requests == 2
     assert me.pacer.slo.status(1.3)["short"]["missed"] == 1, "the one that goes on is not answered yet"
+
+
+def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
+    me = core()
+    me.decode = Decode(None)
+    short, stream = Request("s", 50), Request("stream", 300)
+    plan = Plan((SHORT, LONG), picked=(0,), carries=True)
+    mixed = SimpleNamespace(
+        reqs=[short, stream], extend_lens=[50, 1], prefix_lens=[0, 299], decoding_reqs=[stream], forward_iter=1
+    )
+    parts = list(me.parts(plan, Lines([short], [], []), beside=True))
+    assert [(p.cls, p.carries) for p in parts] == [(SHORT, True), (LONG, False)]
+    me.built(parts[0], mixed, plan, None, [], 1.0, sliced=True)
+    built = me.take_next()
+    assert built is not None
+    assert (built.reqs, built.rows, built.shape, list(built.short)) == ([short], 1, [(50, 0), (1, 299)], [0])
+    me.sent(mixed, built)
+    built.started, built.done = 1.0, 1.25
+    assert me.ended(built, 1.3)[SHORT] == Totals(1, 1, 50, 0.25)
+    assert (me.decode.steps, me.decode.carried, me.decode.busy_s) == (1, 1, 0.0)
 
 
 def test_a_request_that_was_retracted_before_its_result_came_is_not_answered() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,9 +22,9 @@ TOKEN_S = 1e-4
 STEP_S = 0.01
 
 
-def sizes(*, fitted: bool = True, layers: int = 10) -> Sizes:
+def sizes(*, fitted: bool = True, layers: int = 10, chunk: int = 4096) -> Sizes:
     model = LatencyModel(Coefficients(0.0, TOKEN_S, 0.0, 0.0, 0.0) if fitted else None)
-    return Sizes(model, chunk_tokens=4096, unit=1, layers=layers, slice_s=0.004)
+    return Sizes(model, chunk_tokens=chunk, unit=1, layers=layers, slice_s=0.004)
 
 
 def waiting(*tokens: int) -> list[Waiting]:
@@ -117,6 +118,64 @@ def test_a_short_batch_that_cannot_be_split_enough_waits_for_the_step_and_then_r
     assert (after.decode, after.picked) == (False, (0,)), "prompts have not had their share since the last step"
 
 
+ROW_S = TOKEN_S
+"""Of a stream, in a prefill batch."""
+
+
+def carrying(
+    now: float, plan: Plan, *, context: int | None = 400, streams: int = 4, chunk: int = 4096, **more: Any
+) -> Plan:
+    """The plan of a server with streams whose last step ended at 0, their target being 0.1 s."""
+    made, shorts, longs = decode(), more.get("shorts", ()), more.get("longs", ())
+    made.watch(now, streams, context)
+    return made.turn(now, plan, waiting(*shorts), waiting(*longs), more.get("beside"), sizes(chunk=chunk))
+
+
+def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -> None:
+    plan = Plan((SHORT,), picked=(1, 0), contended=True)
+    for beside in (None, paused()):
+        assert carrying(0.03, plan, shorts=(100, 100), beside=beside) == plan._replace(carries=True)
+    assert not carrying(0.03, plan, shorts=(100, 100), context=None).carries, "SGLang mixes none of these"
+    assert not carrying(0.03, plan, shorts=(100, 100), streams=0).carries
+    assert not carrying(0.03, plan, shorts=(100, 100), streams=120).carries, "rows of 12 ms, and a step takes 10"
+    assert not carrying(0.03, plan, shorts=(100, 100), chunk=202).carries, "more tokens than a batch may have"
+
+
+def test_rows_have_their_tokens_in_time() -> None:
+    """At 0.1 s, with the time of the step that they save: as many prompts run with them as end by then."""
+    plan = Plan((SHORT,), picked=(0, 1, 2))
+    split = carrying(0.0705, plan, shorts=(100, 100, 100), beside=paused())
+    assert (split.carries, split.picked, split.split) == (True, (0, 1), True)
+    late = carrying(0.0905, plan, shorts=(100, 100, 100), beside=paused())
+    assert (late.decode, late.carries) == (True, False)
+
+
+def test_a_long_batch_in_one_piece_carries_the_streams_and_one_in_slices_does_not() -> None:
+    whole = Plan((LONG,), longs=(0,), tokens=900)
+    assert carrying(0.005, whole, longs=(900,)) == whole._replace(carries=True)
+    assert carrying(0.005, whole._replace(layers=1), longs=(900,)) == whole._replace(layers=1)
+    assert carrying(0.02, whole, longs=(900,)).decode, "it would end too late"
+
+
+def test_after_a_step_prompts_have_their_share_before_rows_run() -> None:
+    plan = Plan((SHORT,), picked=(0,))
+    assert not carrying(0.0, plan, shorts=(40,), streams=80).carries, "rows of 8 ms in a batch of 4 ms"
+    assert carrying(0.0, plan, shorts=(90,), streams=80).carries
+    assert carrying(0.01, plan, shorts=(40,), streams=80).carries
+
+
+def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
+    made = decode()
+    made.watch(0.05, 4, 400)
+    made.sent()
+    made.ran(0.05, 0.09, streams=4, within=True, rows_s=0.0004)
+    assert (made.steps, made.steps_within, made.carried) == (2, 1, 1)
+    assert (made.step_s, made.busy_s) == (STEP_S, STEP_S), "of steps of their own alone"
+    assert made.may(0.09)
+    assert made.room_s(0.09) == pytest.approx(0.1 - STEP_S)
+    assert made.status()["steps_carried"] == 1
+
+
 def test_an_unknown_time_splits_nothing() -> None:
     plan = Plan((SHORT,), picked=(0, 1))
     assert decode().turn(0.03, plan, waiting(200, 200), [], paused(0.0), sizes(fitted=False)) == plan
@@ -148,6 +207,33 @@ def test_prompts_keep_their_share_whatever_streams_ask_for(
         for j in range(i + 1, 151, 7):
             prompts = sum(took for steps, took in log[i:j] if not steps)
             assert prompts >= PROMPT_SHARE * (sum(took for _, took in log[i:j])) - longest - 1e-9
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 1 << 30), st.one_of(st.none(), st.floats(0.1, 500.0)), st.integers(1, 400))
+def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_ms: float | None, streams: int) -> None:
+    """Short batches that follow each other, in pauses or between batches, take rows where they may."""
+    rng, made, now = random.Random(seed), Decode(target_ms), 0.0
+    rows_s, step_s = streams * ROW_S, 0.004 + streams * ROW_S
+    log: list[tuple[float, float]] = []
+    for _ in range(150):
+        made.watch(now, streams, 100 * streams)
+        shorts = waiting(*(rng.randint(1, 80) for _ in range(rng.randint(0, 3))))
+        plan = Plan((SHORT,) if shorts else (), picked=tuple(range(len(shorts))))
+        plan = made.turn(now, plan, shorts, [], paused(), sizes())
+        prompts_s = sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else 0.0
+        if plan.decode or plan.carries:
+            took, rows = (prompts_s + rows_s, rows_s) if plan.carries else (step_s, None)
+            made.sent()
+            made.ran(now, now + took, streams=streams, within=True, rows_s=rows)
+            log.append((took - prompts_s, prompts_s))
+        else:
+            log.append((0.0, prompts_s if plan.order else 0.004))
+        now += sum(log[-1])
+    for i in range(0, 150, 11):
+        for j in range(i + 1, 151, 7):
+            streams_s, prompts_s = map(sum, zip(*log[i:j], strict=True))
+            assert prompts_s >= PROMPT_SHARE * (streams_s + prompts_s) - step_s - 1e-9
 
 
 @given(st.integers(0, 1 << 30), st.floats(30.0, 500.0))

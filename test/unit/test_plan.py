@@ -25,7 +25,7 @@ plans = st.fixed_dictionaries(
         "tokens": tokens,
         "layers": st.integers(0, 1000),
         "threshold": tokens,
-        **{flag: st.booleans() for flag in ("waiting", "mixed", "keeps_room", "decode", "split")},
+        **{flag: st.booleans() for flag in ("waiting", "mixed", "keeps_room", "decode", "split", "carries")},
     }
 ).map(made)
 

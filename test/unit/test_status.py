@@ -62,6 +62,7 @@ def test_ranks_that_are_off_say_why() -> None:
 def test_decode_steps_of_ranks_are_added_up_and_times_are_those_of_the_slowest() -> None:
     def decode(steps: int, p99: float | None) -> dict[str, Any]:
         counts = {"streams": steps, "steps": steps, "steps_in_pauses": 1, "busy_s": 0.5, "abandoned_passes": steps}
+        counts["steps_carried"] = 2 * steps
         return {"target_ms": 50.0, "step_ms": p99, **counts, "tbt_ms": {"p99": p99}}
 
     told = merge([{**rank(n, 0.0, 0.0), "dp_rank": n, "decode": decode(n, ms)} for n, ms in ((1, None), (2, 40.0))])
@@ -69,6 +70,6 @@ def test_decode_steps_of_ranks_are_added_up_and_times_are_those_of_the_slowest()
 
 
 def test_a_rank_without_a_target_has_none_to_merge() -> None:
-    decode = dict.fromkeys(("streams", "steps", "steps_in_pauses", "busy_s", "abandoned_passes"), 0)
+    decode = dict.fromkeys(("streams", "steps", "steps_in_pauses", "steps_carried", "busy_s", "abandoned_passes"), 0)
     told = merge([{**rank(0, 0.0, 0.0), "decode": {"target_ms": None, "step_ms": None, **decode, "tbt_ms": {}}}] * 2)
     assert told["decode"]["target_ms"] is None

@@ -314,8 +314,11 @@ class Pacer:
         took_s = max(0.0, end - begin - batch.paused_s)
         if batch.preempts:
             self.gap.ran(begin, end)
+        rows_s = min(batch.rows_s, took_s)
+        if rows_s:
+            self.guard.delayed(rows_s)
         if batch.cls == LONG:
-            self.guard.ran(took_s, oldest=batch.oldest, late=batch.oldest_late)
+            self.guard.ran(took_s - rows_s, oldest=batch.oldest, late=batch.oldest_late)
             if batch.within:
                 self._overtook_s = end
         if batch.stock:

@@ -11,7 +11,7 @@ from laps_core.length import LONG, SHORT, ClassName
 
 LOOKAHEAD = 512
 """Waiting requests of a class that are looked at; no batch of them is longer than this."""
-PLAN_NUMBERS = 12 + 2 * LOOKAHEAD
+PLAN_NUMBERS = 13 + 2 * LOOKAHEAD
 """Length of a Plan in whole numbers."""
 _TURNS: tuple[tuple[ClassName, ...], ...] = ((), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT))
 
@@ -79,6 +79,8 @@ class Running:
     """Device time that was measured, where the moment of its end was not."""
     paused_s: float = 0.0
     """Device time that others had meanwhile."""
+    rows_s: float = 0.0
+    """Predicted time of the rows of streams that run in it (seconds)."""
     stock: bool = True
     """The latency model may learn from it: it was not replayed from a graph of LAPS."""
 
@@ -111,6 +113,8 @@ class Plan(NamedTuple):
     """A decode step of the running batch goes first."""
     split: bool = False
     """No other short requests than those picked: more would make the next decode step late."""
+    carries: bool = False
+    """The batch of the first class in ``order`` has a row of each stream, so that it is a decode step, too."""
     until_s: float = math.inf
     """Until when, if nothing comes before (the leading rank's clock)."""
     reason: str = ""
@@ -131,7 +135,7 @@ class Plan(NamedTuple):
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
         sizes = [self.tokens, self.layers, self.parts, self.threshold, len(self.picked), len(self.longs)]
-        flags = self.waiting, self.mixed, self.keeps_room, self.decode, self.split
+        flags = self.waiting, self.mixed, self.keeps_room, self.decode, self.split, self.carries
         head = [_TURNS.index(self.order), *map(int, flags), *sizes]
         body = [*head, *self.picked, *self.longs]
         return body + [0] * (PLAN_NUMBERS - len(body))
@@ -139,9 +143,9 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        turn, *flags = numbers[:6]
-        tokens, layers, parts, threshold, picks, longs = numbers[6:12]
-        both = tuple(numbers[12 : 12 + picks + longs])
-        waiting, mixed, room, decode, split = map(bool, flags)
+        turn, *flags = numbers[:7]
+        tokens, layers, parts, threshold, picks, longs = numbers[7:13]
+        waiting, mixed, room, decode, split, carries = map(bool, flags)
+        both = tuple(numbers[13 : 13 + picks + longs])
         sizes = tokens, layers, parts, threshold
-        return cls(_TURNS[turn], both[:picks], both[picks:], *sizes, waiting, mixed, room, decode, split)
+        return cls(_TURNS[turn], both[:picks], both[picks:], *sizes, waiting, mixed, room, decode, split, carries)

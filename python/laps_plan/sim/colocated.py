@@ -80,7 +80,7 @@ class LapsColocated(Laps):
         if self._then is None:
             self._streams.join(self._joining)
             self._joining = []
-            self.decode.watch(now, self._streams.count)
+            self.decode.watch(now, self._streams.count, self._streams.context)
         said = super().next(now)
         if said is None:
             return self._step()
@@ -100,8 +100,15 @@ class LapsColocated(Laps):
         return said if isinstance(said, Batch) else self._step() or said
 
     def _send(self, cls: ClassName, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
+        carries = plan.carries and cls == plan.order[0] and self._streams.count > 0
+        rows_s = self.decode.rows_s(self.pacer.sizes)
+        if carries:
+            self._streams.step(batch)
+            self.decode.sent()
         sent = super()._send(cls, batch, plan, now, shorts)
-        self._on_device += [] if sent.running is None else [sent.running]
+        if sent.running is not None:
+            sent.running.rows_s = rows_s if carries else 0.0
+            self._on_device.append(sent.running)
         return sent
 
     def _step(self) -> Batch | None:
@@ -117,7 +124,10 @@ class LapsColocated(Laps):
         if batch.parts or batch.running is not None:
             super().finished(batch, now)
             self._on_device = [r for r in self._on_device if r.done is None]
-            within = bool(batch.parts) and batch.running is not None and batch.running.within
+            running = batch.running
+            within = bool(batch.parts) and running is not None and running.within
+            if batch.streams and running is not None:
+                self.decode.ran(batch.begin, batch.end, streams=batch.streams, within=within, rows_s=running.rows_s)
             if within:
                 self._streams.join(batch.ending)
         else:

@@ -153,6 +153,7 @@ class Laps:
     def _send(self, cls: ClassName, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
         shape = [(new, old) for _, new, old in batch.parts]
         short = range(len(shape) if cls == SHORT else shorts)
+        shape += [(1, batch.context // max(1, batch.streams))] * batch.streams
         batch.running = Running(cls=cls, shape=shape, short=short, within=bool(self._under_way))
         self.pacer.launched(now, batch.running, plan)
         batch.whole = None
