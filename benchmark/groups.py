@@ -3,9 +3,9 @@
     ./run bench groups [--workload agents] [--ranks 4] [--slow K] [--rate R] [--rounds 3] [--seconds 60]
 
 A prefill server with one scheduler process per rank, on an emulated group of eight H200 with DeepSeek-V3. Loads, at
-rates given for the unscaled device: `mix`, 95% LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192, sent to the
-rank with the fewest tokens in flight; `agents`, sessions of coding agents, whose turns follow their answers and go
-where their history is. The servers run in turns. The simulator runs the same arrivals.
+rates given for the unscaled device: `mix`, 95% LMSYS lengths and 5% of 1,024 to 8,192 tokens, sent to the rank with
+the fewest tokens in flight; `agents`, sessions of coding agents, whose turns follow their answers and go where their
+history is. The servers run in turns. The simulator runs the same arrivals.
 """
 
 from __future__ import annotations
