@@ -1,11 +1,11 @@
 """Data-parallel attention ranks that plan together, against SGLang's policies on each rank: real schedulers, emulated.
 
-    ./run bench groups [--workload agents] [--ranks 4] [--slow 20] [--rate 110] [--rounds 3] [--seconds 60]
+    ./run bench groups [--workload agents] [--ranks 4] [--slow K] [--rate R] [--rounds 3] [--seconds 60]
 
 A prefill server with one scheduler process per rank, on an emulated group of eight H200 with DeepSeek-V3. Loads, at
-rates given for the unscaled device: `mix`, 95% LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192, sent to the
-rank with the fewest tokens in flight; `agents`, sessions of coding agents, whose turns follow their answers and go
-where their history is. The servers run in turns. The simulator runs the same arrivals.
+rates given for the unscaled device: `mix`, 95% LMSYS lengths and 5% of 1,024 to 8,192 tokens, sent to the rank with
+the fewest tokens in flight; `agents`, sessions of coding agents, whose turns follow their answers and go where their
+history is. The servers run in turns. The simulator runs the same arrivals.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from laps_plan.profile import Profile
 from laps_plan.traffic.job import Job
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace, load: Load) -> Piece:
         i: load.jobs(args.rate, args.slow, args.seconds, f"{args.seed}/{i}") for i in range(args.rounds)
     }
 
+    told: dict[str, list[dict[str, Any]]] = {}
     # One server at a time: each has as many schedulers as there are ranks.
     with Fleet(device, CHUNK, found, False, args.out, prompts, say, together=False) as fleet:
 
@@ -70,24 +72,28 @@ def run(args: argparse.Namespace, load: Load) -> Piece:
             target, jobs = fleet.target(name), rows[i]
             flush(target)
             bodies = prompts.bodies(jobs, args.seed + i)
-            route = Homes(args.ranks, args.seed + i) if load.sessions else None
+            # SGLang's controller goes by what ranks had in use some time ago: one rank gets several times as many
+            # requests as another, and not the same ones from both servers.
+            route = Homes(args.ranks, args.seed + i)
             answers = asyncio.run(client.replay(target, jobs, bodies, args.slow * PATIENCE_S, route))
             if any(a.ttft_s is None for a in answers):
                 raise ConnectionError(f"{sum(a.ttft_s is None for a in answers)} requests to {name} were not answered")
+            told[name] = [get_json(target, path) or {} for path in ("/laps_status", "/server_info")]
             ended = max(a.sent_s + (a.ttft_s or 0.0) for a in answers)
             return figures_of(jobs, [a.ttft_s or 0.0 for a in answers], ended, profile)
 
         seen = in_turns([v.name for v in found], args.rounds, once, say)
-        told = get_json(fleet.target(LAPS), "/laps_status") or {}
-        device_s = get_json(fleet.target(LAPS), "/server_info") or {}
     expected = {v.name: [simulated(v.name, load, profile, rows[i], args.seed + i) for i in rows] for v in found}
     text = (
         f"{args.ranks} scheduler processes, {device.what}. {load.what}; {args.rate:g} requests/s of the unscaled "
         f"device, {args.rounds} rounds of {args.seconds:g} s."
     )
     data = {
-        "groups": [rank["group"] for rank in told.get("ranks", [])],
-        "emulator": [state.get("emulated") for state in device_s.get("internal_states", [])],
+        "groups": [rank["group"] for rank in told[LAPS][0].get("ranks", [])],
+        "emulator": {
+            name: [state.get("emulated") for state in info.get("internal_states", [])]
+            for name, (_, info) in told.items()
+        },
     }
     return piece_of(load, seen, expected, text, args.seed, data)
 

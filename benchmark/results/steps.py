@@ -90,7 +90,7 @@ STEPS: dict[str, Step] = {
     **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
     "serve-emulated": _serve_emulated("azure,code,lmsys"),
     "planned": Step("benchmark.planned"),
-    "groups": Step("benchmark.groups", ("--rounds", "1", "--seconds", "50")),
+    "groups": Step("benchmark.groups", ("--rounds", "1", "--seconds", "90")),
     "groups-agents": Step("benchmark.groups", ("--workload", "agents", "--rounds", "1", "--seconds", "300")),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),

@@ -56,14 +56,19 @@ def rows(name: str) -> list[Job]:
     return [Job(at, new, min(LONGEST - new, cached)) for at, new, cached in cut]
 
 
+def mix(rate: float, span_s: float, rng: random.Random) -> list[Job]:
+    """Jobs with the lengths of LMSYS, and 5% of 1,024 to 8,192 tokens, at Poisson times."""
+    lengths = [row.new for row in rows("lmsys_lengths")]
+    times = poisson(rate, span_s, rng)
+    return [Job(at, rng.randint(1024, 8192) if rng.random() < 0.05 else rng.choice(lengths)) for at in times]
+
+
 def load(name: str, rate: float, seed: int) -> Stream:
     """A workload at ``rate`` requests per second. ``mix``: lengths of LMSYS and 5% of 1,024 to 8,192 tokens;
     ``agents``: eleven turns around a random one of a session."""
     rng = random.Random(f"{name}/{seed}")
     if name == "mix":
-        lengths = [row.new for row in rows("lmsys_lengths")]
-        times = poisson(rate, SPAN_S[name], rng)
-        return Trace([Job(at, rng.randint(1024, 8192) if rng.random() < 0.05 else rng.choice(lengths)) for at in times])
+        return Trace(mix(rate, SPAN_S[name], rng))
     if name == "agents":
         sessions = turns.agents(LONGEST, THINK_S, TOKEN_S)
         return Trace(turns.jobs(turns.stretches(sessions, 11, rate, SPAN_S[name], rng)))

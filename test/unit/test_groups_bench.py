@@ -22,7 +22,7 @@ def test_the_mix_is_the_same_for_all_and_mixed() -> None:
     found = LOADS["mix"].jobs(1000.0, 20.0, 40.0, "1/0")
     assert found == LOADS["mix"].jobs(1000.0, 20.0, 40.0, "1/0")
     long = sum(job.new > compare.SHORT for job in found) / len(found)
-    assert 0.02 < long < 0.09
+    assert 0.07 < long < 0.15
     assert 1500 < len(found) < 2500
 
 

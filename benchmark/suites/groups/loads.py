@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from laps_plan.traffic import turns
 from laps_plan.traffic.job import Job
 
-from benchmark.emulated import arrivals
-from benchmark.sim.groups import BEST, LONGEST, THINK_S, TOKEN_S
+from benchmark.sim.groups import BEST, LONGEST, THINK_S, TOKEN_S, mix
 
 TURNS = 11
 """Turns of a session, around a random one of them."""
@@ -21,7 +20,8 @@ MORE = 10
 
 @dataclass(frozen=True)
 class Load:
-    """A load by name. Rates are those of the unscaled device (requests/s)."""
+    """A load by name. Rates are those of the unscaled device (requests/s): 70% of what fcfs does on four ranks in
+    saturation."""
 
     name: str
     what: str
@@ -29,7 +29,7 @@ class Load:
     slow: float
     """Slowdown of the device: its steps are long beside what four schedulers and the tiny model take on two cores."""
     chunk: int
-    """New tokens of a stock rank's batch: the best of 512 to 8,192 simulated."""
+    """New tokens of a stock rank's batch: the best mean TTFT of 512 to 8,192, simulated at that rate."""
     longest: int
     """Longest prompt (tokens)."""
     sessions: bool
@@ -51,6 +51,11 @@ class Load:
         return [replace(job, at_s=slow * job.at_s, pause_s=slow * job.pause_s) for job in made]
 
 
+def mixed(rate: float, span_s: float, seed: str) -> list[Job]:
+    """Return the simulator's mix."""
+    return mix(rate, span_s, random.Random(f"mix/{seed}"))
+
+
 def agents(rate: float, span_s: float, seed: str) -> list[Job]:
     """Return the turns of coding agents in a span without beginning or end: of sessions that are under way, whose
     histories are in the cache. As many turns as the rate says: a round has so few sessions that chance would double or
@@ -68,8 +73,8 @@ LOADS = {
     load.name: load
     for load in (
         Load(
-            "mix", "95% LMSYS lengths up to 256 tokens and 5% of 1,024 to 8,192",
-            rate=110.0, slow=20.0, chunk=2048, longest=8192, sessions=False, make=arrivals,
+            "mix", "95% LMSYS lengths and 5% of 1,024 to 8,192 tokens",
+            rate=110.0, slow=10.0, chunk=1024, longest=8192, sessions=False, make=mixed,
             bars=(0.90, 0.83, 0.86),
         ),
         Load(
