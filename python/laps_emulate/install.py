@@ -67,13 +67,13 @@ def install(spec: DeviceSpec) -> None:
     hook(STATE, state, "AFTER", SEAMS)
 
 
-def leave_out_attention(backend: Any) -> None:
+def leave_out_attention(attention: Any) -> None:
     """Have an attention backend compute nothing: on CPUs it computes a chunk over its whole prefix, far more than a
     step may take. What comes out of an emulated device means nothing; keys and values are written, kept and sent as
     ever."""
     # The host platform computes some kinds by itself, latent attention among them.
-    backend._left_out = lambda *_: False
-    backend._run_sdpa_forward_extend = backend._run_sdpa_forward_decode = _no_attention
+    attention.laps_left_out = lambda *_: False
+    attention._run_sdpa_forward_extend = attention._run_sdpa_forward_decode = _no_attention
 
 
 def _no_attention(query: Any, output: Any, *_: Any, **__: Any) -> Any:

@@ -52,7 +52,7 @@ def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
 
 
 def mixes(scheduler: Scheduler) -> bool:
-    """Whether SGLang can mix rows of streams into a prefill batch, as ``--enable-mixed-chunk`` has it do. Where it
+    """Return True if SGLang can mix rows of streams into a prefill batch, as with ``--enable-mixed-chunk``. Where it
     cannot, streams have steps of their own alone. The same on every rank."""
     execution = get_exec()
     refused = (

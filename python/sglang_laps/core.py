@@ -73,7 +73,7 @@ class Flight(Running):
 
     batch: Any
     reqs: list[Req]
-    """Those whose prompts are prefilled."""
+    """Requests whose prompts are prefilled."""
     cut: Req | None
     """The prompt that goes on after it."""
     layers: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,11 @@ WITH_ROWS = [
     replace(s, name=f"{s.name}-rows", args=tuple(a.replace('"tbt_ms": 1.0', '"tbt_ms": 300.0') for a in s.args))
     for s in SETUPS
 ]
-"""Steps are seldom due here, so that batches end before tokens are late."""
+"""Steps are seldom due here: batches end before tokens are late."""
 pytestmark = [pytest.mark.timeout(600), *on(*WITH_ROWS)]
+
+
+ROUNDS = 5
 
 
 def carried(prefill: Prefill) -> int:
@@ -24,7 +28,7 @@ def carried(prefill: Prefill) -> int:
 
 
 def ready(prefill: Prefill, name: str) -> None:
-    """Its latency model knows what a batch takes."""
+    """Send mixed load until the latency model knows what a batch takes."""
     for i in range(6):
         if prefill.get("/laps_status")["latency_model"]["fitted"]:
             return
@@ -32,11 +36,24 @@ def ready(prefill: Prefill, name: str) -> None:
     pytest.fail(str(prefill.get("/laps_status")["latency_model"]))
 
 
-def test_short_batches_carry_streams_of_every_kind(prefill: Prefill, reference: Reference) -> None:
-    """Some streams end while their rows run, some are aborted; none of them returns log-probabilities."""
-    rng, name = random.Random(11), f"rows-{prefill.setup.name}"
+def until_rows_run(prefill: Prefill, make: Callable[[str], list[Asked]]) -> list[Asked]:
+    """Serve what ``make`` returns for a name, again until some of it ran as rows: whether rows pay follows from
+    measured times, which on a busy machine say now one thing and now another."""
+    name = f"rows-{prefill.setup.name}-{random.getrandbits(40)}"
     ready(prefill, f"{name}-ready")
     before = carried(prefill)
+    for i in range(ROUNDS):
+        asked = make(f"{name}-{i}")
+        asyncio.run(at_once(prefill, asked))
+        prefill.all_tokens_are_free()
+        if carried(prefill) > before:
+            return asked
+    pytest.fail(f"no rows in {ROUNDS} rounds: {prefill.get('/laps_status')['decode']}")
+
+
+def every_kind(name: str) -> list[Asked]:
+    """Return streams, of which one is aborted, short prompts and long ones; every fourth with something of its own."""
+    rng = random.Random(11)
     streams = [Asked(f"{name}-stream-{i}-x", ids(1100 + i, 40 + 20 * i), 90 + 5 * i, 0.05 * i) for i in range(8)]
     for s, sampling in zip(streams[::2], (*FEATURES, GRAMMARS[0]), strict=True):
         s.sampling = sampling
@@ -46,9 +63,12 @@ def test_short_batches_carry_streams_of_every_kind(prefill: Prefill, reference: 
     for s, sampling in zip(shorts[::6], (*FEATURES, *GRAMMARS), strict=False):
         s.sampling, s.new = sampling, 60 if "frequency_penalty" not in sampling else 12
     longs = [Asked(f"{name}-long-{i}-x", ids(1300 + i, 2500), 4, 1.0 + i) for i in range(2)]
-    asked = [*streams, *shorts, *longs]
-    asyncio.run(at_once(prefill, asked))
-    assert carried(prefill) > before + 8
+    return [*streams, *shorts, *longs]
+
+
+def test_short_batches_carry_streams_of_every_kind(prefill: Prefill, reference: Reference) -> None:
+    """Some streams end while their rows run, some are aborted; none of them returns log-probabilities."""
+    asked = until_rows_run(prefill, every_kind)
     plain = [a for a in asked if not a.sampling]
     must_be_right(plain, reference)
     prefill.all_tokens_are_free()
@@ -68,19 +88,20 @@ def test_streams_with_log_probabilities_have_steps_of_their_own(prefill: Prefill
     prefill.all_tokens_are_free()
 
 
-def test_streams_are_retracted_although_their_rows_run_in_batches(prefill: Prefill, reference: Reference) -> None:
-    name, log = f"rows-retract-{prefill.setup.name}", prefill.server.log
-    ready(prefill, f"{name}-ready")
-    before, retracted = carried(prefill), log.read_text(errors="replace").count("Retract requests")
-    asked = [Asked(f"{name}-{i}-x", ids(1500 + i, 240), 200, 0.02 * i) for i in range(18)]
+def more_than_memory(name: str) -> list[Asked]:
+    """Return streams that outgrow the server's memory, all at once, and short prompts among them."""
+    asked = [Asked(f"{name}-{i}-x", ids(1500 + i, 240), 200, 0.0) for i in range(18)]
     for i, a in enumerate(asked):
-        a.sampling = {"ignore_eos": False, **(FEATURES[0] if i % 3 == 0 else {})}
-    asked += [Asked(f"{name}-short-{i}-x", ids(1600 + i, 30), 3, 0.5 + 0.15 * i) for i in range(20)]
-    asyncio.run(at_once(prefill, asked))
+        a.sampling = {"ignore_eos": False, **(FEATURES[0] if i % 6 == 0 else {})}
+    return asked + [Asked(f"{name}-short-{i}-x", ids(1600 + i, 30), 3, 0.5 + 0.15 * i) for i in range(20)]
+
+
+def test_streams_are_retracted_although_their_rows_run_in_batches(prefill: Prefill, reference: Reference) -> None:
+    log = prefill.server.log
+    retracted = log.read_text(errors="replace").count("Retract requests")
+    asked = until_rows_run(prefill, more_than_memory)
     assert log.read_text(errors="replace").count("Retract requests") > retracted
-    assert carried(prefill) > before
     must_be_right([a for a in asked if "frequency_penalty" not in a.sampling], reference)
-    prefill.all_tokens_are_free()
     other = [a for a in asked if "frequency_penalty" in a.sampling]
     must_be_as(other, alone(prefill, other))
     prefill.all_tokens_are_free()

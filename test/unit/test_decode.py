@@ -119,7 +119,7 @@ def test_a_short_batch_that_cannot_be_split_enough_waits_for_the_step_and_then_r
 
 
 ROW_S = TOKEN_S
-"""Of a stream, in a prefill batch."""
+"""Time of a stream's row in a prefill batch (seconds)."""
 
 
 def carrying(

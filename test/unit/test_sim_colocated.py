@@ -118,7 +118,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_and_streams_along() -> None
 
 
 def test_batches_in_one_piece_carry_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their rows take less than steps would: more than can be done at once is done sooner."""
+    """Rows take less than steps would: more than can be done at once is done sooner."""
     profile, trace = Profile.load("h200-qwen3-30b-a3b"), load(60.0, 10.0)
     carried = serve(Serving(LAPS), trace, profile)
     monkeypatch.setattr(Decode, "rows_s", lambda *_: math.inf)

@@ -23,7 +23,7 @@ class HostAttention(TorchNativeAttnBackend):
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
     ) -> torch.Tensor:
         """Attention output [tokens, heads * value size] of new tokens over their prefixes and themselves."""
-        if not self._left_out(layer, sinks):
+        if not self.laps_left_out(layer, sinks):
             output: torch.Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
             return output
         self._save(layer, forward_batch, k, v, save_kv_cache)
@@ -33,13 +33,13 @@ class HostAttention(TorchNativeAttnBackend):
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
     ) -> torch.Tensor:
         """Attention output [sequences, heads * value size] of one new token of each sequence."""
-        if not self._left_out(layer, sinks):
+        if not self.laps_left_out(layer, sinks):
             output: torch.Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
             return output
         self._save(layer, forward_batch, k, v, save_kv_cache)
         return self._attend(q, layer, forward_batch, [1] * len(forward_batch.seq_lens), sinks)
 
-    def _left_out(self, layer: Any, sinks: Any) -> bool:
+    def laps_left_out(self, layer: Any, sinks: Any) -> bool:
         # Latent attention SGLang's computes, too, but over the whole prefix and in PyTorch's slow form.
         latent = layer.qk_head_dim != layer.v_head_dim
         return latent or sinks is not None or layer.logit_cap > 0 or self._own_pool(layer)
