@@ -90,7 +90,7 @@ def test_streams_with_log_probabilities_have_steps_of_their_own(prefill: Prefill
 
 def more_than_memory(name: str) -> list[Asked]:
     """Return streams that outgrow the server's memory, all at once, and short prompts among them."""
-    asked = [Asked(f"{name}-{i}-x", ids(1500 + i, 240), 200, 0.0) for i in range(18)]
+    asked = [Asked(f"{name}-{i}-x", ids(1500 + i, 240), 140, 0.0) for i in range(18)]
     for i, a in enumerate(asked):
         a.sampling = {"ignore_eos": False, **(FEATURES[0] if i % 6 == 0 else {})}
     return asked + [Asked(f"{name}-short-{i}-x", ids(1600 + i, 30), 3, 0.5 + 0.15 * i) for i in range(20)]
