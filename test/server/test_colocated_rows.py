@@ -52,9 +52,12 @@ def until_rows_run(prefill: Prefill, make: Callable[[str], list[Asked]]) -> list
 
 
 def every_kind(name: str) -> list[Asked]:
-    """Return streams, of which one is aborted, short prompts and long ones; every fourth with something of its own."""
+    """Return streams, of which one is aborted and some end while their rows run, short prompts and long ones.
+
+    Contexts are small: a CPU's attention computes the whole of each for a row, and rows of large ones do not pay.
+    """
     rng = random.Random(11)
-    streams = [Asked(f"{name}-stream-{i}-x", ids(1100 + i, 40 + 20 * i), 90 + 5 * i, 0.05 * i) for i in range(8)]
+    streams = [Asked(f"{name}-stream-{i}-x", ids(1100 + i, 6 + i), 60 + 5 * i, 0.5 * i) for i in range(8)]
     for s, sampling in zip(streams[::2], (*FEATURES, GRAMMARS[0]), strict=True):
         s.sampling = sampling
     streams[1].leaves_s, streams[1].aborts = 1.0, True
@@ -67,7 +70,7 @@ def every_kind(name: str) -> list[Asked]:
 
 
 def test_short_batches_carry_streams_of_every_kind(prefill: Prefill, reference: Reference) -> None:
-    """Some streams end while their rows run, some are aborted; none of them returns log-probabilities."""
+    """Streams with penalties and a grammar, too; none of them returns log-probabilities."""
     asked = until_rows_run(prefill, every_kind)
     plain = [a for a in asked if not a.sampling]
     must_be_right(plain, reference)
