@@ -39,12 +39,10 @@ from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
-from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK, Variant
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SMALL, SPF, STOCK, Variant
 from benchmark.sim.calibration import Alone, Setup, alone, measure, quantiles, simulated
 
-SMALL = Variant(f"{SPF}, 2048", ("--schedule-policy", SPF, "--chunked-prefill-size", "2048"))
-"""Best stock setting without a latency model: small chunks, shortest prompts first."""
-OTHERS = (*STOCK, SMALL.name)
+OTHERS = (*STOCK, SMALL)
 POLICIES = (*OTHERS, LAPS)
 LOADS = (0.7, 0.5, 0.85)
 LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL_LOOP))
@@ -88,7 +86,7 @@ def gather(args: argparse.Namespace, device: Device, raw: Path) -> None:
     with Fleet(
         device,
         args.chunk,
-        [LONE, *(SMALL if p == SMALL.name else BUILT_IN[p] for p in POLICIES)],
+        [LONE, *(BUILT_IN[p] for p in POLICIES)],
         False,
         args.out,
         prompts,
@@ -157,7 +155,7 @@ def loads(raw: dict[str, Any], profile: Profile, args: argparse.Namespace, knobs
         for i, one in enumerate(rounds):
             rows = [Job(*r) for r in one["rows"]]
             for name in POLICIES:
-                small = name == SMALL.name
+                small = name == SMALL
                 policy, chunk = (SPF, 2048) if small else (name, args.chunk)
                 record = simulated(profile, policy, rows, chunk, args.seed + i, knobs, overlap=overlaps(args)).record
                 for seen, tokens, ttft in (

@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmark.results.piece import Piece
 from benchmark.rig.devices import EMULATED, H200
 from benchmark.rig.model import REPO
+from benchmark.rig.variants import SMALL, SPF
 
 LIMIT_S = 3600.0
 """Time limit of one command."""
@@ -47,6 +48,16 @@ def _serve_emulated(workloads: str) -> Step:
     return Step("benchmark.serve", ("--workload", workloads, *how), leaves)
 
 
+AGENTS = Step(
+    "benchmark.serve",
+    (
+        *("--workload", "agents", "--device", f"{EMULATED}h200-qwen3-8b,slow=2", "--utilisation", "0.7"),
+        *("--variants", f"fcfs,{SPF},{SMALL},laps", "--rounds", "2", "--seconds", "100"),
+        # What the device's kernels take for a turn on average; in a closed loop turns of a minute take an hour.
+        *("--capacity", "2.45"),
+    ),
+    leaves=("emulated-agents",),
+)
 FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 """Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
 
@@ -89,6 +100,7 @@ STEPS: dict[str, Step] = {
     "emulated": Step("benchmark.emulated"),
     **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
     "serve-emulated": _serve_emulated("azure,code,lmsys"),
+    "emulated-agents": AGENTS,
     "planned": Step("benchmark.planned"),
     "groups": Step("benchmark.groups", ("--rounds", "1", "--seconds", "90")),
     "groups-agents": Step("benchmark.groups", ("--workload", "agents", "--rounds", "1", "--seconds", "300")),

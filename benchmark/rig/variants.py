@@ -10,6 +10,8 @@ from typing import Any
 
 FCFS, SPF = "fcfs", "shortest-prefill-first"
 STOCK = (FCFS, "hrrn", SPF)
+SMALL = f"{SPF}-2048"
+"""Best stock setting without a latency model: small chunks, shortest prompts first."""
 DUAL, LAPS, GRAPHS, PAPER = "laps-dual", "laps", "laps-graphs", "laps-paper"
 ON = "--enable-laps-scheduler"
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
@@ -36,6 +38,7 @@ BUILT_IN = {
     v.name: v
     for v in (
         *(Variant(policy, ("--schedule-policy", policy)) for policy in STOCK),
+        Variant(SMALL, ("--schedule-policy", SPF, "--chunked-prefill-size", "2048")),
         Variant(DUAL, (ON, "--laps-wait-window-ms", "0")),
         Variant(LAPS, (ON,)),
         Variant(GRAPHS, (ON, "--enable-batch-prefill-cuda-graph")),

@@ -12,7 +12,7 @@ from benchmark.results.bars import Bar
 from benchmark.results.metrics import KINDS, QUANTILES
 from benchmark.results.piece import Figure, Table
 from benchmark.results.rounds import ratio
-from benchmark.rig.variants import FCFS, LAPS, STOCK
+from benchmark.rig.variants import FCFS, LAPS, SMALL, STOCK
 from benchmark.suites.serve.compare import GOAL, Compared, Points
 
 RATIOS = {
@@ -125,7 +125,7 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
 
 def best(compared: Compared, path: Sequence[str], *, most: bool) -> str | None:
     """Return the stock policy with the best median of a figure; None if none was run."""
-    medians = {n: statistics.median(compared.values(n, *path)) for n in STOCK if n in compared.answers}
+    medians = {n: statistics.median(compared.values(n, *path)) for n in (*STOCK, SMALL) if n in compared.answers}
     known = {n: m for n, m in medians.items() if not math.isnan(m)}
     return (max if most else min)(known, key=known.__getitem__) if known else None
 
