@@ -89,22 +89,3 @@ def test_streams_with_log_probabilities_have_steps_of_their_own(prefill: Prefill
     assert carried(prefill) == before
     must_be_as(asked, alone(prefill, asked))
     prefill.all_tokens_are_free()
-
-
-def more_than_memory(name: str) -> list[Asked]:
-    """Return streams that outgrow the server's memory, all at once, and short prompts among them."""
-    asked = [Asked(f"{name}-{i}-x", ids(1500 + i, 240), 140, 0.0) for i in range(18)]
-    for i, a in enumerate(asked):
-        a.sampling = {"ignore_eos": False, **(FEATURES[0] if i % 6 == 0 else {})}
-    return asked + [Asked(f"{name}-short-{i}-x", ids(1600 + i, 30), 3, 0.5 + 0.15 * i) for i in range(20)]
-
-
-def test_streams_are_retracted_although_their_rows_run_in_batches(prefill: Prefill, reference: Reference) -> None:
-    log = prefill.server.log
-    retracted = log.read_text(errors="replace").count("Retract requests")
-    asked = until_rows_run(prefill, more_than_memory)
-    assert log.read_text(errors="replace").count("Retract requests") > retracted
-    must_be_right([a for a in asked if "frequency_penalty" not in a.sampling], reference)
-    other = [a for a in asked if "frequency_penalty" in a.sampling]
-    must_be_as(other, alone(prefill, other))
-    prefill.all_tokens_are_free()

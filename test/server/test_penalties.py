@@ -30,7 +30,7 @@ def batch(*reqs: Any, overlap: bool) -> Any:
     """A prefill batch of these, new to its penalizers."""
     from sglang.srt.sampling import penaltylib as lib
 
-    made = Batch(reqs=list(reqs), device="cpu", enable_overlap=overlap)
+    made = Batch(reqs=list(reqs), device="cpu", enable_overlap=overlap, decoding_reqs=None)
     made.model_config = SimpleNamespace(laps_colocated=True)
     kinds = {lib.BatchedFrequencyPenalizer, lib.BatchedPresencePenalizer, lib.BatchedMinNewTokensPenalizer}
     found = lib.BatchedPenalizerOrchestrator(VOCABULARY, made, {*kinds, lib.BatchedRepetitionPenalizer})
