@@ -20,7 +20,7 @@ WITH_ROWS = [
 pytestmark = [pytest.mark.timeout(600), *on(*WITH_ROWS)]
 
 
-ROUNDS = 5
+ROUNDS = 8
 
 
 def carried(prefill: Prefill) -> int:
