@@ -6,8 +6,6 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from laps_core.config import ConfigError
 from sglang_laps import options, seams, transfers
@@ -56,8 +54,8 @@ def emulate(args: argparse.Namespace) -> None:
 
 
 def _load() -> None:
-    seams.hook("server_args.ServerArgs.add_cli_args", _add_cli_args, "AROUND", SEAMS)
-    seams.hook("server_args.ServerArgs.from_cli_args", _from_cli_args, "AROUND", SEAMS)
+    seams.hook("server_args.ServerArgs.add_cli_args", options.with_flags(add_flag), "AROUND", SEAMS)
+    seams.hook("server_args.ServerArgs.from_cli_args", options.read_first(_prepare), "AROUND", SEAMS)
     # Importing the scheduler costs seconds: only a process that runs one has it already.
     if SCHEDULER not in sys.modules:
         return
@@ -79,18 +77,8 @@ def _load() -> None:
         install(found)
 
 
-def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
-    result = original(parser)
-    add_flag(parser)
-    return result
-
-
-def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
-    try:
-        emulate(args)
-    except ConfigError as e:
-        refuse(e)
+def _prepare(args: argparse.Namespace) -> None:
+    emulate(args)
     # SGLang asks a platform for its device before it asks for its defaults, and wants a name there.
     if getattr(args, "device", None) is None:
         args.device = "cpu"
-    return original(cls, args)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
+
+from sglang_laps.support import refuse
 
 ENV = "SGLANG_LAPS_SCHEDULER"
 """Set by the launcher from the flags, read in every scheduler process; ``sgl.Engine`` users set it themselves.
@@ -48,6 +50,31 @@ _LISTS = (
     (_FLAG["graph_batches"], "REQUESTS",
      "B: the largest is the largest batch for graphs (default: 1 to 64, by powers of two as L)."),
 )  # fmt: skip
+
+
+def with_flags(add: Callable[[argparse.ArgumentParser], None]) -> Callable[..., Any]:
+    """Return a hook of SGLang's ``add_cli_args`` that lets `add` add flags, too."""
+
+    def add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
+        result = original(parser)
+        add(parser)
+        return result
+
+    return add_cli_args
+
+
+def read_first(use: Callable[[argparse.Namespace], None]) -> Callable[..., Any]:
+    """Return a hook of SGLang's ``from_cli_args`` that hands the command line to `use` first. A ConfigError of `use`
+    ends the process with one line."""
+
+    def from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+        try:
+            use(args)
+        except ConfigError as e:
+            refuse(e)
+        return original(cls, args)
+
+    return from_cli_args
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
@@ -35,8 +34,8 @@ def load() -> None:
 
 
 def _load() -> None:
-    seams.hook("server_args.ServerArgs.add_cli_args", _add_cli_args, "AROUND")
-    seams.hook("server_args.ServerArgs.from_cli_args", _from_cli_args, "AROUND")
+    seams.hook("server_args.ServerArgs.add_cli_args", options.with_flags(options.add_flags), "AROUND")
+    seams.hook("server_args.ServerArgs.from_cli_args", options.read_first(enable), "AROUND")
     try:
         config = options.from_env()
     except ConfigError as e:
@@ -59,20 +58,6 @@ def _load() -> None:
     transfers.be_patient()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     graphs.install(config)
-
-
-def _add_cli_args(original: Callable[..., Any], parser: argparse.ArgumentParser) -> Any:
-    result = original(parser)
-    options.add_flags(parser)
-    return result
-
-
-def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
-    try:
-        enable(args)
-    except ConfigError as e:
-        refuse(e)
-    return original(cls, args)
 
 
 def enable(args: argparse.Namespace) -> None:
