@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from served import CHUNK, LAPS, Prefill, Reference, Setup, ids, on, send_all
+from served import CHUNK, LAPS, Prefill, Reference, Setup, abort_everything, ids, on
 
 from .test_group_mixed import send
 from .test_pp2 import mixed
@@ -28,13 +28,5 @@ def test_mixed_requests_of_which_a_third_is_abandoned(prefill: Prefill, referenc
 
 
 def test_all_four_ranks_go_on_after_everything_is_aborted(prefill: Prefill) -> None:
-    async def scenario() -> None:
-        sending = [asyncio.ensure_future(send_all(prefill, [ids(6000 + i, 4 * CHUNK)])) for i in range(3)]
-        while not prefill.get("/laps_status")["in_progress"]:
-            await asyncio.sleep(0.01)
-        assert prefill.post("/abort_request", {"rid": "", "abort_all": True})[0] == 200
-        await asyncio.gather(*sending, return_exceptions=True)
-        assert len(await send_all(prefill, [ids(i, 30) for i in range(6)])) == 6
-
-    asyncio.run(scenario())
+    asyncio.run(abort_everything(prefill, [ids(6000 + i, 4 * CHUNK) for i in range(3)], after=6))
     prefill.all_tokens_are_free()

@@ -7,7 +7,7 @@ import random
 
 import http_load as load
 import pytest
-from served import CHUNK, LAPS, Prefill, Reference, Setup, ids, on, send_all
+from served import CHUNK, LAPS, Prefill, Reference, Setup, abort_everything, ids, on, send_all
 
 TP2 = Setup(
     "tp2",
@@ -30,14 +30,7 @@ def test_a_thousand_mixed_requests_in_step(prefill: Prefill, reference: Referenc
 
 
 def test_aborts_stay_in_step(prefill: Prefill) -> None:
-    async def scenario() -> None:
-        sending = [asyncio.ensure_future(send_all(prefill, [ids(5000 + i, 4 * CHUNK)])) for i in range(4)]
-        await asyncio.sleep(0.3)
-        assert prefill.post("/abort_request", {"rid": "", "abort_all": True})[0] == 200
-        await asyncio.gather(*sending, return_exceptions=True)
-        assert len(await send_all(prefill, [ids(i, 30) for i in range(8)])) == 8
-
-    asyncio.run(scenario())
+    asyncio.run(abort_everything(prefill, [ids(5000 + i, 4 * CHUNK) for i in range(4)], after=8))
     prefill.all_tokens_are_free()
 
 

@@ -264,6 +264,16 @@ def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -
     return body if rid is None else {**body, "rid": rid}
 
 
+async def abort_everything(prefill: Prefill, prompts: list[list[int]], after: int) -> None:
+    """Abort all of these once one is in progress; as many short requests `after` it are answered."""
+    sending = [asyncio.ensure_future(send_all(prefill, [prompt])) for prompt in prompts]
+    while not prefill.get("/laps_status")["in_progress"]:
+        await asyncio.sleep(0.01)
+    assert prefill.post("/abort_request", {"rid": "", "abort_all": True})[0] == 200
+    await asyncio.gather(*sending, return_exceptions=True)
+    assert len(await send_all(prefill, [ids(i, 30) for i in range(after)])) == after
+
+
 async def send_all(prefill: Prefill, prompts: list[list[int]], spread_s: float = 0.0) -> list[int]:
     """First token of each prompt, all sent within `spread_s`."""
     rng = random.Random(len(prompts))
