@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +76,3 @@ class Homes:
         request = Request.of(job)
         request.rank = self._assign.rank(request)
         return to_rank(raw, request.rank), lambda: self._assign.answered(request)
-
-
-def total(jobs: Sequence[Job]) -> int:
-    """Return the tokens that a server with a whole history of everything keeps of these jobs."""
-    longest: dict[int, int] = {}
-    for job in jobs:
-        longest[job.stream] = max(longest.get(job.stream, 0), job.cached + job.new)
-    return sum(longest.values())

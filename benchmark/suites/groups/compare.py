@@ -8,7 +8,7 @@ from typing import Any
 
 from laps_plan.profile import Profile
 from laps_plan.sim import variants
-from laps_plan.traffic.job import Job
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD, Job
 from laps_plan.traffic.streams import Trace
 
 from benchmark.results import bars
@@ -21,8 +21,6 @@ from benchmark.sim.groups import play
 from benchmark.suites.groups.loads import Load
 from benchmark.suites.groups.servers import CHUNK
 
-SHORT = 256
-"""Longest short request (new tokens)."""
 KEYS = ("short P90", "mean", "mean slowdown", "long P90")
 RATE = "tokens/s"
 ALL = (*KEYS, RATE)
@@ -35,8 +33,8 @@ Rounds = Mapping[str, Sequence[Mapping[str, float]]]
 
 def figures_of(jobs: Sequence[Job], ttfts: Sequence[float], ended_s: float, profile: Profile) -> dict[str, float]:
     """Return the figures of one round of one server (seconds, and new tokens per second until the last answer)."""
-    short = [t for job, t in zip(jobs, ttfts, strict=True) if job.new <= SHORT]
-    long = [t for job, t in zip(jobs, ttfts, strict=True) if job.new > SHORT]
+    short = [t for job, t in zip(jobs, ttfts, strict=True) if job.kind == SHORT]
+    long = [t for job, t in zip(jobs, ttfts, strict=True) if job.kind == LONG]
     group = profile.group
     assert group is not None
     slowdowns = [t / group.lone_s(job.new, job.cached, CHUNK) for job, t in zip(jobs, ttfts, strict=True)]
@@ -67,7 +65,7 @@ def piece_of(load: Load, seen: Rounds, expected: Rounds, text: str, seed: int, d
         for key in ALL:
             found = ratio(_values(expected[name], key), _values(seen[name], key))
             figures.append(Figure.of(f"{key}, {name}: simulated / emulated", found, bars.EMULATED))
-    note = f"Seconds of the stretched device, emulated / simulated; short: up to {SHORT} new tokens."
+    note = f"Seconds of the stretched device, emulated / simulated; short: up to {THRESHOLD} new tokens."
     return Piece(
         load.piece,
         "Groups of ranks" if load.name == "mix" else f"Groups of ranks: {load.name}",
