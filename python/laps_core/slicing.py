@@ -49,6 +49,25 @@ class Cut:
         return max(1, min(math.ceil(cost / (self.each * _SLACK)), rows // MIN_ROWS))
 
 
+class Even:
+    """The slices of one pass that several ranks run together: `parts` of as many layers each as can be, whatever each
+    rank computes in them."""
+
+    def __init__(self, layers: int, parts: int) -> None:
+        """Raises ValueError for more slices than layers."""
+        if not 1 <= parts <= layers:
+            raise ValueError(f"{parts} slices of {layers} layers")
+        self.done = 0.0
+        """Layers so far."""
+        self._begins = {round(i * layers / parts) for i in range(1, parts)}
+
+    def due(self) -> bool:
+        """Count a layer; True if the pass is to be paused before it."""
+        due = round(self.done) in self._begins
+        self.done += 1.0
+        return due
+
+
 def pairs(shape: Iterable[tuple[int, int]]) -> int:
     """Pairs of a new token and one that it attends to, for (new, history) tokens of each request."""
     return sum(new * history + new * (new + 1) // 2 for new, history in shape)

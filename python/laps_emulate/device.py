@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from laps_core.latency.model import StepShape
-from sglang_laps.armed import Armed, Pause
+from sglang_laps.armed import Armed, Order
 
 from laps_emulate.events import DeviceModule
 from laps_emulate.record import Record
@@ -92,7 +92,7 @@ class EmulatedDevice(Armed):
             time.wait(called if decodes else called + self._profile.launch_s)
             time.book(called, profile_s, time.now())
         else:
-            self._in_slices(called, profile_s, shape, *armed)
+            self._in_slices(called, profile_s, shape, armed)
         # Without the steps that ran in its pauses, which have entered theirs.
         lasted_s = time.free - begin - (self._lasted_s - others_s)
         self._lasted_s += lasted_s
@@ -112,11 +112,9 @@ class EmulatedDevice(Armed):
         prompts = prompts._replace(tokens=prompts.tokens + len(contexts))
         return self._profile.coefficients.seconds(prompts) + cost.context * sum(contexts)
 
-    def _in_slices(
-        self, launched: float, profile_s: float, shape: list[tuple[int, int]], layers: float, pause: Pause
-    ) -> None:
+    def _in_slices(self, launched: float, profile_s: float, shape: list[tuple[int, int]], order: Order) -> None:
         """Book a pass in slices, whose launch began at `launched`; as on a GPU the host is one slice ahead."""
-        time, left_s, each_s = self._timeline, profile_s, profile_s * layers / self.layers
+        time, left_s, each_s = self._timeline, profile_s, profile_s * order.layers / self.layers
         ran, ended = time.now(), -math.inf
         for slice_s in self._profile.slices(profile_s, shape, each_s):
             left_s -= slice_s
@@ -127,5 +125,5 @@ class EmulatedDevice(Armed):
             # What ended while the tiny model ran has no pause.
             if left_s > 1e-9 * profile_s and ended > ran:
                 time.wait(before)
-                pause(round(self.layers * left_s / profile_s, 6))
+                order.pause(round(self.layers * left_s / profile_s, 6))
                 launched = time.now()

@@ -3,10 +3,12 @@ takes."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from laps_core.group.cost import GroupCost, OwnShape
+from sglang_laps.armed import Order
 
 from laps_emulate.device import PREFILLS, EmulatedDevice
 from laps_emulate.spec import DeviceSpec
@@ -32,7 +34,7 @@ class GroupDevice(EmulatedDevice):
         self._told = torch.empty((size, 1 + len(OwnShape._fields)), dtype=torch.float64)
 
     def _forward(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.disarm()
+        order = self.disarm()
         mode = forward_batch.forward_mode.name
         if mode not in (*PREFILLS, IDLE):
             return self._model(forward_batch, *args, **kwargs)
@@ -47,10 +49,28 @@ class GroupDevice(EmulatedDevice):
         begins, *sums = self._told.T.tolist()
         shapes = [OwnShape(*map(int, one)) for one in zip(*sums, strict=True)]
         seconds = cost.seconds(shapes) if any(one.tokens for one in shapes) else 0.0
-        called, begin = time.now(), max(begins)
+        called, begin, others_s = time.now(), max(begins), self._lasted_s
         output = self._model(forward_batch, *args, **kwargs)
         model_s = time.now() - called
-        lasted_s = time.book(begin, seconds, time.now()) - begin
+        if order is None:
+            time.book(begin, seconds, time.now())
+        else:
+            self._in_parts(begin, seconds, order)
+        # Without the steps that ran in its pauses, which have entered theirs.
+        lasted_s = time.free - begin - (self._lasted_s - others_s)
+        self._lasted_s += lasted_s
         if shape:
             self.record.add(seconds, lasted_s, model_s)
         return output
+
+    def _in_parts(self, launched: float, seconds: float, order: Order) -> None:
+        """Book a step in slices, each of whose pauses all ranks come to; as on a GPU the host is one slice ahead."""
+        time, ended = self._timeline, -math.inf
+        for i in range(1, order.parts + 1):
+            sent = launched + self.launch_s / order.parts
+            time.wait(sent)
+            before, ended = ended, time.book(launched, seconds / order.parts, max(sent, time.now()))
+            if i < order.parts:
+                time.wait(before)
+                order.pause(self.layers * (1.0 - i / order.parts))
+                launched = time.now()

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 Pause = Callable[[float], bool]
 """Called between two slices with the number of layers that are left, not always a whole one; returns True if anything
 else ran on the device."""
+
+
+class Order(NamedTuple):
+    """How the next pass is cut."""
+
+    layers: float
+    """Size of a slice; less than one: of operators."""
+    pause: Pause
+    parts: int = 0
+    """So many slices of as many layers each, the same on every rank that runs the pass; 0 = by ``layers``."""
 
 
 class Abandoned(Exception):
@@ -19,20 +30,19 @@ class Armed:
 
     abandons = False
     """A pass ends where its pause raises ``Abandoned``."""
-    _armed: tuple[float, Pause] | None = None
+    _armed: Order | None = None
 
     @contextmanager
-    def cut(self, layers: float, pause: Pause) -> Iterator[None]:
-        """Run the next forward pass in slices of `layers` (less than one: of operators); `pause` is called between
-        them."""
-        self._armed = layers, pause
+    def cut(self, layers: float, pause: Pause, parts: int = 0) -> Iterator[None]:
+        """Run the next forward pass as ``Order`` says; `pause` is called between two slices."""
+        self._armed = Order(layers, pause, parts)
         try:
             yield
         finally:
             self._armed = None
 
-    def disarm(self) -> tuple[float, Pause] | None:
-        """Return slice size and pause for this pass; None if it runs as a whole. Passes in its pauses come here, too,
-        and are not cut."""
+    def disarm(self) -> Order | None:
+        """Return how this pass is cut; None if it runs as a whole. Passes in its pauses come here, too, and are not
+        cut."""
         armed, self._armed = self._armed, None
         return armed

@@ -56,9 +56,11 @@ class Builder:
         )
         scheduler.load_inquirer = self._loads
 
-    def build(self, running_batch: ScheduleBatch, paused: Paused | None = None) -> NextBatchPlan:
-        """Decide and build. `paused`: a batch that waits meanwhile."""
-        sched, core = self._scheduler, self._core
+    def build(
+        self, running_batch: ScheduleBatch, paused: Paused | None = None, *, beside: bool = False
+    ) -> NextBatchPlan:
+        """Decide and build. `paused`: a batch that waits meanwhile. `beside`: a step of all ranks does."""
+        sched, core, beside = self._scheduler, self._core, beside or paused is not None
         self.joined = []
         lines = core.lines(sched.waiting_queue, sched.chunked_req)
         if core.decode is not None:
@@ -68,7 +70,7 @@ class Builder:
         core.holding, core.decodes = plan.waiting, plan.decode
         core.classes.use_threshold(plan.threshold)
         built = None
-        for part in core.parts(plan, lines, beside=paused is not None):
+        for part in core.parts(plan, lines, beside=beside):
             built, cut = self.show(part, running_batch)
             running_batch = built.running_batch
             if built.batch_to_run is not None:

@@ -328,6 +328,10 @@ class LapsCore:
         self.pacer.launched(now, self._next, plan)
         return self._next
 
+    def idle(self, batch: Any) -> Flight:
+        """A step of all ranks in which this one has nothing to compute."""
+        return Flight(cls=SHORT, shape=[], within=bool(self.under_way), batch=batch, reqs=[], cut=None, stock=False)
+
     def take_next(self) -> Flight | None:
         """Take the batch that was built and is not on the device yet; None if there is none."""
         flight, self._next = self._next, None

@@ -9,11 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from laps_core.group.choice import Choice
 from laps_core.group.cost import GroupCost, OwnShape
 from laps_core.group.learning import GroupModel, GroupSample, proportions
 from laps_core.group.menu import ROW, Menu
 from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
+from laps_core.group.slices import SLICE_S
 from laps_core.length import LONG
 from laps_core.scheduling.plan import LOOKAHEAD, Plan, Waiting
 from sglang.srt.runtime_context import get_parallel
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 
     from sglang_laps.core import Flight, LapsCore, Lines
 
-KEPT = 8
-"""Rounds for which the time of a step is waited for: the overlap loop processes a result one round later."""
+KEPT = 512
+"""Rounds for which the time of a step is waited for: each of its pauses may be one, and the overlap loop processes a
+result one round later."""
 NOT_READY = -1
 """For the fixed time of a step, by a rank that does not know yet how long steps take: each decides for itself then."""
 
@@ -50,15 +53,19 @@ class Group:
         *,
         chunk: int,
         guard: float,
+        layers: int | None = None,
+        slice_s: float = SLICE_S,
         submit: Callable[..., Any] | None = None,
     ) -> None:
-        """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`:
-        see ``GroupPlanner``. `submit`: where step times are fitted."""
+        """`known`: how long steps take; None = to be learnt. `chunk`: new tokens of a rank's batch, at most. `guard`,
+        `layers`, `slice_s`: see ``GroupPlanner``. `submit`: where step times are fitted."""
         parallel = get_parallel()
         self._core, self._ranks, self._known = core, scheduler.tp_cpu_group, known is not None
         self._model = GroupModel(known or proportions(parallel.attn_dp_size), guess=known is None)
         self._model.submit = submit
-        self._planner = GroupPlanner(self._model.cost, chunk=chunk, guard=guard)
+        self._planner = GroupPlanner(self._model.cost, chunk=chunk, guard=guard, layers=layers, slice_s=slice_s)
+        self._decided: tuple[list[Menu], Choice] | None = None
+        """The step that all ranks are about to run."""
         self._leaders = slice(None, None, parallel.attn_tp_size * parallel.attn_cp_size)
         self._rows = torch.empty((parallel.tp_size, ROW), dtype=torch.int64)
         self._ran = NOTHING
@@ -70,6 +77,8 @@ class Group:
         self._waited_s = self._steps_s = 0.0
         self._budget_s: float | None = None
         self._rounds_s = self._gathers_s = 0.0
+        self._fixed_s = 0.0
+        self._preemptions = 0
 
     def plan(self, now: float, lines: Lines) -> Plan | None:
         """Plan of this rank's next batch; None where it decides for itself. Every rank asks in every round, for all
@@ -87,7 +96,7 @@ class Group:
         return [Menu.read(r) for r in self._rows[self._leaders].tolist()]
 
     def _plan(self, now: float, lines: Lines) -> Plan | None:
-        planner = self._planner
+        planner, self._decided = self._planner, None
         self._model.settle()
         planner.cost = self._model.cost
         ready = self._model.ready
@@ -106,6 +115,7 @@ class Group:
         choice = planner.decide(menus)
         if choice is None:
             return nothing
+        self._decided = menus, choice
         self._steps += 1
         self._waited_s += choice.waits * choice.seconds
         self._steps_s += choice.seconds
@@ -116,6 +126,28 @@ class Group:
         shorts, longs = (tuple(at[i][1] for i, _ in picks if at[i][0] is short) for short in (True, False))
         tokens = sum(n for _, n in picks)
         return nothing._replace(order=(LONG,), picked=shorts, longs=longs, tokens=tokens, mixed=bool(shorts))
+
+    def begins(self) -> int:
+        """All ranks start a step now: its number of slices, at least one; 0 where they did not plan it together."""
+        slices, decided, self._decided = self._planner.slices, self._decided, None
+        if decided is None:
+            return 0
+        if slices is None:
+            return 1
+        menus, choice = decided
+        self._fixed_s = self._planner.step_s(menus)
+        self._preemptions += slices.paused
+        return slices.begin(menus, choice)
+
+    def sliced(self) -> None:
+        """A slice of the step that began last has been launched."""
+        if self._planner.slices is not None:
+            self._planner.slices.ran(self._fixed_s)
+
+    @property
+    def may_preempt(self) -> bool:
+        """True if the ranks exchange menus in this pause; the same on all of them."""
+        return self._planner.slices is not None and self._planner.slices.open
 
     def built(self, flight: Flight) -> None:
         """This batch was made of the plan; it says in the next round what it is."""
@@ -128,12 +160,14 @@ class Group:
             self._seconds[flight.round] = flight.lasted_s
 
     def status(self) -> dict[str, Any]:
-        """For /laps_status (JSON-ready): steps that were planned together, the predicted time of the last one, the
-        share of rank-time that was to be spent waiting for the slowest, what a round costs the host beside the gather
-        and in it (milliseconds, the mean of all), and what is known of how long steps take (seconds)."""
+        """For /laps_status (JSON-ready): steps that were planned together, those of them that preempted another, the
+        predicted time of the last one, the share of rank-time that was to be spent waiting for the slowest, what a
+        round costs the host beside the gather and in it (milliseconds, the mean of all), and what is known of how long
+        steps take (seconds)."""
         model, rounds = self._model, max(1, self._round)
         return {
             "steps": self._steps,
+            "preemptions": self._preemptions,
             "budget_s": self._budget_s,
             "waiting_share": self._waited_s / self._steps_s if self._steps_s else None,
             "round_ms": 1e3 * (self._rounds_s - self._gathers_s) / rounds,

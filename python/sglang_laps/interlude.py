@@ -30,6 +30,7 @@ from sglang.srt.managers.io_struct import (
 from sglang_laps.armed import Abandoned
 from sglang_laps.builder import Builder
 from sglang_laps.core import Flight, LapsCore
+from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
 from sglang_laps.slices import Cutter
 
@@ -63,8 +64,11 @@ class Interlude:
         cutter: Cutter | None,
         *,
         synchronous: bool,
+        group: Group | None = None,
     ) -> None:
-        """`cutter`: None if there are no pauses. `synchronous`: a forward pass has ended when its call has."""
+        """`cutter`: None if there are no pauses. `synchronous`: a forward pass has ended when its call has. `group`:
+        data-parallel ranks that pause together."""
+        self._group = group
         self._scheduler, self._core, self._builder, self._ranks = scheduler, core, builder, ranks
         self._cutter, self._synchronous = cutter, synchronous
         self._processed: dict[int, Any] = {}
@@ -77,6 +81,10 @@ class Interlude:
     @contextmanager
     def slicing(self, flight: Flight) -> Iterator[None]:
         """Run this batch in slices, if it is to be."""
+        if self._group is not None and (parts := self._group.begins()):
+            with self._together(self._group, flight, parts):
+                yield
+            return
         if not flight.layers or self._cutter is None:
             yield
             return
@@ -89,6 +97,42 @@ class Interlude:
             self._core.under_way.remove(flight)
             sizes = self._core.pacer.sizes
             sizes.launch_s, sizes.pause_s = self._cutter.launch_s, self._cutter.pause_s
+
+    @contextmanager
+    def _together(self, group: Group, flight: Flight, parts: int) -> Iterator[None]:
+        """A step of all data-parallel ranks, in so many slices on each."""
+        if parts == 1 or self._cutter is None:
+            yield
+        else:
+            self._core.under_way.append(flight)
+            try:
+                with self._cutter.cut(0.0, partial(self._pause_together, group, flight), parts):
+                    yield
+                self._settle()
+            finally:
+                self._core.under_way.remove(flight)
+        group.sliced()
+
+    def _pause_together(self, group: Group, flight: Flight, layers_left: float) -> bool:
+        """Between two slices of a step of all ranks; every one of them is here. True if another step ran."""
+        sched, batch = self._scheduler, None
+        with sched.device_module.StreamContext(sched.schedule_stream):
+            self._settle()
+            self._results_so_far()
+            group.sliced()
+            self._take_in()
+            if group.may_preempt:
+                built = self._builder.build(sched.running_batch, beside=True)
+                sched.running_batch = built.running_batch
+                # A rank that has nothing to run is given an idle batch where another has something.
+                batch = sched.dp_attn_adapter.maybe_prepare_mlp_sync_batch(built.batch_to_run)
+            if batch is not None:
+                self._run_aside(batch)
+                if self._synchronous:
+                    self._settle()
+        if batch is not None:
+            self._gave_way(flight)
+        return batch is not None
 
     def _pause(self, flight: Flight, layers: int, layers_left: float) -> bool:
         """Between two slices of `flight`, of `layers` in all; True if anything else ran on the device. Raises Abandoned
@@ -105,19 +149,28 @@ class Interlude:
                 raise Abandoned
             while (batch := self._next(self._core.paused(flight, layers_left, layers))) is not None:
                 ran = True
-                if batch.hicache_consumer_index < 0:
-                    batch.hicache_consumer_index = self._loads_shared(batch)
-                self._launched = batch, self._launch(batch)
+                self._run_aside(batch)
                 if not self._synchronous and self._goes_on():
                     break  # the device goes on with the next slice while this result is processed
                 self._settle()
         if ran:
-            # Which of the layer-wise loads to wait for is one number of the worker.
-            sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
-            if sched.enable_overlap:
-                # SGLang keeps the tensors of the newest two batches: those of this one must outlive its pass.
-                sched.record_batch_in_overlap(flight.batch)
+            self._gave_way(flight)
         return ran
+
+    def _run_aside(self, batch: Any) -> None:
+        """Launch a batch in a pause."""
+        if batch.hicache_consumer_index < 0:
+            batch.hicache_consumer_index = self._loads_shared(batch)
+        self._launched = batch, self._launch(batch)
+
+    def _gave_way(self, flight: Flight) -> None:
+        """`flight` goes on after others ran."""
+        sched = self._scheduler
+        # Which of the layer-wise loads to wait for is one number of the worker.
+        sched.tp_worker.set_hicache_consumer(flight.batch.hicache_consumer_index)
+        if sched.enable_overlap:
+            # SGLang keeps the tensors of the newest two batches: those of this one must outlive its pass.
+            sched.record_batch_in_overlap(flight.batch)
 
     def _nobody_waits(self, flight: Flight) -> bool:
         """Return True if what is paused can end here. On a prefill server each request of it has a decode server that

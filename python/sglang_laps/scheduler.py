@@ -165,6 +165,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         """Run a batch, in slices if it is one of long work."""
         flight = None if self.laps is None else self.laps.core.take_next()
+        if self.laps is not None and flight is None and self.laps.group is not None:
+            flight = self.laps.core.idle(batch)
         if self.laps is None or flight is None:
             with self.laps.steps.running(batch) if self.laps and self.laps.steps else nullcontext():
                 return super().run_batch(batch, *args, **kwargs)
@@ -181,8 +183,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps.synchronous:
             # The overlap loop runs the next batch before it processes this one's result.
             flight.done = time.perf_counter()
-        flight.stock = graphs.replays(runner) == replays and not flight.abandoned
-        self.laps.core.sent(batch, flight)
+        flight.stock = bool(flight.reqs) and graphs.replays(runner) == replays and not flight.abandoned
+        if flight.reqs or flight.within:
+            self.laps.core.sent(batch, flight)
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:

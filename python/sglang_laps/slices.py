@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from laps_core.slicing import Cut, Operator, pairs
+from laps_core.slicing import Cut, Even, Operator, pairs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -28,7 +28,7 @@ from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
-from sglang_laps.armed import Abandoned, Armed, Pause
+from sglang_laps.armed import Abandoned, Armed, Order, Pause
 from sglang_laps.layers import NoLayers, Point, decoder_layers, points
 from sglang_laps.put_back import aside, put_back
 
@@ -68,16 +68,15 @@ class Cutter(Protocol):
         meanwhile."""
         ...
 
-    def cut(self, layers: float, pause: Pause) -> AbstractContextManager[None]:
-        """Run the next forward pass in slices of `layers` (less than one: of operators); `pause` is called between
-        them."""
+    def cut(self, layers: float, pause: Pause, parts: int = 0) -> AbstractContextManager[None]:
+        """Run the next forward pass as ``Order`` says; `pause` is called between two slices."""
         ...
 
 
-def why_not(scheduler: Scheduler, emulated: Cutter | None) -> str | None:
+def why_not(scheduler: Scheduler, emulated: Cutter | None, *, together: bool = False) -> str | None:
     """Why this server's long batches cannot be run in slices, or None. The same on every rank. `emulated`: its emulated
-    device, if any, which has the layers of its profile."""
-    if reason := _refused(scheduler):
+    device, if any, which has the layers of its profile. `together`: data-parallel ranks plan their steps together."""
+    if reason := _refused(scheduler, together=together):
         return reason
     try:
         if emulated is None:
@@ -87,7 +86,7 @@ def why_not(scheduler: Scheduler, emulated: Cutter | None) -> str | None:
     return None
 
 
-def _refused(scheduler: Scheduler) -> str | None:
+def _refused(scheduler: Scheduler, *, together: bool) -> str | None:
     """Why the way this server is set up allows no slices, or None."""
     runner, execution, spec = scheduler.tp_worker.model_runner, get_exec(), scheduler.spec_algorithm
     parallel = get_parallel()
@@ -95,7 +94,9 @@ def _refused(scheduler: Scheduler) -> str | None:
         (not scheduler.is_generation, "the model does not generate"),
         (parallel.pp_size > 1, "a pause of one pipeline stage would stop the others"),
         (parallel.attn_cp_size > 1, "context-parallel ranks divide a pass among them"),
-        (scheduler.require_mlp_sync, "data-parallel ranks meet in every layer (data-parallel attention, or experts)"),
+        (scheduler.require_mlp_sync and not together, "ranks meet in every layer and do not plan together"),
+        (together and not spec.is_none(), "speculative decoding on data-parallel ranks that plan together"),
+        (together and execution.moe.moe_a2a_backend != "none", "--moe-a2a-backend has buffers of one pass"),
         (not (spec.is_none() or spec.is_eagle()), f"speculative decoding with {spec.name}"),
         (scheduler.enable_pdmux, "--enable-pdmux divides the device by itself"),
         (execution.overlap.enable_two_batch_overlap, "--enable-two-batch-overlap runs operators of two batches"),
@@ -123,11 +124,15 @@ def fits(batch: ScheduleBatch) -> bool:
 class _Pass:
     """One forward pass in slices, each of which costs at most `share` of it."""
 
-    def __init__(self, batch: Any, everything: Operator, share: float, pause: Pause) -> None:
-        shape = list(zip(batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu, strict=True))
+    def __init__(self, batch: Any, everything: Operator, layers: int, order: Order) -> None:
+        # A rank without requests runs an idle batch beside the others.
+        shape = list(zip(batch.extend_seq_lens_cpu or (), batch.extend_prefix_lens_cpu or (), strict=True))
         self.tokens, self.pairs = sum(new for new, _ in shape), pairs(shape)
-        self.batch, self.total, self.pause = batch, everything.cost(self.tokens, self.pairs), pause
-        self.cut = Cut(share * self.total)
+        self.batch, self.pause = batch, order.pause
+        # What ranks compute differs from one to the other: what they run together is cut by layers alone.
+        self.even = Even(layers, order.parts) if order.parts else None
+        self.total = float(layers) if self.even else everything.cost(self.tokens, self.pairs)
+        self.cut = Cut(order.layers / layers * self.total)
         self.sent: deque[Any] = deque()
         self.graphs: Any = None
         self.resumed, self.since = time.perf_counter(), 0.0
@@ -154,6 +159,8 @@ class Slices(Armed):
         self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
         for point in found:
             self._stand_before(point)
+        for layer in stack:
+            layer.register_forward_pre_hook(self._enters)
         runner.forward = self._forward
         runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
 
@@ -172,15 +179,14 @@ class Slices(Armed):
         armed = self.disarm()
         if armed is None:
             return self._whole(forward_batch, *args, **kwargs)
-        layers, pause = armed
-        now = _Pass(forward_batch, self._all, layers / self.layers, pause)
+        now = _Pass(forward_batch, self._all, self.layers, armed)
         # While a graph is replayed no hook is called.
         try:
             with self._under(now, None):
                 output = self._whole(forward_batch, *args, **kwargs)
         except Abandoned:
             return self._no_result(forward_batch)
-        if not now.cut.done and not self._deaf:
+        if not (now.even or now.cut).done and not self._deaf:
             self._deaf = True
             logger.warning("LAPS: %s does not call its layers as modules: long batches do not pause.", self._name)
         return output
@@ -218,7 +224,7 @@ class Slices(Armed):
 
         def before(*_: Any) -> None:
             # Also called while a graph is captured or compiled: then no pass is under way.
-            if self._pass is not None:
+            if self._pass is not None and self._pass.even is None:
                 self._reach(self._pass, operator)
 
         if not operator.divisible:
@@ -229,7 +235,7 @@ class Slices(Armed):
     def _in_blocks(self, whole: Callable[..., Any], operator: Operator, x: Any, *args: Any, **kwargs: Any) -> Any:
         """A dense MLP. Its widest activations are as long as the block, and none is held while another batch runs."""
         now = self._pass
-        if now is None:
+        if now is None or now.even is not None:
             return whole(x, *args, **kwargs)
         more = [*args, *kwargs.values()]
         rows_apart = isinstance(x, torch.Tensor) and not any(isinstance(v, torch.Tensor) for v in more)
@@ -242,6 +248,12 @@ class Slices(Armed):
             self._reach(now, operator, 1.0 / n)
             done.append(whole(block, *args, **kwargs))
         return done[0] if n == 1 else torch.cat(done)
+
+    def _enters(self, *_: Any) -> None:
+        """A layer begins, of a pass that is cut by layers alone."""
+        now = self._pass
+        if now is not None and now.even is not None and now.even.due():
+            self._between(now, now.even.done - 1.0)
 
     def _reach(self, now: _Pass, operator: Operator, share: float = 1.0) -> None:
         before = now.cut.done
@@ -276,6 +288,7 @@ class Slices(Armed):
             sent.popleft().synchronize()
 
 
-def cutter(scheduler: Scheduler, emulated: Cutter | None) -> Cutter | str:
-    """The cutter of this server's long batches (`emulated`: its emulated device, if any), or why there is none."""
-    return why_not(scheduler, emulated) or emulated or Slices(scheduler.tp_worker.model_runner)
+def cutter(scheduler: Scheduler, emulated: Cutter | None, *, together: bool) -> Cutter | str:
+    """The cutter of this server's long batches, or why there is none. Arguments: as of ``why_not``."""
+    reason = why_not(scheduler, emulated, together=together)
+    return reason or emulated or Slices(scheduler.tp_worker.model_runner)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
+from laps_core.group.slices import LONGER
 from laps_core.length import unit_of
 from laps_core.scheduling.decode import Decode
 from laps_core.scheduling.pacer import Pacer
@@ -68,13 +69,15 @@ class Laps:
         self.ranks = ranks = Ranks(scheduler.attn_cp_cpu_group, scheduler.attn_tp_cpu_group)
         unit = math.lcm(unit_of(page, scheduler.truncation_align_size), max(1, ranks.least))
         device = device_of(scheduler)
-        made = "slice_ms is 0" if config.slice_ms == 0.0 else slices.cutter(scheduler, device)
+        alone = group.why_not(scheduler)
+        made = "slice_ms is 0" if config.slice_ms == 0.0 else slices.cutter(scheduler, device, together=alone is None)
         cutter, why_not = (None, made) if isinstance(made, str) else (made, None)
         operators = 0 if cutter is None else cutter.operators
         self.slices = {"on": why_not is None, "why_not": why_not, "operators": operators}
         """State of slices: whether long batches run in them, the reason if not, and the number of points of a layer at
         which they can be paused."""
-        layers = 0 if cutter is None else cutter.layers
+        # Ranks that plan together pause together, or not at all.
+        layers = 0 if cutter is None or alone is None else cutter.layers
         try:
             model = saved_model.load(config.profile_path)
             # A fit takes longer than many a slice; its result is taken over by this thread, between two decisions.
@@ -121,8 +124,7 @@ class Laps:
         """A forward pass has ended when its call has: there is no device of its own."""
         self.marks = None if self.synchronous else self._marks(scheduler)
         """Events by which times on the device are measured; None on a CPU."""
-        alone = group.why_not(scheduler)
-        self.group = None if alone else self._group(scheduler, config, pacer, fits)
+        self.group = None if alone else self._group(scheduler, config, pacer, fits, cutter)
         """The common plan of data-parallel ranks; None if there is none."""
         self.together = {"on": alone is None, "why_not": alone}
         if colocated:
@@ -132,7 +134,9 @@ class Laps:
             beside = {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
         pauses = Colocated if colocated else Interlude
-        self.interlude = pauses(scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous)
+        self.interlude = pauses(
+            scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous, group=self.group
+        )
         self.colocated = self.interlude if isinstance(self.interlude, Colocated) else None
         """The pauses of a server that decodes, too; None if this server only prefills."""
         self.steps = Steps(self.core, self.marks) if colocated else None
@@ -144,7 +148,9 @@ class Laps:
         self.series = Series(labels, {} if device is None else device.labels, decodes=colocated) if tells else None
         """For Prometheus, on one rank."""
 
-    def _group(self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer, fits: Any) -> group.Group:
+    def _group(
+        self, scheduler: Scheduler, config: LapsConfig, pacer: Pacer, fits: Any, cutter: slices.Cutter | None
+    ) -> group.Group:
         device = Profile.find(config.profile_path) if config.profile_path else None
         known = None
         if device is not None and device.group is not None:
@@ -152,7 +158,10 @@ class Laps:
                 known = device.with_ranks(get_parallel().attn_dp_size).group_with_host
             except ValueError as e:
                 refuse(f"--laps-config: {e}")
-        return group.Group(scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard, submit=fits)
+        return group.Group(
+            scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard, submit=fits,
+            layers=None if cutter is None else cutter.layers, slice_s=LONGER * config.slice_ms / 1e3,
+        )  # fmt: skip
 
     @staticmethod
     def _marks(scheduler: Scheduler) -> Marks:

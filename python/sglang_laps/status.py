@@ -163,6 +163,7 @@ _SCHEDULER = (
 """Gauges: path in the snapshot, name, help."""
 _GROUP = (
     ("steps", "group_steps", "Steps that the data-parallel attention ranks have planned together."),
+    ("preemptions", "group_preemptions", "Those of them that preempted another."),
     ("budget_s", "group_budget_seconds", "Predicted time of the last such step."),
     ("waiting_share", "group_waiting_share", "Share of rank-time spent waiting for the slowest rank."),
 )

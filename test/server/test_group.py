@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,52 +131,80 @@ def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.Monke
         assert cost.seconds(batches) == pytest.approx(COST.seconds(batches), rel=0.5), "other proportions"
 
 
+class Emulated:
+    """Emulated devices of RANKS ranks, each with a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slow: float) -> None:
+        from laps_emulate import group as emulated
+        from laps_emulate.spec import DeviceSpec
+        from laps_emulate.timeline import Timeline
+        from laps_plan.profile import Profile
+
+        self.world = World(monkeypatch, COST)
+        monkeypatch.setattr(emulated.torch.distributed, "get_world_size", lambda _: RANKS)
+        profile = Profile(name="g", source="made up", coefficients=Coefficients(0, 1, 0, 0, 0), group=COST)
+        spec = DeviceSpec("g", profile, slow)
+        self.at = [100.0 + 0.5 * rank for rank in range(RANKS)]
+        self.runners = [SimpleNamespace(forward=lambda batch: batch.forward_mode.name) for _ in range(RANKS)]
+        self.timelines = [Timeline(partial(self._now, rank), partial(self._sleep, rank)) for rank in range(RANKS)]
+        self.devices = [
+            emulated.GroupDevice(runner, spec, None, timeline)
+            for runner, timeline in zip(self.runners, self.timelines, strict=True)
+        ]
+
+    def _now(self, rank: int) -> float:
+        self.at[rank] += 1e-6
+        return self.at[rank]
+
+    def _sleep(self, rank: int, seconds: float) -> None:
+        self.at[rank] += seconds
+
+    def run(self, rank: int, shape: list[tuple[int, int]]) -> Any:
+        """One rank's part in a step."""
+        new, old = zip(*shape, strict=True) if shape else ((), ())
+        mode = SimpleNamespace(name="EXTEND" if new else "IDLE")
+        batch = SimpleNamespace(forward_mode=mode, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=old)
+        return self.runners[rank].forward(batch)
+
+
 def test_an_emulated_step_lasts_as_long_as_the_slowest_rank_and_the_experts_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from laps_emulate import group as emulated
-    from laps_emulate.spec import DeviceSpec
-    from laps_emulate.timeline import Timeline
-    from laps_plan.profile import Profile
-
-    world, slow = World(monkeypatch, COST), 2.0
-    monkeypatch.setattr(emulated.torch.distributed, "get_world_size", lambda _: RANKS)
-    spec = DeviceSpec(
-        "g", Profile(name="g", source="made up", coefficients=Coefficients(0, 1, 0, 0, 0), group=COST), slow
-    )
-    at, timelines = [100.0, 100.5], list[Timeline]()
-
-    def device(rank: int) -> Any:
-        def sleep(seconds: float) -> None:
-            at[rank] += seconds
-
-        def now() -> float:
-            at[rank] += 1e-6
-            return at[rank]
-
-        runner = SimpleNamespace(forward=lambda batch: batch.forward_mode.name)
-        timelines.append(Timeline(now, sleep))
-        emulated.GroupDevice(runner, spec, None, timelines[-1])
-        return runner
-
-    runners = [device(rank) for rank in range(RANKS)]
+    slow = 2.0
+    emulated = Emulated(monkeypatch, slow)
 
     def step(*shapes: list[tuple[int, int]]) -> list[str]:
-        def run(rank: int) -> Any:
-            new, old = zip(*shapes[rank], strict=True) if shapes[rank] else ((), ())
-            mode = SimpleNamespace(name="EXTEND" if new else "IDLE")
-            return runners[rank].forward(
-                SimpleNamespace(forward_mode=mode, extend_seq_lens_cpu=new, extend_prefix_lens_cpu=old)
-            )
-
-        return world.all(run)
+        return emulated.world.all(lambda rank: emulated.run(rank, shapes[rank]))
 
     assert step([(3000, 0)], []) == ["EXTEND", "IDLE"]
     took_s = slow * COST.seconds([COST.shape([(3000, 0)]), COST.shape([])])
     ends = pytest.approx([100.5 + took_s] * 2, abs=2e-3)
-    assert [t.free for t in timelines] == ends, "it begins when the last one is there"
+    assert [t.free for t in emulated.timelines] == ends, "it begins when the last one is there"
     step([], [])
-    assert [t.free for t in timelines] == ends, "nothing runs"
+    assert [t.free for t in emulated.timelines] == ends, "nothing runs"
+
+
+def test_another_emulated_step_runs_in_the_pause_of_one_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated, parts = Emulated(monkeypatch, 1.0), 4
+    left: list[list[float]] = [[] for _ in range(RANKS)]
+
+    def step(rank: int) -> None:
+        def pause(layers_left: float) -> bool:
+            left[rank].append(layers_left)
+            if len(left[rank]) == 2:
+                emulated.run(rank, [] if rank == 0 else [(50, 0)])
+            return True
+
+        with emulated.devices[rank].cut(0.0, pause, parts):
+            emulated.run(rank, [(3000, 0)] if rank == 0 else [])
+
+    emulated.world.all(step)
+    layers = emulated.devices[0].layers
+    assert left == [[pytest.approx(layers * share) for share in (0.75, 0.5, 0.25)]] * RANKS
+    long_s, short_s = (COST.seconds([COST.shape([(n, 0)]), COST.shape([])]) for n in (3000, 50))
+    assert [t.free for t in emulated.timelines] == pytest.approx([100.5 + long_s + short_s] * RANKS, abs=2e-2)
+    lasted = [device.record.as_dict() for device in emulated.devices]
+    assert [one["steps"] for one in lasted] == [1, 1], "each has computed in one of the two"
 
 
 @pytest.mark.parametrize(

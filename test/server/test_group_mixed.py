@@ -73,13 +73,15 @@ async def send(prefill: Prefill, prompts: list[list[int]], seed: int) -> dict[in
 
 def test_mixed_requests_of_which_a_third_is_abandoned(prefill: Prefill, reference: Reference) -> None:
     assert asyncio.run(steps_of_many_sizes(prefill)), "times of steps are not learnt"
-    before = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
+    before = [r["group"] for r in prefill.get("/laps_status")["ranks"]]
     prompts = mixed(2, COUNT)
     said = asyncio.run(send(prefill, prompts, seed=2))
     assert {i for i in range(COUNT) if i % 3} <= set(said)
     for i, answer in said.items():
         want, (logprob, token) = reference.first(prompts[i]), answer["meta_info"]["output_token_logprobs"][0][:2]
         assert (token, logprob) == (want[0], pytest.approx(want[1], abs=NEAR)), f"prompt {i}: {len(prompts[i])} tokens"
-    after = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
-    assert after[0] - before[0] == after[1] - before[1] > 0, "they plan together"
+    after = [r["group"] for r in prefill.get("/laps_status")["ranks"]]
+    for what in ("steps", "preemptions"):
+        new = [now[what] - then[what] for now, then in zip(after, before, strict=True)]
+        assert new[0] == new[1] > 0, f"the ranks do not share their {what}: {new}"
     prefill.all_tokens_are_free()

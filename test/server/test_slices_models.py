@@ -115,17 +115,23 @@ def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Ref
 
 @on(*TOGETHER)[0]
 @on(*TOGETHER)[1]
-def test_ranks_that_meet_in_every_layer_have_one_plan(prefill: Prefill, reference: Reference) -> None:
-    status = prefill.get("/laps_status")
-    assert "data-parallel ranks meet in every layer" in str(status), status
+def test_ranks_that_meet_in_every_layer_have_one_plan_and_pause_together(
+    prefill: Prefill, reference: Reference
+) -> None:
     known = asyncio.run(steps_of_many_sizes(prefill))
+    assert known, "times of steps are not learnt"
     prompts = crowd(random.Random(5))
     ranks = [i % 2 for i in range(len(prompts))]
-    for prompt, answer in zip(prompts, asyncio.run(answers(prefill, prompts, routed_dp_rank=ranks)), strict=True):
-        must_be(reference.first(prompt), answer, prompt)
-    planned = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
-    assert known, "times of steps are not learnt"
-    assert planned[0] == planned[1] > 0, "a rank's step is the other's"
+    for _ in range(8):  # until a step has preempted another
+        got = asyncio.run(answers(prefill, prompts, routed_dp_rank=ranks))
+        for prompt, answer in zip(prompts, got, strict=True):
+            must_be(reference.first(prompt), answer, prompt)
+        said = [r["group"] for r in prefill.get("/laps_status")["ranks"]]
+        if said[0]["preemptions"]:
+            break
+        prefill.all_tokens_are_free()
+    assert said[0]["preemptions"] == said[1]["preemptions"] > 0, said
+    assert said[0]["steps"] == said[1]["steps"] > 0, "a rank's step is the other's"
     assert prefill.server.alive()
     prefill.all_tokens_are_free()
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.slicing import MIN_ROWS, Cut, Operator, pairs, slices
+from laps_core.slicing import MIN_ROWS, Cut, Even, Operator, pairs, slices
 
 costs = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60)
 
@@ -45,3 +45,20 @@ def test_blocks_of_rows_are_no_smaller_than_a_gemm_wants() -> None:
 def test_pairs_of_tokens_are_those_that_attention_computes() -> None:
     assert pairs([(3, 0)]) == 6
     assert pairs([(2, 10), (1, 0)]) == 20 + 3 + 1
+
+
+@given(st.integers(1, 100), st.data())
+def test_ranks_pause_as_often_as_there_are_slices_and_at_the_same_layers(layers: int, data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, layers))
+    even = Even(layers, parts)
+    pauses = [i for i in range(layers) if even.due()]
+    assert len(pauses) == parts - 1
+    assert even.done == layers
+    sizes = [b - a for a, b in pairwise([0, *pauses, layers])]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("parts", [0, 5])
+def test_no_pass_has_more_slices_than_layers(parts: int) -> None:
+    with pytest.raises(ValueError, match=f"{parts} slices of 4 layers"):
+        Even(4, parts)

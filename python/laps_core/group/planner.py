@@ -10,7 +10,7 @@ from laps_core.group.cost import GroupCost, OwnShape
 from laps_core.group.menu import LADDER, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
 from laps_core.group.prompt import Prompt
-from laps_core.group.slices import Slices
+from laps_core.group.slices import SLICE_S, Slices
 from laps_core.scheduling.guard import Guard
 
 MEMORY_S = 5.0
@@ -34,15 +34,23 @@ class GroupPlanner:
     """
 
     def __init__(
-        self, cost: GroupCost, *, chunk: int, guard: float = 0.15, parks: int | None = None, layers: int | None = None
+        self,
+        cost: GroupCost,
+        *,
+        chunk: int,
+        guard: float = 0.15,
+        parks: int | None = None,
+        layers: int | None = None,
+        slice_s: float = SLICE_S,
     ) -> None:
         """``chunk``: most new tokens of a rank's batch. ``guard``: see above. ``parks``: most prompts in progress on a
-        rank (None: no limit). ``layers``: layers of the model, if steps run in slices; None: they run whole."""
+        rank (None: no limit). ``layers``: layers of the model, if steps run in slices; None: they run whole.
+        ``slice_s``: time of a slice, about (seconds)."""
         self.cost = cost
         self.chunk = chunk
         self._parks = parks
         self._guard = Guard(guard)
-        self.slices = None if layers is None else Slices(layers)
+        self.slices = None if layers is None else Slices(layers, slice_s)
         self._offer: Offer | None = None
         self._coming = self._came = 0.0
         self._seen_s: float | None = None
@@ -62,8 +70,10 @@ class GroupPlanner:
         self._learn_arrivals(now)
         longs = [i for i, p in enumerate(prompts) if p.long]
         oldest = min(longs, key=lambda i: (prompts[i].since_s, i), default=None)
-        chunk = self.chunk if room is None else max(0, min(self.chunk, room))
         within = self.slices is not None and self.slices.paused
+        # The activations of a step that preempts need memory beside those of what is paused.
+        most = self.chunk // 2 if within else self.chunk
+        chunk = most if room is None else max(0, min(most, room))
         first = oldest if self.due and not within else None
         # Budgets scale with the device: where the smallest step takes twice as long, budgets double.
         scale = max(self.cost.step_s, LEAST_STEP_S) / STEP_S
@@ -85,7 +95,7 @@ class GroupPlanner:
     def decide(self, menus: Sequence[Menu]) -> Choice | None:
         """Choose what all ranks run, from the menus of all in rank order; None: nothing can run."""
         padded = self.cost.padded
-        fixed_s = self._step_s(menus)
+        fixed_s = self.step_s(menus)
         longs = any(menu.waits.longs for menu in menus)
         if self.slices is not None and self.slices.paused:
             choice = self.slices.preempts(menus, fixed_s=fixed_s, padded=padded)
@@ -109,8 +119,8 @@ class GroupPlanner:
         return self._offer.picks(choice.level)
 
     @staticmethod
-    def _step_s(menus: Sequence[Menu]) -> float:
-        """Time of the smallest step, as all ranks count."""
+    def step_s(menus: Sequence[Menu]) -> float:
+        """Return the time of the smallest step (seconds), as all ranks count."""
         terms = menus[0].terms
         return 1e-6 * (terms.fixed_us + terms.own_floor_us + terms.expert_floor_us)
 

@@ -13,8 +13,10 @@ from laps_core.group.choice import Choice, at, step_s
 from laps_core.group.menu import Menu
 from laps_core.scheduling.packing import AHEAD
 
+LONGER = 5.0
+"""Slices of a group are this many times ``slice_ms``: each of their boundaries costs an exchange between the ranks."""
 SLICE_S = 0.02
-"""Time of a slice, about (seconds)."""
+"""Default time of a slice, about (seconds)."""
 OVERHEAD = 0.1
 """Share of the time that fixed times of preempting steps may cost."""
 SAVED = 4.0
@@ -37,9 +39,10 @@ class Slices:
     The budget is one preemption in each F / OVERHEAD of the time; unused ones are saved, up to SAVED.
     """
 
-    def __init__(self, layers: int) -> None:
-        """``layers``: most slices of a step."""
+    def __init__(self, layers: int, slice_s: float = SLICE_S) -> None:
+        """``layers``: most slices of a step. ``slice_s``: time of a slice, about (seconds)."""
         self._layers = layers
+        self._slice_s = slice_s
         self._paused: list[_Paused] = []
         self._saved = SAVED
 
@@ -55,7 +58,8 @@ class Slices:
 
     def begin(self, menus: Sequence[Menu], choice: Choice) -> int:
         """Start a step; return its number of slices."""
-        parts = min(self._layers, max(2, int(choice.seconds / SLICE_S))) if choice.seconds > 2.0 * SLICE_S else 1
+        long = choice.seconds > 2.0 * self._slice_s
+        parts = min(self._layers, max(2, int(choice.seconds / self._slice_s))) if long else 1
         weight = sum(menu.levels[choice.level].weight for menu in menus)
         self._paused.append(_Paused(parts, choice.seconds / parts, weight))
         return parts

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from laps_core.config import LapsConfig
+from laps_core.group.slices import LONGER
 from laps_core.pools.config import AllocConfig
 
 from laps_plan.profile import Profile
@@ -56,7 +57,7 @@ class Variant:
         assert profile.group is not None
         if self.policy is None:
             knobs = self.knobs(more)
-            return Joint(profile, RANK_CHUNK, guard=knobs.guard, slices=knobs.slice_ms > 0.0)
+            return Joint(profile, RANK_CHUNK, guard=knobs.guard, slice_s=LONGER * knobs.slice_ms / 1e3)
         ranks = profile.group.ranks
         return PerRank(ranks, self.policy, max(1, chunk // ranks) if chunk else RANK_CHUNK, self.passes)
 

@@ -53,6 +53,19 @@ def test_within_a_layer_it_pauses_between_operators_and_blocks_of_rows() -> None
     torch.testing.assert_close(got, whole)
 
 
+@pytest.mark.parametrize("rows", [(40, 0, ROWS), (0, 40, 3)], ids=("busy", "idle"))
+def test_ranks_pause_at_the_same_layers_whatever_each_computes(rows: tuple[int, ...]) -> None:
+    for n in rows:
+        runner = Runner(5)
+        left: list[float] = []
+        b = batch((n, 0)) if n else batch()
+        whole = runner.forward(b)
+        cutter = slices.Slices(runner)
+        with cutter.cut(0.0, noting(left.append), 3):
+            torch.testing.assert_close(runner.forward(b), whole)
+        assert left == [3.0, 2.0], "before the third layer and the fourth"
+
+
 def test_a_pass_that_nobody_waits_for_ends_in_its_pause_and_the_next_runs_whole() -> None:
     runner, b = Runner(4), batch((40, 7), (3, 0))
     b.batch_size = 2
