@@ -27,6 +27,18 @@ def takes(prompts: list[Prompt], offer: Offer, level: int) -> float:
 
 
 @settings(deadline=None, max_examples=50)
+@given(prompts=PROMPTS, started=st.sets(st.integers(0, 11)))
+def test_a_step_that_preempts_is_of_whole_requests_none_of_which_was_begun(
+    prompts: list[Prompt], started: set[int]
+) -> None:
+    prompts = [p._replace(started=i in started) for i, p in enumerate(prompts)]
+    offer = Offer(COST, prompts, chunk=CHUNK, whole=True)
+    for k in range(len(LADDER)):
+        for i, n in offer.picks(k):
+            assert (n, prompts[i].started) == (prompts[i].tokens, False)
+
+
+@settings(deadline=None, max_examples=50)
 @given(prompts=PROMPTS, first=st.booleans(), chunk=st.integers(1, CHUNK))
 def test_every_batch_is_within_its_budget_but_for_what_must_go_on(
     prompts: list[Prompt], first: bool, chunk: int

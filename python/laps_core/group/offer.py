@@ -55,9 +55,10 @@ class Offer:
         ladder: Sequence[float] = LADDER,
     ) -> None:
         """``chunk``: most new tokens of a batch, for which there is memory. ``parks``: most prompts in progress; None:
-        no limit. ``whole``: nothing is cut."""
+        no limit. ``whole``: nothing is cut, and no prompt in progress goes on."""
         self._cost, self._prompts, self._chunk, self._first = cost, prompts, chunk, first
-        others = (i for i in range(len(prompts)) if i != first)
+        # The slot for a prompt in progress belongs to the step that is preempted.
+        others = (i for i, p in enumerate(prompts) if i != first and not (whole and p.started))
         self._order = sorted(others, key=lambda i: (prompts[i].work_s, i))
         self._whole = whole
         self._may_cut = parks is None or sum(p.started for p in prompts) < parks
