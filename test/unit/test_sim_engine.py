@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from laps_plan.sim.device import Device
 from laps_plan.sim.engine import Events, Server, simulate
 from laps_plan.sim.fleet import Single
 from laps_plan.sim.laps import Laps
+from laps_plan.sim.memory import Memory
 from laps_plan.sim.metrics import Outcome
 from laps_plan.sim.request import Batch, Request
 from laps_plan.sim.stock import Fcfs, Scheduler
@@ -241,11 +243,29 @@ def test_a_small_prompt_overtakes_a_large_one() -> None:
 
 
 @pytest.mark.parametrize("kv_tokens", [20_000, 30_000, 100_000])
-def test_nothing_is_lost_where_memory_is_small(kv_tokens: int) -> None:
-    scheduler = Remembered(kv_tokens=kv_tokens, profile=HOST)
+@pytest.mark.parametrize("fetch_s", [0.0, 0.3])
+def test_nothing_is_lost_where_memory_is_small(kv_tokens: int, fetch_s: float) -> None:
+    memory = Memory(kv_tokens, fetch_s)
+    scheduler = Remembered(memory=memory, profile=HOST)
     outcome, _ = served(scheduler, Open(MIX, 60.0, 800, seed=9))
     assert len(outcome.record) == 800
     assert scheduler.held <= kv_tokens
+    memory.settle(math.inf)
+    assert memory.free == kv_tokens
+
+
+def test_a_prompt_holds_its_memory_until_it_is_fetched() -> None:
+    memory = Memory(1000, fetch_s=2.0)
+    first, second = (Request(Job(0.0, n, 100), 0) for n in (500, 400))
+    assert memory.takes(first)
+    assert not memory.takes(second), "600 tokens are held"
+    memory.ended([first], 1.0)
+    memory.settle(2.9)
+    assert (memory.free, memory.fetched_s) == (400, 3.0)
+    memory.settle(3.0)
+    assert memory.takes(second)
+    with pytest.raises(ValueError, match="a prompt of 1001 tokens, memory for 1000"):
+        memory.takes(Request(Job(0.0, 1001, 0), 0))
 
 
 def test_pauses_are_not_learnt_as_work() -> None:

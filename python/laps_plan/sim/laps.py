@@ -16,6 +16,7 @@ from laps_core.scheduling.paper import pacer
 from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
 from laps_plan.sim.device import Device
+from laps_plan.sim.memory import Memory
 from laps_plan.sim.request import Batch, Request
 
 
@@ -39,7 +40,7 @@ class Laps:
     """Two queues and the pacer. ``chunk`` (tokens): one batch's budget, None = unlimited.
 
     ``learn``: the pacer's latency model learns from simulated steps instead of knowing the profile's.
-    ``device``: tells how long a batch takes that runs in slices; None = no slices. ``kv_tokens``: memory.
+    ``device``: tells how long a batch takes that runs in slices; None = no slices. ``memory``: None = without limit.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Laps:
         *,
         learn: bool = False,
         device: Device | None = None,
-        kv_tokens: int | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._layers = device.profile.layers if device is not None and config.slice_ms else 0
         self.pacer = pacer(config, chunk_tokens=chunk, layers=self._layers, model=None if learn else model)
@@ -59,7 +60,9 @@ class Laps:
         self._threshold = self.pacer.threshold_tokens
         self._learn = learn
         self._device = device
-        self._kv = kv_tokens
+        self._memory = memory
+        self._lacking = False
+        """The first long prompt found too little memory when it was last tried."""
         self._basis = config.length_basis
         self._slo_s = {kind: config.deadline_s(kind) for kind in CLASSES}
         self._room = chunk or 1 << 30
@@ -98,6 +101,8 @@ class Laps:
         self._between = False
         if launched is not None and launched.left == 1:
             return self._slice(launched)
+        if self._memory is not None:
+            self._memory.settle(now)
         fresh, self._fresh = self._fresh, 0
         pacer.arrived(now, fresh)
         if not (self._short or self._long or under_way):
@@ -115,7 +120,10 @@ class Laps:
         below = {id(r) for s in under_way for r, _, _ in s.parts}
         longs = [r for r in islice(self._long, LOOKAHEAD) if id(r) not in below]
         shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.line or _long(r) for r in longs]
-        plan = pacer.plan(now, shorts, lines, waiting=len(self._short) + len(self._long), paused=paused)
+        plan = pacer.plan(
+            now, shorts, lines, waiting=len(self._short) + len(self._long), paused=paused, lacking=self._lacking,
+            frees=self._memory is not None and (bool(under_way) or self._memory.fetched_s is not None),
+        )  # fmt: skip
         plan = self._turn(now, plan, shorts, lines, paused)
         said = self._carry_out(now, plan, longs)
         if plan.threshold != self._threshold:
@@ -134,19 +142,23 @@ class Laps:
         for cls in plan.order:
             if cls == LONG and plan.mixed:
                 return self._shared(longs, plan, now)
-            batch = self._shorts(plan, now) if cls == SHORT else self._longs(longs, plan, now)
+            batch: Batch | None = self._shorts(plan, now) if cls == SHORT else self._longs(longs, plan, now)
             if batch is not None:
                 return self._send(cls, batch, plan, now)
         if self._under_way:
             return self._slice(self._under_way[-1])
-        return plan.until_s if plan.waiting else None
+        if plan.waiting:
+            return plan.until_s
+        return None if self._memory is None else self._memory.fetched_s
 
-    def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch:
+    def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch | float | None:
         """The short requests picked, and the long ones in what room they leave."""
-        short = self._shorts(plan, now)
+        short = self._shorts(plan, now) or Batch([], [])
         long = self._longs(longs, plan, now, taken=sum(new for _, new, _ in short.parts))
         if long is None:
-            return self._send(SHORT, short, plan, now)
+            if short.parts:
+                return self._send(SHORT, short, plan, now)
+            return None if self._memory is None else self._memory.fetched_s
         both = Batch(short.parts + long.parts, short.ending + long.ending)
         return self._send(LONG, both, plan, now, shorts=len(short.parts))
 
@@ -190,12 +202,19 @@ class Laps:
         running.done, running.stock = batch.end, self._learn and not batch.replayed
         below = self._under_way[-1].running if self._under_way else None
         self.pacer.ended(running, below, now)
+        if self._memory is not None:
+            self._memory.ended(batch.ending, now)
         for r in batch.ending:
             self.pacer.slo.record(now, running.cls, now - r.ready, r.slo_s)
 
-    def _shorts(self, plan: Plan, now: float) -> Batch:
-        """Those picked, and behind them, where the view ended, whoever still fits."""
+    def _shorts(self, plan: Plan, now: float) -> Batch | None:
+        """Those picked for which there is memory, and behind them, where the view ended, whoever still fits."""
         short, picked = self._short, plan.picked
+        if self._memory is not None:
+            view = list(islice(short, max(picked) + 1))
+            picked = tuple(i for i in picked if self._memory.takes(view[i]))
+            if not picked:
+                return None
         seen = max(picked) + 1
         looked = [short.popleft() for _ in range(seen)]
         if seen == len(picked):
@@ -209,7 +228,7 @@ class Laps:
         for r in taken:
             room -= r.left
             parts.append((r, r.left, r.history))
-        if seen >= LOOKAHEAD and seen == len(picked) and not plan.split:
+        if self._memory is None and seen >= LOOKAHEAD and seen == len(picked) and not plan.split:
             while short and short[0].left <= room:
                 r = short.popleft()
                 taken.append(r)
@@ -226,7 +245,7 @@ class Laps:
         """Those picked, the last cut where the budget ends, of which so much is `taken`; none starts whose memory is
         not free to its end."""
         room = min(plan.tokens or self._room, self._room) - taken
-        free = 1 << 60 if self._kv is None else self._kv - sum(r.prompt for r in self._long if r.started >= 0.0)
+        memory, self._lacking = self._memory, False
         picked = [longs[i] for i in plan.longs]
         parts: list[tuple[Request, int, int]] = []
         ending: list[Request] = []
@@ -234,9 +253,9 @@ class Laps:
             if not room or (parts and r not in picked):
                 break
             if r.started < 0.0:
-                if r.prompt > free:
+                if memory is not None and not memory.takes(r):
+                    self._lacking = self._lacking or not parts
                     continue
-                free -= r.prompt
                 r.started = now
             new = min(r.left, room)
             r.line = None
