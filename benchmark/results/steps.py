@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.results.piece import Piece
@@ -27,6 +28,8 @@ class Step:
     args: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     """Pieces written, if not one of the step's name; a folder each, below that of the report."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the command."""
     gpu: bool = False
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
@@ -108,7 +111,10 @@ STEPS: dict[str, Step] = {
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),
     "graphs": Step("benchmark.graphs", gpu=True),
-    "faults": Step("benchmark.faults", ("--requests", "10000")),
+    # Code of the tests; each server imports for itself, as in production.
+    "faults": Step(
+        "warm", ("faults", "--requests", "10000"), env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}
+    ),
 }
 
 
@@ -127,7 +133,10 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
     begin = time.monotonic()
     with log.open("w") as out:
         # On SIGTERM the command stops its servers itself.
-        process = subprocess.Popen([sys.executable, *arguments], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
+        env = {**os.environ, **step.env}
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=REPO, env=env, stdout=out, stderr=subprocess.STDOUT
+        )
         try:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:

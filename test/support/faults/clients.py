@@ -11,11 +11,11 @@ from typing import Any
 
 import openai
 
-from benchmark.faults import wire
-from benchmark.faults.evidence import MARKER
-from benchmark.faults.oracle import Seen
-from benchmark.faults.prompts import CHAT, GENERATE, Prompt
 from benchmark.rig.servers import ServerError
+from faults import wire
+from faults.evidence import MARKER
+from faults.oracle import Seen
+from faults.prompts import CHAT, GENERATE, Prompt
 
 HUNG_S = 75.0
 """Time after which a request without an end counts as hung, longer than the router's own limit."""

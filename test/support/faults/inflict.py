@@ -13,14 +13,14 @@ from typing import Any
 
 import psutil
 
-from benchmark.faults import wire
-from benchmark.faults.clients import bounded, exchange
-from benchmark.faults.fleet import HEAL_S, KEY, MAX_INFLIGHT, START_S, Fleet, Member
-from benchmark.faults.oracle import Seen
-from benchmark.faults.prompts import GENERATE
-from benchmark.faults.proxies import PASS
-from benchmark.faults.schedule import ROUTER, Fault
 from benchmark.rig.servers import HOST, bearer
+from faults import wire
+from faults.clients import bounded, exchange
+from faults.fleet import HEAL_S, KEY, MAX_INFLIGHT, START_S, Fleet, Member
+from faults.oracle import Seen
+from faults.prompts import GENERATE
+from faults.proxies import PASS
+from faults.schedule import ROUTER, Fault
 
 SPARE_DESCRIPTORS = 12
 """Descriptors that the router may still open when its limit is lowered."""

@@ -19,16 +19,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmark.faults import clients, comparison, corpus, logs, outcome, prompts, schedule
-from benchmark.faults.deeds import CLIENTS, Crowd
-from benchmark.faults.evidence import Evidence
-from benchmark.faults.fleet import REST_S, Fleet
-from benchmark.faults.inflict import Inflictor
-from benchmark.faults.oracle import BAD, Oracle, Seen
-from benchmark.faults.schedule import DECODE, HOSTILE, LANES, PREFILL
 from benchmark.results.piece import Piece, count, parser, positive
 from benchmark.rig.fleet import one_line_errors
 from benchmark.rig.progress import Progress
+from faults import clients, comparison, corpus, logs, outcome, prompts, schedule
+from faults.deeds import CLIENTS, Crowd
+from faults.evidence import Evidence
+from faults.fleet import REST_S, Fleet
+from faults.inflict import Inflictor
+from faults.oracle import BAD, Oracle, Seen
+from faults.schedule import DECODE, HOSTILE, LANES, PREFILL
 
 SHORT_PROMPTS, LONG_PROMPTS = 120, 30
 LEAST_CASES = 220
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 piece = asyncio.run(_campaign(fleet, args, say))
         finally:
             say.done()
-    piece.leave(args.out, "benchmark.faults", argv, every=True)
+    piece.leave(args.out, "./run bench faults", argv, every=True)
     for line in outcome.complaints(piece):
         print(line, file=sys.stderr)
     missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]

@@ -9,8 +9,8 @@ import re
 import socket
 import struct
 
-from benchmark.faults.evidence import DIED, HANG, MARKER, STORM_WORDS, Evidence
 from benchmark.rig.servers import HOST
+from faults.evidence import DIED, HANG, MARKER, STORM_WORDS, Evidence
 
 PASS, REFUSE, RESET, SILENT, STORM = "pass", "refuse", "reset", "silent", "storm"
 STATUSES = {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable"}

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark.faults.evidence import DIED, STORM_WORDS, Evidence
+from faults.evidence import DIED, STORM_WORDS, Evidence
 
 RIGHT, REFUSED, CUT = "right", "refused", "cut"
 WRONG, LOST, HUNG = "wrong", "lost", "hung"

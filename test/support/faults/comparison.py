@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmark.faults.clients import bounded, exchange
-from benchmark.faults.corpus import ANSWER, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case
-from benchmark.faults.evidence import MARKER, Evidence
-from benchmark.faults.oracle import Seen
+from faults.clients import bounded, exchange
+from faults.corpus import ANSWER, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case
+from faults.evidence import MARKER, Evidence
+from faults.oracle import Seen
 
 RANK = {SILENCE: 0, GONE: 1, ERROR: 2, SOFT: 3, REFUSAL: 4, ANSWER: 4}
 """Higher is better; two different outcomes of the same rank are not the same."""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmark.faults.comparison import Compared
-from benchmark.faults.oracle import ENDS, HUNG, LOST, WRONG, Oracle
 from benchmark.results.piece import Figure, Piece, Table
+from faults.comparison import Compared
+from faults.oracle import ENDS, HUNG, LOST, WRONG, Oracle
 
 
 def piece(

@@ -16,12 +16,12 @@ from typing import Any
 
 import psutil
 
-from benchmark.faults import leftovers
-from benchmark.faults.evidence import Evidence
-from benchmark.faults.proxies import Proxy
-from benchmark.faults.schedule import DECODE, PREFILL
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES, free_gib
+from faults import leftovers
+from faults.evidence import Evidence
+from faults.proxies import Proxy
+from faults.schedule import DECODE, PREFILL
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
 """A small, fast model, as faults are tested; its long batches can be paused."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmark.faults import wire
-from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE
 from benchmark.rig.servers import HOST
+from faults import wire
+from faults.prompts import CHAT, COMPLETIONS, GENERATE
 
 ANSWER, REFUSAL, SOFT, ERROR, GONE, SILENCE = "answer", "refusal", "soft", "error", "gone", "silence"
 """Ends of a case: 2xx; 4xx; 2xx with an error inside; 5xx; a connection that ends without a (whole) reply; nothing."""

@@ -9,14 +9,14 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmark.faults import corpus, wire
-from benchmark.faults.clients import HUNG_S, Bare, OpenAi, bounded, exchange, read
-from benchmark.faults.evidence import MARKER
-from benchmark.faults.fleet import KEY, LIMIT_S
-from benchmark.faults.oracle import Oracle, Seen
-from benchmark.faults.prompts import COMPLETIONS, GENERATE, Prompt
-from benchmark.faults.schedule import DECODE, Deed
 from benchmark.rig.servers import bearer
+from faults import corpus, wire
+from faults.clients import HUNG_S, Bare, OpenAi, bounded, exchange, read
+from faults.evidence import MARKER
+from faults.fleet import KEY, LIMIT_S
+from faults.oracle import Oracle, Seen
+from faults.prompts import COMPLETIONS, GENERATE, Prompt
+from faults.schedule import DECODE, Deed
 
 CLIENTS = 24
 """Clients of all routers together."""

@@ -24,9 +24,9 @@ from benchmark.rig import devices, model, servers
 from benchmark.rig.devices import MODELS
 from benchmark.rig.fleet import one_line_errors
 from benchmark.rig.progress import Progress
-from benchmark.suites.soak import memory
-from benchmark.suites.soak.load import Load
-from benchmark.suites.soak.memory import MOST, Growth, Record
+from soak import memory
+from soak.load import Load
+from soak.memory import MOST, Growth, Record
 
 SHAPE = model.Shape(hidden=64, layers=4, heads=2, kv_heads=1, intermediate=176)
 """A small model: its KV fills in seconds, and a chunk takes some milliseconds."""
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 piece = asyncio.run(_soak(args, (first, second, decode, router), say))
         finally:
             say.done()
-    piece.leave(args.out, "benchmark.soak", argv, every=True)
+    piece.leave(args.out, "./run bench soak", argv, every=True)
     missed = [*piece.data["grown"], *piece.data["wrong"][:12]]
     print(*(f"bench soak: {line}" for line in missed), sep="\n", end="\n" if missed else "", file=sys.stderr)
     return 1 if any(f.met is False for f in piece.figures) else 0

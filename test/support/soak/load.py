@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from faults import wire
+from faults.clients import bounded, exchange
+from faults.oracle import Seen
+from faults.prompts import CHAT, COMPLETIONS, GENERATE
 from laps_plan.traffic import named
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.named import Offer, Scale
 
-from benchmark.faults import wire
-from benchmark.faults.clients import bounded, exchange
-from benchmark.faults.oracle import Seen
-from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE
 from benchmark.rig import model
 
 WORKLOADS = ("turns", "mixed", "azure", "code", "lmsys", "whale", "mooncake")
