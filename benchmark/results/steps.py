@@ -99,7 +99,6 @@ STEPS: dict[str, Step] = {
     "sim-ablation": Step("benchmark.sim.ablation"),
     "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
-    "limit": Step("benchmark.limit", ("--requests", "600", "--seeds", "2")),
     "emulated": Step("benchmark.emulated"),
     **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
     "serve-emulated": _serve_emulated("azure,code,lmsys"),

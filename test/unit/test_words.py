@@ -20,7 +20,6 @@ FOLDERS = (
     "benchmark/groups.py",
     "benchmark/headline.py",
     "benchmark/ladder.py",
-    "benchmark/limit.py",
     "benchmark/load",
     "benchmark/planned.py",
     "benchmark/report.py",
