@@ -67,7 +67,7 @@ FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 
 def _fleet(servers: int, model: str, slow: int) -> Step:
     device = f"h200-qwen3-{model},slow={slow}"
-    return Step("benchmark.emulated_fleet", ("--device", device, "--servers", str(servers), "--seconds", "30"))
+    return Step("benchmark.fidelity", ("fleet", "--device", device, "--servers", str(servers), "--seconds", "30"))
 
 
 DEVICE = ("--device", H200)
@@ -93,17 +93,17 @@ STEPS: dict[str, Step] = {
     "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE)),
     "router-agents": Step("benchmark.router", ("--agents", "--rounds", "1", "--seconds", "100")),
     "colocated": Step("benchmark.colocated"),
-    "sim-validate": Step("benchmark.sim.validate"),
+    "sim-validate": Step("benchmark.fidelity", ("cpu",)),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-ablation": Step("benchmark.sim.ablation"),
     "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
-    "emulated": Step("benchmark.emulated"),
+    "emulated": Step("benchmark.fidelity", ("policies",)),
     **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
     "serve-emulated": _serve_emulated("azure,code,lmsys"),
     "emulated-agents": AGENTS,
-    "planned": Step("benchmark.planned"),
+    "planned": Step("benchmark.fidelity", ("planner",)),
     "groups": Step("benchmark.groups", ("--rounds", "1", "--seconds", "90")),
     "groups-agents": Step("benchmark.groups", ("--workload", "agents", "--rounds", "1", "--seconds", "300")),
     "rounds-cost": Step("benchmark.rounds_cost"),

@@ -19,9 +19,9 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed, Jobs, Open, Stream, populations
 
+from benchmark.fidelity.claims import percent
 from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.sim.study import SLO_S, Point, Study
-from benchmark.suites.claims import percent
 
 MODELS = ("8b", "32b")
 PATHS: dict[str, dict[str, Any]] = {

@@ -17,9 +17,10 @@ from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.request import Batch, Request
 from laps_plan.traffic.job import Job
 
+from benchmark.fidelity.calibration import Alone
+from benchmark.fidelity.compare import Simulator, drawn
+from benchmark.fidelity.cpu import CHUNK, LADDER, setup, sizes
 from benchmark.sim.ablation import promised_wait_s
-from benchmark.sim.calibration import Alone, simulated
-from benchmark.sim.validate import CHUNK, LADDER, mixed, setup
 
 
 def batch(*new: int) -> Batch:
@@ -69,8 +70,8 @@ def test_host_times_are_found_in_lone_requests() -> None:
     assert found.front_token_s == pytest.approx(2e-6, rel=0.2)
     assert calibrate.profile(seen, 2.0).step_host_s == pytest.approx(2 * found.step_host_s)
     # A host that is half as slow again under load is told by what short requests took there.
-    rows = mixed(20.0, 12.0, "training")
-    record = simulated(calibrate.profile(seen, 1.5), "laps", rows, CHUNK, 1).record
+    rows = drawn(sizes(), 20.0, 12.0, "training")
+    record = Simulator(calibrate.profile(seen, 1.5), CHUNK).run("laps", rows, 1).record
     when = {(at, new): ttft for at, new, ttft in zip(record.at, record.new, record.ttft, strict=True)}
     found = calibrate.under_load(seen, "laps", rows, [when[r.at_s, r.new] for r in rows])
     assert found.details["slowed_under_load"] == pytest.approx(1.5, abs=0.1)

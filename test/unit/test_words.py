@@ -12,8 +12,7 @@ import pytest
 REPO = Path(__file__).parents[2]
 FOLDERS = (
     "benchmark/__init__.py",
-    "benchmark/emulated.py",
-    "benchmark/emulated_fleet.py",
+    "benchmark/fidelity",
     "benchmark/goodput.py",
     "benchmark/gpu.py",
     "benchmark/graphs.py",
@@ -21,7 +20,6 @@ FOLDERS = (
     "benchmark/headline.py",
     "benchmark/ladder.py",
     "benchmark/load",
-    "benchmark/planned.py",
     "benchmark/report.py",
     "benchmark/results",
     "benchmark/rig",
