@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
@@ -38,6 +39,8 @@ HICACHE = (
     "--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO), "--hicache-io-backend", "direct",
     "--hicache-mem-layout", "layer_first", "--hicache-write-policy", "write_through",
 )  # fmt: skip
+HOST_COPIES = Path(__file__).parents[1] / "hicache"
+"""Plugin that copies between device and host without a GPU."""
 NORMAL_LOOP = ("--disable-overlap-schedule",)
 """For one prefill server and the decode server; the other prefill server runs SGLang's default, the overlap loop."""
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -60,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with one_line_errors("bench soak"):
         say("making the model")
         folder, logs = model.make(MODELS, SHAPE), args.out / "logs"
-        # The plugin also copies between device and host without a GPU, which HiCache needs.
-        hicache = devices.with_path(ENV, devices.PREFIXES)
+        hicache = devices.with_path(ENV, HOST_COPIES)
         first = servers.prefill(folder, logs / "prefill-0.log", *LAPS, *NORMAL_LOOP, env=ENV, name="prefill")
         second = servers.prefill(
             folder, logs / "prefill-1.log", *LAPS, *HICACHE, env=hicache, name="prefill with HiCache"

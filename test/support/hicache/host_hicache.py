@@ -1,6 +1,6 @@
-"""Prefix caching, with HiCache, for tests and benchmarks without a decode server or a GPU.
+"""HiCache without a GPU.
 
-Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, like others. SGLang's copies between device and host are
+SGLang's copies between device and host are
 CUDA kernels on streams of their own. Here each stream is a thread that works in order, a copy is torch's, and it takes
 ``LATE_S`` and fills its target with NaN until it is done. So a batch that reads a layer before that layer's copy has
 ended computes NaN, where a GPU would read stale memory.
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -124,7 +123,7 @@ def load() -> None:
     """Replace SGLang's device copies; entry point of ``sglang.srt.plugins``."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from sglang.srt.managers import cache_controller, schedule_batch
+    from sglang.srt.managers import cache_controller
     from sglang.srt.mem_cache import l2_transfer
     from sglang.srt.mem_cache.pool_host import base, mha
 
@@ -134,10 +133,3 @@ def load() -> None:
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     mha.transfer_kv_direct = transfer_kv_direct
     mha.ALLOC_MEMORY_FUNCS["cpu"] = host_memory
-    made = schedule_batch.Req.__init__
-
-    def make(req: Any, *args: Any, **kwargs: Any) -> None:
-        made(req, *args, **kwargs)
-        req.skip_radix_cache_insert = False
-
-    schedule_batch.Req.__init__ = make

@@ -1,7 +1,8 @@
-"""Histories that a prefix cache holds without having computed them, for emulated devices: what they compute means
-nothing, and a session that began before the load is to find its history.
+"""Prefix caches of servers that have no decode server.
 
-A request with the custom parameter ``held_tokens`` has so many tokens of its prompt in the cache when it comes.
+Prompts of requests to FAKE_BOOTSTRAP_HOST stay in the cache, like others. A request with the custom parameter
+``held_tokens`` has so many tokens of its prompt in the cache when it comes, though nothing computed them: what emulated
+devices compute means nothing, and a session that began before the load is to find its history.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from typing import Any
 
 
 def load() -> None:
-    """Stand before SGLang's handling of requests; entry point of ``sglang.srt.plugins``."""
+    """Stand around SGLang's requests and their handling; entry point of ``sglang.srt.plugins``."""
     if "sglang.srt.managers.scheduler" not in sys.modules:
         return
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.scheduler import Scheduler
 
+    made = Req.__init__
+
+    def make(req: Any, *args: Any, **kwargs: Any) -> None:
+        made(req, *args, **kwargs)
+        req.skip_radix_cache_insert = False
+
+    Req.__init__ = make
     stock = Scheduler.handle_generate_request
 
     def handle(scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
