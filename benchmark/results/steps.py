@@ -96,7 +96,6 @@ STEPS: dict[str, Step] = {
     "sim-validate": Step("benchmark.fidelity", ("cpu",)),
     "sim-paper": Step("benchmark.sim.paper"),
     "sim-rules": Step("benchmark.sim.rules"),
-    "sim-ablation": Step("benchmark.sim.ablation"),
     "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "emulated": Step("benchmark.fidelity", ("policies",)),
