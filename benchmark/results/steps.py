@@ -94,7 +94,6 @@ STEPS: dict[str, Step] = {
     "router-agents": Step("benchmark.router", ("--agents", "--rounds", "1", "--seconds", "100")),
     "colocated": Step("benchmark.colocated"),
     "sim-validate": Step("benchmark.fidelity", ("cpu",)),
-    "sim-paper": Step("benchmark.sim.paper"),
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
