@@ -22,7 +22,7 @@ from benchmark.results.piece import parser, positive
 from benchmark.rig import devices
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
-from benchmark.suites.router import agents, echo, fleet, mix, real, workers
+from benchmark.suites.router import agents, echo, pools, real
 
 AGENTS_ON = "emulated:h200-qwen3-8b,slow=4"
 """Default device of --agents: slow enough that two cores keep up with several servers."""
@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.echo:
             piece = echo.run(out, args.rounds, args.seconds or 3.0, say)
         elif args.workers:
-            piece = workers.run(out, args.rounds, args.seconds or 3.0, say)
+            piece = echo.run_workers(out, args.rounds, args.seconds or 3.0, say)
         elif args.mix:
-            piece = mix.run(out, args.prefill or [4, 8, 64], args.period, args.seconds or 12 * args.period, say)
+            piece = pools.run(out, args.prefill or [4, 8, 64], args.period, args.seconds or 12 * args.period, say)
         elif args.fleet:
-            piece = fleet.run(out, args.phases, args.seconds or 60.0, args.period, say)
+            piece = pools.run_fleet(out, args.phases, args.seconds or 60.0, args.period, say)
         elif args.agents:
             device = args.device if args.device.emulated else devices.this(AGENTS_ON)
             piece = agents.run(

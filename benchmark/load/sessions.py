@@ -16,7 +16,7 @@ from benchmark.load.prompts import Prompts
 
 HELD = "held_tokens"
 """Custom parameter of a request: so many tokens of its prompt are in the prefix cache of whatever server it comes to
-(``benchmark/rig/prefixes/held_histories.py``)."""
+(``benchmark/rig/prefixes/kept_prefixes.py``)."""
 
 
 @dataclass

@@ -86,9 +86,6 @@ NONE = Bar(most=0.0)
 BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
 """Short and long P90 TTFT behind the router over those behind the best other router."""
 
-FROM_LIMIT = Bar(most=0.15)
-"""Distance of LAPS to the best known frontier over that of stock fcfs."""
-
 SAME_CLIENT = Bar(least=0.85, most=1.15)
 """Median TTFT measured by our client over that of another client."""
 SIMULATED = Bar(least=0.85, most=1.15)

@@ -93,10 +93,10 @@ class Piece:
         path.write_text(json.dumps(asdict(self), indent=1).replace(f"{REPO}/", "") + "\n")
         return path
 
-    def leave(self, out: Path, module: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
+    def leave(self, out: Path, program: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
         """Save the piece at the end of a command, with the command line, and print its tables and the figures with a
-        bar (all with ``every``)."""
-        self.command = command(module, argv)
+        bar (all with ``every``). ``program``: a module, or a command that begins with "./"."""
+        self.command = command(program, argv)
         path = self.write(out)
         for one in self.tables:
             print(f"\n{one}")
@@ -165,8 +165,8 @@ def parser(
     return made
 
 
-def command(module: str, argv: Sequence[str] | None) -> str:
+def command(program: str, argv: Sequence[str] | None) -> str:
     """Return the command line of this run, for the report; paths from the repository's root, and none outside of it."""
     said = [word.removeprefix(f"{REPO}/") for word in (sys.argv[1:] if argv is None else argv)]
     kept = [w for i, w in enumerate(said) if not (w.startswith("/") or (w == "--out" and said[i + 1][:1] == "/"))]
-    return " ".join(["python", "-m", module, *kept])
+    return " ".join([program if program.startswith("./") else f"python -m {program}", *kept])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.results.piece import Piece
@@ -27,6 +28,8 @@ class Step:
     args: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     """Pieces written, if not one of the step's name; a folder each, below that of the report."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the command."""
     gpu: bool = False
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
@@ -64,7 +67,7 @@ FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 
 def _fleet(servers: int, model: str, slow: int) -> Step:
     device = f"h200-qwen3-{model},slow={slow}"
-    return Step("benchmark.emulated_fleet", ("--device", device, "--servers", str(servers), "--seconds", "30"))
+    return Step("benchmark.fidelity", ("fleet", "--device", device, "--servers", str(servers), "--seconds", "30"))
 
 
 DEVICE = ("--device", H200)
@@ -90,25 +93,25 @@ STEPS: dict[str, Step] = {
     "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE)),
     "router-agents": Step("benchmark.router", ("--agents", "--rounds", "1", "--seconds", "100")),
     "colocated": Step("benchmark.colocated"),
-    "sim-validate": Step("benchmark.sim.validate"),
-    "sim-paper": Step("benchmark.sim.paper"),
+    "sim-validate": Step("benchmark.fidelity", ("cpu",)),
     "sim-rules": Step("benchmark.sim.rules"),
-    "sim-ablation": Step("benchmark.sim.ablation"),
     "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
-    "limit": Step("benchmark.limit", ("--requests", "600", "--seeds", "2")),
-    "emulated": Step("benchmark.emulated"),
+    "emulated": Step("benchmark.fidelity", ("policies",)),
     **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
     "serve-emulated": _serve_emulated("azure,code,lmsys"),
     "emulated-agents": AGENTS,
-    "planned": Step("benchmark.planned"),
+    "planned": Step("benchmark.fidelity", ("planner",)),
     "groups": Step("benchmark.groups", ("--rounds", "1", "--seconds", "90")),
     "groups-agents": Step("benchmark.groups", ("--workload", "agents", "--rounds", "1", "--seconds", "300")),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),
     "graphs": Step("benchmark.graphs", gpu=True),
-    "faults": Step("benchmark.faults", ("--requests", "10000")),
+    # Code of the tests; each server imports for itself, as in production.
+    "faults": Step(
+        "warm", ("faults", "--requests", "10000"), env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}
+    ),
 }
 
 
@@ -127,7 +130,10 @@ def run(name: str, step: Step, folder: Path, say: Callable[[str], None]) -> str 
     begin = time.monotonic()
     with log.open("w") as out:
         # On SIGTERM the command stops its servers itself.
-        process = subprocess.Popen([sys.executable, *arguments], cwd=REPO, stdout=out, stderr=subprocess.STDOUT)
+        env = {**os.environ, **step.env}
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=REPO, env=env, stdout=out, stderr=subprocess.STDOUT
+        )
         try:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -1,10 +1,7 @@
 """Studies made with the simulator (``laps_plan.sim``).
 
 python -m benchmark.sim            one simulation, its table
-python -m benchmark.sim.validate   simulated against measured on this CPU; writes the profile "cpu"
-python -m benchmark.sim.paper      the paper's tables again
 python -m benchmark.sim.groups     data-parallel attention ranks: the joint plan against each rank for itself
 python -m benchmark.sim.rules      what each rule of the policy is worth: one at a time is taken out
 python -m benchmark.sim.colocated  servers that decode, too: LAPS against the best of SGLang's settings
-python -m benchmark.sim.ablation   thresholds, windows, shares, 1 to 1,000 instances, overload
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,12 +11,11 @@ from typing import NamedTuple
 
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
+from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import named
-from laps_plan.traffic.job import Job
+from laps_plan.traffic.job import LONG, Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import TURNAROUND_S, Closed, Open, Stream, Trace
-
-from benchmark.limit import Load as Offered
 
 CHUNK = 8192
 SCALE = named.Scale(65_536, 4 * CHUNK)
@@ -30,6 +30,13 @@ NEAR_REPLY_S, NEAR_FRONT_S = 0.5e-3, 0.2e-3
 """Time of an answer and of a request between a near client and the scheduler (seconds)."""
 BURST, BURST_RATE = 6.0, 0.5
 """Mean requests of a burst, and how much of a device they would keep busy one by one (0..1)."""
+
+SAMPLE = 600
+"""Requests from which an open load's capacity is measured."""
+LONGEST_S = 150.0
+"""Longest simulated time of an open load (seconds)."""
+LEAST_LONG = 8
+"""Least number of long requests in an open load, if ``LONGEST_S`` allows."""
 
 
 class Pause(NamedTuple):
@@ -92,10 +99,25 @@ class Load:
         return replace(one, reply_s=NEAR_REPLY_S, front_s=NEAR_FRONT_S) if self.near else one
 
 
+def arrivals(workload: named.Workload, share: float, profile: Profile, requests: int, seed: int) -> list[Job]:
+    """Jobs at a share of stock fcfs's capacity, which is that of the workload's sample with all of it waiting."""
+    sample = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
+    waiting = Trace([replace(job, at_s=0.0, after=None) for job in sample])
+    capacity = run(VARIANTS["fcfs"], waiting, profile, chunk=CHUNK).rate
+    span_s = min(LONGEST_S, requests / (share * capacity))
+    offer = named.Offer(share, span_s, capacity, lambda new: float(lone_s(profile, [new], [0], CHUNK)[0]))
+    rows = workload.arrivals(offer, random.Random(seed))
+    long = sum(job.kind == LONG for job in rows)
+    if long >= LEAST_LONG or span_s >= LONGEST_S:
+        return rows
+    longer = replace(offer, span_s=min(LONGEST_S, span_s * LEAST_LONG / max(1, long)))
+    return workload.arrivals(longer, random.Random(seed))
+
+
 def _open(workload: named.Workload, share: float) -> Make:
     @cache
     def rows(name: str, requests: int, seed: int) -> list[Job]:
-        return Offered(workload, share, Profile.load(name), CHUNK, requests).arrivals(seed)
+        return arrivals(workload, share, Profile.load(name), requests, seed)
 
     return lambda profile, requests, seed: Trace(rows(profile.name, requests, seed))
 

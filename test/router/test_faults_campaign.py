@@ -17,7 +17,7 @@ LIMIT_S = 1500.0
 
 @pytest.mark.timeout(LIMIT_S + 120)
 def test_a_short_campaign_meets_every_bar(tmp_path: Path) -> None:
-    command, env = warm.benchmark("benchmark.faults")
+    command, env = warm.benchmark("faults")
     command += ["--requests", "500", "--seconds", "40", "--seed", "1", "--out", str(tmp_path)]
     with (tmp_path / "output").open("w") as out:
         process = subprocess.Popen(command, env=env, cwd=REPO, stdout=out, stderr=subprocess.STDOUT, text=True)

@@ -18,7 +18,7 @@ SHAPE = model.Shape(hidden=64, layers=LAYERS, heads=2, kv_heads=1, intermediate=
 """Layers enough to be cut between."""
 EVERY_LAYER = ("--laps-config", json.dumps({"slice_ms": 0.01, "preempt_overhead": 1.0}))
 """A pause after each layer, and hardly a gap: as many preemptions as can be had."""
-CACHED = devices.with_path({}, devices.PREFIXES)
+CACHED = devices.with_path(devices.with_path({}, served.HICACHE), devices.PREFIXES)
 """Prefixes are cached though no decode server is there."""
 
 

@@ -7,11 +7,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import adapters
 import http_load as load
 import pytest
 from served import CHUNK, Prefill, Reference, Setup, ask, checkpoint, ids, on
-
-from benchmark.rig import adapters
 
 from .slicing import CACHED
 

@@ -30,6 +30,8 @@ NORMAL_LOOP = ("--disable-overlap-schedule",)
 AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 """A server that has answered its own first request says at once that it is ready: it has no need of another, for which
 the route of its health waits a second."""
+HICACHE = Path(__file__).with_name("hicache")
+"""Plugin with which HiCache copies between device and host without a GPU."""
 FOLDER = "FOLDER"
 """Stands in a server's arguments for a folder of its own."""
 SHAPE = model.Shape()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmark.suites.claims import Claims
+from benchmark.fidelity.claims import Claims
 
 
 def runs(rate: float, mean: float, over: float) -> dict[str, Any]:

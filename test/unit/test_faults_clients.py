@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 import pytest
-
-from benchmark.faults.clients import Bare, OpenAi, bounded
-from benchmark.faults.evidence import MARKER
-from benchmark.faults.oracle import Seen
-from benchmark.faults.prompts import CHAT, COMPLETIONS, GENERATE, Prompt
+from faults.clients import Bare, OpenAi, bounded
+from faults.evidence import MARKER
+from faults.oracle import Seen
+from faults.prompts import CHAT, COMPLETIONS, GENERATE, Prompt
 
 GEN = Prompt(GENERATE, {"input_ids": [3], "sampling_params": {}})
 TALK = Prompt(CHAT, {"model": "m", "messages": [{"role": "user", "content": "x"}], "ignore_eos": True})

@@ -8,11 +8,10 @@ import re
 from collections.abc import Awaitable, Callable
 
 import pytest
-
-from benchmark.faults import comparison, corpus
-from benchmark.faults.corpus import ANSWER, CASES, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case
-from benchmark.faults.evidence import Evidence
-from benchmark.faults.oracle import Seen
+from faults import comparison, corpus
+from faults.corpus import ANSWER, CASES, ERROR, GONE, REFUSAL, SILENCE, SOFT, Case
+from faults.evidence import Evidence
+from faults.oracle import Seen
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -9,14 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-
-from benchmark.faults import deeds, wire
-from benchmark.faults.deeds import Crowd
-from benchmark.faults.evidence import Evidence
-from benchmark.faults.fleet import KEY
-from benchmark.faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle
-from benchmark.faults.prompts import GENERATE, Prompt
-from benchmark.faults.schedule import Deed
+from faults import deeds, wire
+from faults.deeds import Crowd
+from faults.evidence import Evidence
+from faults.fleet import KEY
+from faults.oracle import CUT, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle
+from faults.prompts import GENERATE, Prompt
+from faults.schedule import Deed
 
 PROMPTS = [Prompt(GENERATE, {"input_ids": [3], "sampling_params": {"max_new_tokens": 2}})]
 ANSWERS = [[0, 1]]

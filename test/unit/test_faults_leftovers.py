@@ -8,8 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-from benchmark.faults.leftovers import IDLE_MOST, Held, of_descriptors, of_status
+from faults.leftovers import IDLE_MOST, Held, of_descriptors, of_status
 
 SERVER = {"url": "http://p0", "outstanding_requests": 0, "outstanding_tokens": 0}
 TASK = {"name": "controller", "alive": True, "restarts": 0, "error": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmark.faults import logs
+from faults import logs
 
 OURS = """\
 [2026-01-01 10:00:00] Scheduler hit an exception: Traceback (most recent call last):

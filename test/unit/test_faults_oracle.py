@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.comparison import Compared
+from faults.corpus import Case
+from faults.evidence import DIED, STILL_S, STORM_WORDS, Evidence
+from faults.oracle import CUT, FILLED_S, HANG_S, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
+from faults.outcome import complaints, piece
 
-from benchmark.faults.comparison import Compared
-from benchmark.faults.corpus import Case
-from benchmark.faults.evidence import DIED, STILL_S, STORM_WORDS, Evidence
-from benchmark.faults.oracle import CUT, FILLED_S, HANG_S, HUNG, LOST, REFUSED, RIGHT, WRONG, Oracle, Seen, judge
-from benchmark.faults.outcome import complaints, piece
 from benchmark.results.piece import Piece
 
 ROLES = {"prefill": ["p0", "p1"], "decode": ["d0", "d1"]}

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from http.client import HTTPConnection, HTTPException
 
 import pytest
+from faults import proxies, wire
+from faults.evidence import MARKER, Evidence
+from faults.proxies import Proxy
 
-from benchmark.faults import proxies, wire
-from benchmark.faults.evidence import MARKER, Evidence
-from benchmark.faults.proxies import Proxy
 from benchmark.rig.servers import free_port
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

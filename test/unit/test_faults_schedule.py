@@ -7,8 +7,7 @@ import json
 from collections import Counter
 
 import pytest
-
-from benchmark.faults import prompts, schedule
+from faults import prompts, schedule
 
 
 @pytest.mark.parametrize("lane", schedule.LANES)

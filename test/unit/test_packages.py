@@ -22,7 +22,7 @@ NAMES = {
 }
 """Packages that are imported under another name."""
 OURS = {"laps_core", "laps_emulate", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmark"}
-OURS |= {path.stem for path in (REPO / "test/support").glob("*.py")}
+OURS |= {path.stem for path in (REPO / "test/support").iterdir()}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 

@@ -16,6 +16,7 @@ from benchmark.results import page, steps
 from benchmark.results.bars import Bar
 from benchmark.results.piece import Figure, Piece, Table, command
 from benchmark.results.rounds import ratio
+from benchmark.rig import servers
 from benchmark.rig.model import REPO
 
 BEGIN, END = page.markers(page.HEADLINE)
@@ -87,6 +88,8 @@ def test_every_step_is_a_command_with_these_arguments(
     # What stands before --help is read first.
     words = [*steps.command(name, step, Path("out"))[1:], "--help"]
     monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(servers, "execute", servers.execute)
+    monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.delitem(sys.modules, step.module, raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(step.module, run_name="__main__", alter_sys=True)
@@ -188,7 +191,7 @@ def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: P
 
 def test_what_was_measured_here_can_be_read() -> None:
     found = steps.collect(REPO / "benchmark" / "report", {})
-    assert {"headline", "window", "router-echo", "gpu-mixed", "sim-paper"} <= set(found.pieces)
+    assert {"headline", "window", "router-echo", "gpu-mixed", "sim-rules"} <= set(found.pieces)
     assert not [why for why in found.missing.values() if "cannot be read" in why]
     assert "graphs" in found.missing
 
@@ -234,6 +237,7 @@ def test_a_bar_is_met_on_its_edge_and_says_where_it_lies() -> None:
 def test_no_path_outside_the_repository_is_reported() -> None:
     out = str(REPO / "out" / "x")
     assert command("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
+    assert command("./run bench m", ["--seed", "1"]) == "./run bench m --seed 1"
     assert command("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
 
 

@@ -15,11 +15,10 @@ from laps_plan.profile import FOLDER, Profile, names
 from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.request import Batch, Request
-from laps_plan.traffic.job import Job
 
-from benchmark.sim.ablation import promised_wait_s
-from benchmark.sim.calibration import Alone, simulated
-from benchmark.sim.validate import CHUNK, LADDER, mixed, setup
+from benchmark.fidelity.calibration import Alone
+from benchmark.fidelity.compare import Simulator, drawn
+from benchmark.fidelity.cpu import CHUNK, LADDER, setup, sizes
 
 
 def batch(*new: int) -> Batch:
@@ -69,24 +68,11 @@ def test_host_times_are_found_in_lone_requests() -> None:
     assert found.front_token_s == pytest.approx(2e-6, rel=0.2)
     assert calibrate.profile(seen, 2.0).step_host_s == pytest.approx(2 * found.step_host_s)
     # A host that is half as slow again under load is told by what short requests took there.
-    rows = mixed(20.0, 12.0, "training")
-    record = simulated(calibrate.profile(seen, 1.5), "laps", rows, CHUNK, 1).record
+    rows = drawn(sizes(), 20.0, 12.0, "training")
+    record = Simulator(calibrate.profile(seen, 1.5), CHUNK).run("laps", rows, 1).record
     when = {(at, new): ttft for at, new, ttft in zip(record.at, record.new, record.ttft, strict=True)}
     found = calibrate.under_load(seen, "laps", rows, [when[r.at_s, r.new] for r in rows])
     assert found.details["slowed_under_load"] == pytest.approx(1.5, abs=0.1)
-
-
-def test_what_gap_and_guard_promise() -> None:
-    known = Profile(name="", source="", coefficients=Coefficients(0.0, 1e-4, 0.0, 0.0, 0.01), poll_s=0.0)
-    rows = [Job(0.0, 4000, 0), Job(0.0, 4000, 0), Job(1.0, 100, 0)]
-    batch = 0.8292  # of 8,192 tokens
-    # Half of the time between runs of short batches of one chunk each, a gap of 0.1 s apart; the second waits for the
-    # first. Then the gap of 0.1 s, itself as much longer, and three preemptions that were saved up.
-    stretched = batch / 0.5 * (4.0 + batch / 0.1)
-    config = LapsConfig(guard=0.5, preempt_overhead=0.1)
-    assert promised_wait_s(known, rows, config) == pytest.approx((2 + 2) * stretched + 0.4 + batch + 3 * batch)
-    for worse in (LapsConfig(guard=0.25, preempt_overhead=0.1), LapsConfig(guard=0.5, preempt_overhead=0.2)):
-        assert promised_wait_s(known, rows, worse) > promised_wait_s(known, rows, config)
 
 
 @pytest.mark.parametrize(("name", "bar_s"), [("h200-qwen3-32b", 0.005), ("h200-qwen3-8b", 0.005)])

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from soak import __main__ as soak
+from soak import load, memory
+from soak.load import Load
+from soak.memory import Growth, Record, Sample
 
-from benchmark import soak
 from benchmark.results.piece import Piece
-from benchmark.suites.soak import load, memory
-from benchmark.suites.soak.load import Load
-from benchmark.suites.soak.memory import Growth, Record, Sample
 
 ROLLUP = """\
 5589d9800000-7ffd2a1f3000 ---p 00000000 00:00 0                          [rollup]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmark.results.metrics import KINDS
+from benchmark.results.seen import Column
 from benchmark.rig import servers
 
 STOCK, LAPS = "stock", "laps"
@@ -24,6 +26,10 @@ BY_KEY = {
     "gateway, manual": ("--policy", "power_of_two", "--prefill-policy", "manual", "--assignment-mode", "min_load")
 }
 """Gateway policies that use that header."""
+TTFT = tuple(
+    Column(f"{kind} {name}", (kind, key)) for kind in KINDS for name, key in (("P50", "p50_ms"), ("P90", "p90_ms"))
+)
+"""Columns of TTFT (ms)."""
 
 
 def routers(

@@ -21,14 +21,15 @@ from benchmark.load import client
 from benchmark.load.connection import Target, request
 from benchmark.results import bars
 from benchmark.results.metrics import KINDS, quantiles
-from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import in_turns, ratio
+from benchmark.results.piece import Figure, Piece
+from benchmark.results.rounds import in_turns
+from benchmark.results.seen import Column, Seen, failed
 from benchmark.rig import devices, model, servers
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import flush
 from benchmark.rig.variants import BUILT_IN
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import KEYED, LAPS, routers
+from benchmark.suites.router import KEYED, LAPS, TTFT, routers
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
 """System prompts with tools, each shared by some of the sessions."""
@@ -154,24 +155,14 @@ def run(
 
 def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
     """Return the piece for the report."""
-    rows = []
-    for name, rounds in seen.items():
-        cells = [f"{statistics.median(r[k][q] for r in rounds):.0f}" for k in KINDS for q in ("p50_ms", "p90_ms")]
-        mean, kept = (statistics.median(r[key] for r in rounds) for key in ("mean_ms", "kept"))
-        failed = sum(r["failed"] for r in rounds)
-        rows.append((name, *cells, f"{mean:.0f}", f"{kept:.1%}", str(failed)))
-    others = [name for name in seen if WAYS[name][0] != LAPS]
-    judged = [Figure.of(f"cached tokens kept, {name}", statistics.median(r["kept"] for r in seen[name]), bars.KEPT)
-              for name in (LAPS, NAMED)]  # fmt: skip
+    found = Seen(seen)
+    judged = [Figure.of(f"cached tokens kept, {name}", found.median(name, "kept"), bars.KEPT) for name in (LAPS, NAMED)]
     for kind, bar in ((SHORT, bars.AGENTS_BEHIND_ROUTER), (LONG, None)):
-        p90 = {name: [r[kind]["p90_ms"] for r in rounds] for name, rounds in seen.items()}
-        best = min(others, key=lambda n: statistics.median(p90[n]))
-        judged += [
-            Figure.of(
-                f"{kind} P90 TTFT of agents, {name} / {best} (the gateway's best)", ratio(p90[name], p90[best]), bar
-            )
-            for name in (LAPS, NAMED)
-        ]
+        best = found.best((name for name in seen if WAYS[name][0] != LAPS), kind, "p90_ms")
+        assert best is not None
+        text = f"{kind} P90 TTFT of agents, {{}} / {best} (the gateway's best)"
+        judged += [found.figure(text.format(name), name, best, (kind, "p90_ms"), bar) for name in (LAPS, NAMED)]
+    columns = (*TTFT, Column("mean", ("mean_ms",)), Column("kept", ("kept",), ".1%"), failed())
     return Piece(
         name="router-agents",
         title="Coding agents behind the routers",
@@ -183,13 +174,7 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
         "none by consistent hashing. Medians over rounds. Kept: tokens found in the servers' caches, of those that one "
         "cache without a limit would have.",
         seed=1,
-        tables=[
-            Table(
-                "TTFT (ms) and cached tokens",
-                ("router", "short P50", "short P90", "long P50", "long P90", "mean", "kept", "failed"),
-                rows,
-            )
-        ],
+        tables=[found.table("TTFT (ms) and cached tokens", "router", columns)],
         figures=judged,
         data={**settings, "rounds": seen},
     )

@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import uvloop
 
 from benchmark.load import client
 from benchmark.load.connection import Target, request
 from benchmark.results import bars
+from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import interleaved, ratio
+from benchmark.results.rounds import in_turns
+from benchmark.results.seen import Column, Seen
 from benchmark.rig import servers
-from benchmark.suites.router import ALL, LAPS, STOCK, routers
+from benchmark.suites.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
 
 PREFILLS, DECODES = 4, 1
 STREAM_EVENTS = 16
 CLIENTS = (1, 8, 32)
+WORKERS, WORKERS_CLIENTS = (1, 4), 32
+WARM_S = 0.5
+"""Warm-up in every round of workers, in which each opens its connections to the servers: idle ones are closed between
+rounds."""
 DIRECT = "direct"
 """Requests to a back end, without a router."""
 EVENT = b'data: {"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}\n\n'
 REPLY = b'{"text":"x","meta_info":{"prompt_tokens":8,"completion_tokens":1}}'
+Loads = dict[str, dict[str, list[dict[str, float]]]]
+"""Load -> router -> figures of each round."""
+COLUMNS = (
+    Column("requests/s", ("per_s",)),
+    Column("P99 ms", ("p99_ms",), ".1f"),
+    Column("CPU ms a request", ("cpu_ms",), ".2f"),
+)
 
 
 class Echo(asyncio.Protocol):
@@ -87,86 +98,122 @@ def pin(pid: int, cores: set[int]) -> None:
         os.sched_setaffinity(pid, cores)
 
 
-def measured(server: servers.Server, body: bytes, clients: int, seconds: float) -> dict[str, float]:
-    """Run one round. The CPU time per request at the server (ms) is less sensitive to other work on the machine."""
-    assert server.process
-    process = psutil.Process(server.process.pid)
-    before = process.cpu_times()
-    loop = uvloop.run(client.closed(Target(servers.HOST, server.port), [body], clients, seconds, run_in_s=0.0))
-    after = process.cpu_times()
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """Return the CPU time of the processes so far (seconds)."""
+    return sum(t.user + t.system for t in (p.cpu_times() for p in processes))
+
+
+def measured(
+    server: servers.Server, behind: servers.Server, stream: bool, clients: int, seconds: float, warm_s: float = 0.0
+) -> dict[str, float]:
+    """Run one round. The CPU time per request at the server (ms) is less sensitive to other work on the machine;
+    further the cores that it, the back ends and the client keep busy."""
+    body = request({"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream})
+    target = Target(servers.HOST, server.port)
+    at = {"router": server.family(), "back_ends": behind.family(), "client": [psutil.Process()]}
+    if warm_s:
+        uvloop.run(client.closed(target, [body], clients, warm_s, run_in_s=0.0))
+    before = {name: cpu_s(processes) for name, processes in at.items()}
+    loop = uvloop.run(client.closed(target, [body], clients, seconds, run_in_s=0.0))
     if not loop.whole_s:
         raise ConnectionError(f"{server.name} answered nothing")
-    spent = after.user + after.system - before.user - before.system
+    spent = {name: cpu_s(processes) - before[name] for name, processes in at.items()}
     steady = loop.steady.require(server.name)
-    p50, p99 = np.quantile(loop.whole_s, (0.5, 0.99))
     return {
         "per_s": steady.requests_per_s,
         "clients": steady.clients,
         "mean_ttft_s": steady.mean_ttft_s,
         "littles_ratio": steady.littles_ratio,
-        "p50_ms": 1e3 * float(p50),
-        "p99_ms": 1e3 * float(p99),
+        **{f"p{q}_ms": 1e3 * quantile(loop.whole_s, q) for q in (50, 99)},
         "failed": loop.failed,
-        "cpu_ms": 1e3 * spent / len(loop.asked),
+        "cpu_ms": 1e3 * spent["router"] / len(loop.asked),
+        **{f"{name}_cores": s / seconds for name, s in spent.items()},
     }
 
 
-Rounds = dict[str, list[dict[str, float]]]
-"""Rounds by router, and without one."""
+def tables(loads: Loads, title: str, first: str, columns: Sequence[Column], names: Sequence[str], note: str) -> Table:
+    """Return a table with a row for each load and router."""
+    rows = [(load, *row) for load, seen in loads.items() for row in Seen({n: seen[n] for n in names}).rows(columns)]
+    return Table(title, (first, "router", *(c.head for c in columns)), rows, note)
 
 
 def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
     """Run all routers in front of the same instant back ends."""
     cores = sorted(os.sched_getaffinity(0))
     routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
-    loads: dict[str, Rounds] = {}
+    loads: Loads = {}
     with ExitStack() as stack:
         behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
-        up = routers(behind[:PREFILLS], behind[PREFILLS:], out, ALL)
+        up: Mapping[str, servers.Server] = routers(behind[:PREFILLS], behind[PREFILLS:], out, ALL)
         stack.enter_context(servers.running(*up.values()))
         pin(0, rest)
         for s, core in ((behind[0], rest), *((r, routers_core) for r in up.values())):
             assert s.process
             pin(s.process.pid, core)
-        for stream in (False, True):
-            for clients in CLIENTS:
-                load = f"{'stream' if stream else 'whole'}, {clients} clients"
-                say(load)
-                body = request(
-                    {"text": "hello, how are you?", "sampling_params": {"max_new_tokens": 8}, "stream": stream}
-                )
-                seen = loads[load] = {name: [] for name in (*ALL, DIRECT)}
-                for i, name in interleaved(ALL, rounds):
-                    seen[name].append(measured(up[name], body, clients, seconds))
-                    if len(seen[DIRECT]) == i:
-                        seen[DIRECT].append(measured(behind[-1], body, clients, seconds / 4))
-    return piece(loads, rounds, seconds)
+        for stream, clients in ((stream, clients) for stream in (False, True) for clients in CLIENTS):
 
+            def once(_: int, name: str, stream: bool = stream, clients: int = clients) -> dict[str, float]:
+                there, short = up.get(name, behind[-1]), 4 if name == DIRECT else 1
+                return measured(there, behind[0], stream, clients, seconds / short)
 
-def piece(loads: dict[str, Rounds], rounds: int, seconds: float) -> Piece:
-    """Return the piece for the report."""
-    rows, figures = [], []
-    for load, seen in loads.items():
-
-        def of(key: str, seen: Rounds = seen) -> dict[str, list[float]]:
-            return {name: [r[key] for r in turns] for name, turns in seen.items()}
-
-        rate, p99, cpu = of("per_s"), of("p99_ms"), of("cpu_ms")
-        for name in ALL:
-            cells = (f"{statistics.median(at[name]):.{k}f}" for at, k in ((rate, 0), (p99, 1), (cpu, 2)))
-            rows.append((load, name, *cells))
-        figures += [
-            Figure.of(f"router: {what}, {load}, laps / stock", ratio(at[LAPS], at[STOCK]), bar)
-            for what, at, bar in (("requests/s", rate, bars.ROUTER_RATE), ("P99 latency", p99, bars.ROUTER_P99))
-        ]
-    heads = ("reply, clients", "router", "requests/s", "P99 ms", "CPU ms a request")
+            load = f"{'stream' if stream else 'whole'}, {clients} clients"
+            loads[load] = in_turns((*ALL, DIRECT), rounds, once, say, f"{load}, ")
+    figures = [
+        Seen(seen).figure(f"router: {what}, {load}, laps / stock", LAPS, STOCK, (key,), bar)
+        for load, seen in loads.items()
+        for what, key, bar in (("requests/s", "per_s", bars.ROUTER_RATE), ("P99 latency", "p99_ms", bars.ROUTER_P99))
+    ]
+    title, note = "Routers in front of instant back ends", "CPU: of the router."
     return Piece(
         name="router-echo",
         title="What the router costs",
         text="Stock MiniLB, the LAPS router and SGLang's Rust gateway with the policies named, in front of the same "
         f"instant back ends, in turns; medians over {rounds} rounds.",
         seed=0,
-        tables=[Table("Routers in front of instant back ends", heads, rows, "CPU: of the router.")],
+        tables=[tables(loads, title, "reply, clients", COLUMNS, ALL, note)],
         figures=figures,
         data={"loads": loads, "seconds": seconds, "prefill": PREFILLS, "decode": DECODES},
     )
+
+
+def run_workers(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
+    """Run each number of router processes in front of the same back ends, without pinning."""
+    one, many = names = [f"{n} worker{'s' if n > 1 else ''}" for n in WORKERS]
+    loads: Loads = {}
+    with ExitStack() as stack:
+        behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
+        up = {
+            name: servers.minilb(
+                behind[:PREFILLS], behind[PREFILLS:], out / "logs" / f"router-workers-{n}.log",
+                *FLAGS[LAPS], "--router-workers", str(n), module=MODULES[LAPS], name=name,
+            )
+            for n, name in zip(WORKERS, names, strict=True)
+        }  # fmt: skip
+        stack.enter_context(servers.running(*up.values()))
+        for load in ("whole", "stream"):
+
+            def once(_: int, name: str, stream: bool = load == "stream") -> dict[str, float]:
+                return measured(up[name], behind[0], stream, WORKERS_CLIENTS, seconds, WARM_S)
+
+            loads[load] = in_turns(names, rounds, once, say, f"{load}, ")
+    figures = [
+        Seen(seen).figure(f"router: requests/s, {load}, {many} / one", many, one, ("per_s",), bars.ROUTER_WORKERS)
+        for load, seen in loads.items()
+    ]
+    failed = sum(r["failed"] for seen in loads.values() for turns in seen.values() for r in turns)
+    figures.append(Figure.of(f"router: requests that failed, {one} and {many}", failed, bars.NONE))
+    busy = (Column(name.replace("_", " "), (f"{name}_cores",), ".2f") for name in ("router", "back_ends", "client"))
+    note = "CPU ms: of all the router's processes together. The last three: cores kept busy."
+    return Piece(
+        name="router-workers",
+        title="What more router processes are worth",
+        text=f"The LAPS router with {one} and with {many} (`--router-workers`) in front of the same instant back ends, "
+        f"{WORKERS_CLIENTS} clients, in turns; medians over {rounds} rounds. Back ends and load client run on the same "
+        f"{psutil.cpu_count()} cores: what they keep busy is not left for the router.",
+        seed=0,
+        tables=[tables(loads, "One worker and several", "reply", (*COLUMNS, *busy), names, note)],
+        figures=figures,
+        data={
+            "loads": loads, "seconds": seconds, "clients": WORKERS_CLIENTS, "prefill": PREFILLS, "decode": DECODES,
+        },
+    )  # fmt: skip

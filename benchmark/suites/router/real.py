@@ -18,14 +18,15 @@ from benchmark.load import client
 from benchmark.load.connection import Target, request
 from benchmark.results import bars
 from benchmark.results.metrics import KINDS, quantiles
-from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import in_turns, ratio
+from benchmark.results.piece import Piece
+from benchmark.results.rounds import in_turns
+from benchmark.results.seen import Seen, failed
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, MODELS, Device
 from benchmark.rig.fleet import flush
 from benchmark.rig.variants import BUILT_IN, FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import ALL, LAPS, STOCK, routers
+from benchmark.suites.router import ALL, LAPS, STOCK, TTFT, routers
 
 TWO = 2
 SYSTEM_TOKENS, SYSTEMS = 400, 3
@@ -128,30 +129,25 @@ def run(
 
 def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
     """Return the piece for the report."""
-    rows = []
-    for name, rounds in seen.items():
-        cells = [f"{statistics.median(r[k][q] for r in rounds):.0f}" for k in KINDS for q in ("p50_ms", "p90_ms")]
-        rows.append((name, *cells, str(sum(r["failed"] for r in rounds))))
-    judged = []
+    found, few, judged = Seen(seen), settings["prefill"] == TWO, []
     for kind, bar in ((SHORT, bars.BEHIND_ROUTER), (LONG, bars.BEHIND_ROUTER_LONG)):
-        p90 = {name: [r[kind]["p90_ms"] for r in rounds] for name, rounds in seen.items()}
-        best = min((n for n in p90 if n != LAPS), key=lambda n: statistics.median(p90[n]))
-        few = settings["prefill"] == TWO
+        best = found.best((name for name in seen if name != LAPS), kind, "p90_ms")
+        assert best is not None
         for name in sorted({STOCK, best}):
             title = f"{kind} P90 TTFT behind the router, laps / {name}" + (" (the best)" if name == best else "")
             # Two servers leave little choice: the bar is that neither class loses.
             against = bars.NO_LOSS if few and name == STOCK else bar if not few and name == best else None
-            judged.append(Figure.of(title, ratio(p90[LAPS], p90[name]), against))
+            judged.append(found.figure(title, LAPS, name, (kind, "p90_ms"), against))
     kind = "LAPS" if settings["laps"] else "stock"
     return Piece(
-        name="router-two" if settings["prefill"] == TWO else "router-real",
+        name="router-two" if few else "router-real",
         title="Chats and documents behind the routers",
         text=f"{settings['prefill']} real prefill servers ({kind}) on {settings['device']}, and a decode server; "
         f"conversations that share {SYSTEMS} system prompts of {SYSTEM_TOKENS} tokens, and documents of "
         f"{DOCUMENT_TOKENS[0]} to {DOCUMENT_TOKENS[1]}; the same arrivals behind all routers, in turns. gateway: "
         "SGLang's Rust gateway with the prefill policy that is named. Medians over rounds, in ms.",
         seed=1,
-        tables=[Table("TTFT (ms)", ("router", "short P50", "short P90", "long P50", "long P90", "failed"), rows)],
+        tables=[found.table("TTFT (ms)", "router", (*TTFT, failed()))],
         figures=judged,
         data={**settings, "turns_per_s": TURNS_PER_S, "rounds": seen},
     )

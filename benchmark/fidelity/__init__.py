@@ -1,0 +1,1 @@
+"""Simulator and planner against real servers, which get the same arrivals."""

@@ -1,0 +1,137 @@
+"""Simulated against measured on this CPU: stock fcfs and LAPS under a mixed open Poisson load.
+
+What the simulator knows is measured before, on other requests: the step model that the LAPS server fits during a
+training load, and the host's time, from requests that have the server to themselves (their TTFT less their device time)
+and from how much longer short requests of the training load took. Writes profiles/cpu.json (or ``--profile-out``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from laps_core.latency.step import Coefficients
+from laps_plan.profile import FOLDER, Profile
+from laps_plan.sim.metrics import lone_s
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import Sizes, fixed, mix, uniform
+
+from benchmark.fidelity.calibration import Alone, Setup, alone
+from benchmark.fidelity.compare import KEYS, Seen, Simulator, add_again, again, drawn, gather, measure
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import SIMULATED
+from benchmark.results.pictures import against
+from benchmark.results.piece import Figure, Parser, Piece
+from benchmark.rig import model
+from benchmark.rig.devices import CPU, DEVICES
+from benchmark.rig.fleet import Fleet, busy_s, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, ON, Variant
+
+CHUNK = 1024
+SHORT, LONG, LONG_SHARE = (16, 128), 2048, 0.1
+LADDER = (16, 32, 64, 96, 128, 256, 512, 768, 1024, 1536, 2048)
+TRAINING_S = 12.0
+MIXED = "mixed"
+
+
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    p.add_argument("--span", type=float, default=15.0, help="seconds of load per round and server (15)")
+    p.add_argument("--utilisation", type=float, default=0.5, help="by the step and host times of lone requests (0.5)")
+    p.add_argument("--profile-out", type=Path, default=FOLDER / "cpu.json", help="the profile that is written")
+    add_again(p)
+
+
+def sizes() -> Sizes:
+    """Return the load's lengths."""
+    return mix(uniform(*SHORT), fixed(LONG), LONG_SHARE)
+
+
+def setup(known: Coefficients) -> Setup:
+    """Return this machine, with such steps."""
+    source = "measured on this machine: step model fitted by the LAPS server, host time of lone requests"
+    return Setup(Profile(name="cpu", source=source, coefficients=known, layers=model.SLICED.layers), CHUNK)
+
+
+def run(args: argparse.Namespace) -> Piece:
+    """Measure, calibrate, simulate and compare."""
+    raw = again(args, lambda keep: keep(measured(args)))
+    jobs = [Job(*row) for row in raw["training"]["rows"]]
+    known = setup(Coefficients(**raw["coefficients"]))
+    profile = known.under_load(Alone(**raw["alone"]), LAPS, jobs, raw["training"]["ttft"])
+    profile.details["fit_error"] = raw["fit_error"]
+    profile.save(args.profile_out)
+    seen = Seen.of(raw["loads"][MIXED], Simulator(profile, CHUNK), args.seed)
+    figures = seen.ratios("{policy}, {key}: simulated / measured", dict.fromkeys(KEYS, SIMULATED))
+    worst = max((abs(math.log(f.value)), f.value) for f in figures)[1]
+    figures.append(Figure.of("furthest simulated / measured", worst, SIMULATED))
+    table = seen.table("TTFT (ms), medians over rounds, measured / simulated")
+    table.note = (
+        f"Step model: median error {raw['fit_error']['median']:.1%} on held-out steps. Host, "
+        f"{profile.details['slowed_under_load']:.2f} times as slow under load as alone: "
+        f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token "
+        f"per request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step."
+    )
+    told = {policy: seen.seconds(policy) for policy in seen.policies}
+    against(told, args.out / "validate.svg")
+    return Piece(
+        "validate",
+        "The simulator against real servers",
+        f"The same {raw['rate']:.1f} requests/s (Poisson; 90% of {SHORT[0]} to {SHORT[1]} tokens, 10% of {LONG}; "
+        f"{args.utilisation:.0%} of the scheduler process by lone requests) for {args.span:g} s a round on a real "
+        "prefill server of this CPU and in the simulator. The simulator was calibrated before: on lone requests, and "
+        "on a training load during which the LAPS server fitted its step model.",
+        args.seed,
+        [table],
+        figures,
+        {"validate.svg": "Simulated and measured TTFT on the same arrivals."},
+        {"rate_per_s": raw["rate"], "coefficients": raw["coefficients"], "host": profile.details, "seconds": told},
+    )
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Run everything that needs real servers."""
+    device, say = DEVICES[CPU], Progress()
+    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
+    learnt = args.out / "latency.json"
+    learnt.unlink(missing_ok=True)  # of an earlier run
+    found = [BUILT_IN[FCFS], Variant(LAPS, (ON, "--laps-config", json.dumps({"profile": str(learnt)})))]
+    with Fleet(device, CHUNK, found, False, args.out, prompts, say, True) as fleet:
+        seen = alone(fleet, LAPS, LADDER, args.seed, lambda: busy_s(fleet.target(LAPS)) or 0.0)
+        short_s, long_s = (
+            statistics.mean(s for n, s in zip(seen.tokens, seen.ttft, strict=True) if wanted(n))
+            for wanted in (lambda n: n <= SHORT[1], lambda n: n == LONG)
+        )
+        guess = 0.6 / ((1 - LONG_SHARE) * short_s + LONG_SHARE * long_s)
+        training = drawn(sizes(), guess, TRAINING_S, f"{args.seed} training")
+        trained = measure(fleet, LAPS, training, args.seed)
+        fitted = (get_json(fleet.target(LAPS), "/laps_status") or {})["latency_model"]
+        if not fitted["fitted"]:
+            raise SystemExit(f"the latency model is not fitted: {fitted['why_not']}")
+        known = setup(Coefficients(**fitted["coefficients"]))
+        rate = args.utilisation / mean_s(known.under_load(seen, LAPS, training, trained))
+        say(f"{rate:.1f} requests/s")
+        rounds = [drawn(sizes(), rate, args.span, f"{args.seed}/{i}") for i in range(args.rounds)]
+        return {
+            "rate": rate,
+            "coefficients": fitted["coefficients"],
+            "fit_error": fitted["error"],
+            "alone": vars(seen),
+            "training": {"rows": [(job.at_s, job.new) for job in training], "ttft": trained},
+            "loads": gather(fleet, MIXED, rounds, (FCFS, LAPS), args.seed, say),
+        }
+
+
+def mean_s(profile: Profile) -> float:
+    """Return the time of the scheduler process for a mean request of the load, alone (seconds)."""
+
+    def alone_s(n: int) -> float:
+        return float(lone_s(profile, n, 0, CHUNK)) - profile.front_s - profile.reply_s
+
+    short_s = statistics.mean(alone_s(n) for n in range(SHORT[0], SHORT[1] + 1))
+    return (1 - LONG_SHARE) * short_s + LONG_SHARE * alone_s(LONG)

@@ -1,0 +1,173 @@
+"""Real schedulers on an emulated device: stock policies against LAPS, and the simulator's accuracy.
+
+Real prefill servers of this machine whose steps last as long as the profile says (``--laps-emulate``), with 95% LMSYS
+lengths up to 256 tokens and 5% of 1,024 to 8,192 at shares of stock fcfs's capacity. The simulator runs the same
+arrivals with the profile and this machine's host time, which is measured before, on lone requests (of a server without
+the overlap loop, which hides a part of it) and a training load. Ratios between policies are the device's; times are
+stretched and include this machine's host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from laps_plan.profile import Profile
+from laps_plan.sim.variants import VARIANTS
+from laps_plan.sim.variants import run as simulate
+from laps_plan.traffic.job import Job
+from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
+from laps_plan.traffic.streams import Closed
+
+from benchmark.fidelity import compare
+from benchmark.fidelity.calibration import Alone, Setup, alone
+from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Seen, Simulator, drawn, gather, measure
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
+from benchmark.results import bars
+from benchmark.results.pictures import against
+from benchmark.results.piece import Figure, Parser, Piece, Table
+from benchmark.results.rounds import ratio
+from benchmark.rig import devices
+from benchmark.rig.devices import Device
+from benchmark.rig.fleet import Fleet, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SMALL, STOCK, Variant
+
+OTHERS = (*STOCK, SMALL)
+POLICIES = (*OTHERS, LAPS)
+LOADS = (0.7, 0.5, 0.85)
+LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL_LOOP))
+"""Variant whose lone requests show the host's time: the overlap loop hides a step's."""
+JUDGED = 0.7
+"""Load at which policies are judged against each other."""
+LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+TRAINING_S = 15.0
+CLIENTS = 256
+"""Clients of the closed loop in which the simulator measures stock fcfs's capacity."""
+LONG_SHARE = 0.05
+
+
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    compare.add_load(p, 90.0)
+    devices.add_loop(p, devices.OVERLAP)
+    p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of stock fcfs's capacity")
+    compare.add_again(p)
+
+
+def sizes() -> Sizes:
+    """Return the lengths of the load."""
+    return mix(lmsys(256), log_uniform(1024, 8192), LONG_SHARE)
+
+
+def capacity(profile: Profile, chunk: int, seed: int, *, overlap: bool = True) -> float:
+    """Return the simulated capacity of stock fcfs (requests/s)."""
+    work = Closed(sizes(), CLIENTS, 4000, seed)
+    done = simulate(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=overlap)
+    return done.steady(CLIENTS).require(FCFS).requests_per_s
+
+
+def emulator(target: Target) -> dict[str, Any]:
+    """Return a server's statistics of its emulated device."""
+    info = get_json(target, "/server_info") or {}
+    states = info.get("internal_states") or [{}]
+    return dict(states[0].get("emulated") or {})
+
+
+def measured(args: argparse.Namespace, device: Device, keep: Callable[[Any], None]) -> None:
+    """Run all loads on servers. What there is is kept after each, so that a crash loses no earlier one."""
+    say, overlap = Progress(), args.loop == devices.OVERLAP
+    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
+    setup = Setup.of(Profile.load(device.laps["profile"]), args.chunk)
+    variants = [LONE, *(BUILT_IN[p] for p in POLICIES)]
+    with Fleet(device, args.chunk, variants, False, args.out, prompts, say, True) as fleet:
+        say("lone requests")
+        seen = alone(fleet, LONE.name, LADDER, args.seed)
+        seen.device = setup.alone_s(seen.tokens)
+        rate = capacity(setup.profile(seen, 1.0), args.chunk, args.seed, overlap=overlap)
+        say(f"training load; stock fcfs can do {rate:.1f} requests/s")
+        training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
+        trained = measure(fleet, FCFS, training, args.seed)
+        found: dict[str, Any] = {
+            "rate": rate, "alone": asdict(seen), "loads": {},
+            "training": {"rows": [(job.at_s, job.new) for job in training], "ttft": trained},
+        }  # fmt: skip
+        for load in args.loads:
+            count = args.rounds if load == JUDGED else 1
+            rounds = [drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
+            found["loads"] |= gather(fleet, f"{load:g}", rounds, POLICIES, args.seed, say)
+            found["emulator"] = {p: emulator(fleet.prefill(p)) for p in POLICIES}
+            keep(found)
+
+
+def judged(load: Seen) -> list[Figure]:
+    """Return LAPS's figures against the best stock policy, and against fcfs."""
+    seen, figures = load.measured, []
+    for key, bar, base in (
+        ("short P90", bars.EMULATED_SHORT_P90, None), (MEAN, bars.EMULATED_MEAN, None),
+        (SLOWDOWN, bars.NO_MORE, None), (RATE, bars.EMULATED_RATE, FCFS),
+        ("long P90", bars.EMULATED_LONG_P90, FCFS),
+    ):  # fmt: skip
+        of = base or min(OTHERS, key=lambda p: statistics.median(seen[p, key]))
+        words = of if base else f"{of}, the best of stock"
+        figures.append(Figure.of(f"{key}, {LAPS} / {words}", ratio(seen[LAPS, key], seen[of, key]), bar))
+    return figures
+
+
+def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figure]]:
+    """Return the emulator's own error on each server."""
+    rows: list[Sequence[str]] = []
+    figures = []
+    for name, of in emulators.items():
+        lasted = of["lasted_over_profile"]
+        rows.append((
+            name, f"{of['steps']}", f"{lasted['median']:.4f}", f"{lasted['p99']:.3f}", f"{of['overrun']}",
+            f"{of['host_share']:.1%}",
+        ))  # fmt: skip
+        figures.append(Figure.of(f"step as it lasted over the profile, {name}, median", lasted["median"], bars.STEP))
+    heads = ("", "steps", "median", "P99", "overrun", "tiny model's share")
+    note = "Steps as they lasted over the profile's; overrun: the tiny model alone took longer."
+    return Table("The emulator's own error", heads, rows, note), figures
+
+
+def run(args: argparse.Namespace) -> Piece:
+    """Measure, calibrate, simulate and compare."""
+    device: Device = args.device.in_loop(args.loop)
+    raw = compare.again(args, lambda keep: measured(args, device, keep))
+    known, overlap = Profile.load(device.laps["profile"]), args.loop == devices.OVERLAP
+    training = [Job(*row) for row in raw["training"]["rows"]]
+    calibrated = Setup.of(known, args.chunk).under_load(
+        Alone(**raw["alone"]), FCFS, training, raw["training"]["ttft"], overlap=overlap
+    )
+    simulator = Simulator.like(device, calibrated, args.chunk, overlap=overlap)
+    loads = {float(name): Seen.of(of, simulator, args.seed) for name, of in raw["loads"].items()}
+    # The judged load first.
+    loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
+    tables, figures = [], judged(loads[JUDGED]) if JUDGED in loads else []
+    for load, seen in loads.items():
+        tables.append(seen.table(f"At {load:.0%} of what stock fcfs can do: TTFT in ms, emulated / simulated"))
+        name = f"{{policy}} at {load:.0%}, {{key}}: simulated / emulated"
+        figures += seen.ratios(name, dict.fromkeys(KEYS, bars.EMULATED))
+    error, lasted = steps(raw["emulator"])
+    shown = {f"{policy} {load:.0%}": seen.seconds(policy) for load, seen in loads.items() for policy in POLICIES}
+    against(shown, args.out / "emulated.svg")
+    return Piece(
+        args.out.name,
+        f"Emulated: {known.name}",
+        f"Real prefill servers of this machine, SGLang's {args.loop} loop, with {device.what}. "
+        f"{1 - LONG_SHARE:.0%} LMSYS lengths up to 256 tokens, {LONG_SHARE:.0%} of 1,024 to 8,192, Poisson, rounds of "
+        f"{args.seconds:g} s, {args.rounds} at {JUDGED:.0%} and one at the other loads; stock fcfs can do "
+        f"{raw['rate']:.1f} requests/s (simulated). Chunks of {args.chunk} tokens. Host beside the device: "
+        f"{1e3 * (calibrated.front_s + calibrated.reply_s):.1f} ms a request, "
+        f"{1e3 * (calibrated.step_host_s + calibrated.poll_s):.1f} ms a step.",
+        args.seed,
+        [*tables, error],
+        [*figures, *lasted],
+        {"emulated.svg": "Simulated and emulated TTFT on the same arrivals."},
+        {"device": device.name, "loop": args.loop, "rate_per_s": raw["rate"], "emulator": raw["emulator"],
+         "host": calibrated.details, "seconds": shown},
+    )  # fmt: skip

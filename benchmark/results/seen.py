@@ -1,0 +1,74 @@
+"""Figures of all rounds of a comparison: medians, ratios, the best variant, and tables of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+from benchmark.results.bars import Bar
+from benchmark.results.piece import Figure, Table
+from benchmark.results.rounds import Ratio, ratio
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table of variants."""
+
+    head: str
+    path: tuple[str, ...]
+    """Figure, by its path in a round's dictionary."""
+    form: str = ".0f"
+    """Format of the number."""
+    scale: float = 1.0
+    over: Callable[[Sequence[float]], float] = statistics.median
+    """From the rounds' values to the shown one."""
+
+
+def failed(head: str = "failed") -> Column:
+    """Return the column of requests that failed in all rounds."""
+    return Column(head, ("failed",), ".0f", over=sum)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Figures of each round, by variant. A figure is given by its path in a round's dictionary: "short", "p90_ms"."""
+
+    rounds: Mapping[str, Sequence[Mapping[str, Any]]]
+
+    def values(self, name: str, *path: str) -> list[float]:
+        """Return one figure of a variant, round by round."""
+        return [float(reduce(getitem, path, one)) for one in self.rounds[name]]  # type: ignore[arg-type]
+
+    def median(self, name: str, *path: str) -> float:
+        """Return the median of a figure over the rounds."""
+        return statistics.median(self.values(name, *path))
+
+    def ratio(self, new: str, base: str, *path: str) -> Ratio:
+        """Return one figure of a variant over another's, round by round."""
+        return ratio(self.values(new, *path), self.values(base, *path))
+
+    def best(self, names: Iterable[str], *path: str, most: bool = False) -> str | None:
+        """Return the variant with the least (or most) median of a figure; None if no round of any has it."""
+        medians = {name: self.median(name, *path) for name in names if name in self.rounds}
+        known = {name: m for name, m in medians.items() if not math.isnan(m)}
+        return (max if most else min)(known, key=known.__getitem__) if known else None
+
+    def figure(self, text: str, new: str, base: str, path: Sequence[str], bar: Bar | None = None) -> Figure:
+        """Return the ratio of a figure, judged if there is a ``bar``."""
+        return Figure.of(text, self.ratio(new, base, *path), bar)
+
+    def rows(self, columns: Sequence[Column]) -> list[tuple[str, ...]]:
+        """Return a row for each variant, its name first."""
+        return [
+            (name, *(f"{c.scale * c.over(self.values(name, *c.path)):{c.form}}" for c in columns))
+            for name in self.rounds
+        ]
+
+    def table(self, title: str, first: str, columns: Sequence[Column], note: str = "") -> Table:
+        """Return a table with a row for each variant; ``first``: head of their names."""
+        return Table(title, (first, *(c.head for c in columns)), self.rows(columns), note)

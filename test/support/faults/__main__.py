@@ -1,0 +1,181 @@
+"""Faults of every kind while mixed load runs through real routers to real servers; every request must end once.
+
+    ./run bench faults                                   # 10,000 requests
+    ./run bench faults --requests 1000 --seconds 120     # a short one
+    ./run bench faults --only kill                       # one class of faults or of clients
+
+Two prefill servers, two decode servers (one where memory is short) and two routers, on loopback. Exit code 1 where a
+bar is missed; everything raw is in out/faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from benchmark.results.piece import Piece, count, parser, positive
+from benchmark.rig.fleet import one_line_errors
+from benchmark.rig.progress import Progress
+from faults import clients, comparison, corpus, logs, outcome, prompts, schedule
+from faults.deeds import CLIENTS, Crowd
+from faults.evidence import Evidence
+from faults.fleet import REST_S, Fleet
+from faults.inflict import Inflictor
+from faults.oracle import BAD, Oracle, Seen
+from faults.schedule import DECODE, HOSTILE, LANES, PREFILL
+
+SHORT_PROMPTS, LONG_PROMPTS = 120, 30
+LEAST_CASES = 220
+"""Cases of the corpus in a short campaign; a long one sends all."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a campaign; return 0 if every bar is met."""
+    p = parser("./run bench faults", __doc__, "faults", seed=1, whole=True)
+    p.add_argument("--requests", type=count, default=10_000, help="end after this many (10000)")
+    p.add_argument("--seconds", type=positive, default=2700.0, help="most seconds of load (2700)")
+    p.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")
+    args = p.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    say = Progress(live=True)
+    evidence = Evidence()
+    with one_line_errors("bench faults"):
+        say("making the model")
+        try:
+            with Fleet(args.out, evidence, args.seed, say) as fleet:
+                piece = asyncio.run(_campaign(fleet, args, say))
+        finally:
+            say.done()
+    piece.leave(args.out, "./run bench faults", argv, every=True)
+    for line in outcome.complaints(piece):
+        print(line, file=sys.stderr)
+    missed = [f"{f.name}: {f.value:.0f}" for f in piece.figures if f.met is False]
+    if missed:
+        print(f"bench faults: {'; '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _interrupt(*_: object) -> None:
+    """Turn the first SIGTERM into a KeyboardInterrupt and ignore later ones, so that the campaign cleans up."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+async def _campaign(fleet: Fleet, args: argparse.Namespace, say: Progress) -> Piece:
+    say("starting the routers")
+    try:
+        await fleet.open()
+        asked = prompts.make(args.seed, SHORT_PROMPTS, LONG_PROMPTS)
+        say("asking for the right answers")
+        answers = await clients.right_answers(fleet.port, asked)
+        oracle = Oracle(fleet.evidence, {role: [m.name for m in fleet.of(role)] for role in (PREFILL, DECODE)})
+        inflictor = Inflictor(fleet)
+        numbers = itertools.count(1)
+        ports = [router.port for router in fleet.routers]
+        crowds = [Crowd(ports[i:] + ports[:i], asked, answers, oracle, numbers) for i in range(len(ports))]
+        seconds = await _load(fleet, crowds, inflictor, args, say)
+        return await _afterwards(fleet, inflictor, crowds, seconds, args, say)
+    finally:
+        await fleet.close()
+
+
+async def _load(
+    fleet: Fleet, crowds: Sequence[Crowd], inflictor: Inflictor, args: argparse.Namespace, say: Progress
+) -> float:
+    """Inflict faults while requests run, until enough have ended and every fault has happened. Returns the time taken
+    (seconds)."""
+    oracle = crowds[0].oracle
+    begin, ends = time.monotonic(), oracle.ends
+    crashed = False
+
+    def over() -> bool:
+        enough = len(ends) >= args.requests and schedule.covered(inflictor.done, args.only)
+        # Failures after a crash would only be its consequences.
+        return crashed or enough or time.monotonic() - begin > args.seconds
+
+    async def watch() -> None:
+        nonlocal crashed
+        while True:
+            bad = sum(oracle.total(end) for end in BAD)
+            now = ", ".join(inflictor.now.values()) or "no fault"
+            say(f"{len(ends)} of {args.requests} requests, {bad} failed; {now}")
+            crashed = crashed or bool(fleet.dead())
+            await asyncio.sleep(1.0)
+
+    lanes = [asyncio.ensure_future(inflictor.lane(schedule.faults(args.seed, lane, args.only))) for lane in LANES]
+    watcher = asyncio.ensure_future(watch())
+    try:
+        work = schedule.deeds(args.seed, args.only)
+        await asyncio.gather(*(crowd.run(work, over) for crowd in crowds))
+        took_s = time.monotonic() - begin
+        inflictor.end()
+        if fleet.dead():
+            for lane in lanes:
+                lane.cancel()
+        ended = await asyncio.gather(*lanes, return_exceptions=True)
+    finally:
+        for task in (*lanes, watcher):
+            task.cancel()
+    inflictor.wrong += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
+    return took_s
+
+
+async def _afterwards(
+    fleet: Fleet, inflictor: Inflictor, crowds: Sequence[Crowd], seconds: float, args: argparse.Namespace, say: Progress
+) -> Piece:
+    """Check that everything has recovered, send hostile requests, check what they leave, and send the same to stock
+    MiniLB."""
+    dead, oracle = fleet.dead(), crowds[0].oracle
+    unhealthy = await fleet.sick(0.0 if dead else 30.0)
+    cases = comparison.choose(corpus.CASES, max(LEAST_CASES, args.requests // 10), args.seed)
+    if dead or args.only not in (None, HOSTILE):
+        cases = []
+    ours = await comparison.run(fleet.port, cases, say, lambda: not fleet.dead(), marked=True)
+    suspects = ", ".join(comparison.last_sent(cases, ours))
+    dead = dead or [f"{x}; it was sent one of: {suspects}" for x in fleet.dead()]
+    say("waiting for rest")
+    await asyncio.gather(*(crowd.finish() for crowd in crowds))
+    left = await fleet.at_rest(0.0 if dead else REST_S)
+    dead = dead or fleet.dead()
+    found = logs.scan(sorted(fleet.logs.glob("*.log")))
+    stock: dict[str, Seen] = {}
+    if cases and not dead:
+        for_stock = [c for c in cases if not c.deadly]
+        router = await fleet.stock()
+        try:
+            stock = await comparison.run(router.port, for_stock, say, lambda: not fleet.dead(), marked=False)
+        finally:
+            router.kill()
+    return outcome.piece(
+        oracle,
+        comparison.compare(cases, ours, stock),
+        seed=args.seed,
+        seconds=seconds,
+        inflicted=inflictor.done,
+        wrong={
+            "places, leases, tasks, descriptors and KV left": left,
+            "processes that ended and were not killed": dead,
+            "tracebacks and alarms in logs": found.wrong,
+            "faults that were not recovered from": [
+                *inflictor.wrong, *(f"a router calls {name} unhealthy" for name in unhealthy)
+            ],
+            "hostile requests answered 5xx of its own making": comparison.own_errors(ours, fleet.evidence),
+        },
+        own_logs=found.own,
+        sent=len(cases),
+        settings={
+            "requests": args.requests, "seconds": args.seconds, "only": args.only, "clients": CLIENTS,
+            "servers": [m.name for m in fleet.members], "prompts": [SHORT_PROMPTS, LONG_PROMPTS],
+        },
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

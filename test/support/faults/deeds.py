@@ -1,0 +1,244 @@
+"""Actions of clients: ask, leave, send half, abort, ask twice, ask many things at once, send rubbish, stop reading."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmark.rig.servers import bearer
+from faults import corpus, wire
+from faults.clients import HUNG_S, Bare, OpenAi, bounded, exchange, read
+from faults.evidence import MARKER
+from faults.fleet import KEY, LIMIT_S
+from faults.oracle import Oracle, Seen
+from faults.prompts import COMPLETIONS, GENERATE, Prompt
+from faults.schedule import DECODE, Deed
+
+CLIENTS = 24
+"""Clients of all routers together."""
+THINK_S = 1.0
+"""Longest pause of a client between two actions: restarting servers need some of the cores, too."""
+REFUSABLE = frozenset((400,))
+HALF_S = (0.1, 3.0)
+PAUSE_S = (1.0, 4.0)
+"""Shortest and longest pause of a client that reads on (seconds)."""
+UNREAD_S = LIMIT_S + 15.0
+"""Pause of a client that does not read, until it checks the end of its request (seconds): longer than the router's
+limit, which may count from the moment when all buffers are full."""
+UNREAD_MOST = 2
+"""Most unread requests at a time, for each router."""
+STALL_TOKENS = 400
+"""Each event of /generate holds all tokens so far: a megabyte in all, of which socket buffers keep a quarter."""
+PIPELINE_TOKENS = 2000
+"""More tokens than are generated until a client's disconnect is noticed."""
+NOTICED_S = 5.0
+MORE = (1, 2, 200)
+"""Further requests on a connection that has an answer under way."""
+TOGETHER_S = 0.15
+"""Delay within which each of two requests may find the other's id at one of their two servers."""
+
+
+class Crowd:
+    """All clients of one router. Every request is reported to the oracle once."""
+
+    def __init__(
+        self, ports: Sequence[int], prompts: Sequence[Prompt], answers: Sequence[Any], oracle: Oracle,
+        numbers: Iterator[int],
+    ) -> None:  # fmt: skip
+        """``ports`` of the routers: requests go to the first, aborts to the last. ``numbers``: request numbers, shared
+        by all crowds."""
+        port = self._port = ports[0]
+        self._abort_port, self._share = ports[-1], CLIENTS // len(ports)
+        self._prompts, self._answers, self.oracle = prompts, answers, oracle
+        self._bare, self._openai = Bare(port), OpenAi(port)
+        self._numbers = numbers
+        self._unread: set[asyncio.Task[None]] = set()
+        self._generating = [i for i, p in enumerate(prompts) if p.route == GENERATE and "input_ids" in p.body]
+        # A reply to HEAD has no body for a reason.
+        self._rubbish = [c for c in corpus.CASES if c.quick and not c.raw.startswith(b"HEAD")]
+
+    async def run(self, work: Iterator[Deed], over: Callable[[], bool]) -> None:
+        """Run this router's clients, each with one action after the other until ``over``."""
+
+        async def client() -> None:
+            while not over():
+                deed = next(work)
+                await self.do(deed)
+                await asyncio.sleep(random.Random(deed.seed).random() * THINK_S)
+
+        try:
+            await asyncio.gather(*(client() for _ in range(self._share)))
+        finally:
+            await self._openai.close()
+
+    async def finish(self) -> None:
+        """Wait for the unread requests."""
+        await asyncio.gather(*self._unread)
+
+    async def do(self, deed: Deed) -> None:
+        """Carry out one action until all its requests have ended."""
+        i = deed.prompt % len(self._prompts)
+        for seen in await getattr(self, f"_{deed.kind}")(deed, i, random.Random(deed.seed)):
+            self.oracle.ended(seen)
+
+    def _new(self, deed: str, want: Any = None, **more: Any) -> Seen:
+        return Seen(next(self._numbers), deed, want, **more)
+
+    async def _ask(
+        self, deed: Deed, i: int, extra: Mapping[str, Any] | None = None, leave_s: float | None = None, **more: Any
+    ) -> Seen:
+        prompt = self._prompts[i]
+        seen = self._new(deed.kind, self._answers[i], stream=deed.stream, **more)
+        client = self._openai if deed.openai and prompt.route != GENERATE else self._bare
+        return await bounded(client(prompt, seen, extra or {}), seen, leave_s)
+
+    async def _send(
+        self, seen: Seen, path: str, body: Mapping[str, Any], share: float = 1.0, port: int = 0,
+        key: str | None = None, **more: Any,
+    ) -> Seen:  # fmt: skip
+        """Send the first ``share`` of a request; any answer is accepted."""
+        raw = wire.request(path, json.dumps(body).encode(), {MARKER: str(seen.number), **bearer(key)})
+        return await bounded(exchange(port or self._port, raw[: max(1, int(share * len(raw)))], seen), seen, **more)
+
+    async def _plain(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """Ask; one request in five has an id of its own."""
+        return [await self._ask(deed, i, {"rid": _rid(deed, rng)} if rng.random() < 0.2 else {})]
+
+    async def _leave(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        return [await self._ask(deed, i, leave_s=_soon(rng))]
+
+    async def _half(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """Send part of a body, pause, and leave; a server may refuse it before that."""
+        prompt, seen = self._prompts[i], self._new(deed.kind, may_refuse=frozenset((400, 408)))
+        return [await self._send(seen, prompt.route, prompt.body, rng.random(), leave_s=rng.uniform(*HALF_S))]
+
+    async def _abort(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """Ask under an id of its own, and abort it at a random moment."""
+        rid = _rid(deed, rng)
+
+        async def end_it() -> Seen:
+            await asyncio.sleep(_soon(rng))
+            told = self._new("abort route")
+            return await self._send(told, "/abort_request", {"rid": rid}, port=self._abort_port, key=KEY)
+
+        return list(await asyncio.gather(self._ask(deed, i, {"rid": rid}, aborted=True), end_it()))
+
+    async def _twin(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """Send two requests under one id: the first is served as if it were alone, the second served or refused."""
+        rid = _rid(deed, rng)
+        later_s = rng.choice((0.0, 0.05, 0.3)) * rng.random()
+
+        async def ask(after_s: float) -> Seen:
+            await asyncio.sleep(after_s)
+            return await self._ask(deed, i, {"rid": rid}, may_refuse=REFUSABLE)
+
+        first, other = await asyncio.gather(ask(0.0), ask(later_s))
+        if first.status == other.status == 400 and later_s > TOGETHER_S:
+            # One of the two had the id alone.
+            first.may_refuse = frozenset()
+        return [first, other]
+
+    async def _batch(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
+        """Send several prompts in one request to /generate."""
+        some = rng.sample(self._generating, min(len(self._generating), rng.randint(2, 4)))
+        body = {name: [self._prompts[i].body[name] for i in some] for name in ("input_ids", "sampling_params")}
+        seen = self._new(deed.kind, [self._answers[i] for i in some])
+        return [await bounded(self._bare(Prompt(GENERATE, body), seen, {}), seen)]
+
+    async def _stall(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
+        """Do not read a stream for a while; some until after the router's limit, when they have lost their slots."""
+        i = rng.choice(self._generating)
+        params = {**self._prompts[i].body["sampling_params"], "max_new_tokens": STALL_TOKENS}
+        seen = self._new(deed.kind, stream=True)
+        raw = self._raw(seen, GENERATE, {**self._prompts[i].body, "sampling_params": params})
+
+        async def ask(pause_s: float, limit_s: float) -> Seen:
+            call = exchange(self._port, raw, seen, functools.partial(read, GENERATE), pause_s)
+            await bounded(call, seen, limit_s=limit_s)
+            # The known answer is the beginning of this longer one.
+            known = self._answers[i]
+            rest = (seen.got or [])[len(known) :]
+            seen.want = [*known, *rest, *([None] * (STALL_TOKENS - len(known) - len(rest)))]
+            return seen
+
+        async def unread() -> None:
+            self.oracle.ended(await ask(UNREAD_S, UNREAD_S + HUNG_S))
+
+        # Unread requests first, so that a short campaign need not wait for them at its end.
+        if len(self._unread) >= UNREAD_MOST:
+            return [await ask(rng.uniform(*PAUSE_S), HUNG_S)]
+        seen.limit_s, seen.may_cut = LIMIT_S, "nobody read its stream"
+        task = asyncio.ensure_future(unread())
+        self._unread.add(task)
+        task.add_done_callback(self._unread.discard)
+        return []
+
+    async def _pipeline(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """Send further requests right behind one on its connection. The client reads the first answer; or it leaves,
+        which must be noticed despite the requests behind."""
+        behind = wire.request("/liveness", b"", method="GET") * rng.choice(MORE)
+        if rng.random() < 0.5:
+            prompt, seen = self._prompts[i], self._new(deed.kind, self._answers[i], stream=deed.stream)
+            # A server may refuse pipelined requests.
+            seen.may_cut, seen.may_refuse = "pipelined", frozenset(range(400, 500))
+            raw = self._raw(seen, prompt.route, prompt.body) + behind
+            return [await bounded(exchange(self._port, raw, seen, functools.partial(read, prompt.route)), seen)]
+        rid, seen = _rid(deed, rng), self._new(deed.kind, stream=True)
+        body = {"model": "m", "prompt": f"{rid} tell me more", "max_tokens": PIPELINE_TOKENS, "temperature": 0}
+        raw = self._raw(seen, COMPLETIONS, {**body, "ignore_eos": True, "rid": rid}) + behind
+        seen.may_cut, seen.may_refuse = "pipelined", frozenset(range(400, 500))
+        await bounded(exchange(self._port, raw, seen), seen, leave_s=rng.uniform(0.5, 1.5))
+        return [seen, await self._freed(deed, rid)]
+
+    async def _freed(self, deed: Deed, rid: str) -> Seen:
+        """Ask under the id of a client that has left until the id is accepted: until then the other request is under
+        way."""
+        loop, body = asyncio.get_running_loop(), {"model": "m", "prompt": "Still there?", "max_tokens": 1, "rid": rid}
+        begin = since = loop.time()
+        while True:
+            seen = await self._send(self._new(deed.kind), COMPLETIONS, {**body, "temperature": 0})
+            now = loop.time()
+            if self.oracle.at_fault(DECODE, since, now):
+                since = now  # a suspended server notices nothing
+            if seen.status != 400 or now > min(since + NOTICED_S, begin + LIMIT_S):
+                return seen
+            await asyncio.sleep(0.2)
+
+    async def _keyless(self, deed: Deed, i: int, rng: random.Random) -> list[Seen]:
+        """Try to abort requests without the key: by id, by an id's beginning, or all; or leave under an id that may be
+        the beginning of others'. No other request must be affected."""
+        if rng.random() < 0.3:
+            rid = f"{rng.randrange(16):x}"
+            return [await self._ask(deed, i, {"rid": rid}, leave_s=_soon(rng), may_refuse=REFUSABLE)]
+        rid = _rid(deed, rng)
+        bodies: list[dict[str, Any]] = [{"rid": rid}, {"rid": rid[: rng.randint(1, len(rid) - 1)]}, {"abort_all": True}]
+
+        async def stranger() -> Seen:
+            await asyncio.sleep(_soon(rng))
+            told = self._new("keyless abort", may_refuse=frozenset((401, 403)))
+            return await self._send(told, "/abort_request", rng.choice(bodies))
+
+        return list(await asyncio.gather(self._ask(deed, i, {"rid": rid}), stranger(), stranger()))
+
+    def _raw(self, seen: Seen, route: str, body: Mapping[str, Any]) -> bytes:
+        return wire.request(route, json.dumps({**body, "stream": seen.stream}).encode(), {MARKER: str(seen.number)})
+
+    async def _hostile(self, deed: Deed, _: int, rng: random.Random) -> list[Seen]:
+        """Send a case of the corpus. The comparison judges its answer; here it only must end."""
+        case = rng.choice(self._rubbish)
+        seen = self._new(deed.kind, stream=case.stream, may_refuse=frozenset(range(400, 500)))
+        return [await bounded(exchange(self._port, case.wire({MARKER: str(seen.number)}), seen), seen)]
+
+
+def _rid(deed: Deed, rng: random.Random) -> str:
+    """Return an id that is no prefix of another: SGLang aborts by prefix."""
+    return f"{deed.seed:08x}-{rng.getrandbits(64):016x}"
+
+
+def _soon(rng: random.Random) -> float:
+    """Return a random delay in which a request waits, is prefilled or streams (seconds)."""
+    return rng.choice((0.02, 0.2, 0.8)) * rng.random()

@@ -1,0 +1,135 @@
+"""HiCache without a GPU.
+
+SGLang's copies between device and host are
+CUDA kernels on streams of their own. Here each stream is a thread that works in order, a copy is torch's, and it takes
+``LATE_S`` and fills its target with NaN until it is done. So a batch that reads a layer before that layer's copy has
+ended computes NaN, where a GPU would read stale memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import torch
+
+LATE_S = 0.05
+"""Time that each copy takes (seconds); loading a prompt's prefix takes one for each layer."""
+
+
+class Stream:
+    """A stream that runs its work in order, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._todo.get()()
+
+    def put(self, work: Callable[[], object]) -> None:
+        self._todo.put(work)
+
+    def wait_stream(self, other: object) -> None:
+        """Do nothing: the host computes at launch, so the other stream's work is done."""
+
+    def synchronize(self) -> None:
+        event = Event()
+        event.record(self)
+        event.synchronize()
+
+
+class Host:
+    """The stream that batches run on: the calling thread itself."""
+
+    def put(self, work: Callable[[], object]) -> None:
+        work()
+
+    def wait_event(self, event: Event) -> None:
+        event.synchronize()
+
+
+_host = Host()
+_local = threading.local()
+
+
+def current_stream() -> Stream | Host:
+    return getattr(_local, "stream", _host)
+
+
+@contextmanager
+def stream(on: Stream) -> Iterator[None]:
+    before, _local.stream = current_stream(), on
+    try:
+        yield
+    finally:
+        _local.stream = before
+
+
+class Event:
+    """Like CUDA's: done until it is recorded, then once its stream reaches it."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        if enable_timing:
+            raise NotImplementedError
+        self._done = threading.Event()
+        self._done.set()
+
+    def record(self, on: Stream | Host | None = None) -> None:
+        self._done = threading.Event()
+        (on or current_stream()).put(self._done.set)
+
+    def wait(self, on: Stream | Host | None = None) -> None:
+        (on or current_stream()).put(self._done.wait)
+
+    def query(self) -> bool:
+        return self._done.is_set()
+
+    def synchronize(self) -> None:
+        self._done.wait()
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[torch.Tensor],
+    dst_layers: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copy the tokens at these indices, layer by layer, on the current stream."""
+    for dst in dst_layers:
+        dst[dst_indices] = torch.nan
+
+    def copy() -> None:
+        time.sleep(LATE_S)
+        for src, dst in zip(src_layers, dst_layers, strict=True):
+            dst[dst_indices] = src[src_indices]
+
+    current_stream().put(copy)
+
+
+def host_memory(dims: tuple[int, ...], dtype: torch.dtype, *_: object, **__: object) -> torch.Tensor:
+    """Return the host tier's buffer, not registered with a driver."""
+    return torch.empty(dims, dtype=dtype)
+
+
+def load() -> None:
+    """Replace SGLang's device copies; entry point of ``sglang.srt.plugins``."""
+    if "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from sglang.srt.managers import cache_controller
+    from sglang.srt.mem_cache import l2_transfer
+    from sglang.srt.mem_cache.pool_host import base, mha
+
+    device = SimpleNamespace(__name__="host", Stream=Stream, Event=Event, stream=stream, current_stream=current_stream)
+    cache_controller.device_module = l2_transfer.device_module = device
+    # The default keeps 10 GiB of the machine free, which tests that run at the same time may use.
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
+    mha.transfer_kv_direct = transfer_kv_direct
+    mha.ALLOC_MEMORY_FUNCS["cpu"] = host_memory
