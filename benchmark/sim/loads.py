@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
@@ -16,6 +16,8 @@ from laps_plan.traffic import named
 from laps_plan.traffic.job import LONG, Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import TURNAROUND_S, Closed, Open, Stream, Trace
+
+from benchmark.sim import groups
 
 CHUNK = 8192
 SCALE = named.Scale(65_536, 4 * CHUNK)
@@ -31,6 +33,12 @@ NEAR_REPLY_S, NEAR_FRONT_S = 0.5e-3, 0.2e-3
 BURST, BURST_RATE = 6.0, 0.5
 """Mean requests of a burst, and how much of a device they would keep busy one by one (0..1)."""
 
+TIGHT = 150_000, 1.0
+"""KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's."""
+GROUP_LOAD = 0.7
+"""Load of ranks that plan together, as a share of what stock serves (0..1)."""
+SERVERS = 4
+"""Prefill servers behind a router."""
 SAMPLE = 600
 """Requests from which an open load's capacity is measured."""
 LONGEST_S = 150.0
@@ -79,6 +87,10 @@ Make = Callable[[Profile, int, int], Stream]
 """(profile, requests, seed) -> a new stream."""
 
 
+Kind = Literal["policy", "memory", "group", "router"]
+"""Rules that a load is for: of one server, of one whose memory runs out, of ranks that plan together, of a router."""
+
+
 @dataclass(frozen=True)
 class Load:
     """One load. `requests`: of one simulation, at least."""
@@ -93,6 +105,10 @@ class Load:
     """Clients have their answers, and the scheduler its requests, almost at once."""
     deadlines: bool = False
     """Each request has one: DEADLINE times what it takes alone."""
+    kind: Kind = "policy"
+    servers: int = 1
+    memory: tuple[int, float] | None = None
+    """KV tokens, and seconds until those of a prompt are fetched; None = without limit."""
 
     def profile(self, one: Profile) -> Profile:
         """The profile as these clients see it."""
@@ -146,6 +162,17 @@ def _closed(sizes: Sizes, clients: int, requests: int = 1000, pause: Pause = FAR
     return Load(make, requests, clients, pause, near=pause is not FAR)
 
 
+def _group(name: str) -> Load:
+    def make(profile: Profile, requests: int, seed: int) -> Stream:
+        return groups.load(name, GROUP_LOAD * groups.CAPACITY[name], seed)
+
+    return Load(make, kind="group")
+
+
+def _fleet(make: Callable[[float], Make], share: float, requests: int) -> Load:
+    return Load(make(SERVERS * share), requests, kind="router", servers=SERVERS)
+
+
 def _bursts(profile: Profile, requests: int, seed: int) -> Stream:
     step_s = profile.coefficients.step_s + profile.step_host_s
     return Open(SHORT, BURST_RATE / step_s, requests, seed, burst=BURST)
@@ -169,4 +196,11 @@ LOADS: dict[str, Load] = {
     "chat 8, uneven": _closed(SHORT, 8, pause=UNEVEN),
     "bursts, near": Load(_bursts, near=True),
     "mix 90%, deadlines": Load(_due(_drawn(0.9)), deadlines=True),
+    "mooncake 60%, tight": Load(_named("mooncake", 0.6), 200, kind="memory", memory=TIGHT),
+    "mix 70%, tight": Load(_drawn(0.7), 1500, kind="memory", memory=(TIGHT[0] // 8, TIGHT[1])),
+    **{f"{name}, ranks": _group(name) for name in ("agents", "mooncake_synthetic", "azure_conv")},
+    "mix 70%, fleet": _fleet(_drawn, 0.7, 6000),
+    "azure 70%, fleet": _fleet(lambda share: _named("azure", share), 0.7, 3000),
+    "agents 70%, fleet": _fleet(lambda share: _named("agents", share), 0.7, 1500),
+    "turns 70%, fleet": _fleet(lambda share: _named("turns", share), 0.7, 3000),
 }

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from laps_core.pools.config import AllocConfig
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.sim.variants import VARIANTS, run
@@ -24,13 +25,21 @@ from laps_plan.traffic.little import OFF, Asked, steady
 
 from benchmark.results.piece import Figure, Piece, Table, count, parser
 from benchmark.rig.progress import Progress
-from benchmark.sim.loads import CHUNK, DEADLINE, LOADS, Load
+from benchmark.sim.beyond import BEYOND
+from benchmark.sim.loads import CHUNK, DEADLINE, LOADS, SERVERS, Kind, Load
 from benchmark.sim.without import RULES, Rule
 
 PROFILES = ("h200-qwen3-8b", "h200-qwen3-30b-a3b", "h200-qwen3-32b")
 OVERLAP, NORMAL = "overlap", "normal"
-LOOPS = {OVERLAP: PROFILES, NORMAL: PROFILES[:1]}
-"""Event loops, and the profiles that are run in them."""
+GROUP = "h200-deepseek-v3-dp8"
+PLACES: Mapping[Kind, Sequence[tuple[str, str]]] = {
+    "policy": (*((OVERLAP, p) for p in PROFILES), (NORMAL, PROFILES[0])),
+    "memory": ((OVERLAP, PROFILES[0]), (OVERLAP, PROFILES[2])),
+    "group": ((NORMAL, GROUP),),
+    "router": ((OVERLAP, PROFILES[0]), (OVERLAP, PROFILES[1])),
+}
+"""Event loops and profiles that each kind of rules is tried with."""
+ALL = (*RULES, *BEYOND)
 FIRST_SEED = 101
 THRESHOLD, WARM = 256, 0.05
 MOVED = 0.03
@@ -137,7 +146,11 @@ def simulated(load: Load, profile: Profile, rule: Rule | None, *, loop: str, see
     stream = load.make(seen_as, times * load.requests, seed)
     knobs = rule.knobs if rule else {}
     with rule.taken_out() if rule else nullcontext():
-        outcome = run(VARIANTS["laps"], stream, seen_as, chunk=CHUNK, knobs=knobs, overlap=loop == OVERLAP, seed=seed)
+        outcome = run(
+            VARIANTS["laps"], stream, seen_as, chunk=None if load.kind == "group" else CHUNK, knobs=knobs,
+            overlap=loop == OVERLAP, seed=seed, memory=load.memory, servers=load.servers, router="pools",
+            alloc=AllocConfig(**rule.alloc) if rule else None,
+        )  # fmt: skip
     return Seen.of(outcome, load)
 
 
@@ -208,7 +221,12 @@ def study(
     """(Effects of each rule, the figures with all rules.)"""
     found: Found = {rule.name: {} for rule in rules}
     today: dict[Case, list[Seen]] = {}
-    cases = [Case(loop, p, load) for loop, some in LOOPS.items() for p in profiles if p in some for load in loads]
+    cases = [
+        Case(loop, p, load)
+        for load in loads
+        for loop, p in PLACES[LOADS[load].kind]
+        if p in profiles and any(rule.kind == LOADS[load].kind for rule in rules)
+    ]
     for case in cases:
         load, profile = LOADS[case.load], Profile.load(case.profile)
 
@@ -217,7 +235,7 @@ def study(
 
         today[case] = seen(None)
         for rule in rules:
-            if not rule.deadlines or load.deadlines:
+            if rule.kind == load.kind and (load.deadlines or not rule.deadlines):
                 found[rule.name][case] = effects(seen(rule), today[case])
         say(str(case))
     return found, today
@@ -240,21 +258,22 @@ def raw(found: Found, today: Mapping[Case, Sequence[Seen]]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("python -m benchmark.sim.rules", __doc__, "rules", seed=FIRST_SEED, whole=True)
-    p.add_argument("--rules", nargs="+", choices=[r.name for r in RULES], default=[r.name for r in RULES])
+    p.add_argument("--rules", nargs="+", choices=[r.name for r in ALL], default=[r.name for r in ALL])
     p.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
-    p.add_argument("--profiles", nargs="+", choices=PROFILES, default=PROFILES)
+    p.add_argument("--profiles", nargs="+", choices=(*PROFILES, GROUP), default=(*PROFILES, GROUP))
     p.add_argument("--seeds", type=count, default=3, help="how many, from --seed on (3)")
     p.add_argument("--times", type=count, default=1, help="so many times the requests")
     args = p.parse_args(argv)
-    rules = [r for r in RULES if r.name in args.rules]
+    rules = [r for r in ALL if r.name in args.rules]
     found, today = study(
         rules, args.loads, args.profiles, range(args.seed, args.seed + args.seeds), args.times, Progress()
     )
     text = (
         "Each line is the policy without one of its rules, on the same arrivals. "
         f'{args.seeds} seeds; the overlap loop on all profiles, the normal one on {short_name(PROFILES[0])}. "Near" '
-        "clients are back within a millisecond. The simulator has memory without limit and no host time per slice: "
-        "what is kept for want of memory, and which batches are too small for slices, is not in it."
+        f'clients are back within a millisecond; "tight": memory runs out; "ranks": eight data-parallel ranks '
+        f'that plan together; "fleet": {SERVERS} servers behind the router. There is no host time per slice: which '
+        "batches are too small for slices is not in it."
     )
     piece = Piece("sim-rules", "What each rule is worth", text, args.seed)
     where = list(dict.fromkeys((c.loop, c.profile) for c in today))

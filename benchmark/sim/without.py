@@ -18,6 +18,8 @@ from laps_core.scheduling.plan import Paused, Plan, Waiting
 from laps_core.scheduling.sizes import Sizes
 from laps_core.scheduling.window import Window
 
+from benchmark.sim.loads import Kind
+
 Patch = Callable[[], AbstractContextManager[None]]
 
 
@@ -49,6 +51,9 @@ class Rule:
     """It does nothing where no request has a deadline."""
     bound: str = ""
     """The promise that needs it, whatever its figures."""
+    kind: Kind = "policy"
+    alloc: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs of the router."""
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:

@@ -256,7 +256,7 @@ def test_nothing_is_lost_where_memory_is_small(kv_tokens: int, fetch_s: float) -
 
 def test_a_prompt_holds_its_memory_until_it_is_fetched() -> None:
     memory = Memory(1000, fetch_s=2.0)
-    first, second = (Request(Job(0.0, n, 100), 0) for n in (500, 400))
+    first, second = (Request.of(Job(0.0, n, 100)) for n in (500, 400))
     assert memory.takes(first)
     assert not memory.takes(second), "600 tokens are held"
     memory.ended([first], 1.0)
@@ -265,7 +265,7 @@ def test_a_prompt_holds_its_memory_until_it_is_fetched() -> None:
     memory.settle(3.0)
     assert memory.takes(second)
     with pytest.raises(ValueError, match="a prompt of 1001 tokens, memory for 1000"):
-        memory.takes(Request(Job(0.0, 1001, 0), 0))
+        memory.takes(Request.of(Job(0.0, 1001, 0)))
 
 
 def test_pauses_are_not_learnt_as_work() -> None:

@@ -16,6 +16,7 @@ from laps_plan.sim.engine import Events, Server, simulate
 from laps_plan.sim.fleet import LeastLoad, Plain, Pooled, RoundRobin, Single
 from laps_plan.sim.group import Assign, AssignRule, GroupPolicy, GroupServer, Ranks
 from laps_plan.sim.laps import Laps
+from laps_plan.sim.memory import Memory
 from laps_plan.sim.metrics import RANK_CHUNK, Outcome
 from laps_plan.sim.ranks import Joint, PerRank
 from laps_plan.sim.stock import POLICIES as STOCK
@@ -46,11 +47,13 @@ class Variant:
         """LAPS's knobs, ``more`` before its own."""
         return LapsConfig(**{"graphs": self.graphs, **self.laps, **more})
 
-    def scheduler(self, chunk: int | None, device: Device, more: Mapping[str, Any]) -> Scheduler:
-        """A new one; ``more``: further knobs of LAPS."""
+    def scheduler(
+        self, chunk: int | None, device: Device, more: Mapping[str, Any], memory: Memory | None = None
+    ) -> Scheduler:
+        """A new one; ``more``: further knobs of LAPS. ``memory``: SGLang's own policies are simulated without limit."""
         if self.policy is not None:
             return POLICIES[self.policy](chunk)
-        return Laps(self.knobs(more), chunk, device.profile.model(), device=device)
+        return Laps(self.knobs(more), chunk, device.profile.model(), device=device, memory=memory)
 
     def ranks(self, profile: Profile, chunk: int | None, more: Mapping[str, Any]) -> GroupPolicy:
         """A new one for a group of data-parallel attention ranks."""
@@ -96,11 +99,13 @@ def run(
     until_s: float = float("inf"),
     assign: AssignRule = "total_tokens",
     overlap: bool = False,
+    memory: tuple[int, float] | None = None,
 ) -> Outcome:
     """Simulate ``workload`` on ``servers`` of one variant behind ``router`` (one server needs none).
 
     Where the profile has data-parallel attention ranks, ``chunk`` is divided among these, as SGLang does; ``assign``:
-    who picks the rank of a request (group.Assign); ``overlap``: with the overlap loop.
+    who picks the rank of a request (group.Assign); ``overlap``: with the overlap loop. ``memory``: arguments of
+    ``Memory``; None = without limit.
     """
     events = Events()
     profile = profile.eager() if variant.eager else profile
@@ -124,7 +129,7 @@ def run(
         made = [
             Server(
                 f"http://p{i}",
-                variant.scheduler(chunk, device, knobs or {}),
+                variant.scheduler(chunk, device, knobs or {}, Memory(*memory) if memory else None),
                 device,
                 events,
                 meter=meter,

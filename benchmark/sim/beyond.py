@@ -1,0 +1,57 @@
+"""Rules beyond those of one server's policy: for memory that runs out, for ranks that plan together, for the router."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from laps_core.group import slices as group_slices
+from laps_core.group.planner import GroupPlanner
+from laps_core.group.slices import Slices
+from laps_core.pools import choice
+from laps_core.pools.choice import Pools
+from laps_core.pools.controller import PoolController
+from laps_core.pools.prefixes import Ask
+from laps_core.scheduling.room import Room
+
+from benchmark.sim.without import Rule, put
+
+
+def _never(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _stays(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+def _everything(self: Ask, *_: Any) -> int:
+    return max(1, self.total)
+
+
+def _fewest(self: Pools, offers: Sequence[Any], ask: Ask) -> Any:
+    return min(offers, key=lambda offer: (offer[2].outstanding_tokens, offer[2].served_tokens))
+
+
+BEYOND = (
+    Rule("memory for who is owed it", "none is kept", patches=[put(Room, "kept", _never)], kind="memory",
+         bound="start of a long request"),
+    Rule("slices of all ranks", "whole steps", {"slice_ms": 0.0}, kind="group"),
+    Rule("short steps first", "one step of all", patches=[put(Slices, "shorts_first", _never)], kind="group"),
+    Rule("saved-up preemptions of ranks", "one", patches=[put(group_slices, "SAVED", 1.0)], kind="group"),
+    Rule("guard of ranks", "no share for the oldest", {"guard": 0.0}, kind="group", bound="wait of a long prompt"),
+    Rule("those still to come, of ranks", "who waits counts once", kind="group",
+         patches=[put(GroupPlanner, "_learn_arrivals", _nothing), put(group_slices, "AHEAD", 1.0)]),
+    Rule("first answer", "fewest tokens in flight", patches=[put(Pools, "_first", _fewest)], kind="router"),
+    Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
+    Rule("delay of others", "its own answer alone", patches=[put(choice, "BEHIND", 0.0)], kind="router"),
+    Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _stays)], kind="router"),
+    Rule("copies of prefixes", "none", patches=[put(Pools, "_host_of_copy", _nothing)], kind="router"),
+    Rule("spill", "own pool only", alloc={"spill": "off"}, kind="router"),
+    Rule("spill of long ones in a flood", "to idle servers", patches=[put(choice, "FLOOD", math.inf)], kind="router"),
+)  # fmt: skip
