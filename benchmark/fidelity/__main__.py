@@ -1,9 +1,10 @@
 """Simulator and planner against real servers, which get the same arrivals.
 
 python -m benchmark.fidelity policies --device h200-qwen3-8b,slow=10    # stock and LAPS on an emulated device
-python -m benchmark.fidelity fleet --device h200-qwen3-32b,slow=6 --servers 4     # several behind routers
-python -m benchmark.fidelity planner --keep       # what laps-plan says of an emulated device
-python -m benchmark.fidelity cpu --rounds 5       # real steps of this CPU; writes the profile "cpu"
+python -m benchmark.fidelity fleet --servers 4       # several of them behind routers
+python -m benchmark.fidelity groups                  # data-parallel attention ranks that plan together
+python -m benchmark.fidelity planner --keep          # laps-plan's predictions for an emulated device
+python -m benchmark.fidelity cpu --rounds 5          # real steps of this CPU; writes the profile "cpu"
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from benchmark.fidelity import cpu, fleet, planner, policies
+from benchmark.fidelity import cpu, fleet, planner, policies, ranks
 from benchmark.results.piece import parser
 from benchmark.rig.fleet import command_line
 
-KINDS: dict[str, tuple[ModuleType, str, str, int]] = {
+KINDS: dict[str, tuple[ModuleType, str | None, str, int]] = {
     "policies": (policies, "emulated", f"rounds at {policies.JUDGED:.0%}% (3); one at the other loads", 3),
     "fleet": (fleet, "emulated-fleet", "", 0),
+    "groups": (ranks, None, "(3)", 3),
     "planner": (planner, "planned", "", 0),
     "cpu": (cpu, "validate", "(5)", 5),
 }

@@ -20,10 +20,11 @@ from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import client
+from benchmark.load.client import Route
 from benchmark.results.bars import Bar
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Table
-from benchmark.results.rounds import in_turns, ratio
+from benchmark.results.rounds import Ratio, in_turns, ratio
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
@@ -31,12 +32,23 @@ from benchmark.rig.variants import SMALL, SPF
 
 PATIENCE_S = 60.0
 KEYS = ("short P50", "short P90", "long P50", "long P90")
-MEAN, SLOWDOWN, RATE = "mean", "mean slowdown", "requests/s"
+MEAN, SLOWDOWN, RATE, TOKENS = "mean", "mean slowdown", "requests/s", "tokens/s"
 
+Round = dict[str, Any]
+"""TTFT of each request of a round, and when all were answered (seconds)."""
 Raw = dict[str, dict[str, Any]]
-"""Load -> "rows": (time, new tokens) of each request, "ttft": seconds by policy; of each round."""
+"""Load -> "rows": (time, new tokens) of each request, "seen": by policy; of each round."""
+Simulate = Callable[[str, Sequence[Job], int], Outcome]
+"""Simulates a policy on jobs, from a seed."""
 Values = dict[tuple[str, str], list[float]]
 """(policy, figure) -> one value per round. Times in seconds."""
+
+
+def number(key: str, value: float) -> str:
+    """Return a figure as text; times in ms."""
+    if key == SLOWDOWN:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if key in (RATE, TOKENS) else f"{1e3 * value:.0f}"
 
 
 def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
@@ -90,23 +102,28 @@ class Simulator:
         )
 
 
-def measure(fleet: Fleet, name: str, jobs: Sequence[Job], seed: int) -> list[float]:
-    """Return the TTFT of each job on a real server (seconds). Raises ConnectionError if one fails."""
-    bodies = fleet.prompts.bodies(jobs, seed)
-    seen = [a.ttft_s for a in asyncio.run(client.replay(fleet.target(name), jobs, bodies, PATIENCE_S))]
-    if None in seen:
-        raise ConnectionError(f"{seen.count(None)} requests to {name} failed")
-    return [t for t in seen if t is not None]
+def measure(
+    fleet: Fleet, name: str, jobs: Sequence[Job], seed: int, patience_s: float = PATIENCE_S, route: Route | None = None
+) -> Round:
+    """Send the jobs to a real server. Raises ConnectionError if one fails. ``route``: as for ``client.replay``."""
+    target, bodies = fleet.target(name), fleet.prompts.bodies(jobs, seed)
+    answers = asyncio.run(client.replay(target, jobs, bodies, patience_s, route))
+    ttft = [a.ttft_s for a in answers if a.ttft_s is not None]
+    if len(ttft) < len(answers):
+        raise ConnectionError(f"{len(answers) - len(ttft)} requests to {name} failed")
+    return {"ttft": ttft, "ended_s": max(a.sent_s + t for a, t in zip(answers, ttft, strict=True))}
 
 
 def gather(
     fleet: Fleet, load: str, rounds: Sequence[Sequence[Job]], policies: Sequence[str], seed: int, say: Any
 ) -> Raw:
     """Run the rounds of one load on all servers, in turns."""
-    ttft = in_turns(
-        policies, len(rounds), lambda i, name: measure(fleet, name, rounds[i], seed + i), say, f"{load}: "
-    )  # fmt: skip
-    return {load: {"rows": [[(job.at_s, job.new) for job in jobs] for jobs in rounds], "ttft": ttft}}
+
+    def once(i: int, name: str) -> Round:
+        return measure(fleet, name, rounds[i], seed + i)
+
+    seen = in_turns(policies, len(rounds), once, say, f"{load}: ")
+    return {load: {"rows": [[(job.at_s, job.new) for job in jobs] for jobs in rounds], "seen": seen}}
 
 
 def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:
@@ -124,39 +141,65 @@ class Seen:
     simulated: Values = field(default_factory=dict)
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any], simulator: Simulator, seed: int) -> Seen:
-        """Simulate the arrivals of a load that was run on servers."""
+    def of(
+        cls,
+        rounds: Sequence[Sequence[Job]],
+        seen: Mapping[str, Sequence[Round]],
+        simulate: Simulate,
+        lone: Callable[[Any, Any], Any],
+        seed: int,
+    ) -> Seen:
+        """Simulate the jobs that were sent to servers. ``lone``: seconds of requests alone, by their new and cached
+        tokens."""
         found = cls()
-        for i, rows in enumerate(raw["rows"]):
-            jobs = [Job(*row) for row in rows]
-            for policy, rounds in raw["ttft"].items():
-                record = simulator.run(policy, jobs, seed + i).record
-                found._add(found.measured, policy, [job.new for job in jobs], rounds[i], simulator)
-                found._add(found.simulated, policy, record.new, record.ttft, simulator)
-                ends_s = max(job.at_s + t for job, t in zip(jobs, rounds[i], strict=True))
-                found.measured.setdefault((policy, RATE), []).append(len(jobs) / ends_s)
+
+        def add(to: Values, policy: str, new: Any, cached: Any, ttft: Sequence[float], ended_s: float) -> None:
+            values = quantiles(new, ttft) | {
+                MEAN: statistics.fmean(ttft),
+                SLOWDOWN: float((np.asarray(ttft) / lone(np.asarray(new), np.asarray(cached))).mean()),
+                RATE: len(ttft) / ended_s,
+                TOKENS: sum(new) / ended_s,
+            }
+            for key, value in values.items():
+                to.setdefault((policy, key), []).append(value)
+
+        for i, jobs in enumerate(rounds):
+            new, cached = [job.new for job in jobs], [job.cached for job in jobs]
+            for policy, of in seen.items():
+                add(found.measured, policy, new, cached, of[i]["ttft"], of[i]["ended_s"])
+                record = simulate(policy, jobs, seed + i).record
+                ended_s = max(at + ttft for at, ttft in zip(record.at, record.ttft, strict=True))
+                add(found.simulated, policy, record.new, record.cached, record.ttft, ended_s)
         return found
 
-    @staticmethod
-    def _add(to: Values, policy: str, new: Sequence[int], ttft: Sequence[float], simulator: Simulator) -> None:
-        slow = np.array(ttft) / lone_s(simulator.profile, list(new), [0] * len(new), simulator.chunk)
-        values = quantiles(new, ttft) | {MEAN: statistics.fmean(ttft), SLOWDOWN: float(slow.mean())}
-        for key, value in values.items():
-            to.setdefault((policy, key), []).append(value)
+    @classmethod
+    def again(cls, raw: Mapping[str, Any], simulator: Simulator, seed: int) -> Seen:
+        """Simulate a load as ``gather`` has left it."""
+        rounds = [[Job(*row) for row in rows] for rows in raw["rows"]]
+
+        def lone(new: Any, cached: Any) -> Any:
+            return lone_s(simulator.profile, new, cached, simulator.chunk)
+
+        return cls.of(rounds, raw["seen"], simulator.run, lone, seed)
 
     @property
     def policies(self) -> list[str]:
         """Return the policies that were run."""
         return list(dict.fromkeys(policy for policy, _ in self.measured))
 
-    def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN)) -> Table:
-        """Return medians over rounds of both (ms)."""
+    def over(self, new: str, base: str, key: str) -> Ratio:
+        """Return a measured figure of one policy over that of another."""
+        return ratio(self.measured[new, key], self.measured[base, key])
+
+    def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN), note: str = "") -> Table:
+        """Return medians over rounds of both; times in ms."""
         cells = []
         for policy in self.policies:
             both = ((self.measured[policy, key], self.simulated[policy, key]) for key in keys)
-            medians = ([1e3 * statistics.median(values) for values in pair] for pair in both)
-            cells.append((policy, *(f"{m:.0f} / {s:.0f}" for m, s in medians)))
-        return Table(title, ("", *keys), cells)
+            medians = ([statistics.median(values) for values in pair] for pair in both)
+            shown = (f"{number(key, m)} / {number(key, s)}" for key, (m, s) in zip(keys, medians, strict=True))
+            cells.append((policy, *shown))
+        return Table(title, ("", *keys), cells, note)
 
     def ratios(self, name: str, bars: Mapping[str, Bar | None]) -> list[Figure]:
         """Return simulated over measured figures. ``name``: theirs, with {policy} and {key}; ``bars``: of each key."""

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Piece:
     profile = known.under_load(Alone(**raw["alone"]), LAPS, jobs, raw["training"]["ttft"])
     profile.details["fit_error"] = raw["fit_error"]
     profile.save(args.profile_out)
-    seen = Seen.of(raw["loads"][MIXED], Simulator(profile, CHUNK), args.seed)
+    seen = Seen.again(raw["loads"][MIXED], Simulator(profile, CHUNK), args.seed)
     figures = seen.ratios("{policy}, {key}: simulated / measured", dict.fromkeys(KEYS, SIMULATED))
     worst = max((abs(math.log(f.value)), f.value) for f in figures)[1]
     figures.append(Figure.of("furthest simulated / measured", worst, SIMULATED))
@@ -109,7 +109,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         )
         guess = 0.6 / ((1 - LONG_SHARE) * short_s + LONG_SHARE * long_s)
         training = drawn(sizes(), guess, TRAINING_S, f"{args.seed} training")
-        trained = measure(fleet, LAPS, training, args.seed)
+        trained = measure(fleet, LAPS, training, args.seed)["ttft"]
         fitted = (get_json(fleet.target(LAPS), "/laps_status") or {})["latency_model"]
         if not fitted["fitted"]:
             raise SystemExit(f"the latency model is not fitted: {fitted['why_not']}")

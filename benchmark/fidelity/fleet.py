@@ -11,8 +11,8 @@ import argparse
 import asyncio
 import random
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -29,13 +29,12 @@ from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.piece import Figure, Parser, Piece, Table
-from benchmark.rig import servers
 from benchmark.rig.devices import Device
-from benchmark.rig.fleet import flush, warm_up
+from benchmark.rig.fleet import warm_up
 from benchmark.rig.progress import Progress
-from benchmark.rig.variants import BUILT_IN, FCFS
+from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import LAPS, STOCK, routers
+from benchmark.suites.router import LAPS, STOCK, site
 
 GATEWAY = "gateway, power of two"
 BASE = "stock"
@@ -89,52 +88,34 @@ def opened(new: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float,
     return {**p90, **closed(ttft, rate, slo_s), "failed": failed}
 
 
-@contextmanager
-def up(device: Device, variant: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Start prefill servers of a variant, a decode server and the wanted routers in front of them; yield their
-    addresses."""
-    folder, logs = device.checkpoint(), args.out / "logs"
-    flags = ("--chunked-prefill-size", str(args.chunk), *device.args_of(BUILT_IN[variant]))
-    prefills = [
-        servers.prefill(folder, logs / f"{variant}{i}.log", *flags, env=device.env, name=f"{variant} {i}")
-        for i in range(args.servers)
-    ]
-    pool = ("--max-total-tokens", "524288", "--max-running-requests", "256")
-    decode = servers.decode(folder, logs / f"decode-{variant}.log", *pool, env=device.env)
-    kinds = [WAYS[name][1] for name in ways(args) if WAYS[name][0] == variant]
-    fronts = routers(prefills, [decode], args.out / variant, kinds)
-    with servers.running(*prefills, decode), servers.running(*fronts.values()):
-        yield {
-            "routers": {kind: Target(servers.HOST, r.port) for kind, r in fronts.items()},
-            "prefills": [Target(servers.HOST, p.port) for p in prefills],
-        }
-
-
 def measured(args: argparse.Namespace, device: Device, rate: float, slo_s: float) -> Runs:
     """Run all loads on servers."""
     say = Progress()
     prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=False)
     found: Runs = {}
+    at = replace(device, chunk=args.chunk)
     for variant in (FCFS, LAPS_PREFILL):
-        say(f"starting {args.servers} servers with {variant}")
-        with up(device, variant, args) as there:
-            for name in (n for n in ways(args) if WAYS[n][0] == variant):
-                target = there["routers"][WAYS[name][1]]
+        mine = [name for name in ways(args) if WAYS[name][0] == variant]
+        kinds = [WAYS[name][1] for name in mine]
+        with site(
+            at, device.checkpoint(), variant, args.servers, kinds, args.out, say,
+            decode=("--max-total-tokens", "524288", "--max-running-requests", "256"),
+        ) as up:  # fmt: skip
+            for name in mine:
+                target = up.routers[WAYS[name][1]]
                 warm_up(target, prompts, 8192)
                 found[name] = {"open": {}, "closed": {}}
                 for load in args.loads:
                     say(f"{name}, {load:.0%}")
                     found[name]["open"][f"{load:g}"] = _open(target, prompts, load * rate, slo_s, f"{load}", args)
-                    for prefill in there["prefills"]:
-                        flush(prefill)
+                    up.flush()
                 rng, draw = random.Random(args.seed), sizes()
                 for clients in args.clients:
                     say(f"{name}, {clients} clients")
                     jobs = [Job(0.0, draw(rng)) for _ in range(BODIES)]
                     found[name]["closed"][str(clients)] = _closed(target, prompts, jobs, clients, slo_s, name, args)
-                    for prefill in there["prefills"]:
-                        flush(prefill)
-            found.setdefault("emulator", {})[variant] = [emulator(prefill) for prefill in there["prefills"]]
+                    up.flush()
+            found.setdefault("emulator", {})[variant] = [emulator(prefill) for prefill in up.prefills]
     return found
 
 

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Piece:
             jobs = arrivals(trace, profile, args.chunk, args.seconds, args.seed)
             raw |= gather(fleet, trace, [jobs], POLICIES, args.seed, say)
     simulator = Simulator.like(device, profile, args.chunk, overlap=False)
-    seen = {trace: Seen.of(of, simulator, args.seed) for trace, of in raw.items()}
+    seen = {trace: Seen.again(of, simulator, args.seed) for trace, of in raw.items()}
     return piece(seen, device, args)
 
 

@@ -30,7 +30,6 @@ from benchmark.load.prompts import Prompts
 from benchmark.results import bars
 from benchmark.results.pictures import against
 from benchmark.results.piece import Figure, Parser, Piece, Table
-from benchmark.results.rounds import ratio
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, get_json
@@ -91,7 +90,7 @@ def measured(args: argparse.Namespace, device: Device, keep: Callable[[Any], Non
         rate = capacity(setup.profile(seen, 1.0), args.chunk, args.seed, overlap=overlap)
         say(f"training load; stock fcfs can do {rate:.1f} requests/s")
         training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
-        trained = measure(fleet, FCFS, training, args.seed)
+        trained = measure(fleet, FCFS, training, args.seed)["ttft"]
         found: dict[str, Any] = {
             "rate": rate, "alone": asdict(seen), "loads": {},
             "training": {"rows": [(job.at_s, job.new) for job in training], "ttft": trained},
@@ -114,7 +113,7 @@ def judged(load: Seen) -> list[Figure]:
     ):  # fmt: skip
         of = base or min(OTHERS, key=lambda p: statistics.median(seen[p, key]))
         words = of if base else f"{of}, the best of stock"
-        figures.append(Figure.of(f"{key}, {LAPS} / {words}", ratio(seen[LAPS, key], seen[of, key]), bar))
+        figures.append(Figure.of(f"{key}, {LAPS} / {words}", load.over(LAPS, of, key), bar))
     return figures
 
 
@@ -144,7 +143,7 @@ def run(args: argparse.Namespace) -> Piece:
         Alone(**raw["alone"]), FCFS, training, raw["training"]["ttft"], overlap=overlap
     )
     simulator = Simulator.like(device, calibrated, args.chunk, overlap=overlap)
-    loads = {float(name): Seen.of(of, simulator, args.seed) for name, of in raw["loads"].items()}
+    loads = {float(name): Seen.again(of, simulator, args.seed) for name, of in raw["loads"].items()}
     # The judged load first.
     loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
     tables, figures = [], judged(loads[JUDGED]) if JUDGED in loads else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,20 @@ class Prompts:
     prefill_only: bool
     answer: int = 1
     """Tokens asked for; more than one are streamed."""
+    systems: int = 1
+    """System prompts, each shared by some of the streams, which begin with it."""
+    system_tokens: int = 0
+    """Length of a system prompt (tokens)."""
     _streams: dict[int, Any] = field(default_factory=dict)
 
     def stream(self, number: int) -> Any:
         """Return the tokens that all histories of this stream begin with."""
         if number not in self._streams:
-            rng = np.random.default_rng([self.seed, 1, number])
-            self._streams[number] = rng.integers(*self.vocabulary, size=self.longest)
+            system = np.random.default_rng([self.seed, 4, number % self.systems])
+            own = np.random.default_rng([self.seed, 1, number])
+            parts = ((system, self.system_tokens), (own, self.longest - self.system_tokens))
+            drawn = [rng.integers(*self.vocabulary, size=tokens) for rng, tokens in parts]
+            self._streams[number] = np.concatenate(drawn)
         return self._streams[number]
 
     def ids(self, job: Job, rng: Any) -> list[int]:
@@ -45,10 +52,13 @@ class Prompts:
         history = self.stream(job.stream)[: job.cached] if self.reuse else own[:0]
         return np.concatenate([history, own]).tolist()  # type: ignore[no-any-return]
 
-    def bodies(self, jobs: Iterable[Job], seed: int) -> list[bytes]:
-        """Return a whole POST for each job."""
+    def bodies(self, jobs: Iterable[Job], seed: int, key: tuple[str, str] | None = None) -> list[bytes]:
+        """Return a whole POST for each job. ``key``: a header with the job's stream, and how its value begins."""
         rng, rooms = np.random.default_rng([self.seed, 2, seed]), random.Random(seed)
-        return [self._post(self.ids(job, rng), rooms, job.slo_s) for job in jobs]
+        return [
+            self._post(self.ids(job, rng), rooms, job.slo_s, headers={key[0]: f"{key[1]}{job.stream}"} if key else {})
+            for job in jobs
+        ]
 
     def whole_stream(self, number: int, tokens: int) -> bytes:
         """Return a POST with the beginning of a stream, which puts it into the prefix cache."""
@@ -64,7 +74,12 @@ class Prompts:
         return [self.whole_stream(stream, n) for stream, n in tokens.items() if n]
 
     def _post(
-        self, ids: list[int], rooms: random.Random, slo_s: float | None = None, custom: dict[str, Any] | None = None
+        self,
+        ids: list[int],
+        rooms: random.Random,
+        slo_s: float | None = None,
+        custom: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         params: dict[str, Any] = {"max_new_tokens": self.answer, "temperature": 0, "ignore_eos": True}
         own = {**(custom or {}), **({} if slo_s is None else {"ttft_slo_ms": 1e3 * slo_s})}
@@ -79,4 +94,4 @@ class Prompts:
                 "bootstrap_port": 1,
                 "bootstrap_room": rooms.getrandbits(60),
             }
-        return request(body)
+        return request(body, headers=headers)

@@ -41,7 +41,7 @@ class SessionPrompts(Prompts):
             found.append(prompt)
         return found
 
-    def bodies(self, jobs: Iterable[Job], seed: int) -> list[bytes]:
+    def bodies(self, jobs: Iterable[Job], seed: int, key: tuple[str, str] | None = None) -> list[bytes]:
         """Return a whole POST for each job. The first one of a session says that its history is held."""
         rooms, jobs = random.Random(seed), list(jobs)
         return [

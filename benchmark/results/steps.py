@@ -102,8 +102,10 @@ STEPS: dict[str, Step] = {
     "serve-emulated": _serve_emulated("azure,code,lmsys"),
     "emulated-agents": AGENTS,
     "planned": Step("benchmark.fidelity", ("planner",)),
-    "groups": Step("benchmark.groups", ("--rounds", "1", "--seconds", "90")),
-    "groups-agents": Step("benchmark.groups", ("--workload", "agents", "--rounds", "1", "--seconds", "300")),
+    "groups": Step("benchmark.fidelity", ("groups", "--rounds", "1", "--seconds", "90")),
+    "groups-agents": Step(
+        "benchmark.fidelity", ("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300")
+    ),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),

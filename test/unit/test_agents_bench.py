@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from laps_plan.profile import Profile
 from laps_plan.traffic.job import Job
@@ -28,7 +30,8 @@ def test_as_much_is_asked_for_as_is_said(share: float) -> None:
 
 def test_turns_wait_for_answers_and_are_beginnings_of_one_prompt() -> None:
     jobs = arrivals(LONGEST, 0.7, 4, 60.0, PROFILE, "1")
-    asked = prompts(jobs, LONGEST, 1)
+    sent = prompts(LONGEST, 1).bodies(jobs, 1)
+    asked = [json.loads(raw.split(b"\r\n\r\n", 1)[1])["input_ids"] for raw in sent]
     followed = [i for i, job in enumerate(jobs) if job.after is not None]
     assert len(followed) > len(jobs) / 2
     for i in followed:
@@ -49,3 +52,5 @@ def test_what_one_cache_would_have() -> None:
 def test_a_session_is_named_in_a_header() -> None:
     assert b"\r\nx-smg-routing-key: a\r\n" in request({}, headers={"x-smg-routing-key": "a"})
     assert b"routing" not in request({})
+    raw = prompts(LONGEST, 1).bodies([Job(0.0, 5, stream=7)], 1, ("x-smg-routing-key", "session-0-"))[0]
+    assert b"\r\nx-smg-routing-key: session-0-7\r\n" in raw

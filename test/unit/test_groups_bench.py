@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
 from laps_plan.profile import Profile
+from laps_plan.sim.metrics import lone_s
 from laps_plan.traffic.job import THRESHOLD, Job
 
+from benchmark.fidelity import ranks
+from benchmark.fidelity.compare import Seen
+from benchmark.fidelity.groups import CHUNK, CONTEXT, LOADS, POOL, PROFILE, Load, servers_of
 from benchmark.load.sessions import HELD, Homes, SessionPrompts, to_rank
 from benchmark.rig.variants import LAPS, SPF
-from benchmark.suites.groups import compare
-from benchmark.suites.groups.loads import LOADS
-from benchmark.suites.groups.servers import CHUNK, CONTEXT, POOL, PROFILE, variants
 
 AGENTS = LOADS["agents"].jobs(1.33, 5.0, 250.0, "1/0")
 
@@ -109,33 +111,37 @@ def test_the_rank_stands_in_the_request() -> None:
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-def test_a_rank_has_the_same_chunk_whatever_their_number(load: compare.Load) -> None:
-    for ranks in (2, 8):
-        stock, laps = variants(load, ranks)
+def test_a_rank_has_the_same_chunk_whatever_their_number(load: Load) -> None:
+    for count in (2, 8):
+        stock, laps = servers_of(load, count)
         assert (stock.stock, laps.stock) == (True, False)
         sizes = [int(v.args[v.args.index("--chunked-prefill-size") + 1]) for v in (stock, laps)]
-        assert sizes == [ranks * load.chunk, ranks * CHUNK]
+        assert sizes == [count * load.chunk, count * CHUNK]
 
 
 def test_slowdown_is_over_the_time_alone_in_the_group() -> None:
     profile = Profile.load(PROFILE).with_ranks(4).stretched(2.0)
-    assert profile.group is not None
     jobs = [Job(0.0, 100, 50_000), Job(0.0, 5000)]
-    alone = [profile.group.lone_s(job.new, job.cached, CHUNK) for job in jobs]
-    seen = compare.figures_of(jobs, [3.0 * t for t in alone], 10.0, profile)
-    assert seen["mean slowdown"] == pytest.approx(3.0)
-    assert (seen["short P90"], seen["long P90"]) == pytest.approx((3.0 * alone[0], 3.0 * alone[1]))
-    assert seen["tokens/s"] == 510.0
+    alone = [float(lone_s(profile, job.new, job.cached, CHUNK)) for job in jobs]
+    rounds = {name: [{"ttft": [3.0 * t for t in alone], "ended_s": 10.0}] for name in (SPF, LAPS)}
+    seen = ranks.compared(LOADS["agents"], profile, [jobs], rounds, 1).measured
+    found = {key: values[0] for (name, key), values in seen.items() if name == LAPS}
+    assert found["mean slowdown"] == pytest.approx(3.0)
+    assert (found["short P90"], found["long P90"]) == pytest.approx((3.0 * alone[0], 3.0 * alone[1]))
+    assert found["tokens/s"] == 510.0
 
 
 def test_the_simulator_runs_the_jobs_of_the_servers() -> None:
     load, jobs = LOADS["agents"], AGENTS[:30]
     profile = Profile.load(PROFILE).with_ranks(4).stretched(5.0)
-    expected = {name: [compare.simulated(name, load, profile, jobs, 1)] for name in (SPF, LAPS)}
-    for (one,) in expected.values():
-        assert set(one) == set(compare.ALL)
-        assert one["mean"] > 0.27, "the smallest step takes so long"
-    piece = compare.piece_of(load, expected, expected, "text", 1, {})
+    simulate = ranks.simulator(load, profile)
+    records = {name: simulate(name, jobs, 1).record for name in (SPF, LAPS)}
+    for record in records.values():
+        assert len(record) == len(jobs)
+        assert statistics.fmean(record.ttft) > 0.27, "the smallest step takes so long"
+    rounds = {name: [{"ttft": [1.0] * len(jobs), "ended_s": 100.0}] for name in records}
+    seen = ranks.compared(load, profile, [jobs], rounds, 1)
+    piece = ranks.piece(load, Seen(seen.measured, seen.measured), "text", 1, {})
     ours = [f for f in piece.figures if f.name.endswith(f"{LAPS} / {SPF}")]
     assert [f.bar for f in ours] == ["<= 0.4", "<= 0.58", "<= 0.36", "<= 1", ">= 1"]
     assert all(f.value == 1.0 and f.met for f in piece.figures if f.name.endswith("simulated / emulated"))

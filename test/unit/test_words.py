@@ -16,7 +16,6 @@ FOLDERS = (
     "benchmark/goodput.py",
     "benchmark/gpu.py",
     "benchmark/graphs.py",
-    "benchmark/groups.py",
     "benchmark/headline.py",
     "benchmark/ladder.py",
     "benchmark/load",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmark.load.connection import Target
 from benchmark.results.metrics import KINDS
 from benchmark.results.seen import Column
 from benchmark.rig import servers
+from benchmark.rig.devices import Device
+from benchmark.rig.fleet import flush
+from benchmark.rig.variants import BUILT_IN
 
 STOCK, LAPS = "stock", "laps"
 BOTH = (STOCK, LAPS)
@@ -47,3 +53,45 @@ def routers(
         else:
             found[name] = servers.minilb(prefills, decodes, log, *FLAGS[name], module=MODULES[name], name=name)
     return found
+
+
+@dataclass(frozen=True)
+class Site:
+    """Running routers, and the prefill servers behind all of them."""
+
+    routers: dict[str, Target]
+    prefills: list[Target]
+
+    def flush(self) -> None:
+        """Empty the prefix caches, so that no router profits from what came through another."""
+        for prefill in self.prefills:
+            flush(prefill)
+
+
+@contextmanager
+def site(
+    device: Device,
+    checkpoint: Path,
+    variant: str,
+    count: int,
+    names: Sequence[str],
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    prefill: Sequence[str] = (),
+    decode: Sequence[str] = (),
+) -> Iterator[Site]:
+    """Run ``count`` prefill servers of a variant, a decode server, and the routers ``names`` in front of them.
+    ``prefill``, ``decode``: further arguments. Raises ServerError."""
+    args = ("--chunked-prefill-size", str(device.chunk), *device.args_of(BUILT_IN[variant]), *prefill)
+    logs = out / "logs"
+    prefills = [
+        servers.prefill(checkpoint, logs / f"{variant}{i}.log", *args, env=device.env, name=f"{variant} {i}")
+        for i in range(count)
+    ]
+    behind = servers.decode(checkpoint, logs / f"decode-{variant}.log", *decode, env=device.env)
+    up = routers(prefills, [behind], out / variant, names)
+    say(f"starting {count} servers with {variant}")
+    with servers.running(*prefills, behind, *up.values()):
+        to = {name: Target(servers.HOST, router.port) for name, router in up.items()}
+        yield Site(to, [Target(servers.HOST, p.port) for p in prefills])

@@ -11,25 +11,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from laps_plan.profile import Profile
 from laps_plan.traffic import turns
 from laps_plan.traffic.job import LONG, SHORT, Job
 from laps_plan.traffic.turns import Turn
 
 from benchmark.load import client
-from benchmark.load.connection import Target, request
+from benchmark.load.connection import Target
+from benchmark.load.prompts import Prompts
 from benchmark.results import bars
 from benchmark.results.metrics import KINDS, quantiles
 from benchmark.results.piece import Figure, Piece
 from benchmark.results.rounds import in_turns
 from benchmark.results.seen import Column, Seen, failed
-from benchmark.rig import devices, model, servers
+from benchmark.rig import devices, model
 from benchmark.rig.devices import Device
-from benchmark.rig.fleet import flush
-from benchmark.rig.variants import BUILT_IN
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import KEYED, LAPS, TTFT, routers
+from benchmark.suites.router import KEYED, LAPS, TTFT, site
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
 """System prompts with tools, each shared by some of the sessions."""
@@ -72,15 +70,12 @@ def arrivals(longest: int, share: float, devices: float, span_s: float, profile:
     return [job for job in turns.jobs(begun) if job.at_s < span_s]
 
 
-def prompts(jobs: Sequence[Job], longest: int, seed: int) -> list[list[int]]:
-    """Return token ids: a session's turns are prefixes of one stream, which begins with a system prompt."""
-    rng = np.random.default_rng(seed)
-    systems = [rng.integers(*model.VOCABULARY, size=SYSTEM_TOKENS) for _ in range(SYSTEMS)]
-    said: dict[int, Any] = {}
-    for stream in sorted({job.stream for job in jobs}):
-        own = rng.integers(*model.VOCABULARY, size=longest - SYSTEM_TOKENS)
-        said[stream] = np.concatenate([systems[stream % SYSTEMS], own])
-    return [said[job.stream][: job.cached + job.new].tolist() for job in jobs]
+def prompts(longest: int, seed: int) -> Prompts:
+    """Return prompts in which a session's turns are beginnings of one stream, which begins with a system prompt."""
+    return Prompts(
+        model.VOCABULARY, seed, longest, reuse=True, prefill_only=False, answer=ANSWER_TOKENS, systems=SYSTEMS,
+        system_tokens=SYSTEM_TOKENS,
+    )  # fmt: skip
 
 
 def kept_at_best(jobs: Sequence[Job]) -> int:
@@ -111,36 +106,23 @@ def run(
 ) -> Piece:
     """Run all routers in front of ``prefills_n`` prefill servers with LAPS on an emulated ``device``. Raises
     ServerError or ConnectionError."""
-    profile, checkpoint = Profile.load(device.laps["profile"]), device.checkpoint()
-    flags = ["--chunked-prefill-size", str(device.chunk), *device.args_of(BUILT_IN[LAPS_PREFILL])]
-    flags += ["--max-total-tokens", str(devices.POOL_TOKENS), "--enable-metrics", "--enable-cache-report"]
-    prefills = [
-        servers.prefill(checkpoint, out / "logs" / f"prefill{i}.log", *flags, env=device.env, name=f"prefill {i}")
-        for i in range(prefills_n)
-    ]
-    decode = servers.decode(checkpoint, out / "logs" / "decode.log", "--max-total-tokens", "4194304", env=device.env)
-    up = routers(prefills, [decode], out, sorted({router for router, _ in WAYS.values()}))
-    targets = [Target(servers.HOST, p.port) for p in prefills]
-    say("starting the servers")
-    with servers.running(*prefills, decode, *up.values()):
+    profile = Profile.load(device.laps["profile"])
+    pool = ("--max-total-tokens", str(devices.POOL_TOKENS), "--enable-metrics", "--enable-cache-report")
+    names = sorted({router for router, _ in WAYS.values()})
+    with site(
+        device, device.checkpoint(), LAPS_PREFILL, prefills_n, names, out, say, prefill=pool,
+        decode=("--max-total-tokens", "4194304"),
+    ) as up:  # fmt: skip
 
         def once(i: int, name: str) -> dict[str, Any]:
             router, named = WAYS[name]
             jobs = arrivals(device.longest, share, prefills_n, seconds, profile, f"agents {i}")
-            asked = prompts(jobs, device.longest, 1 + i)
-            params = {"max_new_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
-            bodies = [
-                request(
-                    {"input_ids": ids, "sampling_params": params, "stream": True},
-                    headers={KEYED: f"session-{i}-{job.stream}"} if named else {},
-                )
-                for ids, job in zip(asked, jobs, strict=True)
-            ]
-            for target in targets:
-                flush(target)
-            before = cached_tokens(targets)
-            answers = asyncio.run(client.replay(Target(servers.HOST, up[router].port), jobs, bodies, PATIENCE_S))
-            kept = (cached_tokens(targets) - before) / kept_at_best(jobs)
+            key = (KEYED, f"session-{i}-") if named else None
+            bodies = prompts(device.longest, 1 + i).bodies(jobs, 1 + i, key)
+            up.flush()
+            before = cached_tokens(up.prefills)
+            answers = asyncio.run(client.replay(up.routers[router], jobs, bodies, PATIENCE_S))
+            kept = (cached_tokens(up.prefills) - before) / kept_at_best(jobs)
             counted = [a for a in answers if a.job.at_s >= RUN_IN * seconds]
             ttft = [a.ttft_s for a in counted if a.ttft_s is not None]
             return {

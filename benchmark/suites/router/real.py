@@ -10,23 +10,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from laps_plan.traffic.job import LONG, SHORT, Job
 from laps_plan.traffic.streams import in_turn, poisson
 
 from benchmark.load import client
-from benchmark.load.connection import Target, request
+from benchmark.load.prompts import Prompts
 from benchmark.results import bars
 from benchmark.results.metrics import KINDS, quantiles
 from benchmark.results.piece import Piece
 from benchmark.results.rounds import in_turns
 from benchmark.results.seen import Seen, failed
-from benchmark.rig import model, servers
+from benchmark.rig import model
 from benchmark.rig.devices import CPU, MODELS, Device
-from benchmark.rig.fleet import flush
-from benchmark.rig.variants import BUILT_IN, FCFS
+from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import ALL, LAPS, STOCK, TTFT, routers
+from benchmark.suites.router import ALL, LAPS, STOCK, TTFT, site
 
 TWO = 2
 SYSTEM_TOKENS, SYSTEMS = 400, 3
@@ -34,6 +32,7 @@ SYSTEM_TOKENS, SYSTEMS = 400, 3
 TURNS, TURN_TOKENS, PAUSE_S = 6, (20, 150), 1.0
 """Turns of a conversation, new tokens of each, mean pause of the user between them (seconds)."""
 DOCUMENT_TOKENS = (3000, 6000)
+LONGEST = max(DOCUMENT_TOKENS[1], SYSTEM_TOKENS + TURNS * TURN_TOKENS[1])
 ANSWER_TOKENS = 4
 TURNS_PER_S = 4.0
 LONG_LOAD = 0.4
@@ -56,18 +55,11 @@ def arrivals(seconds: float, documents_per_s: float, rng: random.Random) -> list
 
 def bodies(jobs: Sequence[Job], seed: int) -> list[bytes]:
     """Return a POST for each job, with token ids."""
-    rng = np.random.default_rng(seed)
-    systems = [rng.integers(*model.VOCABULARY, size=SYSTEM_TOKENS) for _ in range(SYSTEMS)]
-    said: dict[int, Any] = {}
-    found = []
-    for job in jobs:
-        before = said.get(job.stream, systems[job.stream % SYSTEMS]) if job.goes_on else systems[0][:0]
-        ids = np.concatenate([before, rng.integers(*model.VOCABULARY, size=job.new)])
-        if job.goes_on:
-            said[job.stream] = ids
-        params = {"max_new_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
-        found.append(request({"input_ids": ids.tolist(), "sampling_params": params, "stream": True}))
-    return found
+    prompts = Prompts(
+        model.VOCABULARY, seed, LONGEST, reuse=True, prefill_only=False, answer=ANSWER_TOKENS, systems=SYSTEMS,
+        system_tokens=SYSTEM_TOKENS,
+    )  # fmt: skip
+    return prompts.bodies(jobs, seed)
 
 
 def figures(answers: list[client.Answer]) -> dict[str, Any]:
@@ -90,32 +82,24 @@ def run(
     Without ``laps_prefill`` these are stock, so that the difference is the router's alone. Raises ServerError or
     ConnectionError.
     """
-    own, env = device.name != CPU, device.env
+    own = device.name != CPU
     # A smaller model than for a single server: several share the cores.
     checkpoint = device.checkpoint() if own else model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
-    variant = BUILT_IN[LAPS_PREFILL if laps_prefill else FCFS]
-    flags = ["--chunked-prefill-size", str(device.chunk), *device.args_of(variant), "--max-total-tokens", "65536"]
-    prefills = [
-        servers.prefill(checkpoint, out / "logs" / f"prefill{i}.log", *flags, env=env, name=f"prefill {i}")
-        for i in range(prefills_n)
-    ]
-    decode = servers.decode(checkpoint, out / "logs" / "decode.log", "--max-total-tokens", "262144", env=env)
-    up = routers(prefills, [decode], out, ALL)
-    targets = {name: Target(servers.HOST, router.port) for name, router in up.items()}
-    say("starting the servers")
-    with servers.running(*prefills, decode, *up.values()):
+    variant = LAPS_PREFILL if laps_prefill else FCFS
+    with site(
+        device, checkpoint, variant, prefills_n, ALL, out, say, prefill=("--max-total-tokens", "65536"),
+        decode=("--max-total-tokens", "262144"),
+    ) as up:  # fmt: skip
         alone = [Job(0.0, sum(DOCUMENT_TOKENS) // 2)] * 6
-        alone_s = statistics.median(asyncio.run(client.one_by_one(targets[STOCK], bodies(alone, 0)))[1:])
+        alone_s = statistics.median(asyncio.run(client.one_by_one(up.routers[STOCK], bodies(alone, 0)))[1:])
         # Without emulated devices servers share this machine's cores, which limit how many run at a time.
         at_once = prefills_n if own else min(prefills_n, len(os.sched_getaffinity(0)))
         documents_per_s = LONG_LOAD * at_once / alone_s
 
         def once(i: int, name: str) -> dict[str, Any]:
             jobs = arrivals(seconds, documents_per_s, random.Random(2 + i))
-            # Flush, so that no router profits from the cache that the one before it has filled.
-            for prefill in prefills:
-                flush(Target(servers.HOST, prefill.port))
-            load = client.replay(targets[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)
+            up.flush()
+            load = client.replay(up.routers[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)
             return figures(asyncio.run(load))
 
         seen = in_turns(ALL, rounds, once, say)

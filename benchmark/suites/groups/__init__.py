@@ -1,1 +1,0 @@
-"""The comparison of `groups`: its loads, its servers, and the same in the simulator."""
