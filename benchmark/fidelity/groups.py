@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from laps_core.config import LapsConfig
 from laps_plan.traffic import turns
 from laps_plan.traffic.job import Job
 
@@ -124,7 +125,12 @@ def device_of(load: Load, slow: float, ranks: int) -> Device:
     )
 
 
-def servers_of(load: Load, ranks: int) -> list[Variant]:
+def knobs(slow: float) -> dict[str, float]:
+    """Return LAPS's knobs for a device that is ``slow`` times as slow: its slices take as much longer."""
+    return {"slice_ms": slow * LapsConfig().slice_ms}
+
+
+def servers_of(load: Load, ranks: int, slow: float) -> list[Variant]:
     """Return stock's best policy for this load, and LAPS. SGLang divides the chunk by the number of ranks."""
     group = (
         *("--tp-size", str(ranks), "--dp-size", str(ranks), "--enable-dp-attention"),
@@ -133,5 +139,5 @@ def servers_of(load: Load, ranks: int) -> list[Variant]:
         *("--mem-fraction-static", "0.5"),
     )
     chunks = {SPF: load.chunk, LAPS: CHUNK}
-    own = {SPF: ("--schedule-policy", SPF), LAPS: (ON,)}
+    own = {SPF: ("--schedule-policy", SPF), LAPS: (ON, "--laps-config", json.dumps(knobs(slow)))}
     return [Variant(n, (*group, *own[n], "--chunked-prefill-size", str(ranks * chunks[n]))) for n in chunks]

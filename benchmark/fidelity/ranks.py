@@ -19,7 +19,7 @@ from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.streams import Trace
 
 from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Round, Seen, Simulate, measure
-from benchmark.fidelity.groups import CHUNK, LOADS, PROFILE, Load, device_of, servers_of
+from benchmark.fidelity.groups import CHUNK, LOADS, PROFILE, Load, device_of, knobs, servers_of
 from benchmark.load.prompts import Prompts
 from benchmark.load.sessions import Homes, SessionPrompts
 from benchmark.results import bars
@@ -34,8 +34,6 @@ from benchmark.sim.groups import play
 
 PATIENCE_S = 120.0
 KEYS = ("short P90", MEAN, SLOWDOWN, "long P90", TOKENS)
-WHOLE = variants.Variant(laps={"slice_ms": 0.0})
-"""LAPS as ranks of a server have it: their steps run whole."""
 
 
 def options(p: Parser) -> None:
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> Piece:
     slow, rate = args.slow or load.slow, args.rate or load.rate
     args.out = args.out or REPO / "out" / load.piece
     profile = Profile.load(PROFILE).with_ranks(args.ranks).stretched(slow)
-    device, found = device_of(load, slow, args.ranks), servers_of(load, args.ranks)
+    device, found = device_of(load, slow, args.ranks), servers_of(load, args.ranks, slow)
     kind = SessionPrompts if load.sessions else Prompts
     prompts = kind(device.vocabulary, args.seed, load.longest, reuse=load.sessions, prefill_only=True)
     rounds = [load.jobs(rate, slow, args.seconds, f"{args.seed}/{i}") for i in range(args.rounds)]
@@ -83,24 +81,31 @@ def run(args: argparse.Namespace) -> Piece:
             for name, (_, info) in told.items()
         },
     }
-    return piece(load, compared(load, profile, rounds, seen, args.seed), text, args.seed, data)
+    return piece(load, compared(load, profile, rounds, seen, args.seed, slow), text, args.seed, data)
 
 
-def simulator(load: Load, profile: Profile) -> Simulate:
-    """Return the simulator of these servers."""
+def simulator(load: Load, profile: Profile, slow: float = 1.0) -> Simulate:
+    """Return the simulator of these servers. ``slow``: times that the profile's steps are stretched."""
 
     def simulate(name: str, jobs: Sequence[Job], seed: int) -> Outcome:
-        variant, chunk = (WHOLE, CHUNK) if name == LAPS else (variants.Variant(name), load.chunk)
+        laps = variants.Variant(laps=knobs(slow))
+        variant, chunk = (laps, CHUNK) if name == LAPS else (variants.Variant(name), load.chunk)
         return play(profile, Trace(jobs), variant, chunk, seed=seed)[0]
 
     return simulate
 
 
 def compared(
-    load: Load, profile: Profile, rounds: Sequence[Sequence[Job]], seen: dict[str, list[Round]], seed: int
+    load: Load,
+    profile: Profile,
+    rounds: Sequence[Sequence[Job]],
+    seen: dict[str, list[Round]],
+    seed: int,
+    slow: float = 1.0,
 ) -> Seen:
     """Return the figures of all rounds, with the simulator beside them."""
-    return Seen.of(rounds, seen, simulator(load, profile), lambda new, old: lone_s(profile, new, old, CHUNK), seed)
+    run = simulator(load, profile, slow)
+    return Seen.of(rounds, seen, run, lambda new, old: lone_s(profile, new, old, CHUNK), seed)
 
 
 def piece(load: Load, seen: Seen, text: str, seed: int, data: dict[str, Any]) -> Piece:

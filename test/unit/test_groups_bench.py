@@ -113,7 +113,7 @@ def test_the_rank_stands_in_the_request() -> None:
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_a_rank_has_the_same_chunk_whatever_their_number(load: Load) -> None:
     for count in (2, 8):
-        stock, laps = servers_of(load, count)
+        stock, laps = servers_of(load, count, 1.0)
         assert (stock.stock, laps.stock) == (True, False)
         sizes = [int(v.args[v.args.index("--chunked-prefill-size") + 1]) for v in (stock, laps)]
         assert sizes == [count * load.chunk, count * CHUNK]
