@@ -34,7 +34,7 @@ def _everything(self: Ask, *_: Any) -> int:
     return max(1, self.total)
 
 
-def _fewest(self: Pools, offers: Sequence[Any], ask: Ask) -> Any:
+def _fewest(offers: Sequence[Any], ask: Ask) -> Any:
     return min(offers, key=lambda offer: (offer[2].outstanding_tokens, offer[2].served_tokens))
 
 
@@ -47,7 +47,7 @@ BEYOND = (
     Rule("guard of ranks", "no share for the oldest", {"guard": 0.0}, kind="group", bound="wait of a long prompt"),
     Rule("those still to come, of ranks", "who waits counts once", kind="group",
          patches=[put(GroupPlanner, "_learn_arrivals", _nothing), put(group_slices, "AHEAD", 1.0)]),
-    Rule("first answer", "fewest tokens in flight", patches=[put(Pools, "_first", _fewest)], kind="router"),
+    Rule("first answer", "fewest tokens in flight", patches=[put(Pools, "_first", staticmethod(_fewest))], kind="router"),
     Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
     Rule("delay of others", "its own answer alone", patches=[put(choice, "BEHIND", 0.0)], kind="router"),
     Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _stays)], kind="router"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from inspect import getattr_static
 from typing import Any
 
 from laps_core.scheduling import gap, guard, order, pacer, packing, window, worth
@@ -25,7 +26,7 @@ Patch = Callable[[], AbstractContextManager[None]]
 
 @contextmanager
 def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(where, name)
+    before = getattr_static(where, name)  # a static method stays one
     setattr(where, name, value)
     try:
         yield
