@@ -9,6 +9,7 @@ from typing import Any
 from laps_core.group import slices as group_slices
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.slices import Slices
+from laps_core.length import ClassName
 from laps_core.pools import choice
 from laps_core.pools.choice import Pools
 from laps_core.pools.controller import PoolController
@@ -20,6 +21,10 @@ from benchmark.sim.without import Rule, put
 
 def _never(*_: Any, **__: Any) -> bool:
     return False
+
+
+def _nobody(*_: Any, **__: Any) -> tuple[ClassName, ...]:
+    return ()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -39,7 +44,7 @@ def _fewest(offers: Sequence[Any], ask: Ask) -> Any:
 
 
 BEYOND = (
-    Rule("memory for who is owed it", "none is kept", patches=[put(Room, "kept", _never)], kind="memory",
+    Rule("memory for who is owed it", "none is kept", patches=[put(Room, "stand_back", _nobody)], kind="memory",
          bound="start of a long request"),
     Rule("slices of all ranks", "whole steps", {"slice_ms": 0.0}, kind="group"),
     Rule("short steps first", "one step of all", patches=[put(Slices, "shorts_first", _never)], kind="group"),
@@ -47,7 +52,8 @@ BEYOND = (
     Rule("guard of ranks", "no share for the oldest", {"guard": 0.0}, kind="group", bound="wait of a long prompt"),
     Rule("those still to come, of ranks", "who waits counts once", kind="group",
          patches=[put(GroupPlanner, "_learn_arrivals", _nothing), put(group_slices, "AHEAD", 1.0)]),
-    Rule("first answer", "fewest tokens in flight", patches=[put(Pools, "_first", staticmethod(_fewest))], kind="router"),
+    Rule("first answer", "fewest tokens in flight", kind="router",
+         patches=[put(Pools, "_first", staticmethod(_fewest))]),
     Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
     Rule("delay of others", "its own answer alone", patches=[put(choice, "BEHIND", 0.0)], kind="router"),
     Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _stays)], kind="router"),

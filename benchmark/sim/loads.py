@@ -33,7 +33,7 @@ NEAR_REPLY_S, NEAR_FRONT_S = 0.5e-3, 0.2e-3
 BURST, BURST_RATE = 6.0, 0.5
 """Mean requests of a burst, and how much of a device they would keep busy one by one (0..1)."""
 
-TIGHT = 150_000, 1.0
+TIGHT = 80_000, 1.0
 """KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's."""
 GROUP_LOAD = 0.7
 """Load of ranks that plan together, as a share of what stock serves (0..1)."""
@@ -197,7 +197,7 @@ LOADS: dict[str, Load] = {
     "bursts, near": Load(_bursts, near=True),
     "mix 90%, deadlines": Load(_due(_drawn(0.9)), deadlines=True),
     "mooncake 60%, tight": Load(_named("mooncake", 0.6), 200, kind="memory", memory=TIGHT),
-    "mix 70%, tight": Load(_drawn(0.7), 1500, kind="memory", memory=(TIGHT[0] // 8, TIGHT[1])),
+    "mix 70%, tight": Load(_drawn(0.7), 1500, kind="memory", memory=(TIGHT[0] // 4, TIGHT[1])),
     **{f"{name}, ranks": _group(name) for name in ("agents", "mooncake_synthetic", "azure_conv")},
     "mix 70%, fleet": _fleet(_drawn, 0.7, 6000),
     "azure 70%, fleet": _fleet(lambda share: _named("azure", share), 0.7, 3000),

@@ -90,8 +90,9 @@ class Builder:
             core.nothing_waits(now)
         elif self._ranks.leader and joint is None:
             sched = self._scheduler
-            frees = bool(sched.disagg_prefill_inflight_queue if core.decode is None else core.decode.streams)
-            plan = core.decide(now, lines, paused, frees_memory=frees)
+            sent = sched.disagg_prefill_inflight_queue if core.decode is None else []
+            frees = bool(sent if core.decode is None else core.decode.streams)
+            plan = core.decide(now, lines, paused, frees_memory=frees, sent=sent)
         core.classes.new_shorts = 0
         return joint or plan if idle else self._ranks.agree(joint or plan)
 

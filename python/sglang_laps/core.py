@@ -173,8 +173,11 @@ class LapsCore:
         """By priority, if the server schedules by it: only so many are looked at."""
         return view if self._priority is None else sorted(view, key=self._priority)
 
-    def decide(self, now: float, lines: Lines, paused: Paused | None, *, frees_memory: bool) -> Plan:
-        """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back."""
+    def decide(
+        self, now: float, lines: Lines, paused: Paused | None, *, frees_memory: bool, sent: Sequence[Req] = ()
+    ) -> Plan:
+        """The next batch; for the leading rank. `frees_memory`: work is under way that will give memory back. `sent`:
+        prompts that are done, and are being fetched."""
         short, long, begun = lines
         self.pacer.arrived(now, self.classes.new_shorts)
         shorts = [self.waiting(r) for r in short[:LOOKAHEAD]]
@@ -188,12 +191,20 @@ class LapsCore:
             paused=paused,
             lacking=self.lacking,
             frees=frees_memory or bool(self._flights or self.under_way),
+            longs_drain=self.lacking and self._longs_drain(sent),
         )
         if self.decode is None:
             return plan
         # The overlap loop asks while a batch runs: what is decided begins when that ends.
         begins_s = now if paused is not None else self.pacer.free_s(now, self._flights.values())
         return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
+
+    def _longs_drain(self, sent: Sequence[Req]) -> bool:
+        """Long work holds memory, and will give it back."""
+        flights = (*self._flights.values(), *self.under_way)
+        if self.parked or any(flight.cls == LONG for flight in flights):
+            return True
+        return any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent)
 
     def nothing_waits(self, now: float) -> None:
         """A round without work, nothing being paused."""

@@ -64,7 +64,7 @@ class Rounds:
     laps: Any
     disagg_prefill_inflight_queue: list[Any]
 
-    def decide(self, now: float, lines: Any, *_: Any, frees_memory: bool) -> Plan:
+    def decide(self, now: float, lines: Any, *_: Any, frees_memory: bool, sent: Any) -> Plan:
         longs = lines.long
         if not longs or not self.owed:
             return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)

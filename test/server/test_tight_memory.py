@@ -78,7 +78,7 @@ class Virtual:
     now: float = 0.0
     waiting_queue: list[Any] = field(default_factory=list)
     chunked_req: Any = None
-    disagg_prefill_inflight_queue: list[tuple[float, Any]] = field(default_factory=list)
+    disagg_prefill_inflight_queue: list[Any] = field(default_factory=list)
     """Prompts whose KV cache is on its way, and when it has arrived."""
     running: list[Any] = field(default_factory=list)
     """Batches whose results are not processed."""
@@ -131,8 +131,8 @@ class Virtual:
             req.seqlen = len(req.full_untruncated_fill_ids)
             req.laps_tag = Tag(self.now, self.now, None, new_tokens=req.seqlen)
             self.waiting_queue.append(req)
-        arrived = [r for at, r in self.disagg_prefill_inflight_queue if at <= self.now]
-        self.disagg_prefill_inflight_queue = [x for x in self.disagg_prefill_inflight_queue if x[0] > self.now]
+        arrived = [r for r in self.disagg_prefill_inflight_queue if r.there_s <= self.now]
+        self.disagg_prefill_inflight_queue = [r for r in self.disagg_prefill_inflight_queue if r.there_s > self.now]
         self.cache.free += sum(r.seqlen for r in arrived)
 
     def run(self, batch: Any) -> None:
@@ -167,7 +167,8 @@ class Virtual:
             self.work_s += (MODEL.predict(longs) or 0.0) if longs else 0.0
             for req in batch.ends:
                 self.waits_s[req.cls].append(self.now - req.came_s)
-                self.disagg_prefill_inflight_queue.append((self.now + self.load.transfer_s, req))
+                req.there_s = self.now + self.load.transfer_s
+                self.disagg_prefill_inflight_queue.append(req)
                 heapq.heappush(self.coming, (self.now + 1e-3, req.client, req.cls))
 
     def build(self, paused: Any = None) -> Any:
@@ -186,7 +187,7 @@ class Virtual:
                 events = [
                     self.now + 0.01,
                     *(at for at, *_ in self.coming),
-                    *(at for at, _ in self.disagg_prefill_inflight_queue),
+                    *(r.there_s for r in self.disagg_prefill_inflight_queue),
                 ]
                 self.now = min(at for at in events if at > self.now)
         self.process()
@@ -206,6 +207,6 @@ def test_nobody_waits_for_ever(seed: int, adder: Callable[[int, int], Any], monk
     server.serve()
     assert server.work_s >= 0.9 * load.long_share * SPAN_S, "its share of so short a time"
     assert max(server.waits_s[SHORT]) <= 2 * ROOM_S
-    held = sum(r.seqlen for _, r in server.disagg_prefill_inflight_queue)
+    held = sum(r.seqlen for r in server.disagg_prefill_inflight_queue)
     begun = [r for r in [server.chunked_req, *server.core.parked] if r is not None]
     assert server.cache.free == load.pool - held - sum(r.extend_end for r in begun)

@@ -62,6 +62,15 @@ def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     assert plan.order[0] is LONG
 
 
+@pytest.mark.parametrize(("fetched", "goes_on"), [(900, True), (50, False)])
+def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_on: bool) -> None:
+    me = core()
+    me.lacking, me.pacer.guard.credit_s = True, 1.0
+    lines, sent = Lines([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
+    plan = me.decide(1.0, lines, None, frees_memory=True, sent=sent)
+    assert (plan.keeps_room, bool(plan.picked)) == (not goes_on, goes_on)
+
+
 def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
     held, parked, new = Request("P", 900, done=700), Request("Q", 5000, done=4000), Request("L", 600)
     me = core([parked])

@@ -151,6 +151,14 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
     assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
 
 
+def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> None:
+    shorts, late = [short("a")], [long(500, -60.0), long(400, 1.0)]
+    plan = pacer().plan(1.0, shorts, late, lacking=True, longs_drain=True)
+    assert (plan.order, plan.longs[0], plan.picked, plan.keeps_room) == ((LONG, SHORT), 0, (0,), False)
+    beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, longs_drain=True, paused=paused())
+    assert beside.order == (), "no other prompt takes the memory by overtaking"
+
+
 @pytest.mark.parametrize("layers", [0, 28])
 def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
     """Requests that join would take the memory first."""

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from laps_core.length import LONG, SHORT
 from laps_core.scheduling.room import ROOM_S, Room
 
+DRAIN = st.booleans()
 
-@given(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=300))
-def test_short_requests_stand_still_for_half_of_the_time_at_most(steps: list[float]) -> None:
-    room, now, still, since = Room(), 0.0, 0.0, None
-    assert room.kept(now, lacking=False)
-    for step in steps:
-        kept = room.kept(now, lacking=True)
-        if kept and since is None:
-            since = now
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1.0), DRAIN), min_size=1, max_size=300))
+def test_others_stand_back_for_half_of_the_time_at_most(steps: list[tuple[float, bool]]) -> None:
+    room, now, still = Room(), 0.0, 0.0
+    assert not room.stand_back(now, lacking=False)
+    longest = max(step for step, _ in steps)
+    for step, drain in steps:
+        back = room.stand_back(now, lacking=True, longs_drain=drain)
+        assert back in ((), (LONG,), (LONG, SHORT))
         now += step
-        still += step if kept else 0.0
-        assert still <= ROOM_S + now / 2 + (1 + now / ROOM_S) * max(steps)
+        still += step if back else 0.0
+        assert still <= ROOM_S + now / 2 + (1 + now / ROOM_S) * longest
 
 
-@given(st.floats(0.0, 100.0), st.floats(1e-3, ROOM_S))
-def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_s: float) -> None:
+@given(st.floats(0.0, 100.0), st.floats(1e-3, ROOM_S), DRAIN)
+def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_s: float, drain: bool) -> None:
     """Other work gives its memory back after `stuck_s`; short batches drain `drain_s` after the last was built."""
     room, now, built = Room(), 0.0, 0.0
-    room.kept(now, lacking=False)
+    room.stand_back(now, lacking=False)
     while now < stuck_s or now < built + drain_s:
-        if not room.kept(now, lacking=True):
+        if SHORT not in room.stand_back(now, lacking=True, longs_drain=drain):
             built = now
         now += 0.01
-        assert now <= stuck_s + ROOM_S + drain_s + 0.1
+        assert now <= stuck_s + 3 * ROOM_S + drain_s + 0.1
 
 
-def test_it_is_kept_by_turns_from_the_first_time_that_it_lacked() -> None:
-    room = Room()
-    turns = ((100.0, True), (104.9, True), (105.0, False), (109.9, False), (110.0, True), (114.9, True), (115.0, False))
-    for now, kept in turns:
-        assert room.kept(now, lacking=True) == kept
-    assert room.kept(116.0, lacking=False)
-    for now, kept in ((117.0, True), (121.9, True), (122.0, False)):
-        assert room.kept(now, lacking=True) == kept
+@pytest.mark.parametrize("drain", [False, True])
+def test_short_requests_go_on_at_first_while_long_work_drains(drain: bool) -> None:
+    room, first = Room(), (LONG,) if drain else (LONG, SHORT)
+    turns = (
+        *((100.0, first), (104.9, first), (105.0, ()), (109.9, ())),
+        *((110.0, (LONG, SHORT)), (114.9, (LONG, SHORT)), (115.0, ()), (120.0, first)),
+    )
+    for now, back in turns:
+        assert room.stand_back(now, lacking=True, longs_drain=drain) == back
+    assert not room.stand_back(121.0, lacking=False)
+    for now, back in ((122.0, first), (127.0, ())):
+        assert room.stand_back(now, lacking=True, longs_drain=drain) == back

@@ -115,11 +115,13 @@ class Pacer:
         paused: Paused | None = None,
         lacking: bool = False,
         frees: bool = True,
+        longs_drain: bool = False,
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
         `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: resumed by an empty
-        plan. `lacking`: the first long prompt lacked memory when last tried. `frees`: work under way will free memory.
+        plan. `lacking`: the first long prompt lacked memory when last tried. `frees`: work under way will free memory;
+        `longs_drain`: long work will.
         """
         if self._auto is not None:
             self._auto.update(now, self.model.boundary)
@@ -140,8 +142,9 @@ class Pacer:
         pressed = now >= self.gap.presses_s(self.sizes.fixed_s) and misses(self.model, now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
-        kept = self._room.kept(now, lacking=owed) and owed
-        if kept and frees:
+        back = self._room.stand_back(now, lacking=owed, longs_drain=longs_drain)
+        kept = LONG in back
+        if SHORT in back and frees:
             plan = plan._replace(picked=(), keeps_room=True)
             return plan if paused is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
         by_worth = urgent is None and not pressed and self.sizes.fixed_s is not None
@@ -158,7 +161,7 @@ class Pacer:
             return plan._replace(order=order[::-1] if due and not plan.mixed and not kept else order)
         if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
             return plan._replace(order=(SHORT,))
-        may = now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s) and urgent != SHORT
+        may = not kept and now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s) and urgent != SHORT
         return self._overtaking(now, longs, waiting, paused, budget, plan) if may else plan
 
     def _too_dear(

@@ -75,6 +75,7 @@ class PaperPacer(Pacer):
         paused: Paused | None = None,
         lacking: bool = False,
         frees: bool = True,
+        longs_drain: bool = False,
     ) -> Plan:
         """See Pacer: strictly short first. While the window holds a short batch, long work runs."""
         if not shorts:

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+from laps_core.length import LONG, SHORT, ClassName
+
 ROOM_S = 5.0
-"""Longest time (seconds) that short requests stand still for it. What runs drains in less, transfers included, unless a
-decode server does not take what was computed for it; that may last minutes."""
+"""Time (seconds) for which others stand back. What runs drains in less, transfers included, unless a decode server does
+not fetch what was computed for it; that may last minutes."""
 
 
 class Room:
-    """Whether short requests leave memory alone for a long request that was tried first and did not fit.
+    """Which requests leave memory alone for a long request that was tried first and did not fit.
 
-    Each short batch that is built takes again what the one before it gave back, so a long request that needs much of
-    the memory would never start. With none built, it starts once the running work that holds memory drains.
+    Each batch that is built takes again what the one before it gave back, so a long request that needs much of the
+    memory would never start. With none built, it starts once the running work that holds memory drains. Short requests
+    hold little: while other long work drains, only long requests stand back.
 
-    Bound: once what other work may hold for good leaves it room, it starts after at most ROOM_S and the time that
-    the short batches in flight take to drain; for this, that time must be below ROOM_S. Of any time, short requests
-    stand still for half at most, beyond the first ROOM_S.
+    Bound: once what other work may hold for good leaves enough, it starts after at most 3 ROOM_S and the time that the
+    short batches in flight take to drain; for this, that time must be below ROOM_S. Of any time, others stand back for
+    half at most, beyond the first ROOM_S.
     """
 
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def kept(self, now: float, *, lacking: bool) -> bool:
-        """Whether short requests stand still if the long one, tried first, does not fit. `lacking`: it did not last
-        time either. Ask in every round in which it is owed, and with `lacking` False where it is not."""
+    def stand_back(self, now: float, *, lacking: bool, longs_drain: bool = False) -> tuple[ClassName, ...]:
+        """Return the classes of which nothing else starts. Ask in every round.
+
+        lacking: the long request, tried first, did not fit last time; False where none is owed its turn. longs_drain:
+        other long work will give memory back.
+        """
         if not lacking:
             self._since_s = None
-            return True
+            return ()
         if self._since_s is None:
             self._since_s = now
-        return (now - self._since_s) % (2.0 * ROOM_S) < ROOM_S
+        turn = int((now - self._since_s) / ROOM_S) % 4
+        if turn % 2:
+            return ()
+        # It may never drain: then short requests stand back by the third turn.
+        return (LONG,) if longs_drain and not turn else (LONG, SHORT)

@@ -123,6 +123,7 @@ class Laps:
         plan = pacer.plan(
             now, shorts, lines, waiting=len(self._short) + len(self._long), paused=paused, lacking=self._lacking,
             frees=self._memory is not None and (bool(under_way) or self._memory.fetched_s is not None),
+            longs_drain=self._lacking and self._longs_drain(),
         )  # fmt: skip
         plan = self._turn(now, plan, shorts, lines, paused)
         said = self._carry_out(now, plan, longs)
@@ -132,6 +133,11 @@ class Laps:
             said.prepared, self._then = True, said
             return self._slice(launched)
         return said
+
+    def _longs_drain(self) -> bool:
+        """Long work holds memory, and will give it back."""
+        begun = any(r.started >= 0.0 for r in self._long)
+        return begun or (self._memory is not None and self._memory.holds_more_than(self._threshold))
 
     def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
         """The plan, where other work of the server may change it. `shorts`, `longs`: what it picks from."""

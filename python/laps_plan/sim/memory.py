@@ -15,8 +15,8 @@ class Memory:
         """``tokens``: of the pool. ``fetch_s``: from the end of a prompt until its tokens are free (seconds)."""
         self.tokens, self._fetch_s = tokens, fetch_s
         self.free = tokens
-        self._leaving: deque[tuple[float, int]] = deque()
-        """(when, tokens) of prompts that are being fetched."""
+        self._leaving: deque[tuple[float, int, int]] = deque()
+        """(when, tokens, those that count for its class) of prompts that are being fetched."""
 
     def settle(self, now: float) -> None:
         """Free what has been fetched by now."""
@@ -37,7 +37,11 @@ class Memory:
 
     def ended(self, requests: Iterable[Request], now: float) -> None:
         """The prefill of these has ended."""
-        self._leaving.extend((now + self._fetch_s, r.prompt) for r in requests)
+        self._leaving.extend((now + self._fetch_s, r.prompt, r.class_tokens) for r in requests)
+
+    def holds_more_than(self, threshold: int) -> bool:
+        """Return True if a long prompt is being fetched: one of more than ``threshold`` tokens by its class."""
+        return any(tokens > threshold for _, _, tokens in self._leaving)
 
     @property
     def fetched_s(self) -> float | None:
