@@ -66,11 +66,14 @@ class GroupDevice(EmulatedDevice):
     def _in_parts(self, launched: float, seconds: float, order: Order) -> None:
         """Book a step in slices, each of whose pauses all ranks come to; as on a GPU the host is one slice ahead."""
         time, ended = self._timeline, -math.inf
+        ran = time.now()
         for i in range(1, order.parts + 1):
             sent = launched + self.launch_s / order.parts
             time.wait(sent)
-            before, ended = ended, time.book(launched, seconds / order.parts, max(sent, time.now()))
+            before, ended = ended, time.book(launched, seconds / order.parts, sent)
             if i < order.parts:
                 time.wait(before)
                 order.pause(self.layers * (1.0 - i / order.parts))
-                launched = time.now()
+                # What ended while the tiny model ran was followed at once.
+                launched = time.now() if ended > ran else ended
+        time.book(ran, 0.0)
