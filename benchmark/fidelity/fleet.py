@@ -34,7 +34,7 @@ from benchmark.rig.fleet import warm_up
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import LAPS, STOCK, site
+from benchmark.router import LAPS, STOCK, site
 
 GATEWAY = "gateway, power of two"
 BASE = "stock"

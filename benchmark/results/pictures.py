@@ -77,7 +77,7 @@ def tokens(rounds: Mapping[str, Any], path: Path) -> None:
 
 
 def window(result: Mapping[str, Any], path: Path) -> bool:
-    """Draw a panel for each question of ``benchmark.window`` that was run; return True if there is one."""
+    """Draw a panel for each question of ``benchmark.serve.window`` that was run; return True if there is one."""
     panels = [(name, f) for name, f in (("closed", _closed), ("slo", _slo)) if name in result]
     if panels:
         with axes(len(panels), path, width=6.4) as each:

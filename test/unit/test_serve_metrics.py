@@ -9,12 +9,12 @@ import pytest
 from laps_plan.pictures import distributions
 from laps_plan.traffic.job import LONG, SHORT, Job
 
-from benchmark.headline import promise
 from benchmark.load.client import Answer
 from benchmark.results.metrics import Slo, curve, figures
-from benchmark.suites.serve import compare, tables
-from benchmark.suites.serve.compare import Compared, Measured
-from benchmark.suites.serve.promises import Terms, worst
+from benchmark.serve import compare, tables
+from benchmark.serve.compare import Compared, Measured
+from benchmark.serve.headline import promise
+from benchmark.serve.promises import Terms, worst
 
 LONE = compare.Lone((100, 1000), (0.01, 0.10))
 SLO = Slo(10.0, LONE)

@@ -28,8 +28,8 @@ from benchmark.results import bars
 from benchmark.results.metrics import quantiles
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import model, servers
-from benchmark.suites.router import FLAGS, LAPS, MODULES
-from benchmark.suites.router.emulated import Emulated
+from benchmark.router import FLAGS, LAPS, MODULES
+from benchmark.router.emulated import Emulated
 
 SHORT_TOKENS, LONG_TOKENS = 240, 720
 LOAD = 0.6

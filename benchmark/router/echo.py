@@ -21,7 +21,7 @@ from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.rounds import in_turns
 from benchmark.results.seen import Column, Seen
 from benchmark.rig import servers
-from benchmark.suites.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
+from benchmark.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
 
 PREFILLS, DECODES = 4, 1
 STREAM_EVENTS = 16

@@ -1,6 +1,6 @@
 """The waiting window and the latency model on real prefill servers (CPU), and their bars.
 
-    python -m benchmark.window [--rounds 5] [--quick] [--only alone,closed,slo] [--out out/window]
+    python -m benchmark.serve.window [--rounds 5] [--quick] [--only alone,closed,slo] [--out out/window]
 
 SGLang's overlap loop is off for all of them: on a CPU the step itself blocks the scheduler, so that loop would only
 hold every answer back until the next batch has run, which no GPU does.
@@ -47,8 +47,8 @@ from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
-from benchmark.suites.serve import compare
-from benchmark.suites.serve.compare import Bench, Measured, Settings
+from benchmark.serve import compare
+from benchmark.serve.compare import Bench, Measured, Settings
 
 CHUNK, SLO_CHUNK = 512, 256
 DUAL, AWD, FIXED = "dual queue", "AWD", "fixed window"
@@ -197,7 +197,7 @@ def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.window", __doc__, "window", rounds="at least 5 for a verdict")
+    p = parser("python -m benchmark.serve.window", __doc__, "window", rounds="at least 5 for a verdict")
     p.add_argument("--quick", action="store_true", help="a third of the load per round, for a quick check")
     p.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, separated by commas")
     args = p.parse_args(argv)
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             slo(piece, args, say)
     if pictures.window(piece.data, args.out / "window.svg"):
         piece.pictures["window.svg"] = "Requests/s over the dual queue alone; SLO violations."
-    piece.leave(args.out, "benchmark.window", argv)
+    piece.leave(args.out, "benchmark.serve.window", argv)
     return 0
 
 

@@ -13,7 +13,7 @@ from benchmark.results.metrics import KINDS, QUANTILES
 from benchmark.results.piece import Figure, Table
 from benchmark.results.rounds import ratio
 from benchmark.rig.variants import FCFS, LAPS, SMALL, STOCK
-from benchmark.suites.serve.compare import GOAL, Compared, Points
+from benchmark.serve.compare import GOAL, Compared, Points
 
 RATIOS = {
     **{f"{kind} P{q} TTFT": (kind, f"p{q}_ms") for kind in KINDS for q in (50, 90)},

@@ -27,7 +27,7 @@ from benchmark.results.seen import Column, Seen, failed
 from benchmark.rig import devices, model
 from benchmark.rig.devices import Device
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import KEYED, LAPS, TTFT, site
+from benchmark.router import KEYED, LAPS, TTFT, site
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
 """System prompts with tools, each shared by some of the sessions."""

@@ -24,7 +24,7 @@ from benchmark.rig import model
 from benchmark.rig.devices import CPU, MODELS, Device
 from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import ALL, LAPS, STOCK, TTFT, site
+from benchmark.router import ALL, LAPS, STOCK, TTFT, site
 
 TWO = 2
 SYSTEM_TOKENS, SYSTEMS = 400, 3
