@@ -222,8 +222,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     closed(fleet, piece, args)
         if "slo" in wanted:
             slo(piece, args, say)
-    if pictures.window(piece.data, args.out / "window.svg"):
-        piece.pictures["window.svg"] = "Requests/s over the dual queue alone; SLO violations."
+    if "closed" in piece.data:
+        points = piece.data["closed"]["points"]
+        over = {name: [of["ratio"][name]["median"] for of in points.values()] for name in (AWD, FIXED)}
+        panels = {"requests/s over the dual queue alone": over}
+        pictures.lines(CLIENTS, panels, "clients in a closed loop of short prompts", args.out / "window.svg")
+        piece.pictures["window.svg"] = "Requests/s over the dual queue alone."
     piece.leave(args.out, "benchmark.serve.window", argv)
     return 0
 
