@@ -233,7 +233,7 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
 
 
 def _closed(points: Points, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
-    over, figures, data = tables.closed(points, names, base)
+    over, figures, data = tables.closed(points, names, base, variants.LAPS if base == BASE else None)
     picture = "closed.svg"
     panels = {
         label: {name: [statistics.median(points[n][name][key]) for n in sorted(points)] for name in names}

@@ -119,8 +119,10 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
     return [f for f in figures if not math.isnan(f.value)]
 
 
-def closed(points: Points, names: Sequence[str], base: str) -> tuple[list[Table], list[Figure], dict[str, Any]]:
-    """Return tables, ratios over ``base`` and raw figures of closed loops."""
+def closed(
+    points: Points, names: Sequence[str], base: str, judged: str | None
+) -> tuple[list[Table], list[Figure], dict[str, Any]]:
+    """Return tables, ratios over ``base`` and raw figures of closed loops; with bars on those of ``judged``."""
     tables, compared = [], []
     for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
         rows = [(str(n), *(f"{statistics.median(at[name][key]):.1f}" for name in names)) for n, at in points.items()]
@@ -129,9 +131,9 @@ def closed(points: Points, names: Sequence[str], base: str) -> tuple[list[Table]
         rates = {
             n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items() if name != base
         }
-        bar = bars.CLOSED_WORST if (name, base) == (LAPS, FCFS) else None
+        bar = bars.CLOSED_WORST if name == judged else None
         compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, bar) for n, r in rates.items()]
         if bar:
             top = max(r.median for r in rates.values())
-            compared.append(Figure.of("requests/s at LAPS's best point", top, bars.CLOSED_BEST))
+            compared.append(Figure.of(f"requests/s at the best point of {name}", top, bars.CLOSED_BEST))
     return tables, compared, {"points": {str(n): at for n, at in points.items()}}

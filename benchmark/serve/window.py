@@ -47,7 +47,7 @@ from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
-from benchmark.serve import compare
+from benchmark.serve import compare, tables
 from benchmark.serve.compare import Bench, Measured, Settings
 
 CHUNK, SLO_CHUNK = 512, 256
@@ -105,36 +105,20 @@ def alone(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
 
 
 def closed(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
-    """Measure requests/s over concurrency. A round is A B C, C B A, so that drift affects all of them."""
+    """Measure requests/s over concurrency."""
     seconds, names = 0.5 if args.quick else 2.0, tuple(v.name for v in WINDOWS)
     settings = Settings(2 * args.rounds, seconds, UTILISATION, 2, SLO_FACTOR, LONG_TOKENS)
-    seen = Bench(fleet, names, fleet.prompts, settings, fleet.say).closed(shorts(), CLIENTS)
-    best: list[float] = []
-    points: dict[str, Any] = {}
-    rows = []
-    for clients, at in seen.items():
-        turns = {n: at[n]["requests_per_s"] for n in names}
-        rate = {n: [(a + b) / 2 for a, b in zip(v[::2], v[1::2], strict=True)] for n, v in turns.items()}
-        ttft = {n: at[n]["p50_ms"] for n in names}
-        figures = {n: at[n]["steady"] for n in names}
-        r = {n: ratio(rate[n], rate[DUAL]) for n in (AWD, FIXED)}
-        best.append(r[AWD].median)
-        over = {n: x.as_dict() for n, x in r.items()}
-        points[str(clients)] = {"requests_per_s": rate, "ttft_p50_ms": ttft, "ratio": over, "steady": figures}
-        piece.figures += [Figure.of(f"requests/s, {clients} clients, {n} / dual queue", x) for n, x in r.items()]
-        rows.append((
-            str(clients), *(f"{statistics.median(v):.0f}" for v in rate.values()),
-            *(f"{x} {x.verdict}" for x in r.values()), *(f"{statistics.median(v):.1f}" for v in ttft.values()),
-        ))  # fmt: skip
-    heads = ("clients", *(f"{n} /s" for n in names), *(f"{n} / dual queue" for n in (AWD, FIXED)))
-    heads = (*heads, *(f"TTFT P50 {n} ms" for n in names))
-    piece.tables.append(Table("Closed loop of short prompts: requests/s", heads, rows))
-    piece.figures += [
-        Figure.of("requests/s at AWD's worst point", min(best), bars.CLOSED_WORST),
-        Figure.of("requests/s at AWD's best point", max(best), bars.CLOSED_BEST),
-    ]
+    points = Bench(fleet, names, fleet.prompts, settings, fleet.say).closed(shorts(), CLIENTS)
+    found, figures, data = tables.closed(points, names, DUAL, AWD)
+    piece.tables += found
+    piece.figures += figures
     status = fit(piece, "closed loop of shorts", fleet, AWD)
-    piece.data["closed"] = {"points": points, "window": status["window"]}
+    piece.data["closed"] = {**data, "window": status["window"]}
+    medians = {name: [statistics.median(points[n][name]["requests_per_s"]) for n in CLIENTS] for name in names}
+    over = {name: [a / b for a, b in zip(medians[name], medians[DUAL], strict=True)] for name in (AWD, FIXED)}
+    panels = {"requests/s over the dual queue alone": over}
+    pictures.lines(CLIENTS, panels, "clients in a closed loop of short prompts", args.out / "window.svg")
+    piece.pictures["window.svg"] = "Requests/s over the dual queue alone."
 
 
 @dataclass(frozen=True)
@@ -222,12 +206,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     closed(fleet, piece, args)
         if "slo" in wanted:
             slo(piece, args, say)
-    if "closed" in piece.data:
-        points = piece.data["closed"]["points"]
-        over = {name: [of["ratio"][name]["median"] for of in points.values()] for name in (AWD, FIXED)}
-        panels = {"requests/s over the dual queue alone": over}
-        pictures.lines(CLIENTS, panels, "clients in a closed loop of short prompts", args.out / "window.svg")
-        piece.pictures["window.svg"] = "Requests/s over the dual queue alone."
     piece.leave(args.out, "benchmark.serve.window", argv)
     return 0
 
