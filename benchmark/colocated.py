@@ -28,10 +28,10 @@ import aiohttp
 from laps_core.scheduling.decode import LEAST_TARGET_S
 
 from benchmark.results import bars
+from benchmark.results.comparison import Column, Comparison
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, count, parser, positive
 from benchmark.results.rounds import in_turns
-from benchmark.results.seen import Column, Seen
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, MODELS, Device, add_emulated
 from benchmark.rig.fleet import command_line
@@ -181,7 +181,7 @@ def tokens(requests: Sequence[Request]) -> Tokens:
     return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
 
 
-def as_even(seen: Seen) -> list[str]:
+def as_even(seen: Comparison) -> list[str]:
     """Stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the one whose
     wait least."""
     stock = {name: seen.median(name, "tbt_p99") for name in seen.rounds if name != LAPS}
@@ -189,7 +189,7 @@ def as_even(seen: Seen) -> list[str]:
     return [name for name, p99 in stock.items() if p99 <= most]
 
 
-def piece(seen: Seen, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
+def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
     """For the report."""
     even, figures = as_even(seen), []
     for key, bar in (
@@ -255,7 +255,7 @@ def run(args: argparse.Namespace) -> Piece:
         decode = running[LAPS].laps_status()["decode"]
     settings = {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
     settings["device"] = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
-    return piece(Seen(seen), decode, args.seed, settings)
+    return piece(Comparison(seen), decode, args.seed, settings)
 
 
 if __name__ == "__main__":

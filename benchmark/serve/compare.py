@@ -22,9 +22,9 @@ from benchmark.load import client
 from benchmark.load.client import Answer, Loop
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
+from benchmark.results.comparison import Comparison
 from benchmark.results.metrics import KINDS, Slo, figures, quantile
 from benchmark.results.rounds import in_turns
-from benchmark.results.seen import Seen
 from benchmark.rig.fleet import Fleet, Running, busy_s, flush
 
 PATIENCE_S = 60.0
@@ -143,9 +143,9 @@ class Compared:
         return whole | {key: statistics.median(r[key] for r in rounds) for key in ("requests_per_s", "tokens_per_s")}
 
     @property
-    def seen(self) -> Seen:
+    def comparison(self) -> Comparison:
         """Return the figures of all rounds."""
-        return Seen({name: self.per_round(name) for name in self.answers})
+        return Comparison({name: self.per_round(name) for name in self.answers})
 
 
 @dataclass

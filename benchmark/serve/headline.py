@@ -42,7 +42,7 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
     for name in OVERLOADED:
         for kind in KINDS:
             ratios = [worst(answers, kind, terms) for answers in compared.answers[name]]
-            waits = compared.seen.values(name, kind, "longest_wait_s")
+            waits = compared.comparison.values(name, kind, "longest_wait_s")
             rows.append((name, kind, f"{max(waits):.2f}", f"{max(ratios):.2f}", *(f"{r:.2f}" for r in ratios)))
             bar = NO_MORE if name == LAPS else None
             figures.append(Figure.of(f"longest {kind} TTFT over the promised bound, {name}", max(ratios), bar, rounds))

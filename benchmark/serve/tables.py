@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmark.results import bars
 from benchmark.results.bars import Bar
+from benchmark.results.comparison import Column, Comparison, failed
 from benchmark.results.metrics import KINDS, QUANTILES
 from benchmark.results.piece import Figure, Table
 from benchmark.results.rounds import ratio
-from benchmark.results.seen import Column, Seen, failed
 from benchmark.rig.variants import FCFS, LAPS, SMALL, STOCK
 from benchmark.serve.compare import GOAL, Compared, Points
 
@@ -51,7 +51,7 @@ FAIR = (
 def results(compared: Compared, title: str) -> list[Table]:
     """Return a table of TTFT and throughput, and one of fairness and SLO."""
     goodput = compared.goodput_per_s
-    pooled = Seen({
+    pooled = Comparison({
         name: [{**compared.pooled(name), "goodput_per_s": goodput.get(name, math.nan)}] for name in compared.answers
     })  # fmt: skip
     note = (
@@ -73,7 +73,7 @@ def results(compared: Compared, title: str) -> list[Table]:
 
 def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
     """Return every variant's ratios over ``base``: medians of per-round ratios."""
-    rows, found, seen = [], [], compared.seen
+    rows, found, seen = [], [], compared.comparison
     for name in compared.answers:
         if name == base:
             continue
@@ -108,7 +108,7 @@ def wanted(workload: str) -> dict[str, Bar]:
 
 def judged(compared: Compared, workload: str) -> list[Figure]:
     """Return LAPS's ratios with their bars; none if LAPS or the policy it is judged against was not run."""
-    figures, seen = [], compared.seen
+    figures, seen = [], compared.comparison
     for label, bar in wanted(workload).items():
         path = RATIOS[label]
         base = FCFS if label == OVER_FCFS else seen.best((*STOCK, SMALL), *path, most=math.isinf(bar.most))

@@ -155,7 +155,7 @@ def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
         names = (*STOCK, LAPS)
         seen = Bench(fleet, names, asked, settings, say).run(mixed, Measured(by_kind, capacity, STOCK[0]))
         status = fit(piece, "mixed open load", fleet, LAPS)
-    figures = seen.seen
+    figures = seen.comparison
     share = {k: {n: [1.0 - s for s in figures.values(n, k, "goodput")] for n in names} for k in KINDS}
     ttft = {k: {n: figures.values(n, k, "p90_ms") for n in names} for k in KINDS}
     best = min(STOCK, key=lambda name: statistics.mean(share[SHORT][name]))

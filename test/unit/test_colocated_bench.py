@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmark.colocated import DEFAULT, LAPS, NAMES, VARIANTS, as_even, piece
-from benchmark.results.seen import Seen
+from benchmark.results.comparison import Comparison
 
 SETTINGS = {"streams": 8, "longs": 3, "shorts": 12, "seconds": 12.0, "tbt_ms": None, "device": "here"}
 
@@ -14,7 +14,7 @@ def rounds(**of: float) -> list[dict[str, float]]:
 
 def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
     a, b, c = (name for name in VARIANTS if name not in (LAPS, DEFAULT))
-    seen = Seen(
+    seen = Comparison(
         {
             LAPS: rounds(tbt_p99=0.05, short_p90=0.1),
             DEFAULT: rounds(tbt_p99=1.0, short_p90=0.01),
@@ -35,5 +35,5 @@ def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
 def test_where_all_wait_longer_it_is_the_one_that_waits_least() -> None:
     names = [name for name in VARIANTS if name != LAPS]
     stock = {name: rounds(tbt_p99=0.1 + i) for i, name in enumerate(names)}
-    seen = Seen({LAPS: rounds(tbt_p99=0.01), **stock})
+    seen = Comparison({LAPS: rounds(tbt_p99=0.01), **stock})
     assert as_even(seen) == names[:1]

@@ -68,11 +68,11 @@ def compared(factor: float, rounds: int = 5) -> Compared:
 
 
 def test_ratios_are_those_of_the_rounds() -> None:
-    r = compared(0.25).seen.ratio("laps", "fcfs", SHORT, "p90_ms")
+    r = compared(0.25).comparison.ratio("laps", "fcfs", SHORT, "p90_ms")
     assert (r.median, r.low, r.high, r.verdict) == (
         pytest.approx(0.125), pytest.approx(0.125), pytest.approx(0.125), "less",
     )  # fmt: skip
-    few = compared(0.25, rounds=3).seen.ratio("laps", "fcfs", SHORT, "p90_ms")
+    few = compared(0.25, rounds=3).comparison.ratio("laps", "fcfs", SHORT, "p90_ms")
     assert few.verdict == "not shown"
 
 

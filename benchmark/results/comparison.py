@@ -40,7 +40,7 @@ def failed(head: str = "failed") -> Column:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Comparison:
     """Figures of each round, by variant. A figure is given by its path in a round's dictionary: "short", "p90_ms"."""
 
     rounds: Mapping[str, Sequence[Mapping[str, Any]]]
