@@ -28,9 +28,10 @@ import aiohttp
 from laps_core.scheduling.decode import LEAST_TARGET_S
 
 from benchmark.results import bars
+from benchmark.results.comparison import Column, Comparison
 from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table, count, parser, positive
-from benchmark.results.rounds import Ratio, in_turns, ratio
+from benchmark.results.piece import Figure, Piece, count, parser, positive
+from benchmark.results.rounds import in_turns
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, MODELS, Device, add_emulated
 from benchmark.rig.fleet import command_line
@@ -58,17 +59,19 @@ VARIANTS = {
 }
 PATIENCE_S = 120.0
 """Between two tokens of a request, the first one included."""
-FIGURES = ("tbt_p50", "tbt_p99", "tbt_longest", "short_p90", "ttft_mean", "long_p90", "requests_per_s")
-"""In seconds, but for the last."""
-NAMES = dict(
-    zip(
-        FIGURES,
-        (
-            *("between tokens, P50", "between tokens, P99", "between tokens, longest"),
-            *("short P90", "mean TTFT", "long P90", "requests/s"),
-        ),
-        strict=True,
-    )
+NAMES = {
+    "tbt_p50": "between tokens, P50",
+    "tbt_p99": "between tokens, P99",
+    "tbt_longest": "between tokens, longest",
+    "short_p90": "short P90",
+    "ttft_mean": "mean TTFT",
+    "long_p90": "long P90",
+    "requests_per_s": "requests/s",
+}
+"""Figures of a round, in seconds but for the last, and what tables call them."""
+RATE = "requests_per_s"
+COLUMNS = tuple(
+    Column(words, (key,), ".2f") if key == RATE else Column(words, (key,), scale=1e3) for key, words in NAMES.items()
 )
 
 
@@ -125,7 +128,7 @@ async def serve(url: str, requests: Sequence[Request]) -> float:
 
 
 def figures(requests: Sequence[Request], seconds: float) -> dict[str, float]:
-    """FIGURES of one round."""
+    """Figures of one round, as in NAMES."""
     gaps = [b - a for r in requests if r.kind == "stream" for a, b in zip(r.came_s, r.came_s[1:], strict=False)]
     waits = {kind: [r.came_s[0] - r.sent_s for r in requests if r.kind == kind] for kind in ("short", "long")}
     return {
@@ -178,49 +181,34 @@ def tokens(requests: Sequence[Request]) -> Tokens:
     return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
 
 
-Rounds = dict[str, list[dict[str, float]]]
-"""By variant: the FIGURES of each round."""
-
-
-def median(rounds: Sequence[dict[str, float]], figure: str) -> float:
-    """The median of a figure over a variant's rounds."""
-    return statistics.median(r[figure] for r in rounds)
-
-
-def as_even(seen: Rounds) -> list[str]:
+def as_even(seen: Comparison) -> list[str]:
     """Stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the one whose
     wait least."""
-    stock = {name: median(rounds, "tbt_p99") for name, rounds in seen.items() if name != LAPS}
-    most = max(median(seen[LAPS], "tbt_p99"), min(stock.values()))
+    stock = {name: seen.median(name, "tbt_p99") for name in seen.rounds if name != LAPS}
+    most = max(seen.median(LAPS, "tbt_p99"), min(stock.values()))
     return [name for name, p99 in stock.items() if p99 <= most]
 
 
-def piece(seen: Rounds, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
+def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
     """For the report."""
-    rows = []
-    for name, of in seen.items():
-        *times, rate = (median(of, figure) for figure in FIGURES)
-        rows.append((name, *(f"{1e3 * seconds:.0f}" for seconds in times), f"{rate:.2f}"))
-
-    def over(base: str, figure: str) -> Ratio:
-        return ratio([r[figure] for r in seen[LAPS]], [r[figure] for r in seen[base]])
-
     even, figures = as_even(seen), []
-    for figure, bar in (
+    for key, bar in (
         ("short_p90", bars.COLOCATED_SHORT),
         ("ttft_mean", bars.COLOCATED_MEAN),
-        ("requests_per_s", bars.COLOCATED_RATE),
+        (RATE, bars.COLOCATED_RATE),
     ):
-        pick = max if figure == "requests_per_s" else min
-        best = pick(even, key=lambda name: median(seen[name], figure))
-        figures.append(Figure.of(f"{NAMES[figure]}, laps / {best} (the best of stock)", over(best, figure), bar))
+        best = seen.best(even, key, most=key == RATE)
+        assert best is not None
+        figures.append(seen.figure(f"{NAMES[key]}, laps / {best} (the best of stock)", LAPS, best, (key,), bar))
     figures += [
-        Figure.of(f"{NAMES['tbt_p99']}, laps / {DEFAULT}", over(DEFAULT, "tbt_p99"), bars.COLOCATED_TBT),
-        Figure.of(f"{NAMES['long_p90']}, laps / {DEFAULT}", over(DEFAULT, "long_p90"), bars.COLOCATED_LONG),
+        seen.figure(f"{NAMES[key]}, laps / {DEFAULT}", LAPS, DEFAULT, (key,), bar)
+        for key, bar in (("tbt_p99", bars.COLOCATED_TBT), ("long_p90", bars.COLOCATED_LONG))
     ]
-    for figure, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST)):
-        target_s = decode["target_ms"] / 1e3
-        figures.append(Figure.of(f"{NAMES[figure]}, laps / target", median(seen[LAPS], figure) / target_s, bar))
+    target_s = decode["target_ms"] / 1e3
+    figures += [
+        Figure.of(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar)
+        for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST))
+    ]
     return Piece(
         name="colocated",
         title="Servers that prefill and decode",
@@ -229,9 +217,9 @@ def piece(seen: Rounds, decode: dict[str, Any], seed: int, settings: dict[str, A
         f"turns. {settings['device']}. The overlap loop. Stock settings with a P99 between tokens no longer than that "
         f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms.",
         seed=seed,
-        tables=[Table("Time between tokens and to the first one (ms)", ("server", *NAMES.values()), rows)],
+        tables=[seen.table("Time between tokens and to the first one (ms)", "server", COLUMNS)],
         figures=figures,
-        data={**settings, "rounds": seen, "decode": decode},
+        data={**settings, "rounds": seen.rounds, "decode": decode},
     )
 
 
@@ -267,7 +255,7 @@ def run(args: argparse.Namespace) -> Piece:
         decode = running[LAPS].laps_status()["decode"]
     settings = {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
     settings["device"] = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
-    return piece(seen, decode, args.seed, settings)
+    return piece(Comparison(seen), decode, args.seed, settings)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
 
 SHOWN = ("tbt_p99", "tbt_longest", "short_p90", "long_p90")
-"""Figures shown, out of ``colocated.FIGURES``."""
+"""Figures shown, out of ``colocated.NAMES``."""
 PICTURE = "tokens.png"
 STREAM_TOKENS = 160
 """Tokens of each stream: some 4 s on two cores, while nothing else runs."""
@@ -36,7 +36,7 @@ def lasting(requests: list[Request]) -> list[Request]:
 
 
 def summary(rounds: Sequence[tuple[list[Request], float]]) -> dict[str, float]:
-    """``colocated.FIGURES`` over all requests of a variant's rounds."""
+    """``colocated.NAMES`` over all requests of a variant's rounds."""
     return colocated.figures([r for requests, _ in rounds for r in requests], sum(seconds for _, seconds in rounds))
 
 

@@ -134,7 +134,7 @@ def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass
-class Seen:
+class Accuracy:
     """One load, measured and simulated."""
 
     measured: Values = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Seen:
         simulate: Simulate,
         lone: Callable[[Any, Any], Any],
         seed: int,
-    ) -> Seen:
+    ) -> Accuracy:
         """Simulate the jobs that were sent to servers. ``lone``: seconds of requests alone, by their new and cached
         tokens."""
         found = cls()
@@ -173,7 +173,7 @@ class Seen:
         return found
 
     @classmethod
-    def again(cls, raw: Mapping[str, Any], simulator: Simulator, seed: int) -> Seen:
+    def again(cls, raw: Mapping[str, Any], simulator: Simulator, seed: int) -> Accuracy:
         """Simulate a load as ``gather`` has left it."""
         rounds = [[Job(*row) for row in rows] for rows in raw["rows"]]
 

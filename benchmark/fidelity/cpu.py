@@ -21,7 +21,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, fixed, mix, uniform
 
 from benchmark.fidelity.calibration import Alone, Setup, alone
-from benchmark.fidelity.compare import KEYS, Seen, Simulator, add_again, again, drawn, gather, measure
+from benchmark.fidelity.compare import KEYS, Accuracy, Simulator, add_again, again, drawn, gather, measure
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SIMULATED
 from benchmark.results.pictures import against
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Piece:
     profile = known.under_load(Alone(**raw["alone"]), LAPS, jobs, raw["training"]["ttft"])
     profile.details["fit_error"] = raw["fit_error"]
     profile.save(args.profile_out)
-    seen = Seen.again(raw["loads"][MIXED], Simulator(profile, CHUNK), args.seed)
+    seen = Accuracy.again(raw["loads"][MIXED], Simulator(profile, CHUNK), args.seed)
     figures = seen.ratios("{policy}, {key}: simulated / measured", dict.fromkeys(KEYS, SIMULATED))
     worst = max((abs(math.log(f.value)), f.value) for f in figures)[1]
     figures.append(Figure.of("furthest simulated / measured", worst, SIMULATED))

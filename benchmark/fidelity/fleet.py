@@ -21,8 +21,7 @@ from laps_plan.sim.variants import run as simulate
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Closed, Trace
 
-from benchmark.fidelity import compare
-from benchmark.fidelity.claims import HEADS, Claims
+from benchmark.fidelity import claims, compare
 from benchmark.fidelity.compare import drawn, quantiles
 from benchmark.fidelity.policies import capacity, emulator, sizes
 from benchmark.load import client
@@ -34,7 +33,7 @@ from benchmark.rig.fleet import warm_up
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import LAPS, STOCK, site
+from benchmark.router import LAPS, STOCK, site
 
 GATEWAY = "gateway, power of two"
 BASE = "stock"
@@ -204,7 +203,7 @@ def run(args: argparse.Namespace) -> Piece:
     sim = simulated(args, device, profile, rate, slo_s)
     found, figures = tables(real, sim, args)
     model = "32b" if "32b" in device.name else "8b"
-    claims = Table("Claims of the paper", HEADS, Claims(real, sim, model, args.servers).rows)
+    judged = Table("Claims of the paper", claims.HEADS, claims.rows(real, sim, model, args.servers))
     lasted = [e["lasted_over_profile"]["median"] for of in real["emulator"].values() for e in of]
     furthest = max(lasted, key=lambda x: abs(x - 1.0))
     return Piece(
@@ -215,7 +214,7 @@ def run(args: argparse.Namespace) -> Piece:
         f"requests/s (simulated). SLO: a TTFT of {SLO_S:g} s, stretched as the device is. This machine's host is in "
         "what was measured, the profile's in what was simulated.",
         args.seed,
-        [claims, *found],
+        [judged, *found],
         [*figures, Figure("step as it lasted over the profile, furthest median", furthest)],
         data={"device": device.name, "emulated": real, "simulated": sim},
     )

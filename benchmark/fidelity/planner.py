@@ -19,7 +19,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.named import Offer, Scale, make
 
 from benchmark.fidelity import compare
-from benchmark.fidelity.compare import Raw, Seen, Simulator, gather
+from benchmark.fidelity.compare import Accuracy, Raw, Simulator, gather
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import PLANNED
 from benchmark.results.piece import Figure, Parser, Piece
@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> Piece:
             jobs = arrivals(trace, profile, args.chunk, args.seconds, args.seed)
             raw |= gather(fleet, trace, [jobs], POLICIES, args.seed, say)
     simulator = Simulator.like(device, profile, args.chunk, overlap=False)
-    seen = {trace: Seen.again(of, simulator, args.seed) for trace, of in raw.items()}
+    seen = {trace: Accuracy.again(of, simulator, args.seed) for trace, of in raw.items()}
     return piece(seen, device, args)
 
 
-def piece(seen: dict[str, Seen], device: Device, args: argparse.Namespace) -> Piece:
+def piece(seen: dict[str, Accuracy], device: Device, args: argparse.Namespace) -> Piece:
     """Return tables and ratios of all loads."""
     figures: list[Figure] = []
     cases: list[dict[str, Any]] = []

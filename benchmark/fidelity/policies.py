@@ -24,7 +24,7 @@ from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity import compare
 from benchmark.fidelity.calibration import Alone, Setup, alone
-from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Seen, Simulator, drawn, gather, measure
+from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Simulator, drawn, gather, measure
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
@@ -103,7 +103,7 @@ def measured(args: argparse.Namespace, device: Device, keep: Callable[[Any], Non
             keep(found)
 
 
-def judged(load: Seen) -> list[Figure]:
+def judged(load: Accuracy) -> list[Figure]:
     """Return LAPS's figures against the best stock policy, and against fcfs."""
     seen, figures = load.measured, []
     for key, bar, base in (
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> Piece:
         Alone(**raw["alone"]), FCFS, training, raw["training"]["ttft"], overlap=overlap
     )
     simulator = Simulator.like(device, calibrated, args.chunk, overlap=overlap)
-    loads = {float(name): Seen.again(of, simulator, args.seed) for name, of in raw["loads"].items()}
+    loads = {float(name): Accuracy.again(of, simulator, args.seed) for name, of in raw["loads"].items()}
     # The judged load first.
     loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
     tables, figures = [], judged(loads[JUDGED]) if JUDGED in loads else []

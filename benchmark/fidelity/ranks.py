@@ -18,7 +18,7 @@ from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.streams import Trace
 
-from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Round, Seen, Simulate, measure
+from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, measure
 from benchmark.fidelity.groups import CHUNK, LOADS, PROFILE, Load, device_of, knobs, servers_of
 from benchmark.load.prompts import Prompts
 from benchmark.load.sessions import Homes, SessionPrompts
@@ -102,13 +102,13 @@ def compared(
     seen: dict[str, list[Round]],
     seed: int,
     slow: float = 1.0,
-) -> Seen:
+) -> Accuracy:
     """Return the figures of all rounds, with the simulator beside them."""
     run = simulator(load, profile, slow)
-    return Seen.of(rounds, seen, run, lambda new, old: lone_s(profile, new, old, CHUNK), seed)
+    return Accuracy.of(rounds, seen, run, lambda new, old: lone_s(profile, new, old, CHUNK), seed)
 
 
-def piece(load: Load, seen: Seen, text: str, seed: int, data: dict[str, Any]) -> Piece:
+def piece(load: Load, seen: Accuracy, text: str, seed: int, data: dict[str, Any]) -> Piece:
     """Return tables and ratios of all rounds."""
     judged = dict(zip(KEYS, (*map(Bar, load.bars), bars.NO_MORE, bars.EMULATED_RATE), strict=True))
     figures = [Figure.of(f"{key}, {LAPS} / {SPF}", seen.over(LAPS, SPF, key), bar) for key, bar in judged.items()]

@@ -59,8 +59,11 @@ class Ratio:
 
 
 def ratio(new: Sequence[float], base: Sequence[float]) -> Ratio:
-    """Return new / base, round by round. Raises ValueError on unequal numbers of rounds, or none."""
+    """Return new / base, round by round; NaN if a round lacks a value. Raises ValueError on unequal numbers of rounds,
+    or none."""
     per_round = [_over(a, b) for a, b in zip(new, base, strict=True)]
+    if any(math.isnan(value) for value in per_round):
+        return Ratio(math.nan, math.nan, math.nan, len(per_round), 0.0)
     return Ratio(statistics.median(per_round), *interval(per_round))
 
 

@@ -74,7 +74,7 @@ DEVICE = ("--device", H200)
 GPU = ("loads", "lone", "slices", "mixed", "code", "azure")
 
 STEPS: dict[str, Step] = {
-    "headline": Step("benchmark.headline", leaves=("headline", "overload")),
+    "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
     "serve": _serve("bursty,azure,code,lmsys,whale"),
     "serve-pd": _serve("mooncake,turns", "--pd"),
     "closed": Step(
@@ -82,8 +82,8 @@ STEPS: dict[str, Step] = {
         ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3"),
     ),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
-    "slices": Step("benchmark.slices"),
-    "window": Step("benchmark.window"),
+    "slices": Step("benchmark.serve.slices"),
+    "window": Step("benchmark.serve.window"),
     "router-echo": Step("benchmark.router", ("--echo", "--rounds", "3", "--seconds", "2")),
     "router-workers": Step("benchmark.router", ("--workers", "--rounds", "3", "--seconds", "2")),
     "router-mix": Step("benchmark.router", ("--mix", "--prefill", "8", "64")),
@@ -107,9 +107,9 @@ STEPS: dict[str, Step] = {
         "benchmark.fidelity", ("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300")
     ),
     "rounds-cost": Step("benchmark.rounds_cost"),
-    "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
+    "gpu": Step("benchmark.serve.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),
-    "graphs": Step("benchmark.graphs", gpu=True),
+    "graphs": Step("benchmark.serve.graphs", gpu=True),
     # Code of the tests; each server imports for itself, as in production.
     "faults": Step(
         "warm", ("faults", "--requests", "10000"), env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}

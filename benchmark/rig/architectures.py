@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,21 +130,7 @@ def make(folder: Path, name: str) -> Path:
         _save_weights(tmp, chosen)
         model.save_tokenizer(tmp, model.Shape(context=SIZES["max_position_embeddings"]))
 
-    return once(folder / f"{name}-{chosen.key}", write)
-
-
-def once(out: Path, write: Callable[[Path], None]) -> Path:
-    """Fill the folder ``out`` by ``write`` unless that was done before; return it."""
-    if (out / "done").exists():
-        return out
-    tmp = out.with_name(f".{out.name}.{os.getpid()}")
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True)
-    write(tmp)
-    (tmp / "done").touch()
-    shutil.rmtree(out, ignore_errors=True)
-    tmp.rename(out)
-    return out
+    return model.once(folder / f"{name}-{chosen.key}", write)
 
 
 def random_weights(chosen: Architecture, layers: int) -> Any:

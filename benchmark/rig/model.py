@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,20 @@ def corpus() -> list[str]:
     return [f.read_text() for f in files if f.exists()]
 
 
+def once(out: Path, write: Callable[[Path], None]) -> Path:
+    """Fill the folder ``out`` by ``write`` unless that was done before; return it."""
+    if (out / "done").exists():
+        return out
+    tmp = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(tmp, ignore_errors=True)
+    tmp.mkdir(parents=True)
+    write(tmp)
+    (tmp / "done").touch()
+    shutil.rmtree(out, ignore_errors=True)
+    tmp.rename(out)
+    return out
+
+
 def make(folder: Path, shape: Shape | None = None) -> Path:
     """Write the checkpoint under ``folder`` unless it exists; return its path.
 
@@ -83,18 +98,12 @@ def make(folder: Path, shape: Shape | None = None) -> Path:
     """
     shape = shape or Shape()
     key = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode()).hexdigest()[:10]
-    out = folder / f"qwen2-{shape.layers}x{shape.hidden}-{key}"
-    if (out / "done").exists():
-        return out
-    tmp = folder / f".{out.name}.{os.getpid()}"
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True)
-    save_tokenizer(tmp, shape)
-    _save_weights(tmp, shape)
-    (tmp / "done").touch()
-    shutil.rmtree(out, ignore_errors=True)
-    tmp.rename(out)
-    return out
+
+    def write(tmp: Path) -> None:
+        save_tokenizer(tmp, shape)
+        _save_weights(tmp, shape)
+
+    return once(folder / f"qwen2-{shape.layers}x{shape.hidden}-{key}", write)
 
 
 def save_tokenizer(folder: Path, shape: Shape) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from served import NORMAL, Prefill, on
 
-from benchmark import serve
 from benchmark.results.piece import Piece
+from benchmark.serve import command as serve
 
 pytestmark = on(NORMAL)
 

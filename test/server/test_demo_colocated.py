@@ -48,7 +48,7 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_ratio_is_that_of_laps_to_stock() -> None:
-    result = {name: dict.fromkeys(colocated.FIGURES, by) for name, by in ((LAPS, 0.05), (DEFAULT, 0.5))}
+    result = {name: dict.fromkeys(colocated.NAMES, by) for name, by in ((LAPS, 0.05), (DEFAULT, 0.5))}
     rows = demo_colocated.table(result).rows
     assert list(rows[-1]) == ["laps / stock", *["0.10"] * len(demo_colocated.SHOWN)]
 

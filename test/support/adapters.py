@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmark.rig import architectures
+from benchmark.rig import architectures, model
 
 RANK, ALPHA = 8, 16
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -39,7 +39,7 @@ def lora(folder: Path, base: Path, seed: int) -> Path:
         config |= {"target_modules": list(TARGETS), "base_model_name_or_path": base.name}
         (tmp / "adapter_config.json").write_text(json.dumps(config))
 
-    return architectures.once(folder / f"{base.name}-adapter-{seed}", write)
+    return model.once(folder / f"{base.name}-adapter-{seed}", write)
 
 
 def merge(model: Any, adapter: Path) -> None:
@@ -77,4 +77,4 @@ def draft(folder: Path, name: str) -> Path:
         made.config.architectures = [f"{chosen.family}ForCausalLMEagle"]
         made.config.save_pretrained(tmp)
 
-    return architectures.once(folder / f"{name}-eagle-{chosen.key}", write)
+    return model.once(folder / f"{name}-eagle-{chosen.key}", write)

@@ -10,7 +10,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.turns import Turn
 
 from benchmark.load.connection import request
-from benchmark.suites.router.agents import SYSTEM_TOKENS, SYSTEMS, arrivals, kept_at_best, prompts, rebased, work_s
+from benchmark.router.agents import SYSTEM_TOKENS, SYSTEMS, arrivals, kept_at_best, prompts, rebased, work_s
 
 S, LONGEST = SYSTEM_TOKENS, 65536
 PROFILE = Profile.load("h200-qwen3-8b")

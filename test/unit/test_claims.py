@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmark.fidelity.claims import Claims
+from benchmark.fidelity import claims
 
 
 def runs(rate: float, mean: float, over: float) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def runs(rate: float, mean: float, over: float) -> dict[str, Any]:
 def verdicts(mine: dict[str, Any], servers: int, model: str = "8b") -> dict[str, str]:
     theirs = runs(10.0, 1.0, 0.4)
     found = {"stock": theirs, "stock, gateway": runs(10.0, 1.0, 0.047), "laps servers": mine, "laps": mine}
-    return {row[0].split(" (")[0]: row[3] for row in Claims(found, found, model, servers).rows}
+    return {row[0].split(" (")[0]: row[3] for row in claims.rows(found, found, model, servers)}
 
 
 def test_all_that_is_reached_is_said_to_be() -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from benchmark.colocated import DEFAULT, FIGURES, LAPS, VARIANTS, as_even, piece
+from benchmark.colocated import DEFAULT, LAPS, NAMES, VARIANTS, as_even, piece
+from benchmark.results.comparison import Comparison
 
 SETTINGS = {"streams": 8, "longs": 3, "shorts": 12, "seconds": 12.0, "tbt_ms": None, "device": "here"}
 
 
 def rounds(**of: float) -> list[dict[str, float]]:
-    return [{**dict.fromkeys(FIGURES, 1.0), **of}] * 3
+    return [{**dict.fromkeys(NAMES, 1.0), **of}] * 3
 
 
 def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
     a, b, c = (name for name in VARIANTS if name not in (LAPS, DEFAULT))
-    seen = {
-        LAPS: rounds(tbt_p99=0.05, short_p90=0.1),
-        DEFAULT: rounds(tbt_p99=1.0, short_p90=0.01),
-        a: rounds(tbt_p99=0.04, short_p90=0.4),
-        b: rounds(tbt_p99=0.05, short_p90=0.2),
-        c: rounds(tbt_p99=0.06, short_p90=0.1),
-    }
+    seen = Comparison(
+        {
+            LAPS: rounds(tbt_p99=0.05, short_p90=0.1),
+            DEFAULT: rounds(tbt_p99=1.0, short_p90=0.01),
+            a: rounds(tbt_p99=0.04, short_p90=0.4),
+            b: rounds(tbt_p99=0.05, short_p90=0.2),
+            c: rounds(tbt_p99=0.06, short_p90=0.1),
+        }
+    )
     assert as_even(seen) == [a, b]
     found = {f.name: f for f in piece(seen, {"target_ms": 50.0}, 1, SETTINGS).figures}
     best = found[f"short P90, laps / {b} (the best of stock)"]
@@ -31,5 +34,6 @@ def test_laps_is_compared_with_settings_whose_streams_wait_no_longer() -> None:
 
 def test_where_all_wait_longer_it_is_the_one_that_waits_least() -> None:
     names = [name for name in VARIANTS if name != LAPS]
-    seen = {LAPS: rounds(tbt_p99=0.01), **{name: rounds(tbt_p99=0.1 + i) for i, name in enumerate(names)}}
+    stock = {name: rounds(tbt_p99=0.1 + i) for i, name in enumerate(names)}
+    seen = Comparison({LAPS: rounds(tbt_p99=0.01), **stock})
     assert as_even(seen) == names[:1]

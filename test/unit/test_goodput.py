@@ -9,7 +9,7 @@ import pytest
 from laps_plan.profile import Profile
 from laps_plan.traffic import tasks
 
-from benchmark.goodput import STOCK, WAYS, Study
+from benchmark.sim.goodput import STOCK, WAYS, Study
 
 STUDY = Study(Profile.load("h200-qwen3-8b"), "8b", 200, (1,))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmark import graphs
+from benchmark.serve import graphs
 
 
 def rates(graph: float) -> dict[str, dict[str, list[float]]]:

@@ -12,7 +12,7 @@ from laps_plan.sim.metrics import lone_s
 from laps_plan.traffic.job import THRESHOLD, Job
 
 from benchmark.fidelity import ranks
-from benchmark.fidelity.compare import Seen
+from benchmark.fidelity.compare import Accuracy
 from benchmark.fidelity.groups import CHUNK, CONTEXT, LOADS, POOL, PROFILE, Load, servers_of
 from benchmark.load.sessions import HELD, Homes, SessionPrompts, to_rank
 from benchmark.rig.variants import LAPS, SPF
@@ -141,7 +141,7 @@ def test_the_simulator_runs_the_jobs_of_the_servers() -> None:
         assert statistics.fmean(record.ttft) > 0.27, "the smallest step takes so long"
     rounds = {name: [{"ttft": [1.0] * len(jobs), "ended_s": 100.0}] for name in records}
     seen = ranks.compared(load, profile, [jobs], rounds, 1)
-    piece = ranks.piece(load, Seen(seen.measured, seen.measured), "text", 1, {})
+    piece = ranks.piece(load, Accuracy(seen.measured, seen.measured), "text", 1, {})
     ours = [f for f in piece.figures if f.name.endswith(f"{LAPS} / {SPF}")]
     assert [f.bar for f in ours] == ["<= 0.4", "<= 0.58", "<= 0.36", "<= 1", ">= 1"]
     assert all(f.value == 1.0 and f.met for f in piece.figures if f.name.endswith("simulated / emulated"))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
+from cores import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import LONG, SHORT, ClassName, classify, new_tokens, unit_of, usable_threshold
@@ -21,13 +22,6 @@ def test_the_views_partition_the_list_in_order(waiting: list[int]) -> None:
     assert views.of(LONG) is views.long
 
 
-class Request:
-    """Compared by identity, as SGLang's are."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-
-
 @given(st.data())
 def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.DataObject) -> None:
     dual: DualQueue[Request] = DualQueue()
@@ -36,10 +30,10 @@ def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.Data
 
     def class_of(request: Request) -> ClassName:
         classed.append(request)
-        return classify(request.tokens, 256)
+        return classify(request.seqlen, 256)
 
     for _ in range(data.draw(st.integers(1, 6))):
-        waiting = waiting + [Request(n) for n in data.draw(st.lists(st.integers(1, 512), max_size=6))]
+        waiting = waiting + [Request("", n) for n in data.draw(st.lists(st.integers(1, 512), max_size=6))]
         what = data.draw(st.sampled_from(["batch", "abort", "grow", "nothing"]))
         views = dual.views(waiting, class_of)
         if what == "batch":
@@ -51,10 +45,10 @@ def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.Data
         elif what == "abort" and waiting:
             waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
         elif what == "grow" and waiting:
-            waiting[0].tokens = 400
+            waiting[0].seqlen = 400
             dual.forget()
         classed.clear()
-        expected = split(waiting, lambda r: classify(r.tokens, 256))
+        expected = split(waiting, lambda r: classify(r.seqlen, 256))
         views = dual.views(waiting, class_of)
         assert (views.short, views.long) == (expected.short, expected.long)
         if what in ("batch", "nothing"):
@@ -63,8 +57,8 @@ def test_views_kept_from_round_to_round_are_those_of_a_fresh_split(data: st.Data
 
 @given(st.lists(st.booleans()), st.integers(0, 3), st.booleans())
 def test_what_a_builder_took_and_added_is_found(taken: list[bool], added: int, mixed: bool) -> None:
-    before = [Request(i) for i in range(len(taken))]
-    new = [Request(-1) for _ in range(added)]
+    before = [Request(str(i)) for i in range(len(taken))]
+    new = [Request("new") for _ in range(added)]
     after = [r for r, t in zip(before, taken, strict=True) if not t] + new
     if mixed:
         after.reverse()
@@ -96,7 +90,7 @@ class Drawn(list[T]):
 
 
 def test_taking_from_the_front_costs_a_step_for_each_up_to_the_last_one_taken() -> None:
-    before = Drawn(Request(i) for i in range(100))
+    before = Drawn(Request(str(i)) for i in range(100))
     for taken in ((0, 1, 2), (1, 3)):
         gone = Counted(id(before[i]) for i in taken)
         after = without(before, gone)
@@ -109,8 +103,8 @@ def test_taking_from_the_front_costs_a_step_for_each_up_to_the_last_one_taken() 
 
 def test_a_batch_of_one_class_is_not_looked_for_in_the_other() -> None:
     dual: DualQueue[Request] = DualQueue()
-    waiting = [Request(n) for n in (9, 900, 9, 900, 900)]
-    views = dual.views(waiting, lambda r: classify(r.tokens, 256))
+    waiting = [Request("", n) for n in (9, 900, 9, 900, 900)]
+    views = dual.views(waiting, lambda r: classify(r.seqlen, 256))
     gone = Counted(map(id, views.short))
     dual.took(SHORT, gone, without(waiting, set(gone)))
     assert gone.looks == 2

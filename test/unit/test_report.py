@@ -76,7 +76,7 @@ def test_the_page_holds_tables_pictures_bars_and_what_is_missing(tmp_path: Path)
     leaves = {leaf for name, step in steps.STEPS.items() for leaf in step.leaves or (name,)}
     for name in leaves - {"headline", "azure"}:
         assert f"- **{name}**: not measured" in text
-    assert "- **overload**: not measured (python -m benchmark.headline --out out/report)" in text
+    assert "- **overload**: not measured (python -m benchmark.serve.headline --out out/report)" in text
     assert (tmp_path / "report" / "headline.svg").exists()
 
 

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from benchmark import serve
 from benchmark.rig import devices, variants
+from benchmark.serve import command as serve
 
 CPU = ["--device", "cpu"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmark import slices
-from benchmark.slices import FCFS, LAPS, Seen
+from benchmark.serve import slices
+from benchmark.serve.slices import FCFS, LAPS, Seen
 
 
 def seen(short: float, long: float, met: float) -> Seen:

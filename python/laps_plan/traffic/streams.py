@@ -159,8 +159,6 @@ class Closed:
     n: float
     seed: int = 0
     slo_s: float | None = None
-    kinds: Sequence[Sizes] = ()
-    """Lengths of each client, where they differ."""
     follows: bool = True
     _rngs: list[random.Random] = field(init=False, default_factory=list)
     _sent: int = field(init=False, default=0)
@@ -181,14 +179,7 @@ class Closed:
         low, high = TURNAROUND_S
         self._sent += 1
         at = now + low + (high - low) * rng.random()
-        sizes = self.kinds[client] if self.kinds else self.sizes
-        return Job(at, sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
-
-
-def populations(kinds: Sequence[tuple[Sizes, int]], seed: int = 0) -> Closed:
-    """Closed loops of several kinds of clients: (what they ask, how many) each. Never ends by itself."""
-    each = [sizes for sizes, n in kinds for _ in range(n)]
-    return Closed(each[0], len(each), float("inf"), seed, kinds=each)
+        return Job(at, self.sizes(rng), slo_s=self.slo_s, client=client, number=self._sent)
 
 
 class Jobs(Closed):

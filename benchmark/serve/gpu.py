@@ -1,10 +1,10 @@
 """All GPU measurements in one go: real prefill servers of all variants, loaded in turns, within a few minutes.
 
-    python -m benchmark.gpu [--minutes 15] [--workload mixed,code,azure] [--out out/gpu]
+    python -m benchmark.serve.gpu [--minutes 15] [--workload mixed,code,azure] [--out out/gpu]
 
-First checks that every server answers, and records the status of the LAPS ones. Then runs ``benchmark.slices`` and
-``benchmark.serve`` on the same servers; each piece is written as soon as it is done. Workloads that would not be done
-in time are not begun.
+First checks that every server answers, and records the status of the LAPS ones. Then runs ``slices`` and workloads of
+``serve`` on the same servers; each piece is written as soon as it is done. Workloads that would not be done in time are
+not begun.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 
 from laps_plan.traffic.job import Job
 
-from benchmark import serve, slices
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import LONE as LONE_BAR
@@ -34,6 +33,8 @@ from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF
+from benchmark.serve import command as serve
+from benchmark.serve import slices
 
 NAMES = (FCFS, SPF, LAPS)
 LONE, LONE_ROUNDS = 20, 21
@@ -89,7 +90,7 @@ def lone(fleet: Fleet, prompts: Prompts, args: argparse.Namespace, names: Sequen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.gpu", __doc__, "gpu", rounds="(5)", seed=1, seconds=8.0, whole=True)
+    p = parser("python -m benchmark.serve.gpu", __doc__, "gpu", rounds="(5)", seed=1, seconds=8.0, whole=True)
     p.add_argument("--minutes", type=float, default=15.0, help="total time, the servers' start included (15)")
     p.add_argument("--workload", default="mixed,code,azure", help="workloads of benchmark.serve (mixed,code,azure)")
     p.add_argument("--skip-slices", action="store_true")
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not piece.name.startswith("gpu-"):
             piece.name, piece.title = f"gpu-{piece.name}", f"{piece.title}, on a GPU"
         out = args.out / piece.name
-        piece.leave(out, "benchmark.gpu", argv)
+        piece.leave(out, "benchmark.serve.gpu", argv)
         for picture in piece.pictures:
             shutil.copy((left or out) / picture, out)
 

@@ -16,12 +16,12 @@ import uvloop
 from benchmark.load import client
 from benchmark.load.connection import Target, request
 from benchmark.results import bars
+from benchmark.results.comparison import Column, Comparison
 from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.results.rounds import in_turns
-from benchmark.results.seen import Column, Seen
 from benchmark.rig import servers
-from benchmark.suites.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
+from benchmark.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
 
 PREFILLS, DECODES = 4, 1
 STREAM_EVENTS = 16
@@ -133,7 +133,9 @@ def measured(
 
 def tables(loads: Loads, title: str, first: str, columns: Sequence[Column], names: Sequence[str], note: str) -> Table:
     """Return a table with a row for each load and router."""
-    rows = [(load, *row) for load, seen in loads.items() for row in Seen({n: seen[n] for n in names}).rows(columns)]
+    rows = [
+        (load, *row) for load, seen in loads.items() for row in Comparison({n: seen[n] for n in names}).rows(columns)
+    ]
     return Table(title, (first, "router", *(c.head for c in columns)), rows, note)
 
 
@@ -159,7 +161,7 @@ def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> P
             load = f"{'stream' if stream else 'whole'}, {clients} clients"
             loads[load] = in_turns((*ALL, DIRECT), rounds, once, say, f"{load}, ")
     figures = [
-        Seen(seen).figure(f"router: {what}, {load}, laps / stock", LAPS, STOCK, (key,), bar)
+        Comparison(seen).figure(f"router: {what}, {load}, laps / stock", LAPS, STOCK, (key,), bar)
         for load, seen in loads.items()
         for what, key, bar in (("requests/s", "per_s", bars.ROUTER_RATE), ("P99 latency", "p99_ms", bars.ROUTER_P99))
     ]
@@ -197,7 +199,7 @@ def run_workers(out: Path, rounds: int, seconds: float, say: Callable[[str], Non
 
             loads[load] = in_turns(names, rounds, once, say, f"{load}, ")
     figures = [
-        Seen(seen).figure(f"router: requests/s, {load}, {many} / one", many, one, ("per_s",), bars.ROUTER_WORKERS)
+        Comparison(seen).figure(f"router: requests/s, {load}, {many} / one", many, one, ("per_s",), bars.ROUTER_WORKERS)
         for load, seen in loads.items()
     ]
     failed = sum(r["failed"] for seen in loads.values() for turns in seen.values() for r in turns)

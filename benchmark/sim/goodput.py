@@ -1,6 +1,6 @@
 """Goodput: the highest rate at which 90% of the requests have their first token within their own objective, simulated.
 
-    python -m benchmark.goodput [--profile h200-qwen3-32b --model 32b] [--scales 0.5 1 2]
+    python -m benchmark.sim.goodput [--profile h200-qwen3-32b --model 32b] [--scales 0.5 1 2]
 
 FlowPrefill's metric: four tasks (text, image, search, file) with lengths and objectives of their own. Stock policies
 and LAPS, with the objectives as deadlines or without.
@@ -107,7 +107,7 @@ class Study:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.goodput", __doc__, "goodput", seed=1, whole=True)
+    p = parser("python -m benchmark.sim.goodput", __doc__, "goodput", seed=1, whole=True)
     p.add_argument("--profile", default="h200-qwen3-8b")
     p.add_argument("--model", choices=list(tasks.OBJECTIVES_S), default="8b", help="model whose objectives apply (8b)")
     p.add_argument("--scales", type=positive, nargs="+", default=[1.0], help="factors on the objectives (1)")
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     heads = ("requests/s", *(f"objectives x {scale:g}" for scale in args.scales))
     Piece("goodput", "Goodput", text, args.seed, [Table("Goodput", heads, rows)], figures, data=found).leave(
-        args.out, "benchmark.goodput", argv, every=True
+        args.out, "benchmark.sim.goodput", argv, every=True
     )
     return 0
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.load.connection import Target
+from benchmark.results.comparison import Column
 from benchmark.results.metrics import KINDS
-from benchmark.results.seen import Column
 from benchmark.rig import servers
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import flush

@@ -22,7 +22,7 @@ from benchmark.results.piece import parser, positive
 from benchmark.rig import devices
 from benchmark.rig.fleet import command_line
 from benchmark.rig.progress import Progress
-from benchmark.suites.router import agents, echo, pools, real
+from benchmark.router import agents, echo, pools, real
 
 AGENTS_ON = "emulated:h200-qwen3-8b,slow=4"
 """Default device of --agents: slow enough that two cores keep up with several servers."""

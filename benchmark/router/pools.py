@@ -28,8 +28,8 @@ from benchmark.results import bars
 from benchmark.results.metrics import quantiles
 from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import model, servers
-from benchmark.suites.router import FLAGS, LAPS, MODULES
-from benchmark.suites.router.emulated import Emulated
+from benchmark.router import FLAGS, LAPS, MODULES
+from benchmark.router.emulated import Emulated
 
 SHORT_TOKENS, LONG_TOKENS = 240, 720
 LOAD = 0.6
@@ -41,8 +41,8 @@ SHARES, FLEET_SHARES = (0.9, 0.1, 0.9), (0.9, 0.1)
 ROUTERS, PREFILLS = 3, 8
 REPLACED, KILLED = 4.5, 6.5
 """Times at which a server is replaced and a router killed (phases after the start)."""
-BEAT_S = 0.05
-"""Polling period of the routers (seconds); longer before more servers."""
+BEAT_S, LONE_BEAT_S = 0.05, 0.5
+"""Polling period of several routers, which are to agree, and of one alone (seconds)."""
 GRACE_S = 5.0
 """Time for which a server that was taken from the routers goes on, like a pod's grace period (seconds)."""
 PATIENCE_S = 60.0
@@ -166,7 +166,7 @@ async def play(setting: Setting, seed: int, out: Path, say: Callable[[str], None
     jobs, events = setting.jobs(random.Random(seed)), []
     try:
         await asyncio.to_thread(lambda: [r.start() for r in routers] and [r.ready() for r in routers])
-        looking = asyncio.create_task(watch.look(routers, BEAT_S * max(1.0, setting.prefills / PREFILLS)))
+        looking = asyncio.create_task(watch.look(routers, BEAT_S if setting.routers > 1 else LONE_BEAT_S))
         say(
             f"{setting.prefills} instances, {len(setting.shares)} phases of {setting.phase_s:g} s, {len(jobs)} requests"
         )

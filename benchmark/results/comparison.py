@@ -28,6 +28,11 @@ class Column:
     over: Callable[[Sequence[float]], float] = statistics.median
     """From the rounds' values to the shown one."""
 
+    def text(self, values: Sequence[float]) -> str:
+        """Return the cell; a dash for NaN."""
+        value = self.scale * self.over(values)
+        return "-" if math.isnan(value) else f"{value:{self.form}}"
+
 
 def failed(head: str = "failed") -> Column:
     """Return the column of requests that failed in all rounds."""
@@ -35,7 +40,7 @@ def failed(head: str = "failed") -> Column:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Comparison:
     """Figures of each round, by variant. A figure is given by its path in a round's dictionary: "short", "p90_ms"."""
 
     rounds: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -64,10 +69,7 @@ class Seen:
 
     def rows(self, columns: Sequence[Column]) -> list[tuple[str, ...]]:
         """Return a row for each variant, its name first."""
-        return [
-            (name, *(f"{c.scale * c.over(self.values(name, *c.path)):{c.form}}" for c in columns))
-            for name in self.rounds
-        ]
+        return [(name, *(c.text(self.values(name, *c.path)) for c in columns)) for name in self.rounds]
 
     def table(self, title: str, first: str, columns: Sequence[Column], note: str = "") -> Table:
         """Return a table with a row for each variant; ``first``: head of their names."""

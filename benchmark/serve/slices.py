@@ -1,8 +1,8 @@
 """Benefit and cost of slices: a short request that meets a long batch, and long requests that meet none.
 
-    python -m benchmark.slices [--rounds 5] [--tokens 8192] [--out out/slices]
-    python -m benchmark.slices --loop overlap --no-tp                    # on the CPU, in SGLang's default loop
-    python -m benchmark.slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time against slice_ms
+    python -m benchmark.serve.slices [--rounds 5] [--tokens 8192] [--out out/slices]
+    python -m benchmark.serve.slices --loop overlap --no-tp                    # on the CPU, in SGLang's default loop
+    python -m benchmark.serve.slices --device emulated:h200-qwen3-32b,slow=4   # FlowPrefill's blocking time
 
 Prefill servers whose chunk holds the whole long prompt, in turns: stock fcfs, which runs it in one piece, and LAPS.
 Then both on two tensor-parallel ranks, for the cost of their agreement at each boundary. A slice is one layer here, the
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error("--tokens is at least 512")
     with command_line("bench slices"):
         piece = run(args, args.device.in_loop(args.loop))
-    piece.leave(args.out, "benchmark.slices", argv, every=True)
+    piece.leave(args.out, "benchmark.serve.slices", argv, every=True)
     return 0
 
 

@@ -11,8 +11,6 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,9 @@ from benchmark.load import client
 from benchmark.load.client import Answer, Loop
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
+from benchmark.results.comparison import Comparison
 from benchmark.results.metrics import KINDS, Slo, figures, quantile
-from benchmark.results.rounds import Ratio, in_turns, ratio
+from benchmark.results.rounds import in_turns
 from benchmark.rig.fleet import Fleet, Running, busy_s, flush
 
 PATIENCE_S = 60.0
@@ -143,16 +142,10 @@ class Compared:
         whole = figures([a for r in self.answers[name] for a in r], self.slo)
         return whole | {key: statistics.median(r[key] for r in rounds) for key in ("requests_per_s", "tokens_per_s")}
 
-    def values(self, name: str, *path: str) -> list[float]:
-        """Return one figure, round by round, such as ``("short", "p90_ms")``."""
-        return [float(reduce(getitem, path, figures)) for figures in self.per_round(name)]  # type: ignore[arg-type]
-
-    def ratio(self, new: str, base: str, *path: str) -> Ratio | None:
-        """Return one figure of a variant over another's; None if a round lacks it."""
-        a, b = self.values(new, *path), self.values(base, *path)
-        if any(math.isnan(v) for v in (*a, *b)):
-            return None
-        return ratio(a, b)
+    @property
+    def comparison(self) -> Comparison:
+        """Return the figures of all rounds."""
+        return Comparison({name: self.per_round(name) for name in self.answers})
 
 
 @dataclass

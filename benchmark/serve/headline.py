@@ -1,6 +1,6 @@
 """The headline: short prompts among long ones at 60% of capacity, LAPS against stock policies; then an overload.
 
-    python -m benchmark.headline [--rounds 5] [--seconds 12] [--out out]
+    python -m benchmark.serve.headline [--rounds 5] [--seconds 12] [--out out]
 
 Two results: ``headline`` with its bars, and ``overload`` (120%, more short prompts than the machine can serve), where
 no request of either class waits longer than LAPS promises. Under ten minutes on two cores.
@@ -26,9 +26,9 @@ from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
-from benchmark.serve import LONG_CHUNKS, how_served, piece_of_open
-from benchmark.suites.serve.compare import Bench, Compared, Measured, Settings
-from benchmark.suites.serve.promises import Terms, worst
+from benchmark.serve.command import LONG_CHUNKS, how_served, piece_of_open
+from benchmark.serve.compare import Bench, Compared, Measured, Settings
+from benchmark.serve.promises import Terms, worst
 
 NAMES = (*STOCK, LAPS)
 OVERLOADED = (FCFS, SPF, LAPS)
@@ -42,7 +42,7 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
     for name in OVERLOADED:
         for kind in KINDS:
             ratios = [worst(answers, kind, terms) for answers in compared.answers[name]]
-            waits = compared.values(name, kind, "longest_wait_s")
+            waits = compared.comparison.values(name, kind, "longest_wait_s")
             rows.append((name, kind, f"{max(waits):.2f}", f"{max(ratios):.2f}", *(f"{r:.2f}" for r in ratios)))
             bar = NO_MORE if name == LAPS else None
             figures.append(Figure.of(f"longest {kind} TTFT over the promised bound, {name}", max(ratios), bar, rounds))
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with command_line("bench"):
         pieces = _run(args, say)
     for piece in pieces:
-        piece.leave(args.out / piece.name, "benchmark.headline", argv)
+        piece.leave(args.out / piece.name, "benchmark.serve.headline", argv)
     say("done")
     return 0
 

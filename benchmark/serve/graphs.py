@@ -1,6 +1,6 @@
 """Batches of short prompts from full graphs against SGLang's own prefill graphs, in one run. Needs a GPU.
 
-    python -m benchmark.graphs [--concurrency 1 8 32 128] [--seconds 4] [--rounds 2]
+    python -m benchmark.serve.graphs [--concurrency 1 8 32 128] [--seconds 4] [--rounds 2]
 
 The closed loops of ``benchmark.serve`` with LMSYS lengths of up to 256 tokens. "laps" is the scheduler without full
 graphs, so that the contributions of scheduler and graphs can be separated. What one batch takes on each path:
@@ -17,7 +17,6 @@ from typing import Any
 
 from laps_plan.traffic.job import THRESHOLD
 
-from benchmark import serve
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
 from benchmark.results.piece import Figure, Piece, count, parser
@@ -26,6 +25,7 @@ from benchmark.rig import devices
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import LAPS, ON, Variant
+from benchmark.serve import command as serve
 
 CHUNK = 8192
 DEFAULT, GRAPHS = "breakable", "graphs"
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit("Nothing was measured: CUDA graphs need a GPU, and there is none here.")
     with command_line("bench graphs"):
         piece = run(args)
-    piece.leave(args.out, "benchmark.graphs", argv)
+    piece.leave(args.out, "benchmark.serve.graphs", argv)
     return 0
 
 

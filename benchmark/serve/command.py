@@ -22,7 +22,6 @@ import argparse
 import csv
 import gzip
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -40,8 +39,8 @@ from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
 from benchmark.rig.progress import Progress
-from benchmark.suites.serve import check, tables
-from benchmark.suites.serve.compare import Bench, Compared, Points, Settings
+from benchmark.serve import check, tables
+from benchmark.serve.compare import Bench, Compared, Points, Settings
 
 BASE = variants.FCFS
 THERE = "the server"
@@ -234,7 +233,7 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
 
 
 def _closed(points: Points, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
-    over, figures, data = tables.closed(points, names, base)
+    over, figures, data = tables.closed(points, names, base, variants.LAPS if base == BASE else None)
     picture = "closed.svg"
     panels = {
         label: {name: [statistics.median(points[n][name][key]) for n in sorted(points)] for name in names}
@@ -244,7 +243,3 @@ def _closed(points: Points, names: Sequence[str], base: str, how: str, args: arg
     text = f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
     captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,14 +20,14 @@ from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
+from benchmark.results.comparison import Column, Comparison, failed
 from benchmark.results.metrics import KINDS, quantiles
 from benchmark.results.piece import Figure, Piece
 from benchmark.results.rounds import in_turns
-from benchmark.results.seen import Column, Seen, failed
 from benchmark.rig import devices, model
 from benchmark.rig.devices import Device
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import KEYED, LAPS, TTFT, site
+from benchmark.router import KEYED, LAPS, TTFT, site
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
 """System prompts with tools, each shared by some of the sessions."""
@@ -137,7 +137,7 @@ def run(
 
 def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
     """Return the piece for the report."""
-    found = Seen(seen)
+    found = Comparison(seen)
     judged = [Figure.of(f"cached tokens kept, {name}", found.median(name, "kept"), bars.KEPT) for name in (LAPS, NAMED)]
     for kind, bar in ((SHORT, bars.AGENTS_BEHIND_ROUTER), (LONG, None)):
         best = found.best((name for name in seen if WAYS[name][0] != LAPS), kind, "p90_ms")

@@ -16,15 +16,15 @@ from laps_plan.traffic.streams import in_turn, poisson
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results import bars
+from benchmark.results.comparison import Comparison, failed
 from benchmark.results.metrics import KINDS, quantiles
 from benchmark.results.piece import Piece
 from benchmark.results.rounds import in_turns
-from benchmark.results.seen import Seen, failed
 from benchmark.rig import model
 from benchmark.rig.devices import CPU, MODELS, Device
 from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.suites.router import ALL, LAPS, STOCK, TTFT, site
+from benchmark.router import ALL, LAPS, STOCK, TTFT, site
 
 TWO = 2
 SYSTEM_TOKENS, SYSTEMS = 400, 3
@@ -113,7 +113,7 @@ def run(
 
 def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
     """Return the piece for the report."""
-    found, few, judged = Seen(seen), settings["prefill"] == TWO, []
+    found, few, judged = Comparison(seen), settings["prefill"] == TWO, []
     for kind, bar in ((SHORT, bars.BEHIND_ROUTER), (LONG, bars.BEHIND_ROUTER_LONG)):
         best = found.best((name for name in seen if name != LAPS), kind, "p90_ms")
         assert best is not None

@@ -1,6 +1,6 @@
 """The waiting window and the latency model on real prefill servers (CPU), and their bars.
 
-    python -m benchmark.window [--rounds 5] [--quick] [--only alone,closed,slo] [--out out/window]
+    python -m benchmark.serve.window [--rounds 5] [--quick] [--only alone,closed,slo] [--out out/window]
 
 SGLang's overlap loop is off for all of them: on a CPU the step itself blocks the scheduler, so that loop would only
 hold every answer back until the next batch has run, which no GPU does.
@@ -47,8 +47,8 @@ from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, command_line, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, LAPS, ON, STOCK, Variant
-from benchmark.suites.serve import compare
-from benchmark.suites.serve.compare import Bench, Measured, Settings
+from benchmark.serve import compare, tables
+from benchmark.serve.compare import Bench, Measured, Settings
 
 CHUNK, SLO_CHUNK = 512, 256
 DUAL, AWD, FIXED = "dual queue", "AWD", "fixed window"
@@ -105,36 +105,20 @@ def alone(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
 
 
 def closed(fleet: Fleet, piece: Piece, args: argparse.Namespace) -> None:
-    """Measure requests/s over concurrency. A round is A B C, C B A, so that drift affects all of them."""
+    """Measure requests/s over concurrency."""
     seconds, names = 0.5 if args.quick else 2.0, tuple(v.name for v in WINDOWS)
     settings = Settings(2 * args.rounds, seconds, UTILISATION, 2, SLO_FACTOR, LONG_TOKENS)
-    seen = Bench(fleet, names, fleet.prompts, settings, fleet.say).closed(shorts(), CLIENTS)
-    best: list[float] = []
-    points: dict[str, Any] = {}
-    rows = []
-    for clients, at in seen.items():
-        turns = {n: at[n]["requests_per_s"] for n in names}
-        rate = {n: [(a + b) / 2 for a, b in zip(v[::2], v[1::2], strict=True)] for n, v in turns.items()}
-        ttft = {n: at[n]["p50_ms"] for n in names}
-        figures = {n: at[n]["steady"] for n in names}
-        r = {n: ratio(rate[n], rate[DUAL]) for n in (AWD, FIXED)}
-        best.append(r[AWD].median)
-        over = {n: x.as_dict() for n, x in r.items()}
-        points[str(clients)] = {"requests_per_s": rate, "ttft_p50_ms": ttft, "ratio": over, "steady": figures}
-        piece.figures += [Figure.of(f"requests/s, {clients} clients, {n} / dual queue", x) for n, x in r.items()]
-        rows.append((
-            str(clients), *(f"{statistics.median(v):.0f}" for v in rate.values()),
-            *(f"{x} {x.verdict}" for x in r.values()), *(f"{statistics.median(v):.1f}" for v in ttft.values()),
-        ))  # fmt: skip
-    heads = ("clients", *(f"{n} /s" for n in names), *(f"{n} / dual queue" for n in (AWD, FIXED)))
-    heads = (*heads, *(f"TTFT P50 {n} ms" for n in names))
-    piece.tables.append(Table("Closed loop of short prompts: requests/s", heads, rows))
-    piece.figures += [
-        Figure.of("requests/s at AWD's worst point", min(best), bars.CLOSED_WORST),
-        Figure.of("requests/s at AWD's best point", max(best), bars.CLOSED_BEST),
-    ]
+    points = Bench(fleet, names, fleet.prompts, settings, fleet.say).closed(shorts(), CLIENTS)
+    found, figures, data = tables.closed(points, names, DUAL, AWD)
+    piece.tables += found
+    piece.figures += figures
     status = fit(piece, "closed loop of shorts", fleet, AWD)
-    piece.data["closed"] = {"points": points, "window": status["window"]}
+    piece.data["closed"] = {**data, "window": status["window"]}
+    medians = {name: [statistics.median(points[n][name]["requests_per_s"]) for n in CLIENTS] for name in names}
+    over = {name: [a / b for a, b in zip(medians[name], medians[DUAL], strict=True)] for name in (AWD, FIXED)}
+    panels = {"requests/s over the dual queue alone": over}
+    pictures.lines(CLIENTS, panels, "clients in a closed loop of short prompts", args.out / "window.svg")
+    piece.pictures["window.svg"] = "Requests/s over the dual queue alone."
 
 
 @dataclass(frozen=True)
@@ -171,8 +155,9 @@ def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
         names = (*STOCK, LAPS)
         seen = Bench(fleet, names, asked, settings, say).run(mixed, Measured(by_kind, capacity, STOCK[0]))
         status = fit(piece, "mixed open load", fleet, LAPS)
-    share = {k: {n: [1.0 - s for s in seen.values(n, k, "goodput")] for n in names} for k in KINDS}
-    ttft = {k: {n: seen.values(n, k, "p90_ms") for n in names} for k in KINDS}
+    figures = seen.comparison
+    share = {k: {n: [1.0 - s for s in figures.values(n, k, "goodput")] for n in names} for k in KINDS}
+    ttft = {k: {n: figures.values(n, k, "p90_ms") for n in names} for k in KINDS}
     best = min(STOCK, key=lambda name: statistics.mean(share[SHORT][name]))
     rows = [
         (n, *(f"{100 * statistics.median(share[k][n]):.1f}%" for k in KINDS),
@@ -197,7 +182,7 @@ def slo(piece: Piece, args: argparse.Namespace, say: Progress) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.window", __doc__, "window", rounds="at least 5 for a verdict")
+    p = parser("python -m benchmark.serve.window", __doc__, "window", rounds="at least 5 for a verdict")
     p.add_argument("--quick", action="store_true", help="a third of the load per round, for a quick check")
     p.add_argument("--only", default="", help=f"some of {', '.join(QUESTIONS)}, separated by commas")
     args = p.parse_args(argv)
@@ -221,9 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     closed(fleet, piece, args)
         if "slo" in wanted:
             slo(piece, args, say)
-    if pictures.window(piece.data, args.out / "window.svg"):
-        piece.pictures["window.svg"] = "Requests/s over the dual queue alone; SLO violations."
-    piece.leave(args.out, "benchmark.window", argv)
+    piece.leave(args.out, "benchmark.serve.window", argv)
     return 0
 
 

@@ -1,0 +1,1 @@
+"""Scheduler variants compared on the same work, on real servers."""

@@ -1,1 +1,0 @@
-"""Comparisons, each with a command of its own beside this folder."""

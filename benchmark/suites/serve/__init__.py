@@ -1,1 +1,0 @@
-"""Scheduler variants compared on the same work, on real servers; ``benchmark/serve.py`` is the command."""
