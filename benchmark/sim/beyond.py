@@ -10,7 +10,7 @@ from laps_core.group import slices as group_slices
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.slices import Slices
 from laps_core.length import ClassName
-from laps_core.pools import choice
+from laps_core.pools import choice, offers
 from laps_core.pools.choice import Pools
 from laps_core.pools.controller import PoolController
 from laps_core.pools.prefixes import Ask
@@ -39,8 +39,8 @@ def _everything(self: Ask, *_: Any) -> int:
     return max(1, self.total)
 
 
-def _fewest(offers: Sequence[Any], ask: Ask) -> Any:
-    return min(offers, key=lambda offer: (offer[2].outstanding_tokens, offer[2].served_tokens))
+def _fewest(found: Sequence[Any], ask: Ask) -> Any:
+    return min(found, key=lambda offer: (offer[2].outstanding_tokens, offer[2].served_tokens))
 
 
 BEYOND = (
@@ -53,11 +53,11 @@ BEYOND = (
     Rule("those still to come, of ranks", "who waits counts once", kind="group",
          patches=[put(GroupPlanner, "_learn_arrivals", _nothing), put(group_slices, "AHEAD", 1.0)]),
     Rule("first answer", "fewest tokens in flight", kind="router",
-         patches=[put(Pools, "_first", staticmethod(_fewest))]),
+         patches=[put(choice, "first", _fewest)]),
     Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
-    Rule("delay of others", "its own answer alone", patches=[put(choice, "BEHIND", 0.0)], kind="router"),
+    Rule("delay of others", "its own answer alone", patches=[put(offers, "BEHIND", 0.0)], kind="router"),
     Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _stays)], kind="router"),
     Rule("copies of prefixes", "none", patches=[put(Pools, "_host_of_copy", _nothing)], kind="router"),
     Rule("spill", "own pool only", alloc={"spill": "off"}, kind="router"),
-    Rule("spill of long ones in a flood", "to idle servers", patches=[put(choice, "FLOOD", math.inf)], kind="router"),
+    Rule("spill of long ones in a flood", "to idle servers", patches=[put(offers, "FLOOD", math.inf)], kind="router"),
 )  # fmt: skip

@@ -15,7 +15,8 @@ from laps_core.scheduling.plan import Paused, Plan
 
 from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
-from sglang_laps.core import LapsCore, Lines, Part
+from sglang_laps.core import LapsCore
+from sglang_laps.flights import Lines, Part
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
 

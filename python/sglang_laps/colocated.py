@@ -18,7 +18,8 @@ from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sglang_laps import slices
 from sglang_laps.builder import streams
-from sglang_laps.core import Flight, LapsCore, Part
+from sglang_laps.core import LapsCore
+from sglang_laps.flights import Flight, Part
 from sglang_laps.interlude import Interlude
 from sglang_laps.stand_in import device_of
 
@@ -46,7 +47,7 @@ def ahead(scheduler: Scheduler, core: LapsCore, part: Part) -> int:
 
     def tokens(req: Any) -> float:
         left = min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
-        return left * (1.0 if req.sampling_params.ignore_eos else ratio)
+        return float(left * (1.0 if req.sampling_params.ignore_eos else ratio))
 
     return int(sum(tokens(r) for r in {id(r): r for r in begun}.values() if r is not part.slot))
 

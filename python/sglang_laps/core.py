@@ -8,108 +8,16 @@ are parked beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from laps_core.length import LONG, SHORT, ClassName
 from laps_core.scheduling.decode import Decode
 from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
+from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan
 from laps_core.scheduling.queues import changes, without
 
-from sglang_laps.classes import Classes, Tag
-
-Req = Any
-"""A request of SGLang's."""
-
-
-class Lines(NamedTuple):
-    """Requests that wait in one round."""
-
-    short: list[Req]
-    long: list[Req]
-    """Prompts in progress, then those that wait: what the plan may pick from."""
-    begun: list[Req]
-    """Prompts between two of their chunks, the one in the slot first; not those that a paused batch has cut."""
-
-
-@dataclass(slots=True)
-class Part:
-    """Requests that the batch builder is shown."""
-
-    cls: ClassName
-    queue: list[Req]
-    """Waiting requests."""
-    slot: Req | None = None
-    """A prompt in progress."""
-    tokens: int = 0
-    """New tokens of a long batch; 0 = what the server's chunk holds."""
-    whole: bool = True
-    """Nothing may be cut."""
-    carries: bool = False
-    """The batch has a row of each stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class InProgress:
-    """Prompts between two of their chunks, where SGLang looks for a batch, or for the one prompt in the slot."""
-
-    reqs: list[Req]
-
-    @property
-    def seqlen(self) -> int:
-        """Tokens of all of them."""
-        return sum(r.seqlen for r in self.reqs)
-
-    @property
-    def prefix_len(self) -> int:
-        """Tokens that are prefilled already."""
-        return sum(r.prefix_len for r in self.reqs)
-
-
-@dataclass(slots=True, kw_only=True)
-class Flight(Running):
-    """A batch on the device."""
-
-    batch: Any
-    reqs: list[Req]
-    """Requests whose prompts are prefilled."""
-    cut: Req | None
-    """The prompt that goes on after it."""
-    layers: int = 0
-    """Layers of a slice; 0 = the pass runs in one piece."""
-    parts: int = 1
-    """Slices of a layer."""
-    lasted_s: float = 0.0
-    """Device time that it had, once its result is processed."""
-    abandoned: bool = False
-    """True if the pass ended in a pause, as all of its requests were aborted."""
-    round: int = 0
-    """Round of a group of data-parallel ranks in which it was built."""
-    marks: tuple[Any, Any] = (None, None)
-    """Begin and end of the pass on the device, where the host does not see them."""
-
-    @property
-    def rows(self) -> int:
-        """Streams that have a row in it, after ``reqs``."""
-        return len(self.shape) - len(self.reqs)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Since-start counters of one class."""
-
-    batches: int = 0
-    requests: int = 0
-    tokens: int = 0
-    busy_s: float = 0.0
-
-    def add(self, other: Totals) -> None:
-        """Add up."""
-        self.batches += other.batches
-        self.requests += other.requests
-        self.tokens += other.tokens
-        self.busy_s += other.busy_s
+from sglang_laps.classes import Classes
+from sglang_laps.flights import Flight, InProgress, Lines, Part, Req, Totals, as_waiting
 
 
 class LapsCore:
@@ -180,8 +88,8 @@ class LapsCore:
         prompts that are done, and are being fetched."""
         short, long, begun = lines
         self.pacer.arrived(now, self.classes.new_shorts)
-        shorts = [self.waiting(r) for r in short[:LOOKAHEAD]]
-        longs = [self.waiting(r, self._rank(r), begun=i < len(begun)) for i, r in enumerate(long)]
+        shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
+        longs = [as_waiting(r, self._rank(r), begun=i < len(begun)) for i, r in enumerate(long)]
         plan = self.pacer.plan(
             now,
             shorts,
@@ -216,7 +124,7 @@ class LapsCore:
         whole_s = self.pacer.model.predict(flight.shape)
         reqs = [r for f in self.under_way for r in f.reqs]
         rank = min(map(self._rank, reqs), default=0)
-        seen = [self.waiting(r) for r in reqs]
+        seen = [as_waiting(r) for r in reqs]
         weight, due_s = self.pacer.sizes.weight(seen), [w.deadline_s for w in seen if w.deadline_s is not None]
         due = min(due_s, default=None)
         if whole_s is None:
@@ -226,14 +134,6 @@ class LapsCore:
 
     def _rank(self, req: Req) -> int:
         return 0 if self._priority is None else self._priority(req)
-
-    def waiting(self, req: Req, rank: int = 0, *, begun: bool = False) -> Waiting:
-        """A request as the rules see it. `begun`: it is between two of its chunks."""
-        tag: Tag = req.laps_tag
-        if not begun:
-            return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
-        done = max(req.prefix_len, req.extend_end or 0)
-        return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
 
     def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req], paused: Paused | None) -> ClassName | None:
         """The class with the strictly higher priority, if the server schedules by it. What is paused is long."""

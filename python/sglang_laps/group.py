@@ -20,10 +20,13 @@ from laps_core.length import LONG
 from laps_core.scheduling.plan import LOOKAHEAD, Plan, Waiting
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_laps.flights import as_waiting
+
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
-    from sglang_laps.core import Flight, LapsCore, Lines
+    from sglang_laps.core import LapsCore
+    from sglang_laps.flights import Flight, Lines
 
 KEPT = 512
 """Rounds for which the time of a step is waited for: each of its pauses may be one, and the overlap loop processes a
@@ -182,13 +185,12 @@ class Group:
 
         Of those between two of their chunks only one: SGLang has one slot for them.
         """
-        core = self._core
         begun = len(lines.begun)
-        longs = [core.waiting(r, begun=i < begun) for i, r in enumerate(lines.long)]
+        longs = [as_waiting(r, begun=i < begun) for i, r in enumerate(lines.long)]
         going = min(
             range(begun), key=lambda i: longs[i].since_s if self._planner.due else longs[i].tokens, default=None
         )
-        shorts = [(r, core.waiting(r), (True, i)) for i, r in enumerate(lines.short[:LOOKAHEAD])]
+        shorts = [(r, as_waiting(r), (True, i)) for i, r in enumerate(lines.short[:LOOKAHEAD])]
         others = [(lines.long[i], w, (False, i)) for i, w in enumerate(longs) if i >= begun or i == going]
         found = [(self._prompt(r, w), at) for r, w, at in (*shorts, *others)]
         return [p for p, _ in found], [at for _, at in found]
@@ -203,8 +205,8 @@ class Group:
             else:
                 # It counts as much as when it came.
                 now = now._replace(weight=known.weight, started=w.started)
-            tag.prompt = now
-        return tag.prompt
+            known = tag.prompt = now
+        return known
 
     def _learn(self, ran: tuple[OwnShape, ...]) -> None:
         """The time of a step, once it is known here what all ranks ran in it: they say so in the next round."""

@@ -42,8 +42,8 @@ async def _merged() -> dict[str, Any]:
 _status = Kept(_merged)
 
 
-@app.get(f"/{STATUS_ROUTE}")
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@app.get(f"/{STATUS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
+@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
 async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
     """Status of the LAPS scheduler; one entry a data-parallel rank under "ranks" where there are several. Each answer
     takes the scheduler some time: clients that ask often give the age that they accept (``max_age_s``, seconds)."""
@@ -51,8 +51,8 @@ async def laps_status(max_age_s: float = 0.0) -> dict[str, Any]:
     return {**status, "age_s": round(age_s, 3), "pool": to_builtins(_pool.read()), "dp_size": dp_size_by_room()}
 
 
-@app.post(f"/{POOL_ROUTE}")
-@auth_level(AuthLevel.ADMIN_OPTIONAL)
+@app.post(f"/{POOL_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
+@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
 async def laps_pool(request: Request) -> Response:
     """Compare and set the pool that this server is in: a PoolChange, answered by a PoolRecord."""
     status, text = _pool.asked(await request.body())

@@ -38,7 +38,7 @@ def recount(batch: Any) -> None:
         counted = torch.tensor(tokens, dtype=torch.int64).to(batch.device)
         for one in penalizers.penalizers.values() if tokens else ():
             alone = _row(one, row)
-            for token in counted.split(1):
+            for token in torch.split(counted, 1):
                 alone.cumulate_output_tokens(token)
 
 

@@ -25,7 +25,7 @@ CHUNKS = 3
 """Length of the longest profiled prompt, in chunks."""
 
 
-@warmup(NAME)
+@warmup(NAME)  # type: ignore[untyped-decorator,unused-ignore]
 async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> None:
     """Send the profile's prompts through the server's own front; nothing is sent to any decode server."""
     rng = random.Random(0)

@@ -20,7 +20,8 @@ from msgspec import structs
 
 from sglang_laps import graphs
 from sglang_laps.classes import Tag
-from sglang_laps.core import LapsCore, Totals
+from sglang_laps.core import LapsCore
+from sglang_laps.flights import Totals
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

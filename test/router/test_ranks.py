@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefill import PrefillInstance
 
 from .fake_ranks import RankedPrefill
 from .fakes import LONG, Stack, World, entry, stack

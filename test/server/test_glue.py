@@ -14,7 +14,8 @@ from laps_core.length import LONG, SHORT
 from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Paused, Plan
 from sglang_laps.classes import Classes, Tag
-from sglang_laps.core import LapsCore, Part
+from sglang_laps.core import LapsCore
+from sglang_laps.flights import Part
 
 from .adders import builder
 from .fields import Fields, Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from laps_core.pools.choice import Choice, Pools
-from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import Ask
 
 

@@ -11,7 +11,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.scheduling.decode import Decode
 from laps_core.scheduling.plan import LOOKAHEAD, Plan
 from pacers import spend
-from sglang_laps.core import Lines, Part, Totals
+from sglang_laps.flights import Lines, Part, Totals
 
 # -- decisions
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from laps_core.pools.instances import RECENT, REST_S, SPAN_S, TOGETHER_S, Instance, PrefillInstance, open_to
+from laps_core.pools.instances import RECENT, REST_S, TOGETHER_S, Instance, open_to
+from laps_core.pools.prefill import SPAN_S, PrefillInstance
 from laps_core.pools.ranks import RANKS_MAX
 from laps_core.protocol import PoolRecord
 

@@ -8,7 +8,7 @@ import pytest
 from choosing import send
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig
-from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import Ask, PrefixIndex, fingerprint
 
 TEXT = b"".join(b"%08d" % i for i in range(512))

@@ -9,8 +9,9 @@ from choosing import send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
-from laps_core.pools.choice import BEHIND, Choice, Offer, Pools
+from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
+from laps_core.pools.offers import BEHIND, Offer
 from laps_core.pools.prefixes import Ask, fingerprint
 from laps_core.pools.pressure import BOTH
 

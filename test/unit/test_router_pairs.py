@@ -6,7 +6,8 @@ import pytest
 from choosing import send
 from laps_core.pools.choice import Pools, Tried
 from laps_core.pools.config import AllocConfig
-from laps_core.pools.instances import Instance, PrefillInstance
+from laps_core.pools.instances import Instance
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import Ask, fingerprint
 
 Way = tuple[PrefillInstance, Instance]

@@ -16,7 +16,7 @@ from choosing import send
 from laps_core.pools.choice import Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
-from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import (
     SHARERS,
     WATCHED,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
-from laps_core.pools.instances import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance
 from laps_core.pools.outlook import Learnt
+from laps_core.pools.prefill import PREFIX_TOKENS, PREFIX_TOKENS_MOST, PrefillInstance
 from laps_core.pools.prefixes import SHARERS, Ask, Fingerprint, fingerprint
 from laps_core.pools.ranks import RANKS_MAX, Rank
 

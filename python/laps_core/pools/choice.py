@@ -6,17 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Literal
 
-from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move
 from laps_core.pools.decode import DecodeInstance, roomiest
-from laps_core.pools.instances import Clock, Instance, Lease, Place, PrefillInstance, open_to
+from laps_core.pools.instances import Clock, Instance, Lease, open_to
+from laps_core.pools.offers import Offer, first, least, offers, relief
 from laps_core.pools.outlook import Learnt
-from laps_core.pools.prefixes import Ask, Fingerprint, PrefixIndex, SharedPrefixes
+from laps_core.pools.prefill import Place, PrefillInstance
+from laps_core.pools.prefixes import Ask, SharedPrefixes
 from laps_core.pools.pressure import BOTH, Pool
 from laps_core.pools.ranks import Rank
 from laps_core.pools.sessions import SessionTable
@@ -24,19 +24,6 @@ from laps_core.protocol import Assignment
 
 MOST_WORK_S = 3600.0
 """Most work counted for one request, whatever speed a server reports (seconds): sums stay finite."""
-EASE = 0.5
-"""A deadline is met with ease if the predicted TTFT takes at most this share of it: predictions err."""
-Offer = tuple[float, int, Place, float]
-"""Cost there (seconds), tokens to be computed there, the place (server or rank), and the part of the cost that other
-requests bear (seconds)."""
-BEHIND = 3.0
-"""Weight of a request's work beside its own wait, for later requests that wait for it. A prefix computed anew delays
-everybody; by its own wait alone a request would leave its prefix too often."""
-_cost = itemgetter(0)
-NOTHING = PrefixIndex(0)
-FLOOD = 8
-"""Multiple of ``load_unit`` in flight everywhere in a pool from which long requests spill to busy instances, too: to
-those with as many times less in flight."""
 
 
 Why = Literal["session", "prefix", "expected", "pool", "spill", "copy"]
@@ -222,18 +209,18 @@ class Pools:
         holder = self._sessions.holder(ask, usable, now, threshold)
         own, others = list[Offer](), list[Offer]()
         if holder is None:
-            own, others = self._offers(usable, ask, known, now)
-            _, new, chosen, _ = self._first(own or others, ask)
+            own, others = offers(usable, ask, known, now, threshold)
+            _, new, chosen, _ = first(own or others, ask)
         else:
             new, chosen = ask.new(holder.prefixes), holder
         length_class = SHORT if new <= threshold else LONG
         if not own:
             spilled = holder is None
         elif others and chosen.pool == length_class:
-            relief = self._relief(length_class, own, others)
-            if relief:
+            helpers = relief(self.config, length_class, own, others)
+            if helpers:
                 spilled = True
-                _, new, chosen, _ = self._first(relief, ask)
+                _, new, chosen, _ = first(helpers, ask)
         elif chosen.pool == LONG and length_class == SHORT:
             shares = self._shared_blocks(ask, chosen)
             host = self._host_of_copy(ask, shares, others)
@@ -267,67 +254,6 @@ class Pools:
                 choice.place.prefixes.add(p)
                 p.prompt = None
 
-    def _offers(
-        self, usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float
-    ) -> tuple[list[Offer], list[Offer]]:
-        """Return offers of the request's own pool and of the other pool. Of the places of a server that have nothing of
-        the prompt cached and no work, the one that has served least stands for all: none is better."""
-        threshold, total = self.config.threshold, max(1, ask.total)
-        prefixed = total > threshold
-        own: list[Offer] = []
-        others: list[Offer] = []
-        heads = {p.hashes[0] for p in known}
-        head, several = next(iter(heads), 0), len(heads) > 1
-        fresh = ask.new(NOTHING) if known else total
-        fresh_short = fresh <= threshold
-        model: Coefficients | None = None
-        step_s = work_s = behind_s = 0.0
-        for i in usable:
-            pool = i.pool
-            free: Place | None = None
-            busy: list[Place] = []
-            for place in i.places:
-                blocks = place.prefixes.blocks
-                if not blocks.keys().isdisjoint(heads) if several else head in blocks:
-                    new = ask.new(place.prefixes)
-                    short = new <= threshold
-                    here = place.outlook.model
-                    took_s = here.work_s(new, total - new)
-                    others_s = BEHIND * took_s
-                    cost_s = place.outlook.with_work_s(now, here.step_s, took_s, short) + others_s
-                    offer = cost_s, new, place, others_s
-                    # A request that is short only because its history is cached there belongs there.
-                    at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
-                    (own if at_home else others).append(offer)
-                elif place.outlook.free_at > now or place.outstanding:
-                    busy.append(place)
-                elif free is None or place.served_tokens < free.served_tokens:
-                    free = place
-            if free is None and not busy:
-                continue
-            if i.outlook.model is not model:
-                # Servers that report no speed share one model.
-                model = i.outlook.model
-                step_s, work_s = model.step_s, model.work_s(fresh, total - fresh)
-                behind_s = BEHIND * work_s
-            offers = own if pool == BOTH or (pool == SHORT) == fresh_short or (fresh_short and prefixed) else others
-            if free is not None:
-                offers.append((step_s + work_s + behind_s, fresh, free, behind_s))
-                continue
-            for place in busy:
-                cost_s = place.outlook.with_work_s(now, step_s, work_s, fresh_short) + behind_s
-                offers.append((cost_s, fresh, place, behind_s))
-        return own, others
-
-    @staticmethod
-    def _first(offers: list[Offer], ask: Ask) -> Offer:
-        """Return the offer answered first; if several meet the deadline with ease, the one with the least work."""
-        if ask.slo_s is not None:
-            easy = [o for o in offers if o[0] - o[3] <= EASE * ask.slo_s]
-            if easy:
-                return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
-        return _least(offers)
-
     @staticmethod
     def _shared_blocks(ask: Ask, holder: Place) -> int:
         """Return how many blocks of the only prompt ``holder`` has; 0 for a batch."""
@@ -339,32 +265,5 @@ class Pools:
         if not shares or not self._shared.due(ask.prompts[0], shares):
             return None
         hosts = [o for o in others if o[2].pool == SHORT]
-        host = _least(hosts) if hosts else None
+        host = least(hosts) if hosts else None
         return None if host is None or host[2].outstanding_tokens > self.config.load_unit else host
-
-    def _relief(self, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
-        """Return places of the other pool that may take a request whose ``own`` pool is overloaded."""
-        unit = self.config.load_unit
-        least = min(o[2].outstanding_tokens for o in own)
-        if least <= unit:
-            return []
-        able = [o for o in others if self._may_spill(home, o[2])]
-        idle = [o for o in able if not o[2].outstanding]
-        if idle or home == SHORT or least <= FLOOD * unit:
-            return idle
-        return [o for o in able if o[2].outstanding_tokens * FLOOD <= least]
-
-    def _may_spill(self, home: Pool, to: Place) -> bool:
-        if self.config.spill == "auto":
-            return home == SHORT or to.outlook.parks
-        return self.config.spill in ("both", home)
-
-
-def _least(offers: list[Offer]) -> Offer:
-    """Return the cheapest offer; of several, the one with the least in flight."""
-    least = min(offers, key=_cost)[0]
-    return min((o for o in offers if o[0] == least), key=lambda o: _load(o[2]))
-
-
-def _load(p: Place) -> tuple[int, int, int]:
-    return p.outstanding_tokens, p.outstanding, p.served_tokens

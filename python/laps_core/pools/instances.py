@@ -5,31 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT, ClassName
 from laps_core.pools.breaker import Breaker
-from laps_core.pools.outlook import Learnt, Outlook
-from laps_core.pools.prefixes import PrefixIndex
-from laps_core.pools.pressure import BOTH
-from laps_core.pools.ranks import RANKS_MAX, Rank
-from laps_core.protocol import Assignment, PoolRecord
-from laps_core.slo import overshoot
+from laps_core.pools.ranks import Rank
+
+if TYPE_CHECKING:
+    from laps_core.pools.prefill import PrefillInstance
 
 Role = Literal["prefill", "decode"]
 Clock = Callable[[], float]
 
-SPAN_S = 5.0
-"""Averaging time of the router's own view of an instance, about (seconds)."""
 REST_S = 1.0
 """Time for which an instance is passed over after a fault of this machine (seconds)."""
 RECENT = 0.1
 """Weight of the newest answer in an instance's latency."""
-PREFIX_TOKENS = 1 << 20
-"""Size of the prefix index for a server that does not report its prefix cache (tokens)."""
-PREFIX_TOKENS_MOST = 1 << 24
-"""Limit of the prefix index of a server, whatever it reports (tokens): it takes 35 MB here."""
 TOGETHER_S = 5.0
 """Requests that an instance loses within this time count as lost together (seconds)."""
 
@@ -143,122 +134,6 @@ class Instance:
 
     def left(self, lease: Lease, answered: bool) -> None:
         """Hook: a request has been answered, or has failed."""
-
-
-class PrefillInstance(Instance):
-    """A prefill server: member of one pool or of both, with an index of the prefixes it has cached."""
-
-    def __init__(
-        self,
-        url: str,
-        bootstrap_port: int | None,
-        pool: Assignment = BOTH,
-        *,
-        clock: Clock,
-        learnt: Learnt | None = None,
-    ) -> None:
-        """``learnt``: latency model for servers that report none, shared within one router."""
-        super().__init__(url, "prefill", clock)
-        self.bootstrap_port = bootstrap_port
-        self.pool: Assignment = pool
-        self.record: PoolRecord | None = None
-        """Pool record stored by the server; None if it stores none."""
-        self.taken_at = -math.inf
-        """Time at which that was last read."""
-        self.prefixes = PrefixIndex(PREFIX_TOKENS)
-        self._learnt = learnt or Learnt()
-        self.outlook = Outlook(self._learnt)
-        """Predicts when the server would answer a request; with several ranks, their mean."""
-        self.places: tuple[Place, ...] = (self,)
-        """Targets for requests: its data-parallel ranks, or itself if it has one."""
-        self.server = self
-        self.rank: Rank[PrefillInstance] | None = None
-        """None, as this place is no rank."""
-        self.longest: int | None = None
-        """Longest prompt that the server's memory holds (tokens); None if unknown."""
-        self._deviation = 0.0
-        self._deviation_at = clock()
-
-    def take(self, record: PoolRecord | None) -> None:
-        """Adopt the server's own pool record, which counts for all routers."""
-        self.record, self.taken_at = record, self.clock()
-        if record and record.assignment:
-            self.pool = record.assignment
-
-    @property
-    def prefix_blocks(self) -> int:
-        """Return the number of blocks in its prefix indexes."""
-        return sum(len(p.prefixes) for p in self.places)
-
-    def spread(self, ranks: int) -> None:
-        """Set the number of data-parallel ranks that requests are spread over by room. A new number makes new ranks."""
-        ranks = ranks if 1 < ranks <= RANKS_MAX else 1
-        if ranks == len(self.places):
-            return
-        self.prefixes.clear()
-        self.places = (self,)
-        if ranks > 1:
-            self.places = tuple(Rank(self, n, ranks, self._learnt, PREFIX_TOKENS) for n in range(ranks))
-
-    def remembers(self, tokens: int | None) -> None:
-        """Set the size of each of its prefix caches (tokens); None if unknown."""
-        tokens = PREFIX_TOKENS if tokens is None else min(tokens, PREFIX_TOKENS_MOST)
-        for p in self.places:
-            p.prefixes.bound(tokens if p.rank is None else p.rank.share(tokens))
-
-    def is_known(self, parks: bool, model: Coefficients | None, longest: int | None) -> None:
-        """Set the server's report: whether it runs LAPS, its latency model, and the longest prompt; None if unknown."""
-        self.longest = longest
-        for o in (self.outlook, *(p.outlook for p in self.places)):
-            o.parks, o.own_model = parks, model
-
-    def flushed(self) -> None:
-        """Empty the prefix indexes."""
-        for p in self.places:
-            p.prefixes.clear()
-
-    def forget(self) -> None:
-        """Forget prefixes and ranks."""
-        self.flushed()
-        self.spread(1)
-
-    def entered(self, lease: Lease) -> None:
-        """Add the request to the outlook."""
-        rank, work_s = lease.rank, lease.work_s
-        now = self.clock()
-        if rank is not None:
-            rank.entered(now, lease.tokens, lease.length_class, work_s)
-            work_s /= rank.of
-        self.outlook.enter(now, lease.length_class, work_s)
-
-    def left(self, lease: Lease, answered: bool) -> None:
-        """Remove the request from the outlook."""
-        rank, work_s, tokens = lease.rank, lease.work_s, lease.tokens if answered else 0
-        now = self.clock()
-        if rank is not None:
-            rank.left(now, lease.tokens, lease.length_class, work_s, answered)
-            # The rank's outlook has learnt from it already.
-            work_s, tokens = work_s / rank.of, 0
-        self.outlook.leave(now, lease.length_class, work_s, tokens)
-
-    def note_ttft(self, seconds: float, slo_s: float) -> None:
-        """Record one time to first token and its deadline (seconds)."""
-        keep = 0.8 * self._fading()
-        self._deviation = self._deviation * keep + overshoot(seconds, slo_s) * (1 - keep)
-        self._deviation_at = self.clock()
-
-    def _fading(self) -> float:
-        return float(2.0 ** (-(self.clock() - self._deviation_at) / SPAN_S))
-
-    @property
-    def deviation(self) -> float:
-        """Return the mean relative overshoot of deadlines seen by this router (ratio); without new ones it halves every
-        few seconds."""
-        return self._deviation * self._fading()
-
-
-Place = PrefillInstance | Rank[PrefillInstance]
-"""Target of a request: a prefill server, or one of its data-parallel ranks."""
 
 
 @dataclass(eq=False, slots=True)

@@ -13,7 +13,8 @@ from laps_core.length import classify
 from laps_core.pools.choice import MOST_WORK_S, Choice, Pools, Why
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.controller import Move, PoolController, other
-from laps_core.pools.instances import Clock, PrefillInstance, open_to
+from laps_core.pools.instances import Clock, open_to
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import Ask
 from laps_core.pools.pressure import BOTH, POOLS, PressureConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 
-from laps_core.pools.instances import Place, PrefillInstance
+from laps_core.pools.prefill import Place, PrefillInstance
 from laps_core.pools.prefixes import Ask
 
 MOST = 65_536

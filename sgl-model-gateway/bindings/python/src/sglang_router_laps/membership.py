@@ -14,8 +14,9 @@ from laps_core.config import ConfigError
 from laps_core.pools.breaker import Breaker
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.decode import DecodeInstance
-from laps_core.pools.instances import Instance, PrefillInstance, Role
+from laps_core.pools.instances import Instance, Role
 from laps_core.pools.paper import pools
+from laps_core.pools.prefill import PrefillInstance
 from sglang_router.router_args import RouterArgs
 
 from .servers import tls

@@ -11,7 +11,7 @@ from typing import Any
 from laps_core.histogram import LengthCount
 from laps_core.pools.choice import Choice
 from laps_core.pools.controller import Move
-from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.pressure import BOTH, POOLS, Assignment, Pool, quantile
 from prometheus_client import CollectorRegistry, Histogram
 

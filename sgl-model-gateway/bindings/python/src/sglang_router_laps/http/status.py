@@ -10,7 +10,8 @@ from typing import Any
 
 from laps_core import __version__
 from laps_core.pools.decode import DecodeInstance
-from laps_core.pools.instances import Instance, Place
+from laps_core.pools.instances import Instance
+from laps_core.pools.prefill import Place
 from laps_core.pools.pressure import BOTH, POOLS, pressure
 from laps_core.protocol import Status
 from msgspec import to_builtins

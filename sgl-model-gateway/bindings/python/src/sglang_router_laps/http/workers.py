@@ -8,7 +8,8 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 import orjson
-from laps_core.pools.instances import Instance, PrefillInstance, Role
+from laps_core.pools.instances import Instance, Role
+from laps_core.pools.prefill import PrefillInstance
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from laps_core.pools.choice import Pools
 from laps_core.pools.controller import Move
 from laps_core.pools.decode import traffic
-from laps_core.pools.instances import Clock, PrefillInstance
+from laps_core.pools.instances import Clock
 from laps_core.pools.paper import controller
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.pressure import BOTH, Pool, PressureConfig
 
 from ..servers.reader import KvReader

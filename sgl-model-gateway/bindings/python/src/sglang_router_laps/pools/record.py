@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from laps_core.pools.choice import Pools
 from laps_core.pools.controller import Move
-from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.protocol import POOL_ROUTE, Assignment, PoolRecord, read
 
 from ..servers.upstream import Sessions

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import orjson
-from laps_core.pools.instances import PrefillInstance
+from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import NOTHING
 from laps_core.pools.pressure import Pool
 from laps_core.pools.ranks import Rank

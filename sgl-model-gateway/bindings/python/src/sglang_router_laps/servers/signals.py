@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.demand import Spent
-from laps_core.pools.instances import PREFIX_TOKENS, SPAN_S, Place, PrefillInstance
+from laps_core.pools.prefill import PREFIX_TOKENS, SPAN_S, Place, PrefillInstance
 from laps_core.pools.pressure import InstanceSignals, Work
 from laps_core.protocol import (
     IDLE,

@@ -1,0 +1,118 @@
+"""Offers of places for a request: what it would cost there, which is the best, and who helps an overloaded pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+from laps_core.latency.step import Coefficients
+from laps_core.length import SHORT
+from laps_core.pools.config import AllocConfig
+from laps_core.pools.prefill import Place, PrefillInstance
+from laps_core.pools.prefixes import Ask, Fingerprint, PrefixIndex
+from laps_core.pools.pressure import BOTH, Pool
+
+EASE = 0.5
+"""A deadline is met with ease if the predicted TTFT takes at most this share of it: predictions err."""
+Offer = tuple[float, int, Place, float]
+"""Cost there (seconds), tokens to be computed there, the place (server or rank), and the part of the cost that other
+requests bear (seconds)."""
+BEHIND = 3.0
+"""Weight of a request's work beside its own wait, for later requests that wait for it. A prefix computed anew delays
+everybody; by its own wait alone a request would leave its prefix too often."""
+_cost = itemgetter(0)
+NOTHING = PrefixIndex(0)
+FLOOD = 8
+"""Multiple of ``load_unit`` in flight everywhere in a pool from which long requests spill to busy instances, too: to
+those with as many times less in flight."""
+
+
+def offers(
+    usable: Sequence[PrefillInstance], ask: Ask, known: Sequence[Fingerprint], now: float, threshold: int
+) -> tuple[list[Offer], list[Offer]]:
+    """Return offers of the request's own pool and of the other pool. Of the places of a server that have nothing of
+    the prompt cached and no work, the one that has served least stands for all: none is better."""
+    total = max(1, ask.total)
+    prefixed = total > threshold
+    own: list[Offer] = []
+    others: list[Offer] = []
+    heads = {p.hashes[0] for p in known}
+    head, several = next(iter(heads), 0), len(heads) > 1
+    fresh = ask.new(NOTHING) if known else total
+    fresh_short = fresh <= threshold
+    model: Coefficients | None = None
+    step_s = work_s = behind_s = 0.0
+    for i in usable:
+        pool = i.pool
+        free: Place | None = None
+        busy: list[Place] = []
+        for place in i.places:
+            blocks = place.prefixes.blocks
+            if not blocks.keys().isdisjoint(heads) if several else head in blocks:
+                new = ask.new(place.prefixes)
+                short = new <= threshold
+                here = place.outlook.model
+                took_s = here.work_s(new, total - new)
+                others_s = BEHIND * took_s
+                cost_s = place.outlook.with_work_s(now, here.step_s, took_s, short) + others_s
+                offer = cost_s, new, place, others_s
+                # A request that is short only because its history is cached there belongs there.
+                at_home = pool == BOTH or (pool == SHORT) == short or (short and prefixed)
+                (own if at_home else others).append(offer)
+            elif place.outlook.free_at > now or place.outstanding:
+                busy.append(place)
+            elif free is None or place.served_tokens < free.served_tokens:
+                free = place
+        if free is None and not busy:
+            continue
+        if i.outlook.model is not model:
+            # Servers that report no speed share one model.
+            model = i.outlook.model
+            step_s, work_s = model.step_s, model.work_s(fresh, total - fresh)
+            behind_s = BEHIND * work_s
+        mine = own if pool == BOTH or (pool == SHORT) == fresh_short or (fresh_short and prefixed) else others
+        if free is not None:
+            mine.append((step_s + work_s + behind_s, fresh, free, behind_s))
+            continue
+        for place in busy:
+            cost_s = place.outlook.with_work_s(now, step_s, work_s, fresh_short) + behind_s
+            mine.append((cost_s, fresh, place, behind_s))
+    return own, others
+
+
+def first(offers: list[Offer], ask: Ask) -> Offer:
+    """Return the offer answered first; if several meet the deadline with ease, the one with the least work."""
+    if ask.slo_s is not None:
+        easy = [o for o in offers if o[0] - o[3] <= EASE * ask.slo_s]
+        if easy:
+            return min(easy, key=lambda o: (o[1], o[0], *_load(o[2])))
+    return least(offers)
+
+
+def relief(config: AllocConfig, home: Pool, own: list[Offer], others: list[Offer]) -> list[Offer]:
+    """Return places of the other pool that may take a request whose ``own`` pool is overloaded."""
+    unit = config.load_unit
+    fewest = min(o[2].outstanding_tokens for o in own)
+    if fewest <= unit:
+        return []
+    able = [o for o in others if _may_spill(config, home, o[2])]
+    idle = [o for o in able if not o[2].outstanding]
+    if idle or home == SHORT or fewest <= FLOOD * unit:
+        return idle
+    return [o for o in able if o[2].outstanding_tokens * FLOOD <= fewest]
+
+
+def _may_spill(config: AllocConfig, home: Pool, to: Place) -> bool:
+    if config.spill == "auto":
+        return home == SHORT or to.outlook.parks
+    return config.spill in ("both", home)
+
+
+def least(offers: list[Offer]) -> Offer:
+    """Return the cheapest offer; of several, the one with the least in flight."""
+    lowest_s = min(offers, key=_cost)[0]
+    return min((o for o in offers if o[0] == lowest_s), key=lambda o: _load(o[2]))
+
+
+def _load(p: Place) -> tuple[int, int, int]:
+    return p.outstanding_tokens, p.outstanding, p.served_tokens
