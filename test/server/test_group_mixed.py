@@ -80,6 +80,6 @@ def test_mixed_requests_of_which_a_third_is_abandoned(prefill: Prefill, referenc
     for i, answer in said.items():
         want, (logprob, token) = reference.first(prompts[i]), answer["meta_info"]["output_token_logprobs"][0][:2]
         assert (token, logprob) == (want[0], pytest.approx(want[1], abs=NEAR)), f"prompt {i}: {len(prompts[i])} tokens"
+    prefill.all_tokens_are_free()
     after = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
     assert after[0] - before[0] == after[1] - before[1] > 0, "they plan together"
-    prefill.all_tokens_are_free()

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import http_load as load
+from rounds import until_seen
 from served import NORMAL_LOOP, Prefill, Reference, Setup, ids, on
 
 from benchmark.rig import architectures
 
-from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post, until_slices_run
+from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post, preemptions, until_slices_run
 from .test_architectures import (
     DP_ATTENTION,
     NO_TORCH,
@@ -94,23 +95,19 @@ async def steps_of_many_sizes(prefill: Prefill) -> bool:
     return False
 
 
-def preemptions(prefill: Prefill) -> int:
-    return int(prefill.get("/laps_status")["preemption"]["by_short_batches"])
-
-
 @on(*PLAIN, *OTHER, *RANKS, *DRAFTS)[0]
 @on(*PLAIN)[1]
 def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Reference) -> None:
     prompts = crowd(random.Random(5))
-    for _ in range(5):  # on a machine that is held up no batch may meet another
+
+    def once(_: int) -> bool:
         got = asyncio.run(answers(prefill, prompts))
         for prompt, answer in zip(prompts, got, strict=True):
             must_be(reference.first(prompt), answer, prompt)
-        if preemptions(prefill):
-            break
         prefill.all_tokens_are_free()  # a prompt that is cached has no slices
-    assert preemptions(prefill) > 0
-    prefill.all_tokens_are_free()
+        return preemptions(prefill) > 0
+
+    until_seen(once, "a batch preempts")
 
 
 @on(*TOGETHER)[0]
@@ -123,11 +120,11 @@ def test_ranks_that_meet_in_every_layer_have_one_plan(prefill: Prefill, referenc
     ranks = [i % 2 for i in range(len(prompts))]
     for prompt, answer in zip(prompts, asyncio.run(answers(prefill, prompts, routed_dp_rank=ranks)), strict=True):
         must_be(reference.first(prompt), answer, prompt)
+    prefill.all_tokens_are_free()
     planned = [r["group"]["steps"] for r in prefill.get("/laps_status")["ranks"]]
     assert known, "times of steps are not learnt"
     assert planned[0] == planned[1] > 0, "a rank's step is the other's"
     assert prefill.server.alive()
-    prefill.all_tokens_are_free()
 
 
 @on(*ADAPTERS)[0]
@@ -136,11 +133,15 @@ def test_two_adapters_among_paused_and_preempting(prefill: Prefill, reference: R
     models = with_adapters(reference)
     prompts = crowd(random.Random(6))
     chosen = [[*models][i % 3] for i in range(len(prompts))]
-    got = asyncio.run(answers(prefill, prompts, lora_path=chosen))
-    for prompt, name, answer in zip(prompts, chosen, got, strict=True):
-        must_be(models[name].first(prompt), answer, prompt)
-    assert preemptions(prefill) > 0
-    prefill.all_tokens_are_free()
+
+    def once(_: int) -> bool:
+        got = asyncio.run(answers(prefill, prompts, lora_path=chosen))
+        for prompt, name, answer in zip(prompts, chosen, got, strict=True):
+            must_be(models[name].first(prompt), answer, prompt)
+        prefill.all_tokens_are_free()
+        return preemptions(prefill) > 0
+
+    until_seen(once, "a batch preempts")
 
 
 def table() -> dict[str, str]:
