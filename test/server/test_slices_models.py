@@ -58,7 +58,7 @@ TOGETHER = (served("deepseek3", *DP_ATTENTION, name="-dp", env=TWO_CORES),)
 def crowd(rng: random.Random) -> list[list[int]]:
     """Long prompts, and short ones that come while those run; two of each on a document that is cached."""
     document = ids(77, 700)
-    longs = [ids(10 + i, n) for i, n in enumerate((2300, 1500, 3000))] + [[*document, *ids(14, 900)]]
+    longs = [ids(10 + i, n) for i, n in enumerate((1600, 1100, 2200))] + [[*document, *ids(14, 600)]]
     shorts = [ids(100 + i, rng.randint(5, 200)) for i in range(14)]
     return [document, *longs, *shorts, *([*document, *ids(130 + i, 9)] for i in range(2))]
 

@@ -116,7 +116,7 @@ class Prefill:
         self.laps = LAPS[0] in server.command
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.server.url + path, timeout=60) as reply:
+        with urllib.request.urlopen(self.server.url + path, timeout=180) as reply:
             text = reply.read().decode()
         return json.loads(text) if text[:1] in ("{", "[") else text
 
@@ -126,7 +126,7 @@ class Prefill:
     def post_text(self, path: str, text: str) -> tuple[int, str]:
         request = urllib.request.Request(self.server.url + path, text.encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=120) as reply:
+            with urllib.request.urlopen(request, timeout=300) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as e:
             return e.code, e.read().decode()
@@ -138,7 +138,7 @@ class Prefill:
         """KV tokens held by requests or the prefix cache, over all ranks."""
         return sum(load["num_used_tokens"] for load in self.get("/v1/loads?include=core")["loads"])
 
-    def all_tokens_are_free(self, timeout_s: float = 60.0) -> None:
+    def all_tokens_are_free(self, timeout_s: float = 180.0) -> None:
         """Wait until nothing waits or runs, drop the prefix cache, and require every KV token to be free."""
         end, loads = time.monotonic() + timeout_s, None
         while time.monotonic() < end:  # a flush is refused while an abort is still being retired
