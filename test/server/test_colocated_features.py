@@ -4,16 +4,13 @@ log-probabilities), and prompts that are aborted while they are paused."""
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rounds import until_seen
-from served import LAPS, Prefill, Reference, Setup, checkpoint, ids, on, started
+from served import LAPS, Prefill, Reference, Setup, ids, on, started
 
 from .colocated import (
     FEATURES,
@@ -31,33 +28,16 @@ from .colocated import (
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
 
 
-def stock_answers(own: Setup, asked: list[Asked], folder: Path, logs: Path) -> list[Asked]:
-    """What a stock server answers to each, alone. Found once a run, in whichever process comes first: the loops of
-    stock servers answer alike."""
-    found = folder / f"stock-{checkpoint(own.shape).name}.json"
-    with found.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            at = own.args.index("--laps-config")
-            flags = tuple(a for a in (*own.args[:at], *own.args[at + 2 :]) if a not in LAPS)
-            with started(Setup(found.stem, flags, own.env, own.shape, mode=own.mode), logs) as stock:
-                made = [(a.prompt, a.tokens, a.text, a.probabilities, a.end) for a in alone(stock, asked)]
-            found.write_text(json.dumps(made))
-    told = json.loads(found.read_text())
-    assert [prompt for prompt, *_ in told] == [a.prompt for a in asked]
-    return [
-        replace(a, tokens=tokens, text=text, probabilities=probabilities, end=end)
-        for a, (_, tokens, text, probabilities, end) in zip(asked, told, strict=True)
-    ]
-
-
 def test_with_penalties_grammars_and_log_probabilities_streams_answer_as_a_stock_server_one_at_a_time(
-    prefill: Prefill, run_folder: Path, tmp_path: Path
+    prefill: Prefill, tmp_path: Path
 ) -> None:
     asked = with_features(mixed(3, 18, f"features-{prefill.setup.name}", 1.0))
     asyncio.run(at_once(prefill, asked))
     prefill.all_tokens_are_free()
-    must_be_as(asked, stock_answers(prefill.setup, asked, run_folder, tmp_path))
+    own, at = prefill.setup, prefill.setup.args.index("--laps-config")
+    flags = tuple(a for a in (*own.args[:at], *own.args[at + 2 :]) if a not in LAPS)
+    with started(Setup(f"{own.name}-stock", flags, own.env, own.shape, mode=own.mode), tmp_path) as stock:
+        must_be_as(asked, alone(stock, asked))
     bound = [a for a in asked if "regex" in a.sampling and a.end["type"] == "stop"]
     assert bound, [(a.sampling, a.text, a.end) for a in asked if a.sampling]
     assert all(re.fullmatch(a.sampling["regex"], a.text) for a in bound), [a.text for a in bound]
