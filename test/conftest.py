@@ -31,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Servers start lean, as copies of one process; workers choose ports apart from each other, and from the commands
     that tests start."""
     os.environ.update({**lean.environment(), **warm.ENV})
+    os.environ.setdefault("SGLANG_HEALTH_CHECK_TIMEOUT", "120")  # seconds, in which a busy machine generates a token
     os.environ.setdefault(warm.ADDRESS, f"laps-{uuid.uuid4()}")
     servers.execute = warm.SGLANG.start
     if not lean.GPU.exists():
@@ -130,16 +131,19 @@ def references() -> dict[Path, Reference]:
     return {}
 
 
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that all processes of the run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture
-def reference(
-    prefill: Prefill, references: dict[Path, Reference], tmp_path_factory: pytest.TempPathFactory
-) -> Reference:
+def reference(prefill: Prefill, references: dict[Path, Reference], run_folder: Path) -> Reference:
     """The server's model under transformers."""
     folder = checkpoint(prefill.setup.shape)
     if folder not in references:
-        run = tmp_path_factory.getbasetemp()
-        run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
-        references[folder] = Reference(folder, run / "references")
+        references[folder] = Reference(folder, run_folder / "references")
     return references[folder]
 
 

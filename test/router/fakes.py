@@ -249,7 +249,7 @@ class Stack:
         urls = {i.url for i in self.lb.pools.members(name)}
         return [p for p in self.prefills if p.url in urls]
 
-    async def until(self, true: Callable[[], bool], timeout: float = 60.0) -> None:
+    async def until(self, true: Callable[[], bool], timeout: float = 120.0) -> None:
         async with asyncio.timeout(timeout):
             while not true():
                 await asyncio.sleep(0.005)

@@ -121,7 +121,7 @@ def test_an_abort_between_two_tries_ends_the_request() -> None:
             sent = asyncio.create_task(s.post(text=SHORT, rid="mine"))
             await s.until(lambda: s.lb.counts.retried == 1)
             assert (await ask_abort(s, {"rid": "mine"}, headers=ADMIN))[0] == 200
-            status, reply = await asyncio.wait_for(sent, 30)
+            status, reply = await asyncio.wait_for(sent, 120)
             assert (status, reply["error"]["type"]) == (400, "abort")
             assert sum(len(p.bodies) for p in s.prefills) == 1
             await s.at_rest()

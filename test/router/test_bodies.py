@@ -241,7 +241,7 @@ def test_several_samples_are_refused_at_once(route: str, body: Body) -> None:
         async with stack(2) as s:
             for p in s.prefills:
                 p.gate.clear()
-            status, reply = await asyncio.wait_for(s.post(route, **body), 30)
+            status, reply = await asyncio.wait_for(s.post(route, **body), 120)
             assert status == 400
             assert "only one sample per prompt" in reply["error"]["message"]
             assert not any(server.bodies for server in (*s.prefills, *s.decodes))

@@ -86,7 +86,7 @@ def test_a_large_body_may_come_with_its_head_and_after_others_on_its_connection(
             reader = await half.send(s)
             assert half.writer
             for _ in range(2):
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)
                 assert head.startswith(b"HTTP/1.1 200 ")
                 await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0]))
                 half.writer.write(whole)
@@ -101,7 +101,7 @@ def test_a_body_that_does_not_come_is_408_and_the_connection_closes() -> None:
         async with stack(2, args={"request_timeout_secs": 0.3}) as s:
             half = Half(HEAD, b'{"text": "')
             reader = await half.send(s)
-            answer = await asyncio.wait_for(reader.read(), 30)
+            answer = await asyncio.wait_for(reader.read(), 120)
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert s.lb.counts.refused == 1
             assert half.writer

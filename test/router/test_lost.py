@@ -113,7 +113,7 @@ def test_an_error_of_either_server_is_the_answer_and_the_other_leg_is_aborted(ro
 
 def test_no_healthy_server_is_503_with_retry_after() -> None:
     async def run() -> None:
-        async with stack(2) as s:
+        async with stack(2, args={"queue_timeout_secs": 1}) as s:
             for p in s.prefills:
                 await p.stop()
             for _ in range(2):

@@ -134,7 +134,7 @@ def test_one_that_comes_back_while_it_drains_is_taken_back_after_its_probes() ->
 
 def test_the_last_of_a_role_may_go_and_another_come() -> None:
     async def run() -> None:
-        async with stack(2, 1) as s:
+        async with stack(2, 1, args={"queue_timeout_secs": 1}) as s:
             decode = s.decodes[0]
             s.lb.remove(decode.url)
             status, reply = await s.post(text=SHORT)

@@ -50,7 +50,7 @@ async def told(resolver: Resolver, source: Name) -> list[Found]:
     """Return what the source finds once the name has been looked up for the first time."""
     found: list[Found] = []
     task = asyncio.create_task(source.run(found.extend))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not resolver.asked:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.01)

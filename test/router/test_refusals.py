@@ -57,7 +57,7 @@ def test_bodies_have_one_budget_together() -> None:
                 await s.until(lambda: s.lb.bodies.taken > 12_000)
                 async with connection(s.url) as (reader, writer):
                     writer.write(HEAD % 15_000 + b'{"text": "' + b"a" * 12_000)
-                    assert refused(await asyncio.wait_for(reader.read(), 60), 429)["type"] == "overloaded"
+                    assert refused(await asyncio.wait_for(reader.read(), 120), 429)["type"] == "overloaded"
             await s.until(lambda: s.lb.bodies.taken == 0)
             assert s.lb.counts.rejected == 1
             assert (await s.post(text="a" * 12_000))[0] == 200
@@ -82,7 +82,7 @@ def test_a_body_that_drips_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
             answer = b""
             # A byte that meets the closed connection resets it; the answer has come long before.
             with contextlib.suppress(ConnectionResetError):
-                while came := await asyncio.wait_for(reader.read(1 << 16), 60):
+                while came := await asyncio.wait_for(reader.read(1 << 16), 120):
                     answer += came
             assert refused(answer, 408)["type"] == "request_timeout"
             await asyncio.gather(dripping, return_exceptions=True)
@@ -95,7 +95,7 @@ def test_a_client_that_sends_too_much_reads_the_reason() -> None:
         async with stack(2, args={"max_payload_size": 100_000}) as s, connection(s.url) as (reader, writer):
             size = 1 << 23
             writer.write(HEAD % size + b" " * size)
-            assert refused(await asyncio.wait_for(reader.read(), 60), 413)["type"] == "payload_too_large"
+            assert refused(await asyncio.wait_for(reader.read(), 120), 413)["type"] == "payload_too_large"
 
     asyncio.run(run())
 
@@ -109,7 +109,7 @@ def test_a_request_refused_before_its_body_is_read_has_its_connection_closed() -
             await s.until(lambda: s.lb.queue.in_flight == 1)
             async with connection(s.url) as (reader, writer):
                 writer.write(HEAD % 15_000 + b'{"text": "')
-                assert refused(await asyncio.wait_for(reader.read(), 60), 429)["type"] == "overloaded"
+                assert refused(await asyncio.wait_for(reader.read(), 120), 429)["type"] == "overloaded"
             for p in s.prefills:
                 p.gate.set()
             assert (await held)[0] == 200

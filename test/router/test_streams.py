@@ -85,7 +85,7 @@ def test_events_with_the_line_ends_of_the_standard_pass_at_once_and_unbuffered()
             async with s.client.post(f"{s.url}/generate", json={"text": SHORT, "stream": True}) as r:
                 assert r.headers["cache-control"] == "no-cache"
                 assert r.headers["x-accel-buffering"] == "no"
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     assert await r.content.readuntil(b"\r\n\r\n") == b'data: {"text": "t0"}\r\n\r\n'
                 decode.may_end.set()
                 assert await r.read() == b"data: [DONE]\r\n\r\n"

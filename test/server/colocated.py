@@ -128,6 +128,11 @@ def with_features(asked: list[Asked], every: int = 1) -> list[Asked]:
     return found
 
 
+def retractions(prefill: Prefill) -> int:
+    """Return how often the server has told of a retraction."""
+    return prefill.server.log.read_text(errors="replace").count("Retract requests")
+
+
 async def at_once(prefill: Prefill, asked: list[Asked]) -> None:
     async with load.session() as http:
         await asyncio.gather(*(a.come(http, prefill.server.url) for a in asked))

@@ -44,12 +44,9 @@ def eagle_args(base: Path) -> list[str]:
 
 PLAIN = tuple(stock(name) for name in ("gemma2", "gptoss"))
 """Without LAPS. ``test_slices_models`` compares every architecture, with it."""
-DRAFTS = (
-    stock("qwen2", *ONE_STEP, "EAGLE", name="-eagle", more=eagle_args),
-    stock("deepseek3", *ONE_STEP, "NEXTN", name="-nextn"),
-    stock("glm4moe", *ONE_STEP, "NEXTN", name="-nextn"),
-)
-TOGETHER = tuple(stock(name, *DP_ATTENTION, name="-dp", env=TWO_CORES) for name in ("deepseek3", "qwen3moe"))
+DRAFTS = (stock("glm4moe", *ONE_STEP, "NEXTN", name="-nextn"),)
+TOGETHER = (stock("qwen3moe", *DP_ATTENTION, name="-dp", env=TWO_CORES),)
+"""What runs with LAPS there, with a draft model or in data-parallel ranks, is not served once more without it."""
 LORA = (stock("qwen2", name="-lora", more=lora_args),)
 
 

@@ -9,9 +9,21 @@ import re
 from pathlib import Path
 
 import pytest
+from rounds import until_seen
 from served import LAPS, Prefill, Reference, Setup, ids, on, started
 
-from .colocated import FEATURES, SETUPS, Asked, alone, at_once, mixed, must_be_as, must_be_right, with_features
+from .colocated import (
+    FEATURES,
+    SETUPS,
+    Asked,
+    alone,
+    at_once,
+    mixed,
+    must_be_as,
+    must_be_right,
+    retractions,
+    with_features,
+)
 
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
 
@@ -33,40 +45,48 @@ def test_with_penalties_grammars_and_log_probabilities_streams_answer_as_a_stock
 
 def test_streams_that_are_retracted_keep_their_penalties_and_grammars(prefill: Prefill) -> None:
     """Stock SGLang begins to count anew; here a request has the answer that it has alone."""
-    name, log = f"counts-{prefill.setup.name}", prefill.server.log
-    before = log.read_text(errors="replace").count("Retract requests")
-    asked = [Asked(f"{name}-{i}-x", ids(840 + i, 380), 110, 0.0) for i in range(14)]  # see test_colocated.py
-    for i, a in enumerate(asked):
-        a.sampling = {"ignore_eos": False, **((*FEATURES, {"regex": "[a-z ]{200,300}"})[i % 4])}
-        if "min_new_tokens" in a.sampling:
-            a.sampling["min_new_tokens"] = 100
-    asked += [Asked(f"{name}-{i}-x", ids(840 + i, 1500), 4, 0.5 + i - 14) for i in range(14, 16)]
-    asyncio.run(at_once(prefill, asked))
-    assert log.read_text(errors="replace").count("Retract requests") > before
-    prefill.all_tokens_are_free()
-    must_be_as(asked, alone(prefill, asked))
-    prefill.all_tokens_are_free()
+    before = retractions(prefill)
+
+    def once(i: int) -> bool:
+        name, seed = f"counts-{i}-{prefill.setup.name}", 840 + 1000 * i
+        asked = [Asked(f"{name}-{i}-x", ids(seed + i, 380), 110, 0.0) for i in range(14)]  # see test_colocated.py
+        for i, a in enumerate(asked):
+            a.sampling = {"ignore_eos": False, **((*FEATURES, {"regex": "[a-z ]{200,300}"})[i % 4])}
+            if "min_new_tokens" in a.sampling:
+                a.sampling["min_new_tokens"] = 100
+        asked += [Asked(f"{name}-{i}-x", ids(seed + i, 1500), 4, 0.5 + i - 14) for i in range(14, 16)]
+        asyncio.run(at_once(prefill, asked))
+        prefill.all_tokens_are_free()
+        must_be_as(asked, alone(prefill, asked))
+        prefill.all_tokens_are_free()
+        return retractions(prefill) > before
+
+    until_seen(once, "a stream is retracted")
 
 
 def test_an_abort_ends_a_paused_prompt_at_its_next_pause(prefill: Prefill, reference: Reference) -> None:
     """The memory of the prompt is free, nothing of what it computed is anybody's prefix, and streams go on."""
-    rng, name = random.Random(4), f"mid-pass-{prefill.setup.name}"
     before = prefill.get("/laps_status")["decode"]["abandoned_passes"]
-    streams = [Asked(f"{name}-stream-{i}-x", ids(900 + i, 100), 150, 0.0) for i in range(2)]
-    streams[1].sampling = FEATURES[0]
-    # Within one chunk, and in several.
-    prompts = [ids(910 + i, 950 if i % 2 else 2500) for i in range(24)]
-    aborted = [
-        Asked(f"{name}-{i}-x", p, 4, 0.1 + 0.1 * i, leaves_s=0.1 * rng.random(), aborts=True)
-        for i, p in enumerate(prompts)
-    ]
-    asyncio.run(at_once(prefill, [*streams, *aborted]))
-    assert prefill.get("/laps_status")["decode"]["abandoned_passes"] > before
-    must_be_right([*streams[:1], *aborted], reference)
-    gone = [a for a in aborted if not a.tokens]
-    assert gone
-    assert all(a.end is None or a.end["type"] == "abort" for a in gone)
-    # Their prefixes, if they are cached at all, are whole.
-    must_be_right(alone(prefill, gone[:6]), reference)
-    must_be_as(streams[1:], alone(prefill, streams[1:]))
-    prefill.all_tokens_are_free()
+
+    def once(i: int) -> bool:
+        rng, name, seed = random.Random(4), f"mid-pass-{i}-{prefill.setup.name}", 900 + 1000 * i
+        streams = [Asked(f"{name}-stream-{i}-x", ids(seed + i, 100), 150, 0.0) for i in range(2)]
+        streams[1].sampling = FEATURES[0]
+        # Within one chunk, and in several.
+        prompts = [ids(seed + 10 + i, 950 if i % 2 else 2500) for i in range(24)]
+        aborted = [
+            Asked(f"{name}-{i}-x", p, 4, 0.1 + 0.1 * i, leaves_s=0.1 * rng.random(), aborts=True)
+            for i, p in enumerate(prompts)
+        ]
+        asyncio.run(at_once(prefill, [*streams, *aborted]))
+        abandoned = prefill.get("/laps_status")["decode"]["abandoned_passes"]
+        must_be_right([*streams[:1], *aborted], reference)
+        gone = [a for a in aborted if not a.tokens]
+        assert all(a.end is None or a.end["type"] == "abort" for a in gone)
+        # Their prefixes, if they are cached at all, are whole.
+        must_be_right(alone(prefill, gone[:6]), reference)
+        must_be_as(streams[1:], alone(prefill, streams[1:]))
+        prefill.all_tokens_are_free()
+        return abandoned > before and bool(gone)
+
+    until_seen(once, "a prompt is aborted in a pause")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from rounds import ROUNDS, until_seen
 from served import Prefill, Reference, ids, on
 
 from .colocated import FEATURES, GRAMMARS, SETUPS, Asked, alone, at_once, mixed, must_be_as, must_be_right
@@ -20,16 +21,13 @@ WITH_ROWS = [
 pytestmark = [pytest.mark.timeout(600), *on(*WITH_ROWS)]
 
 
-ROUNDS = 8
-
-
 def carried(prefill: Prefill) -> int:
     return int(prefill.get("/laps_status")["decode"]["steps_carried"])
 
 
 def ready(prefill: Prefill, name: str) -> None:
     """Send mixed load until the latency model knows what a batch takes."""
-    for i in range(6):
+    for i in range(ROUNDS):
         if prefill.get("/laps_status")["latency_model"]["fitted"]:
             return
         asyncio.run(at_once(prefill, mixed(60 + i, 24, f"{name}-{i}-{prefill.setup.name}", 1.0)))
@@ -42,13 +40,16 @@ def until_rows_run(prefill: Prefill, make: Callable[[str], list[Asked]]) -> list
     name = f"rows-{prefill.setup.name}-{random.getrandbits(40)}"
     ready(prefill, f"{name}-ready")
     before = carried(prefill)
-    for i in range(ROUNDS):
-        asked = make(f"{name}-{i}")
+    asked: list[Asked] = []
+
+    def once(i: int) -> bool:
+        asked[:] = make(f"{name}-{i}")
         asyncio.run(at_once(prefill, asked))
         prefill.all_tokens_are_free()
-        if carried(prefill) > before:
-            return asked
-    pytest.fail(f"no rows in {ROUNDS} rounds: {prefill.get('/laps_status')['decode']}")
+        return carried(prefill) > before
+
+    until_seen(once, "rows run", lambda: prefill.get("/laps_status")["decode"])
+    return asked
 
 
 def every_kind(name: str) -> list[Asked]:

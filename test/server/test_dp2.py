@@ -53,7 +53,7 @@ def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFa
         module="sglang_router_laps.launch_router",
     )  # fmt: skip
     with servers.running(made):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while [len(p.get("ranks", ())) for p in status(made)["prefill"]] != [2]:
             assert time.monotonic() < end, status(made)
             time.sleep(0.2)
@@ -61,7 +61,7 @@ def router(prefill: Prefill, beside: Beside, tmp_path_factory: pytest.TempPathFa
 
 
 def status(router: servers.Server) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{router.url}/laps_status", timeout=30) as reply:
+    with urllib.request.urlopen(f"{router.url}/laps_status", timeout=180) as reply:
         return dict(json.load(reply))
 
 

@@ -67,7 +67,7 @@ def run(code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def launch(*command: str) -> subprocess.CompletedProcess[str]:
     """Everything as a user's command line has it."""
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ class World:
 
         self.tag = Tag
         self._here, self._rows = threading.local(), [torch.empty(0)] * RANKS
-        self._all = threading.Barrier(RANKS, timeout=20)
+        self._all = threading.Barrier(RANKS, timeout=120)
 
         def gather(out: Any, row: Any, group: Any) -> None:
             self._rows[self._here.rank] = row

@@ -80,8 +80,8 @@ def test_mixed_requests_of_which_a_third_is_abandoned(prefill: Prefill, referenc
     for i, answer in said.items():
         want, (logprob, token) = reference.first(prompts[i]), answer["meta_info"]["output_token_logprobs"][0][:2]
         assert (token, logprob) == (want[0], pytest.approx(want[1], abs=NEAR)), f"prompt {i}: {len(prompts[i])} tokens"
-    after = [r["group"] for r in prefill.get("/laps_status")["ranks"]]
-    for what in ("steps", "preemptions"):
-        new = [now[what] - then[what] for now, then in zip(after, before, strict=True)]
-        assert new[0] == new[1] > 0, f"the ranks do not share their {what}: {new}"
     prefill.all_tokens_are_free()
+    after = [r["group"] for r in prefill.get("/laps_status")["ranks"]]
+    for what, least in (("steps", 1), ("preemptions", 0)):
+        new = [now[what] - then[what] for now, then in zip(after, before, strict=True)]
+        assert new[0] == new[1] >= least, f"the ranks do not share their {what}: {new}"

@@ -13,10 +13,13 @@ from typing import Any
 import http_load as load
 import psutil
 import pytest
-from served import CHUNK, LAPS, SEVERAL, Prefill, Reference, Setup, ask, ids, on
+from rounds import until_seen
+from served import CHUNK, LAPS, SEVERAL, Prefill, Reference, Setup, ask, ids, in_progress, on
 
 from benchmark.rig import servers
 
+from . import slicing
+from .slicing import came_amid, post, until_slices_run
 from .through import generate, router
 
 __all__ = ["router"]
@@ -86,45 +89,44 @@ def test_mixed_requests_of_which_a_third_is_abandoned(
     said = asyncio.run(send(router, prompts, seed=2))
     must_be_right(said, prompts, reference)
     prefill.all_tokens_are_free()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while any(now > before + 2 for now, before in zip((p.num_fds() for p in stages(prefill)), held, strict=True)):
         assert time.monotonic() < end, "descriptors are left"
         time.sleep(0.2)
 
 
-def test_short_prompts_go_between_the_chunks_of_a_long_one(router: servers.Server, prefill: Prefill) -> None:
-    async def scenario() -> tuple[float, list[float]]:
+def test_short_prompts_go_between_the_chunks_of_a_long_one(prefill: Prefill) -> None:
+    async def scenario(i: int) -> bool:
         async with load.session() as http:
+            long = asyncio.ensure_future(post(http, prefill, slicing.ask(ids(91 + 1000 * i, 8 * CHUNK))))
+            await until_slices_run(http, prefill, long)
+            bodies = [slicing.ask(ids(700 + 1000 * i + k, 40)) for k in range(4)]
+            shorts = await asyncio.gather(*(post(http, prefill, body) for body in bodies))
+            status, whole, done = await long
+            assert [status, *(s for s, _, _ in shorts)] == [200] * 5, (whole, shorts)
+            return all(came_amid(answer, whole) for _, answer, _ in shorts) and max(at for *_, at in shorts) < done
 
-            async def timed(prompt: list[int]) -> float:
-                await generate(http, router, prompt, NEW)
-                return time.monotonic()
-
-            long = asyncio.ensure_future(timed(ids(91, 8 * CHUNK)))
-            while not prefill.totals()["long"]["batches"] or not prefill.get("/laps_status")["in_progress"]:
-                await asyncio.sleep(0.01)
-            shorts = await asyncio.gather(*(timed(ids(700 + i, 40)) for i in range(4)))
-            return await long, shorts
-
-    done, shorts = asyncio.run(scenario())
-    assert max(shorts) < done
+    until_seen(lambda i: asyncio.run(scenario(i)), "short prompts are answered between two chunks")
 
 
 def test_a_prompt_that_is_aborted_is_not_computed_to_its_end(prefill: Prefill) -> None:
-    before = prefill.totals()["long"]["tokens"]
-
-    async def scenario() -> None:
+    async def scenario(i: int) -> None:
         async with load.session() as http:
-            body = ask(1 << 40, ids(93, 12 * CHUNK), rid="gone")
+            body = ask((1 << 40) + i, ids(93 + 1000 * i, 12 * CHUNK), rid=f"gone-{i}-x")
             sending = asyncio.ensure_future(http.post(prefill.server.url + "/generate", json=body))
-            while not prefill.get("/laps_status")["in_progress"]:
-                await asyncio.sleep(0.01)
-            assert prefill.post("/abort_request", {"rid": "gone"})[0] == 200
+            while not sending.done() and not await in_progress(http, prefill):
+                pass
+            async with http.post(prefill.server.url + "/abort_request", json={"rid": f"gone-{i}-x"}) as reply:
+                assert reply.status == 200
             (await sending).close()
 
-    asyncio.run(scenario())
-    prefill.all_tokens_are_free()
-    assert prefill.totals()["long"]["tokens"] - before < 11 * CHUNK
+    def once(i: int) -> bool:
+        before = prefill.totals()["long"]["tokens"]
+        asyncio.run(scenario(i))
+        prefill.all_tokens_are_free()
+        return bool(prefill.totals()["long"]["tokens"] - before < 11 * CHUNK)
+
+    until_seen(once, "an abort comes between two chunks")
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -10,9 +10,10 @@ from typing import Any
 
 import http_load as load
 import pytest
+from rounds import until_seen
 from served import NORMAL_LOOP, Prefill, Reference, ids, on
 
-from .slicing import ask, post, setup, until_slices_run
+from .slicing import ask, came_amid, post, preemptions, setup, until_slices_run
 
 LARGE = setup("slices-normal-8192", *NORMAL_LOOP, "--chunked-prefill-size", "8192")
 pytestmark = on(LARGE, setup("slices-overlap-512"))
@@ -24,28 +25,33 @@ def long_prompt(prefill: Prefill, seed: int) -> list[int]:
 
 
 def test_random_preemption_leaves_every_token_right(prefill: Prefill, reference: Reference) -> None:
-    rng = random.Random(3)
-    document = ids(77, 1500)
-    prompts = [ids(100 + i, rng.choice((600, 1100, 2500, 4200))) for i in range(8)]
-    prompts += [ids(300 + i, rng.randint(5, 250)) for i in range(60)]
-    prompts += [document + ids(500 + i, rng.randint(5, 900)) for i in range(6)]
-    before = prefill.get("/laps_status")["preemption"]
+    before = preemptions(prefill)
 
-    async def scenario() -> list[int]:
-        async with load.session() as http:
-            sent = [post(http, prefill, ask(p), rng.random() * 4.0) for p in prompts]
-            answers = await asyncio.gather(*sent)
-        assert all(status == 200 for status, _, _ in answers), answers
-        assert sum(answer["meta_info"]["cached_tokens"] >= len(document) for _, answer, _ in answers) >= 2
-        return [int(answer["output_ids"][0]) for _, answer, _ in answers]
+    def once(i: int) -> bool:
+        rng, seed = random.Random(3), 10_000 * i
+        document = ids(seed + 77, 1500)
+        prompts = [ids(seed + 100 + i, rng.choice((600, 1100, 2500, 4200))) for i in range(8)]
+        prompts += [ids(seed + 300 + i, rng.randint(5, 250)) for i in range(60)]
+        prompts += [document + ids(seed + 500 + i, rng.randint(5, 900)) for i in range(6)]
 
-    got = asyncio.run(scenario())
-    after = prefill.get("/laps_status")
-    assert 0.0 <= after["slices"].pop("pause_ms") < 100.0
-    assert after["slices"] == {"on": True, "why_not": None, "operators": 4, "launch_ms": 0.0}
-    assert after["preemption"]["by_short_batches"] > before["by_short_batches"]
-    for i in [*range(8), *range(8, 68, 6), *range(68, 74)]:
-        assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
+        async def scenario() -> list[int]:
+            async with load.session() as http:
+                assert (await post(http, prefill, ask(document)))[0] == 200
+                sent = [post(http, prefill, ask(p), rng.random() * 4.0) for p in prompts]
+                answers = await asyncio.gather(*sent)
+            assert all(status == 200 for status, _, _ in answers), answers
+            assert sum(answer["meta_info"]["cached_tokens"] >= len(document) for _, answer, _ in answers) >= 2
+            return [int(answer["output_ids"][0]) for _, answer, _ in answers]
+
+        got = asyncio.run(scenario())
+        for i in [*range(8), *range(8, 68, 6), *range(68, 74)]:
+            assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
+        return preemptions(prefill) > before
+
+    until_seen(once, "a batch preempts")
+    slices = prefill.get("/laps_status")["slices"]
+    assert 0.0 <= slices.pop("pause_ms") < 100.0
+    assert slices == {"on": True, "why_not": None, "operators": 4, "launch_ms": 0.0}
 
 
 def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
@@ -54,7 +60,7 @@ def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
     """If a chunk is so large that all of them run in one long step, each has a batch of its own sooner."""
     rng, before = random.Random(5), prefill.get("/laps_status")["preemption"]["steps_shared"]
     large = prefill.setup is LARGE
-    for burst in range(5):
+    for burst in range(8):
         prompts = [ids(1000 * burst + i, rng.randint(257, 300) if i % 3 else rng.randint(5, 60)) for i in range(90)]
 
         async def scenario(prompts: list[list[int]]) -> list[int]:
@@ -72,15 +78,15 @@ def test_short_requests_share_the_steps_of_many_prompts_that_are_nearly_short(
 
 
 def test_a_short_request_does_not_wait_for_a_long_batch(prefill: Prefill) -> None:
-    async def scenario() -> None:
+    async def scenario(i: int) -> bool:
         async with load.session() as http:
-            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 1))))
+            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 1000 + i))))
             await until_slices_run(http, prefill, long)
-            done = [await post(http, prefill, ask(ids(10 + i, 40))) for i in range(3)]
-            assert all(status == 200 for status, _, _ in done)
-            assert (await long)[2] > done[0][2], "the long prompt was done first"
+            status, answer, at = await post(http, prefill, ask(ids(1100 + i, 40)))
+            assert status == 200, answer
+            return came_amid(answer, (await long)[1]) and (await long)[2] > at
 
-    asyncio.run(scenario())
+    until_seen(lambda i: asyncio.run(scenario(i)), "a short request is answered before a long one that runs")
 
 
 def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Prefill, reference: Reference) -> None:
@@ -109,30 +115,36 @@ def test_what_must_not_happen_to_a_running_batch_waits_for_its_end(prefill: Pref
 
 def test_what_a_running_batch_does_not_mind_is_answered_while_it_runs(prefill: Prefill) -> None:
     """A session is opened and closed, the server profiled and configured; and new requests are taken in after that."""
-    done: dict[str, float] = {}
+    seen: set[str] = set()
 
-    async def scenario() -> float:
+    async def scenario(i: int) -> bool:
+        """Return True once each has been asked for after a long prompt had begun, and answered before its end."""
+        done: dict[str, tuple[float, float]] = {}
         async with load.session() as http:
 
             async def ask_for(route: str, **body: Any) -> Any:
+                begin = time.time()
                 async with http.post(prefill.server.url + route, json=body) as reply:
                     assert reply.status == 200, await reply.text()
-                    done[route] = time.perf_counter()
+                    done[route] = begin, time.time()
                     return await reply.text()
 
-            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 21))))
+            long = asyncio.ensure_future(post(http, prefill, ask(long_prompt(prefill, 2100 + i))))
             await until_slices_run(http, prefill, long)
             session = json.loads(await ask_for("/open_session", capacity_of_str_len=1000))
             await ask_for("/start_profile", output_dir=str(prefill.folder), activities=["CPU"], start_step=1 << 40)
             await ask_for("/configure_logging", log_requests=False)
             await ask_for("/freeze_gc")
             await ask_for("/close_session", session_id=session)
-            status, _, done["a short request"] = await post(http, prefill, ask(ids(22, 40)))
-            assert status == 200
-            return (await long)[2]
+            status, answer, at = await post(http, prefill, ask(ids(2200 + i, 40)))
+            assert status == 200, answer
+            done["a short request"] = answer["meta_info"]["request_received_ts"], at
+            _, answer, end = await long
+        begun = answer["meta_info"]["forward_entry_time"]
+        seen.update(what for what, (asked, at) in done.items() if begun <= asked and at < end)
+        return seen == done.keys()
 
-    end = asyncio.run(scenario())
-    assert {what: at < end for what, at in done.items()} == dict.fromkeys(done, True)
+    until_seen(lambda i: asyncio.run(scenario(i)), "each is answered while a long batch runs", lambda: seen)
 
 
 def test_logprobs_of_prompts_that_were_preempted(prefill: Prefill) -> None:

@@ -92,7 +92,7 @@ class Slow(dict):
         found = super().get(room, default)
         if threading.current_thread() is threading.main_thread():
             opened.set()
-            heard.wait(1.0)
+            heard.wait(60.0 if "ELSEWHERE" in os.environ else 1.0)  # where a lock is held, nobody is heard
         return found
 manager = SimpleNamespace(
     request_status=Slow(), deferred_bootstrap=None, _deferred_ack_targets={}, _deferred_ack_poisoned_rooms=set(),

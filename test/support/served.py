@@ -21,6 +21,7 @@ from typing import Any
 import http_load as load
 import lean
 import pytest
+from rounds import ROUNDS
 
 from benchmark.rig import architectures, model, servers
 
@@ -117,7 +118,7 @@ class Prefill:
         self.laps = LAPS[0] in server.command
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.server.url + path, timeout=60) as reply:
+        with urllib.request.urlopen(self.server.url + path, timeout=180) as reply:
             text = reply.read().decode()
         return json.loads(text) if text[:1] in ("{", "[") else text
 
@@ -127,7 +128,7 @@ class Prefill:
     def post_text(self, path: str, text: str) -> tuple[int, str]:
         request = urllib.request.Request(self.server.url + path, text.encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=120) as reply:
+            with urllib.request.urlopen(request, timeout=300) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as e:
             return e.code, e.read().decode()
@@ -139,7 +140,7 @@ class Prefill:
         """KV tokens held by requests or the prefix cache, over all ranks."""
         return sum(load["num_used_tokens"] for load in self.get("/v1/loads?include=core")["loads"])
 
-    def all_tokens_are_free(self, timeout_s: float = 60.0) -> None:
+    def all_tokens_are_free(self, timeout_s: float = 180.0) -> None:
         """Wait until nothing waits or runs, drop the prefix cache, and require every KV token to be free."""
         end, loads = time.monotonic() + timeout_s, None
         while time.monotonic() < end:  # a flush is refused while an abort is still being retired
@@ -266,13 +267,27 @@ def ask(room: int, prompt: list[int], rid: str | None = None, **sampling: Any) -
     return body if rid is None else {**body, "rid": rid}
 
 
+async def in_progress(http: Any, prefill: Prefill) -> int:
+    """Long prompts between two of their chunks."""
+    async with http.get(prefill.server.url + "/laps_status") as reply:
+        return int((await reply.json())["in_progress"])
+
+
 async def abort_everything(prefill: Prefill, prompts: list[list[int]], after: int) -> None:
-    """Abort all of these once one is in progress; as many short requests `after` it are answered."""
-    sending = [asyncio.ensure_future(send_all(prefill, [prompt])) for prompt in prompts]
-    while not prefill.get("/laps_status")["in_progress"]:
-        await asyncio.sleep(0.01)
-    assert prefill.post("/abort_request", {"rid": "", "abort_all": True})[0] == 200
-    await asyncio.gather(*sending, return_exceptions=True)
+    """Abort all of these once one is in progress, with further prompts of their lengths if none has been seen to be; as
+    many short requests `after` it are answered."""
+    async with load.session() as http:
+        for i in range(ROUNDS):
+            them = [[3 + (token + i) % 1997 for token in prompt] for prompt in prompts]
+            sending = asyncio.gather(*(send_all(prefill, [prompt]) for prompt in them), return_exceptions=True)
+            while not sending.done() and not (seen := await in_progress(http, prefill)):
+                pass
+            async with http.post(prefill.server.url + "/abort_request", json={"rid": "", "abort_all": True}) as reply:
+                assert reply.status == 200
+            await sending
+            if seen:
+                break
+        assert seen, "none was in progress"
     assert len(await send_all(prefill, [ids(i, 30) for i in range(after)])) == after
 
 

@@ -72,7 +72,7 @@ class Warm:
         return Started(self, self.ask({"argv": command[1:], "env": dict(env), "cwd": os.getcwd(), **files}))
 
     def run(
-        self, *command: str, timeout: float = 200.0, env: Mapping[str, str] | None = None
+        self, *command: str, timeout: float = 500.0, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """``subprocess.run`` of Python with these arguments. Raises TimeoutExpired after ``timeout`` s."""
         with tempfile.TemporaryDirectory() as folder:

@@ -55,7 +55,7 @@ class Bench:
 
     def connection(self) -> contextlib.closing[HTTPConnection]:
         """One that is kept."""
-        return contextlib.closing(HTTPConnection("127.0.0.1", self.proxy.port, timeout=30))
+        return contextlib.closing(HTTPConnection("127.0.0.1", self.proxy.port, timeout=120))
 
     async def ask_on(self, connection: HTTPConnection, number: int = 1) -> tuple[int, bytes]:
         def ask() -> tuple[int, bytes]:
@@ -93,7 +93,7 @@ def test_it_passes_on_and_keeps_connections() -> None:
                 assert await b.ask_on(connection, 1) == ALL
                 assert await b.ask_on(connection, 2) == ALL
             assert b.what(1) == b.what(2) == ["sent", "answered 200"]
-            await asyncio.wait_for(b.left.wait(), 10)  # the server learns that its client has gone
+            await asyncio.wait_for(b.left.wait(), 60)  # the server learns that its client has gone
 
     asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_what_runs_goes_on_while_it_refuses() -> None:
         async with bench() as b:
             b.gate.clear()
             asked = asyncio.ensure_future(b.ask())
-            await asyncio.wait_for(b.asked.wait(), 10)
+            await asyncio.wait_for(b.asked.wait(), 60)
             b.proxy.refuse()
             b.gate.set()
             assert await asked == ALL
@@ -148,7 +148,7 @@ def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
         async with bench() as b:
             b.gate.clear()
             old = asyncio.ensure_future(b.ask(1))
-            await asyncio.wait_for(b.asked.wait(), 10)
+            await asyncio.wait_for(b.asked.wait(), 60)
             await b.proxy.mode(proxies.SILENT)
             b.gate.set()
             new = asyncio.ensure_future(b.ask(2))
@@ -157,7 +157,7 @@ def test_silence_takes_what_runs_with_it_and_ends_with_a_reset() -> None:
             await b.proxy.mode(proxies.PASS)
             for task in (old, new):
                 with pytest.raises(BROKEN):
-                    await asyncio.wait_for(task, 10)
+                    await asyncio.wait_for(task, 60)
             assert b.what(1)[-1] == b.what(2)[-1] == "silent"
             assert await b.ask(3) == ALL
 

@@ -159,7 +159,7 @@ def test_swings_faster_than_the_cooldown_move_nothing(
     assert 2 * half_steps * STEP_S <= config.cooldown_s
     fleet = Fleet(n, n, config)
     fleet.run(lead * STEP_S, tokens / 2, tokens / 2)
-    for i in range(200):
+    for i in range(400 // half_steps):  # 100 s
         high, low = tokens * n, tokens * n * floor
         fleet.run(half_steps * STEP_S, *((high, low) if i % 2 else (low, high)))
     assert fleet.moves == []
