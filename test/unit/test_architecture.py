@@ -1,0 +1,39 @@
+"""The picture of the architecture names all packages, and files and folders that they have."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src", REPO)
+PACKAGES = {"laps_core", "laps_plan", "sglang_laps", "laps_emulate", "sglang_router_laps", "benchmark"}
+
+
+def drawn() -> dict[str, list[str]]:
+    """Return each package in the picture, with the files and folders named in its box."""
+    picture = ET.parse(REPO / "docs" / "architecture.svg").getroot()
+    return {
+        box.attrib["id"]: [str(text.text) for text in box.iter(f"{SVG}text") if text.get("class") == "room"]
+        for box in picture.iter(f"{SVG}g")
+    }
+
+
+def test_every_package_is_in_the_picture() -> None:
+    assert drawn().keys() == PACKAGES
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_rooms_in_the_picture_exist(package: str) -> None:
+    (folder,) = (root / package for root in ROOTS if (root / package).is_dir())
+    rooms = drawn()[package]
+    assert rooms
+    assert not [room for room in rooms if not (folder / room).exists()]
+
+
+def test_the_picture_is_in_the_document_and_readable_in_the_dark() -> None:
+    assert "](architecture.svg)" in (REPO / "docs" / "ARCHITECTURE.md").read_text()
+    assert "prefers-color-scheme: dark" in (REPO / "docs" / "architecture.svg").read_text()
