@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from inspect import getattr_static
 from typing import Any
 
-from laps_core.scheduling import gap, guard, order, pacer, packing, window, worth
+from laps_core.scheduling import batching, gap, guard, order, pacer, packing, window, worth
 from laps_core.scheduling.arrivals import Arrivals, Expected
+from laps_core.scheduling.batching import LongBatches
 from laps_core.scheduling.gap import Gap
 from laps_core.scheduling.order import LEAST_WORK, Key, Patience
 from laps_core.scheduling.pacer import Pacer
@@ -37,6 +38,11 @@ def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
 def put(where: Any, name: str, value: Any) -> Patch:
     """Another value for an attribute of a module or a class, while the context lasts."""
     return lambda: _replaced(where, name, value)
+
+
+def in_both(name: str, value: Any) -> list[Patch]:
+    """Another value for what the pacer and its long batches both import."""
+    return [put(pacer, name, value), put(batching, name, value)]
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def fills(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: f
 
 
 def _unshared(
-    self: Pacer, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
+    self: LongBatches, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
 ) -> Plan:
     return plan
 
@@ -125,19 +131,19 @@ ARRIVAL = {**order.ORDERS, LEAST_WORK: _by_arrival}
 
 RULES = (
     Rule("two classes", "all are long", {"length_threshold": 1}),
-    Rule("least work first", "by arrival", patches=[put(pacer, "ORDERS", ARRIVAL)]),
+    Rule("least work first", "by arrival", patches=in_both("ORDERS", ARRIVAL)),
     Rule("guard", "no share for the oldest", {"guard": 0.0}, bound="wait of a long prompt"),
-    Rule("packing", "chunks are filled", patches=[put(pacer, "pack", fills)]),
-    Rule("overtaking", "long prompts preempt none", patches=[put(pacer, "OVERTAKE_DEPTH", 0)]),
+    Rule("packing", "chunks are filled", patches=[put(batching, "pack", fills)]),
+    Rule("overtaking", "long prompts preempt none", patches=[put(batching, "OVERTAKE_DEPTH", 0)]),
     Rule("slices", "whole batches", {"slice_ms": 0.0}, bound="wait of a short request"),
     Rule("gap", "the shortest there is", {"preempt_overhead": 1.0}, bound="share of the long class"),
     Rule("saved-up preemptions", "none are saved", patches=[put(gap, "SAVED", 1)]),
     Rule("preempting must pay", "whenever the gap allows", patches=[put(Pacer, "_too_dear", _cheap)]),
     Rule(
-        "eight gaps at most", "as long as it does not pay", patches=[put(pacer, "PATIENCE", math.inf)],
+        "eight gaps at most", "as long as it does not pay", patches=in_both("PATIENCE", math.inf),
         bound="wait of a short request",
     ),
-    Rule("shared steps", "steps of one class", patches=[put(Pacer, "_sharing", _unshared)]),
+    Rule("shared steps", "steps of one class", patches=[put(LongBatches, "sharing", _unshared)]),
     Rule(
         "those still to come", "who waits counts once", patches=[put(packing, "AHEAD", 1.0), put(worth, "AHEAD", 1.0)]
     ),
@@ -155,6 +161,6 @@ RULES = (
     Rule("credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _free)], bound="cost of holds"),
     Rule("four windows at most", "no limit", patches=[put(window, "HEAD_MAX", math.inf)], bound="longest hold"),
     Rule("deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _never)], deadlines=True),
-    Rule("late ones last", "as any other", patches=[put(pacer, "ORDERS", LATE_LAST)], deadlines=True),
+    Rule("late ones last", "as any other", patches=in_both("ORDERS", LATE_LAST), deadlines=True),
     Rule("a tenth of the guard if late", "the whole share", patches=[put(guard, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from laps_core.length import LONG, SHORT
+from laps_core.scheduling.batching import OVERTAKE_DEPTH
 from laps_core.scheduling.order import OLDEST_EVERY
-from laps_core.scheduling.pacer import OVERTAKE_DEPTH, Pacer
+from laps_core.scheduling.pacer import Pacer
 from laps_core.scheduling.plan import Waiting
 from laps_core.scheduling.room import ROOM_S
 from pacers import CHUNK, GAP, long, pacer, paused, run, short

@@ -16,20 +16,18 @@ from laps_core.latency.boundary import AutoThreshold
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
 from laps_core.length import LONG, SHORT, ClassName, usable_threshold
+from laps_core.scheduling.batching import LongBatches
 from laps_core.scheduling.gap import PATIENCE, Gap
 from laps_core.scheduling.guard import Guard
-from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over, slack_s
-from laps_core.scheduling.packing import overtake, pack
-from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
+from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over
+from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
 from laps_core.scheduling.room import Room
 from laps_core.scheduling.sizes import BATCH_TOKENS, Sizes
-from laps_core.scheduling.urgency import fill, left_s, misses, preempting
+from laps_core.scheduling.urgency import misses
 from laps_core.scheduling.window import Window
-from laps_core.scheduling.worth import preempting_pays, sharing_pays
+from laps_core.scheduling.worth import preempting_pays
 from laps_core.slo import SloLedger
 
-OVERTAKE_DEPTH = 2
-"""Batches of long work under way at once: one that runs, and one that it has overtaken."""
 FAR_BEHIND = 3.0
 """A long prompt is far behind once it has waited this many times its own lone time."""
 START_THRESHOLD = 256
@@ -80,7 +78,8 @@ class Pacer:
         self._order, self._least_work = ORDERS[config.order], config.order == LEAST_WORK
         self._overtook_s = self._last_end_s = -math.inf
         self.busy = BusyMeter()
-        self._short_patience, self._long_patience = Patience(), Patience()
+        self._short_patience = Patience()
+        self.longs = LongBatches(config.order, self.sizes, self.gap, self.guard)
         self._room = Room()
         self.preemptions = self.overtakes = self.shared = 0
 
@@ -146,23 +145,23 @@ class Pacer:
         kept = LONG in back
         if SHORT in back and frees:
             plan = plan._replace(picked=(), keeps_room=True)
-            return plan if paused is not None else self._long_batch(now, longs, waiting, plan, oldest_first=True)
+            return plan if paused is not None else self.longs.make(now, longs, waiting, plan, oldest_first=True)
         by_worth = urgent is None and not pressed and self.sizes.fixed_s is not None
         if paused is None:
             # Those that join would take the memory first.
             joining = () if lacking else picked
-            plan = self._long_batch(
+            plan = self.longs.make(
                 now, longs, waiting, plan, joining=joining, lacking=lacking and not kept, oldest_first=kept
             )
             if by_worth and alone and joining:
                 soonest_s = now if due else self.gap.soonest_s(now, self.sizes.fixed_s)
-                plan = self._sharing(now, shorts, longs, plan, soonest_s)
+                plan = self.longs.sharing(now, shorts, longs, plan, soonest_s)
             order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
             return plan._replace(order=order[::-1] if due and not plan.mixed and not kept else order)
         if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
             return plan._replace(order=(SHORT,))
         may = not kept and now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s) and urgent != SHORT
-        return self._overtaking(now, longs, waiting, paused, budget, plan) if may else plan
+        return self.longs.overtaking(now, longs, waiting, paused, budget, plan) if may else plan
 
     def _too_dear(
         self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
@@ -175,26 +174,6 @@ class Pacer:
         took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
         mine, others = self.sizes.weights(picked, [*shorts, *longs])
         return not preempting_pays(mine, paused, took_s=took_s, others=others, fixed_s=fixed_s)
-
-    def _sharing(
-        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
-    ) -> Plan:
-        """The long batch with the short requests in its step, if that pays. `soonest_s`: from when on they could
-        preempt it."""
-        sizes, picked = self.sizes, [shorts[i] for i in plan.picked]
-        fixed_s, joining = sizes.fixed_s or 0.0, sum(sizes.whole_units(w.tokens) for w in picked)
-        room = min(plan.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
-        if room < plan.tokens and joining > sizes.budget // 2:
-            return plan  # it would cut the long batch to less than half of a step
-        count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
-        later_s = max(0.0, now + long_s - soonest_s)
-        if not count or long_s > PATIENCE * self.gap.seconds(fixed_s) or misses(self.model, now, picked, later_s):
-            return plan
-        mine, others = sizes.weights(picked, [*shorts, *longs])
-        if not sharing_pays(mine, later_s=later_s, others=others, fixed_s=fixed_s):
-            return plan
-        shared = self._with_longs(plan, longs, plan.longs[:count], room, joining)
-        return shared._replace(oldest=plan.oldest and count == len(plan.longs), mixed=True)
 
     def _shorts(
         self, ask: Callable[..., Plan], now: float, shorts: Sequence[Waiting], threshold: int, budget: int, *,
@@ -218,70 +197,6 @@ class Pacer:
             passed_over=passes_over(shorts, picked),
         )
 
-    def _long_batch(
-        self, now: float, longs: Sequence[Waiting], waiting: int, plan: Plan, *, joining: Sequence[Waiting] = (),
-        lacking: bool = False, oldest_first: bool = False,
-    ) -> Plan:  # fmt: skip
-        """`joining`: short requests that share the step where it cannot be paused. `lacking`: the last first prompt
-        found no memory, so the guard stands back once."""
-        if not longs:
-            return plan
-        sizes, ranks = self.sizes, line(self._order, longs, self.sizes, now)
-        oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
-        due = (self.guard.due() if self._least_work else self._long_patience.due) and not lacking
-        if oldest_first or (due and longs[oldest].rank == longs[ranks[0]].rank):
-            ranks.remove(oldest)
-            ranks.insert(0, oldest)
-        fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
-        budget, joined = sizes.budget // sizes.unit * sizes.unit, 0
-        if not sizes.layers and sizes.chunk is not None:
-            joined = sum(sizes.whole_units(w.tokens) for w in joining)
-            budget = sizes.timely_chunk(longs[ranks[0]], joined, self.gap.seconds(sizes.fixed_s))
-        batch = [longs[i] for i in ranks]
-        ends_s = left_s(batch[0], sizes, now)
-        if self._least_work or not 0.0 <= ends_s < math.inf:
-            packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
-        else:
-            packed = fill(batch, sizes.beside_s, budget=budget, left_s=ends_s)
-        picked = [ranks[i] for i in packed]
-        plan = self._with_longs(plan, longs, picked, budget, joined)
-        late = slack_s(longs[oldest], sizes, now) < 0.0
-        return plan._replace(oldest=oldest in plan.longs, oldest_late=late, mixed=joined > 0)
-
-    def _overtaking(
-        self, now: float, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan
-    ) -> Plan:
-        """Never the oldest's turn: it is one that is paused, or will come when that is done. An order by deadlines says
-        itself who goes before what is paused."""
-        sizes = self.sizes
-        if sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or (self._least_work and self.guard.due()):
-            return plan
-        new = [i for i, w in enumerate(longs) if not w.started and w.rank <= paused.rank]
-        if not self._least_work:
-            first = preempting(self._order, [longs[i] for i in new], paused, sizes, now, budget)
-            return self._with_longs(plan, longs, [new[i] for i in first], budget) if first else plan
-        new.sort(key=lambda i: sizes.work_s(longs[i]))
-        packed = overtake(
-            [longs[i] for i in new], sizes.beside_s, budget=budget, left_s=paused.left_s, running=paused.requests,
-            fixed_s=sizes.fixed_s, waiting=waiting,
-        )  # fmt: skip
-        return self._with_longs(plan, longs, [new[i] for i in packed], budget) if packed else plan
-
-    def _with_longs(
-        self, plan: Plan, longs: Sequence[Waiting], picked: Sequence[int], budget: int, joining: int = 0
-    ) -> Plan:
-        """The batch of these, of which the last is cut where the budget (tokens) ends."""
-        sizes, batch = self.sizes, [longs[i] for i in picked[:LOOKAHEAD]]
-        tokens = min(budget, sum(w.tokens for w in batch))
-        layers, parts = sizes.slice_layers(batch, tokens)
-        return plan._replace(
-            order=(LONG,),
-            longs=tuple(picked[:LOOKAHEAD]),
-            tokens=0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining),
-            layers=layers,
-            parts=parts,
-        )
-
     # -- batches
 
     def launched(self, now: float, batch: Running, plan: Plan) -> None:
@@ -293,7 +208,7 @@ class Pacer:
             self.window.dispatched(now, len(batch.short), plan.waited_s, plan.reason or "idle", plan.late)
             self._short_patience.served(plan.passed_over)
         if batch.cls == LONG:
-            self._long_patience.served(not plan.oldest)
+            self.longs.patience.served(not plan.oldest)
             self.shared += bool(batch.short)
         if batch.preempts:
             self.gap.sent(now, self.sizes.fixed_s)

@@ -85,7 +85,7 @@ class PaperPacer(Pacer):
             return plan
         # One prompt is in progress at a time.
         first = min(range(len(longs)), key=lambda i: (not longs[i].started, longs[i].rank, longs[i].since_s))
-        both = self._with_longs(plan, longs, [first], self.sizes.budget // self.sizes.unit * self.sizes.unit)
+        both = self.longs.cut(plan, longs, [first], self.sizes.budget // self.sizes.unit * self.sizes.unit)
         both = both._replace(waiting=False, until_s=math.inf, oldest=True)
         # Where the memory is missing for short requests, the long one goes on.
         return both._replace(order=(SHORT, LONG)) if plan.order else both
