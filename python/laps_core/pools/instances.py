@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from laps_core.length import SHORT, ClassName
 from laps_core.pools.breaker import Breaker
 from laps_core.pools.ranks import Rank
-
-if TYPE_CHECKING:
-    from laps_core.pools.prefill import PrefillInstance
 
 Role = Literal["prefill", "decode"]
 Clock = Callable[[], float]
@@ -120,7 +117,7 @@ class Instance:
         tokens: int,
         length_class: ClassName = SHORT,
         work_s: float = 0.0,
-        rank: Rank[PrefillInstance] | None = None,
+        rank: Rank[Any] | None = None,
     ) -> Lease:
         """Account for a request of ``tokens`` new tokens and ``work_s`` (seconds), at ``rank`` if it has several, until
         the lease ends."""
@@ -145,7 +142,7 @@ class Lease:
     length_class: ClassName = SHORT
     work_s: float = 0.0
     """Work added to the server (seconds)."""
-    rank: Rank[PrefillInstance] | None = None
+    rank: Rank[Any] | None = None
     """Rank of the server, if it has several."""
     leg: Leg | None = None
     """Task that runs until the first token has come."""
