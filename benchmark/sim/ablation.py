@@ -1,4 +1,4 @@
-"""What each knob does, how it scales, and what holds under overload, in the simulator.
+"""Effects of each knob, scaling, and bounds under overload, in the simulator.
 
 python -m benchmark.sim.ablation
 """
@@ -39,7 +39,7 @@ FRONTS = (
 )
 """Label, scheduler, router and its configuration."""
 OVERLOAD, OVERLOAD_S = 1.2, 400.0
-"""Of capacity; for longer than the promised wait (ratio, seconds)."""
+"""Load over capacity, and its duration, longer than the promised wait (ratio, seconds)."""
 LONG_LOAD = 0.02
 """Share of the device's capacity that long work asks for under overload: less than the gap leaves it (0..1)."""
 
@@ -70,7 +70,7 @@ HEADS = ("short P50", "short P90", "short P99", "long P50", "long P90", "longest
 
 
 def cells(o: Outcome) -> tuple[str, ...]:
-    """What HEADS name; a request is short by 256 computed tokens, whatever the variant thinks."""
+    """Return the columns of HEADS; short is up to 256 computed tokens, whatever the variant thinks."""
     groups = o.groups(256, warm=0.05)
     wanted = (("short", "p50"), ("short", "p90"), ("short", "p99"), ("long", "p50"), ("long", "p90"))
     ttft = (f"{1e3 * groups[k].ttft[q]:.1f}" if groups[k].requests else "-" for k, q in wanted)

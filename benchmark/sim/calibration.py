@@ -1,4 +1,4 @@
-"""What a server's host takes, found in lone requests and in a load: the profile that the simulator needs of it."""
+"""Host times of a server, fitted to lone requests and to a load: the profile for the simulator."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Alone:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is calibrated."""
+    """A server to calibrate."""
 
     name: str
-    """Of the profile."""
+    """Name of the profile."""
     source: str
     known: Coefficients
-    """What its steps take."""
+    """Latency model of its steps."""
     chunk: int
     """Tokens."""
     layers: int
     ahead: bool = False
     launch_s: float = 0.0
     slices_launch_s: float = 0.0
-    """As of a profile."""
+    """Host times of launches, as in a profile (seconds)."""
 
     def profile(self, seen: Alone, slowed: float) -> Profile:
         """The profile: the step model, host times and the spread of steps from requests alone.

@@ -32,7 +32,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "0.5.23 fcfs": {"path": "fcfs"},
     "0.5.23 LAPS": {"path": "laps-graphs"},
 }
-"""What is compared with one instance."""
+"""Variants that are compared with one instance."""
 PLAIN, ROUTER = "plain data parallel", "SGLang router"
 FLEETS: dict[str, dict[str, Any]] = {
     PLAIN: {"path": "eager-fcfs", "router": "round-robin"},
@@ -76,7 +76,7 @@ class Paper(Study):
     """The study, and the claims it has looked at."""
 
     claims: list[Sequence[str]] = field(default_factory=list)
-    """What the paper says, what came out, whether that is as much, why."""
+    """Rows: claim of the paper, result, whether it is reached, why."""
     reached: list[bool] = field(default_factory=list)
 
     def point(self, load: Stream, path: str, model: str = "8b", **how: Any) -> Point:
@@ -234,7 +234,7 @@ def _slo_claims(r: Paper, servers: int, clients: Sequence[int], seen: Seen) -> N
 
 
 def interference(r: Paper) -> None:
-    """What the one class costs the other, in closed loops of both."""
+    """Compare how each class slows the other, in closed loops of both."""
     ways = {"vanilla": PATHS["vanilla"], "0.5.23 fcfs": PATHS["0.5.23 fcfs"], "full": PATHS["full"]}
     for kind, moving, clients in (
         ("long", "short", [(n, 2) for n in (0, 1, 4, 16, 64)]),

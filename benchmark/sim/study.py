@@ -1,4 +1,4 @@
-"""What ``paper`` and ``ablation`` share: questions asked one after the other, and the piece that they leave."""
+"""Frame of ``paper`` and ``ablation``: questions asked one after the other, and the piece that they leave."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Study:
     """Settings, and the piece that notes what was found."""
 
     requests: int
-    """Of one simulation."""
+    """Requests of one simulation."""
     seed: int
     out: Path
     piece: Piece

@@ -22,7 +22,7 @@ from laps_plan.sim.request import Batch, Request
 from laps_plan.traffic.streams import Stream
 
 HOPELESS = 1e-6
-"""What a request counts that is too late for the aim, over what it counted."""
+"""Factor on the weight of a request that is too late for the aim."""
 Entry = tuple[float, int, Request]
 """(key, number, request) of one that waits; smallest first."""
 _key = itemgetter(0, 1)
@@ -30,10 +30,10 @@ _key = itemgetter(0, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """What an oracle is after: the least sum of what requests count times how long they take."""
+    """Aim of an oracle: the least sum of weight x time over the requests."""
 
     boost: float = 1.0
-    """What a short request counts over a long one."""
+    """Weight of a short request over that of a long one."""
     power: float = 0.0
     """A request counts (time alone)^-power: 0 = least remaining work first; 1 = smallest size x remaining work first,
     which is the best known for mean slowdown."""
@@ -53,13 +53,13 @@ class Step:
     parts: list[tuple[Request, int, int]]
     ending: list[Request]
     count: float
-    """What its requests count, together."""
+    """Sum of the weights of its requests."""
     seconds: float
     """Until the last of its requests is done, were they alone: the step, and what is left of a prompt that is cut."""
     left_s: float = 0.0
-    """Of the step (seconds on the device)."""
+    """Device time left of the step (seconds)."""
     slice_s: float = math.inf
-    """It makes way so often (seconds)."""
+    """Time between two pauses (seconds)."""
 
     def ran(self, seconds: float) -> None:
         """So much of it is done."""
@@ -88,7 +88,7 @@ class Oracle:
         self._due: list[tuple[float, int, Request]] = []
         self._paused: list[Step] = []
         self._settled: Step | None = None
-        """What goes on, whatever the time is, until a request comes or a step ends."""
+        """Step that goes on until a request comes or a step ends."""
         self.running: Batch | None = None
         self._preempted_s = -math.inf
         self._preempting = False
@@ -140,7 +140,7 @@ class Oracle:
                 self._enter(request)
 
     def interrupted(self, now: float) -> float:
-        """What runs is paused; how long it would have run on (seconds)."""
+        """Pause the running batch; return how long it would have run on (seconds)."""
         batch, self.running = self.running, None
         assert batch is not None
         step: Step = batch.whole
@@ -152,7 +152,7 @@ class Oracle:
     # -- who waits
 
     def _work_s(self, r: Request) -> float:
-        """What is left of it, beside others (seconds); later chunks with the fixed time of their steps."""
+        """Return the work left of a request, in shared steps (seconds); later chunks count the fixed time of a step."""
         more = max(0, -(-r.left // self._chunk) - 1)
         again_s = more * (self._fixed_s + self._terms[2] * (r.history + 0.5 * r.left)) if more else 0.0
         return self._beside_s(r.left, r.history) + again_s
@@ -168,7 +168,7 @@ class Oracle:
         self._counted += r.view
 
     def _leave(self, r: Request) -> bool:
-        """Whether it was there."""
+        """Remove a request from the line; return False if it was not there."""
         at = bisect_left(self._line, ((self._fixed_s + self._work_s(r)) / r.view, r.number), key=_key)
         if at == len(self._line) or self._line[at][2] is not r:
             return False
