@@ -37,7 +37,7 @@ STREAMS, SPAN_S, PROMPT_SHARE = 32, 40.0, 0.5
 LENGTHS, ANSWERS = mix(lmsys(256), log_uniform(1024, 8192), 0.2), log_uniform(32, 512)
 """Chat with documents: tokens of prompts and of answers."""
 CLIENTS = 192
-"""Of the closed loop in which rates are compared."""
+"""Clients of the closed loop in which rates are compared."""
 AGENTS_LONGEST, THINK_S, TOKEN_S = 16_384, 30.0, 0.02
 """Agents: prompts are cut to so many tokens, pauses to so many seconds; seconds of a token in their records."""
 TRIED = 3

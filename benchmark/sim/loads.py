@@ -48,7 +48,7 @@ LEAST_LONG = 8
 
 
 class Pause(NamedTuple):
-    """Of a client, from an answer to its next request (seconds)."""
+    """Pause of a client, from an answer to its next request (seconds)."""
 
     low_s: float
     high_s: float
@@ -98,9 +98,9 @@ class Load:
     make: Make
     requests: int = 1000
     clients: int = 0
-    """Of a closed loop; 0: it is an open load."""
+    """Clients of a closed loop; 0: it is an open load."""
     pause: Pause = FAR
-    """Of its clients."""
+    """Pause of its clients."""
     near: bool = False
     """Clients have their answers, and the scheduler its requests, almost at once."""
     deadlines: bool = False

@@ -1,4 +1,4 @@
-"""What each rule of the policy is worth: they are taken out one at a time, on the same arrivals, simulated.
+"""Worth of each rule of the policy: they are taken out one at a time, on the same arrivals, simulated.
 
     python -m benchmark.sim.rules [--rules NAME...] [--loads NAME...] [--profiles NAME...] [--seeds 3] [--times 1]
 
@@ -64,11 +64,11 @@ class Seen:
     in_time: float
     """Share of requests within their deadlines (0..1); not a number where they have none."""
     littles_ratio: float
-    """Of a closed loop; not a number of an open one."""
+    """Little's ratio of a closed loop; not a number for an open one."""
 
     @classmethod
     def of(cls, o: Outcome, load: Load) -> Seen:
-        """What counts of an outcome."""
+        """Return the figures of an outcome."""
         at, ttft, new = (np.asarray(getattr(o.record, name)) for name in ("at", "ttft", "new"))
         slow = ttft / lone_s(o.profile, new, np.asarray(o.record.cached), CHUNK)
         rate, little = o.rate, math.nan
@@ -107,7 +107,7 @@ class Effect(NamedTuple):
 
     @classmethod
     def of(cls, without: Sequence[float], today: Sequence[float]) -> Effect | None:
-        """Of one figure, by seed; None where it is not a number."""
+        """Return the effect on one figure, given by seed; None if it is not a number."""
         logs = [math.log(a / b) for a, b in zip(without, today, strict=True) if a > 0.0 and b > 0.0]
         if not logs:
             return None
@@ -115,7 +115,7 @@ class Effect(NamedTuple):
 
 
 Effects = dict[str, Effect]
-"""Of each figure, by its name."""
+"""Effects by the name of the figure."""
 
 
 def effects(without: Sequence[Seen], today: Sequence[Seen]) -> Effects:
@@ -125,7 +125,7 @@ def effects(without: Sequence[Seen], today: Sequence[Seen]) -> Effects:
 
 
 class Case(NamedTuple):
-    """Where a rule was taken out."""
+    """Case in which a rule was taken out."""
 
     loop: str
     profile: str
@@ -136,7 +136,7 @@ class Case(NamedTuple):
 
 
 def short_name(profile: str) -> str:
-    """As the tables say it."""
+    """Return the short name of a profile, for tables."""
     return profile.removeprefix("h200-qwen3-")
 
 
@@ -159,7 +159,7 @@ Found = dict[str, dict[Case, Effects]]
 
 
 def cell(by: Effects) -> str:
-    """What moved."""
+    """Return the ratios that moved, as text."""
     return " ".join(f"{LETTERS[name]} {effect.ratio:.2f}" for name, effect in by.items() if effect.moved)
 
 
@@ -183,7 +183,7 @@ def summary(found: Found, rules: Sequence[Rule]) -> Table:
 
 
 def matrix(found: Found, rules: Sequence[Rule], loop: str, profile: str) -> Table:
-    """What moved in each case of one profile in one loop."""
+    """Table of the ratios that moved in each case of one profile in one loop."""
     loads = list(dict.fromkeys(c.load for cases in found.values() for c in cases))
     rows = []
     for rule in rules:

@@ -55,7 +55,7 @@ class Rule:
     knobs: Mapping[str, Any] = field(default_factory=dict)
     patches: Sequence[Patch] = ()
     deadlines: bool = False
-    """It does nothing where no request has a deadline."""
+    """True for a rule that does nothing where no request has a deadline."""
     bound: str = ""
     """The promise that needs it, whatever its figures."""
     kind: Kind = "policy"

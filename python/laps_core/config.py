@@ -207,7 +207,7 @@ class LapsConfig(Knobs):
         "graph_batches": "--batch-prefill-batch-sizes",
     }
     RETIRED: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("profile_path", "profile_save_path"), "is profile, a path"),
+        **dict.fromkeys(("profile_path", "profile_save_path"), "is renamed to profile"),
         "wait_head_max_ms": "is four times --laps-wait-window-ms",
         "graph_max_length": "is --batch-prefill-max-seq-len",
         "graph_always": 'is graph_strategy "always"',

@@ -34,7 +34,7 @@ def load() -> None:
 def add_flag(parser: argparse.ArgumentParser) -> None:
     """Add --laps-emulate to SGLang's command line."""
     group = parser.add_argument_group("LAPS without a GPU")
-    text = "Step times of a profile instead of this machine's; see docs/LAPS.md."
+    text = "Step times of a profile instead of this machine's; see docs/PLANNING.md."
     group.add_argument(spec.FLAG, metavar="PROFILE[,slow=K]", help=text)
 
 

@@ -24,7 +24,7 @@ PIECEWISE = "--enable-piecewise-cuda-graph"
 _FLAG = LapsConfig.FLAGS
 OF_KNOBS = (*_FLAG.values(), LapsConfig.JSON_FLAG)
 _SWITCHES = (
-    (ENABLE, "Prefill short and long prompts apart."),
+    (ENABLE, "Prefill short and long prompts separately."),
     (_FLAG["graphs"], "Replay batched short prefills from full CUDA graphs."),
     (PIECEWISE, "Accepted and ignored: SGLang's default prefill graphs cover it."),
 )
@@ -32,23 +32,23 @@ _VALUES = (
     (_FLAG["length_threshold"], "TOKENS",
      "Longest short request, in new tokens (default: 256); auto takes it from the fitted latency model."),
     (_FLAG["length_basis"], "{uncached,prompt}",
-     "What counts: tokens not found in the prefix cache, or the whole prompt (default: uncached)."),
+     "Tokens that count: those not found in the prefix cache, or the whole prompt (default: uncached)."),
     (_FLAG["wait_window_ms"], "MS",
      "Longest wait for a short batch to fill (default: 5.0); 0 = never wait, dual queue only."),
     (_FLAG["wait_max_batch"], "REQUESTS", "Short batch that is never held back for more (default: 8)."),
     (_FLAG["ttft_slo_ms"], "SHORT[,LONG]",
-     "Deadline for the first token of a request that brings none of its own, in ms (default: no deadlines)."),
+     "Deadline for the first token of requests without one of their own, in ms (default: no deadlines)."),
     (_FLAG["tbt_ms"], "MS",
      "Without disaggregation: target for the time between tokens while prompts wait, in ms (default: four times what a "
      "decode step takes, at least 50); 0 = prompts always go first."),
     (LapsConfig.JSON_FLAG, "JSON", "Any other knob, as a JSON object; see docs/LAPS.md."),
-    (LONGEST, "TOKENS", "Lengths beyond this are left out of L."),
+    (LONGEST, "TOKENS", "Drop lengths above this from L."),
 )  # fmt: skip
 _LISTS = (
     (_FLAG["graph_lengths"], "TOKENS",
-     "L: the longest is the longest prompt for graphs, and L x B are their row counts (default: 8 to 256)."),
+     "L: the largest is the most new tokens of a request in a graph; L x B are row counts (default: 8 to 256)."),
     (_FLAG["graph_batches"], "REQUESTS",
-     "B: the largest is the largest batch for graphs (default: 1 to 64, by powers of two as L)."),
+     "B: the largest is the most requests of a batch in a graph (default: 1 to 64, powers of two)."),
 )  # fmt: skip
 
 

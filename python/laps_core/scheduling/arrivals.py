@@ -23,7 +23,7 @@ from typing import NamedTuple
 _HALF_LIFE_S = 1.0
 _REMEMBERED = 16
 _REMEMBERED_S = 5.0
-"""What followed a first request longer ago than this no longer counts."""
+"""Time after which a burst is forgotten (seconds)."""
 _MARGIN = 0.05
 _SHARP_S = 1e-3
 _AT_LEAST = 1.5
@@ -44,7 +44,7 @@ class _Group:
 
     at_s: float
     size: int
-    """Of the batch; 0 for a first request."""
+    """Requests in the batch; 0 for a first request."""
     came: int = 0
     last_s: float = 0.0
     """When the last one came, after the event."""
@@ -150,14 +150,14 @@ class Arrivals:
         return self._recent * math.log(2.0) / _HALF_LIFE_S
 
     def returning(self, now: float) -> Expected:
-        """What is still due back from the last completed batch."""
+        """Return the requests that are still due back from the last completed batch."""
         if not self._batches:
             return Expected(0.0, now)
         batch = self._batches[-1]
         return _left(now, batch.at_s + _usual(self._returned, now), self.share * batch.size - batch.came)
 
     def following(self, now: float) -> Expected:
-        """What should still follow a first request that waits on an otherwise empty server."""
+        """Return the requests expected after a first one that waits on an otherwise empty server."""
         first = self._first
         if first is None or self._in_service or self.completed_s > first.at_s:
             return Expected(0.0, now)

@@ -87,7 +87,7 @@ class Decode:
         return max(self._since_s, self._ended_s) + self.target_s - self.step_s - now
 
     def may(self, now: float) -> bool:
-        """Whether prompts have had their share since the last step."""
+        """Return True if prompts have had their share since the last step."""
         return not self._sent and now >= self._ended_s + self._owed_s
 
     def rows_s(self, sizes: Sizes) -> float:
@@ -99,7 +99,7 @@ class Decode:
         return self.streams * known.work_s(1, self._context // self.streams)
 
     def _carries(self, now: float, batch_s: float, tokens: int, most: int, sizes: Sizes) -> bool:
-        """Whether rows run in a batch of so many `tokens` that takes `batch_s` without them. `most`: tokens that a
+        """Return True if rows run in a batch of `tokens` that takes `batch_s` without them. `most`: tokens that a
         batch may have here."""
         rows_s = self.rows_s(sizes)
         # A step that is on the device has ended when this batch begins.
@@ -159,7 +159,7 @@ class Decode:
         self._sent += 1
 
     def ran(self, begin: float, end: float, *, streams: int, within: bool, rows_s: float | None = None) -> None:
-        """It had the device from `begin` to `end`, for so many `streams`. `within`: in a pause. `rows_s`: it was rows
+        """Count a step that had the device from `begin` to `end`, for so many `streams`. `within`: in a pause. `rows_s`: it was rows
         of a prefill batch, which are predicted to have taken so much of the time; None = a step of its own."""
         self._sent = max(0, self._sent - 1)
         took_s = max(0.0, end - begin)
@@ -193,7 +193,7 @@ class Decode:
         return None
 
     def status(self) -> dict[str, Any]:
-        """What /laps_status says of decode steps (JSON-ready)."""
+        """Return the entry on decode steps in /laps_status (JSON-ready)."""
         target_s, tbt = self.target_s, {"p50": 0.5, "p99": 0.99, "longest": 1.0}
         ms = {name: self.gap_s(share) for name, share in tbt.items()}
         return {

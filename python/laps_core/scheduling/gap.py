@@ -78,7 +78,7 @@ class Gap:
         self._sent += 1
 
     def ran(self, begin: float, end: float) -> None:
-        """It had the device from `begin` to `end`."""
+        """A batch that preempted has had the device from `begin` to `end`."""
         self._sent -= 1
         if not self._follows:
             self._begun_s = begin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LATE = 0.1
-"""What is too late for its deadline comes to its end, but not at the cost of those that can still be in time."""
+"""Share left to a prompt that is too late for its deadline: it ends, but others can still be in time."""
 
 
 class Guard:
@@ -24,7 +24,7 @@ class Guard:
         self.credit_s = self._delay_s = 0.0
 
     def due(self) -> bool:
-        """Whether the oldest prompt goes first."""
+        """Return True if the oldest prompt goes first."""
         return self.credit_s > 0.0
 
     def ran(self, seconds: float, *, oldest: bool, late: bool = False) -> None:

@@ -92,12 +92,12 @@ def line(order: Order, waiting: Sequence[Waiting], sizes: Work, now: float) -> l
 
 
 OLDEST_EVERY = 8
-"""Of so many turns in which older requests are passed over, one goes by arrival. An eighth of the device is what
-requests that any order would leave behind for good may cost those that it would serve."""
+"""Every so many turns in which older requests are passed over, one goes by arrival: requests that an order would leave
+behind for good cost the others at most an eighth of the device."""
 
 
 def passes_over(waiting: Sequence[Waiting], picked: Sequence[int]) -> bool:
-    """Whether somebody older than one of the `picked` is not among them."""
+    """Return True if a request older than one of the `picked` is not among them."""
     if not picked or len(picked) == len(waiting):
         return False
     youngest_s, taken = max(waiting[i].since_s for i in picked), set(picked)
@@ -117,7 +117,7 @@ class Patience:
 
     @property
     def due(self) -> bool:
-        """Whether the next turn goes by arrival."""
+        """Return True if the next turn goes by arrival."""
         return self._passed >= OLDEST_EVERY - 1
 
     def served(self, passed_over: bool) -> None:

@@ -1,4 +1,4 @@
-"""What one rank decides for all: which batch is next, whether to wait, whether what runs makes way.
+"""Decisions that one rank makes for all: which batch is next, whether to wait, whether the running batch is preempted.
 
 Everything here hangs on a clock or on measured times, which differ from rank to rank: only the leading rank asks it,
 and its ``Plan`` travels to the others as whole numbers.
@@ -31,7 +31,7 @@ from laps_core.slo import SloLedger
 FAR_BEHIND = 3.0
 """A long prompt is far behind once it has waited this many times its own lone time."""
 START_THRESHOLD = 256
-"""Where the automatic threshold starts (tokens)."""
+"""First value of the automatic threshold (tokens)."""
 
 
 class Pacer:
@@ -166,7 +166,7 @@ class Pacer:
     def _too_dear(
         self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
     ) -> bool:
-        """Whether the short batch had better wait for the end of what is paused."""
+        """Return True if the short batch had better wait for the end of what is paused."""
         picked, fixed_s = [shorts[i] for i in plan.picked], self.sizes.fixed_s or 0.0
         waited_s = now - min(w.since_s for w in picked)
         if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or misses(self.model, now, picked, paused.left_s):
@@ -263,7 +263,7 @@ class Pacer:
         self.guard.delayed(end - begin)
 
     def status(self, now: float) -> dict[str, Any]:
-        """What /laps_status says of the decisions (JSON-ready). Asking changes nothing."""
+        """Return the entries on decisions in /laps_status (JSON-ready). Nothing is changed."""
         return {
             "threshold": {
                 "tokens": self.threshold_tokens,

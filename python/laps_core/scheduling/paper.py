@@ -60,7 +60,7 @@ class PaperPacer(Pacer):
     """A pacer without gap, guard, slices and shared steps."""
 
     def __init__(self, config: LapsConfig, **how: Any) -> None:
-        """As ``Pacer``; there are no slices."""
+        """Same arguments as ``Pacer``; there are no slices."""
         super().__init__(config, **{**how, "layers": 0})
         self.window = PaperWindow(config, self.model.predict)
 

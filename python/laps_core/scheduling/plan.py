@@ -47,7 +47,7 @@ class Paused(NamedTuple):
     rank: int = 0
     """Highest priority among their requests; smaller is higher."""
     weight: float = 0.0
-    """Of its requests (1/seconds), as ``Sizes.weight``."""
+    """Weight of its requests (1/seconds), by ``Sizes.weight``."""
     deadline_s: float | None = None
     """The earliest of their deadlines (the caller's clock)."""
     slice_s: float = 0.0
@@ -64,7 +64,7 @@ class Running:
     short: Collection[int] = ()
     """Which of its requests are short."""
     within: bool = False
-    """It runs while another is paused."""
+    """True if it runs while another is paused."""
     preempts: bool = False
     """A short batch while long work waits or is paused."""
     oldest: bool = False

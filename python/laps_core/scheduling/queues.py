@@ -44,7 +44,7 @@ class DualQueue(Generic[T]):
         self._views: Views[T] = Views()
 
     def views(self, waiting: list[T], class_of: Callable[[T], ClassName]) -> Views[T]:
-        """What ``split`` would give; read only."""
+        """Return the same as ``split``; read only."""
         if waiting[: len(self._seen)] != self._seen:
             self.forget()
         came = split(waiting[len(self._seen) :], class_of)

@@ -37,7 +37,7 @@ class TokenWork:
 
 
 class Sizes:
-    """Of one server. Lengths are tokens, times seconds."""
+    """Sizes and times of one server. Lengths are tokens, times seconds."""
 
     def __init__(
         self,
@@ -110,11 +110,11 @@ class Sizes:
         return max(0.0, self.work_s(w) - (self.fixed_s or 0.0) + hidden_s)
 
     def weight(self, items: Iterable[Waiting]) -> float:
-        """What a second that they all wait adds to the sum of slowdowns (1/seconds)."""
+        """Return the slowdown added by a second that all of them wait, summed (1/seconds)."""
         return sum(1.0 / self.lone_s(w) for w in items)
 
     def weights(self, picked: Iterable[Waiting], everybody: Iterable[Waiting]) -> tuple[float, float]:
-        """Of those picked, and of all others."""
+        """Return the sums of weights: picked, all others."""
         mine = self.weight(picked)
         return mine, max(0.0, self.weight(everybody) - mine)
 

@@ -1,4 +1,4 @@
-"""What deadlines decide: who preempts, and who shares a batch (FlowPrefill, Medha)."""
+"""Decisions by deadlines: who preempts, and who shares a batch (FlowPrefill, Medha)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Known:
 
 
 def _goes_before(order: Order, item: Waiting, paused: Paused, sizes: Sizes, now: float) -> bool:
-    """Whether a prompt preempts the paused batch: it comes before it, as ``order`` says."""
+    """Return True if ``order`` puts a prompt before the paused batch, so that it preempts."""
     if item.deadline_s is None:
         return False
     whole_s = paused.requests / paused.weight if paused.weight else paused.left_s
@@ -38,7 +38,7 @@ def _goes_before(order: Order, item: Waiting, paused: Paused, sizes: Sizes, now:
 
 
 def misses(model: LatencyModel, now: float, picked: Sequence[Waiting], later_s: float) -> bool:
-    """Whether a deadline that can be met now would be missed by as much later."""
+    """Return True if a deadline that can be met now would be missed if the batch ran `later_s` later."""
     deadlines = [w.deadline_s for w in picked if w.deadline_s is not None]
     if not deadlines:
         return False

@@ -48,7 +48,7 @@ TRIAL = 1.0 / 64.0
 
 
 class Hold(NamedTuple):
-    """What the window last waited for."""
+    """Requests and saving for which the window last waited."""
 
     depth: int
     """Requests that were there."""
@@ -81,7 +81,7 @@ class Window:
         self._held_since: float | None = None
         self._hold: Hold | None = None
         self._credit_s = self._w_max_s
-        """What a hold may cost: what holds have saved, and TRIAL of the time, less what they have cost."""
+        """Time that a hold may cost: savings of earlier holds and TRIAL of the time, less the cost of earlier holds."""
         self._credited_s: float | None = None
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
         self._tally = Tally()
@@ -264,7 +264,7 @@ class Window:
         self._credit_s = min(self._w_max_s, self._credit_s + earned_s)
 
     def status(self) -> dict[str, Any]:
-        """What /laps_status says of the window (JSON-ready)."""
+        """Return the entry on the window in /laps_status (JSON-ready)."""
         return {
             "mode": self._mode,
             "window_ms": self._window_s * 1e3,

@@ -1,4 +1,4 @@
-"""Whether short requests run in a batch of their own: as the sum of slowdowns says. Beyond the paper.
+"""Choice between a batch of their own and a shared step for short requests, by the sum of slowdowns. Beyond the paper.
 
 A batch of their own costs a step's fixed time F, which everybody who waits has to wait longer. Where few wait, or where
 long prompts are so long that F is nothing to them, short requests are served at once. Where many wait and most steps
@@ -14,7 +14,7 @@ from laps_core.scheduling.plan import Paused
 
 
 def preempting_pays(shorts: float, paused: Paused, *, took_s: float, others: float, fixed_s: float) -> bool:
-    """Whether a short batch runs in the middle of a long one, which takes `took_s`.
+    """Return True if a short batch, which takes `took_s`, runs in the middle of a long one.
 
     shorts, others: weights (1/seconds) of the short requests, which would wait for the long batch, and of all others
     that wait. fixed_s: F.
@@ -23,6 +23,6 @@ def preempting_pays(shorts: float, paused: Paused, *, took_s: float, others: flo
 
 
 def sharing_pays(shorts: float, *, later_s: float, others: float, fixed_s: float) -> bool:
-    """Whether short requests run in the step of a long batch that is about to start, and have their first token
+    """Return True if short requests run in the step of a long batch that is about to start, and have their first token
     `later_s` later. shorts, others: weights (1/seconds), as above."""
     return shorts * later_s <= others * fixed_s * AHEAD

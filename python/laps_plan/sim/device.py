@@ -60,7 +60,7 @@ class Device:
         return took * self._spread[int(self._rng.random() * len(self._spread))] if self._spread else took
 
     def _replay_s(self, tokens: int, rows: int) -> float:
-        """What a replay takes besides the batch's own work."""
+        """Return the time of a replay beyond the batch's own work (seconds)."""
         alpha, linear, *_ = self._terms
         padding, more = rows - tokens, max(rows, self._flat) - max(tokens, self._flat)
         return (self.profile.graph_fixed_s or 0.0) + linear * more + alpha * padding * padding

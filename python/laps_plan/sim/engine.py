@@ -20,7 +20,7 @@ Action = Callable[[float, Any], None]
 
 
 class Events:
-    """What is to happen, by time; at one time in the order it was asked for."""
+    """Events to come, by time; at the same time in the order of their requests."""
 
     __slots__ = ("_count", "heap")
 
@@ -175,7 +175,7 @@ class Fleet(Protocol):
         """A client sends ``request`` at ``now``."""
 
     def answered(self, now: float, request: Request) -> None:
-        """It has its answer."""
+        """Take note that a request has been answered."""
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""What stands before the servers: nothing, a plain balancer, or the LAPS router with its pools."""
+"""Routers in front of servers: none, a plain balancer, or the LAPS router with its pools."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Plain:
         raise NotImplementedError
 
     def _arrive(self, i: int, request: Request) -> None:
-        """What of the history server ``i`` holds is cached, the rest is computed again. What a session begins with is
-        cached anywhere."""
+        """Count as cached the part of the history that server ``i`` holds; the rest is computed again. The beginning of
+        a session is cached anywhere."""
         if request.session < 0:
             return
         held = self._held[i]
@@ -73,7 +73,7 @@ class RoundRobin(Plain):
 
 
 class LeastLoad(Plain):
-    """As SGLang's router: where the history is while loads are even, else the fewest requests in flight."""
+    """Policy of SGLang's router: where the history is while loads are even, else the fewest requests in flight."""
 
     UNEVEN = 32, 1.5
     """Loads are uneven when they differ by more than this many requests and this factor."""

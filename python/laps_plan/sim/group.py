@@ -19,15 +19,15 @@ class GroupBatch:
     """One step on its way to the devices."""
 
     parts: list[Parts]
-    """Of each rank; one without any runs an idle batch."""
+    """Work of each rank; one without any runs an idle batch."""
     ending: list[Request]
     """Requests whose prefill ends with it."""
     seconds: float | None = None
     """Device time, where the policy has divided it into slices; None = what the devices take."""
     goes_on: bool = False
-    """It is a later slice of a step."""
+    """True for later slices of a step."""
     whole: Any = None
-    """What the policy made it from."""
+    """Step of the policy that it was made from."""
     begin: float = 0.0
     end: float = 0.0
 
@@ -46,7 +46,7 @@ class GroupPolicy(Protocol):
         """A step to run, the time to ask again unless something comes before, or None: nothing to do."""
 
     def finished(self, batch: GroupBatch, now: float) -> None:
-        """Its results are processed at ``now``."""
+        """Process the results of a batch at ``now``."""
 
 
 AssignRule = Literal["total_tokens", "random"]
@@ -63,7 +63,7 @@ class Assign:
         self._home: dict[int, int] = {}
 
     def rank(self, request: Request) -> int:
-        """Where it goes."""
+        """Return the rank that a request goes to."""
         home = self._home.get(request.session)
         if home is None:
             tokens = self._tokens
@@ -74,7 +74,7 @@ class Assign:
         return home
 
     def answered(self, request: Request) -> None:
-        """It has its first token."""
+        """Take note that a request has its first token."""
         self._tokens[request.rank] -= request.prompt
 
 

@@ -28,7 +28,7 @@ class Sliced:
     ending: list[Request]
     running: Running
     slices: list[float]
-    """Those still to run (seconds), the last one first."""
+    """Slices still to run (seconds), the last one first."""
 
     @property
     def left(self) -> int:
@@ -73,7 +73,7 @@ class Laps:
         self._between = False
         """A slice has just ended, and more of its batch are left."""
         self._then: Batch | None = None
-        """What runs after the slice that was launched before it was decided on."""
+        """Batch that runs after the slice that was launched before the decision."""
         self._fresh = 0
         self.waiting_tokens = 0
 
@@ -144,7 +144,7 @@ class Laps:
         return plan
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
-        """What ``next`` says by this plan; without a batch of it what is paused goes on."""
+        """Return the batch or time of ``next`` by this plan; without a batch the paused one goes on."""
         for cls in plan.order:
             if cls == LONG and plan.mixed:
                 return self._shared(longs, plan, now)
@@ -214,7 +214,7 @@ class Laps:
             self.pacer.slo.record(now, running.cls, now - r.ready, r.slo_s)
 
     def _shorts(self, plan: Plan, now: float) -> Batch | None:
-        """Those picked for which there is memory, and behind them, where the view ended, whoever still fits."""
+        """Return a batch of the picked short requests that find memory, and of those behind the view that still fit."""
         short, picked = self._short, plan.picked
         if self._memory is not None:
             view = list(islice(short, max(picked) + 1))
@@ -248,8 +248,8 @@ class Laps:
         return Batch(parts, taken)
 
     def _longs(self, longs: list[Request], plan: Plan, now: float, taken: int = 0) -> Batch | None:
-        """Those picked, the last cut where the budget ends, of which so much is `taken`; none starts whose memory is
-        not free to its end."""
+        """Return a batch of the picked long prompts, the last one cut where the budget, less `taken`, ends. None starts
+        unless the memory for all of it is free."""
         room = min(plan.tokens or self._room, self._room) - taken
         memory, self._lacking = self._memory, False
         picked = [longs[i] for i in plan.longs]

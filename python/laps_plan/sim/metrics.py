@@ -1,4 +1,4 @@
-"""What a simulation showed."""
+"""Record of a simulation, and figures from it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Outcome:
     def groups(
         self, threshold: int = 256, slo_s: float | Callable[[str], float] | None = None, warm: float = 0.0
     ) -> dict[str, Group]:
-        """Of all, of the short (at most ``threshold`` computed tokens) and of the long ones.
+        """Figures of all requests, of the short (at most ``threshold`` computed tokens) and of the long ones.
 
         ``warm``: the first share of the time that is not counted (0..1).
         """

@@ -1,4 +1,4 @@
-"""What decides for the ranks of a group: SGLang's policies on each rank, and LAPS's joint plan."""
+"""Policies of a group of ranks: SGLang's on each rank, and LAPS's joint plan."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Joint:
         return self._slice(self._under_way[-1])
 
     def _decided(self, now: float) -> _Step | None:
-        """What all ranks decide, and take."""
+        """Return the step that all ranks agree on; its work is taken from the queues."""
         planners, self._fresh = self._planners, False
         both = zip(planners, self._waiting, strict=True)
         menus = [planner.menu(now, [prompt for _, prompt in waiting]) for planner, waiting in both]

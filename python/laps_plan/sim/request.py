@@ -12,7 +12,7 @@ from laps_plan.traffic.job import Job
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asks for, and how far it has come. Lengths are tokens, times seconds of simulated time."""
+    """A request and its progress. Lengths are tokens, times seconds of simulated time."""
 
     number: int
     """Unique."""
@@ -21,10 +21,10 @@ class Request:
     """Tokens still to compute."""
     cached: int = 0
     session: int = -1
-    """Its history is cached only where that session was served; -1: anywhere."""
+    """Session; its history is cached only where it was served. -1: anywhere."""
     slo_s: float | None = None
     job: Job | None = None
-    """What it was made of."""
+    """Job that it was made from."""
     prompt: int = field(init=False)
     history: int = field(init=False)
     """Tokens in the cache, its own finished chunks included."""
@@ -35,7 +35,7 @@ class Request:
     class_tokens: int = 0
     """Tokens that count for its length class."""
     view: Any = None
-    """What the policy is shown of it."""
+    """View of the request for the policy."""
     line: Any = None
     """The same of a long one as it is now; None = it has changed since."""
     mark: int = 0
@@ -56,7 +56,7 @@ class Request:
 
     @classmethod
     def of(cls, job: Job) -> Request:
-        """What a job becomes when it is sent."""
+        """Return the request that a job sends."""
         session = job.stream if job.goes_on else -1
         return cls(job.number, job.at_s, job.new, job.cached, session, job.slo_s, job, output=job.output)
 
@@ -72,7 +72,7 @@ class Batch:
     seconds: float | None = None
     """Device time, where the scheduler has divided it; None = what the device takes."""
     whole: Any = None
-    """What it is a slice of."""
+    """Batch that it is a slice of."""
     prepared: bool = False
     """While the device was busy: no host time passes before it."""
     begin: float = 0.0
@@ -84,6 +84,6 @@ class Batch:
     context: int = 0
     """Tokens of their contexts, all together."""
     last: list[Request] = field(default_factory=list)
-    """Those of them whose last token it makes."""
+    """Streams that end with this step."""
     within: bool = False
     """A decode step while a batch is paused."""

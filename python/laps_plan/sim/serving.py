@@ -42,11 +42,11 @@ class Serving:
     prefill: int = 0
     """So many servers only prefill and the others only decode; 0 = each does both."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    """Of LAPS."""
+    """Knobs of LAPS."""
 
     @property
     def name(self) -> str:
-        """What it is told as."""
+        """Name of the setting in tables."""
         said = [self.policy] if self.policy == LAPS and self.chunk == 8192 else [f"{self.policy}, {self.chunk}"]
         said += [f"interval {self.interval}"] if self.interval else []
         said += ["mixed"] if self.mixed else []

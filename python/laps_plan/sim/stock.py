@@ -26,11 +26,11 @@ class Scheduler(Protocol):
         """A batch to run, the time to ask again unless something comes before, or None: nothing to do."""
 
     def finished(self, batch: Batch, now: float) -> None:
-        """Its results are processed at ``now``; the device had it from ``batch.begin`` to ``batch.end``."""
+        """Process the results of a batch at ``now``; the device had it from ``batch.begin`` to ``batch.end``."""
 
 
 class Stock:
-    """What all stock policies share; a subclass says who is next. ``chunk`` (tokens): None = prefills are not cut."""
+    """Base of all stock policies; a subclass says who is next. ``chunk`` (tokens): None = prefills are not cut."""
 
     def __init__(self, chunk: int | None) -> None:
         self.budget = chunk or 1 << 60
@@ -42,7 +42,7 @@ class Stock:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to prefill."""
+        """True if there is anything to prefill."""
         return self._parked is not None or self._head() is not None
 
     def add(self, request: Request, now: float) -> None:

@@ -51,7 +51,7 @@ class TokenLog:
     def __init__(self) -> None:
         self.at_s, self.streams = array("d"), array("l")
         self.requests: list[Request] = []
-        """Those that have all their tokens."""
+        """Finished requests."""
         self.most_context = 0
         """Tokens of context of a step, at most."""
 

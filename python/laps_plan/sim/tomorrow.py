@@ -52,7 +52,7 @@ class Several(Stock):
         return Batch(parts, ending) if parts else None
 
     def _shares(self, now: float) -> Iterator[tuple[Request, int]]:
-        """Those that may have a part of the step, in order, and how much at most (tokens)."""
+        """Yield requests that may share the step, in order, each with its most tokens."""
         own = sorted(self._queue[:IN_PROGRESS], key=lambda r: r.left)
         room, cut = self.budget, 0
         for i, request in enumerate(own):

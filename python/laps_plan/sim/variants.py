@@ -41,7 +41,7 @@ class Variant:
     eager: bool = False
     """No prefill graphs of SGLang's own."""
     passes: int = 0
-    """Of SGLang's prefill delayer, where ranks run steps together; 0 = it is off."""
+    """Passes of SGLang's prefill delayer, where ranks run steps together; 0 = it is off."""
 
     def knobs(self, more: Mapping[str, Any]) -> LapsConfig:
         """LAPS's knobs, ``more`` before its own."""

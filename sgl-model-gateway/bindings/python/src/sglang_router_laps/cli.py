@@ -78,7 +78,7 @@ def fail(line: str) -> NoReturn:
 FLAG_KNOBS = (
     ("threshold", "TOKENS", "Longest short request, in expected new tokens (256 if not given)"),
     ("interval_s", "SECONDS", "Period between rebalancing decisions (5.0 if not given)"),
-    ("ratio", "RATIO", "Ratio of the pools' pressures from which an instance moves (2.0 if not given)"),
+    ("ratio", "RATIO", "A server moves to a pool with this many times the other's pressure (2.0 if not given)"),
     ("tokenizer", "PATH", "A tokenizer.json or its folder, for exact token counts (estimated from bytes if not given)"),
     ("router_workers", "N", "Router processes that share the port (1 if not given)"),
 )
