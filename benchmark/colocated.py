@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-from laps_core.scheduling.decode import LEAST_TARGET_S
+from laps_core.policy.decode import LEAST_TARGET_S
 
 from benchmark.results import bars
 from benchmark.results.comparison import Column, Comparison

@@ -10,11 +10,11 @@ from laps_core.group import slices as group_slices
 from laps_core.group.planner import GroupPlanner
 from laps_core.group.slices import Slices
 from laps_core.length import ClassName
+from laps_core.policy.memory import MemoryHold
 from laps_core.pools import choice, offers
 from laps_core.pools.choice import Pools
 from laps_core.pools.controller import PoolController
 from laps_core.pools.prefixes import Ask
-from laps_core.scheduling.room import Room
 
 from benchmark.sim.without import Rule, put
 
@@ -44,7 +44,7 @@ def _fewest(found: Sequence[Any], ask: Ask) -> Any:
 
 
 BEYOND = (
-    Rule("memory for who is owed it", "none is kept", patches=[put(Room, "stand_back", _nobody)], kind="memory",
+    Rule("memory for who is owed it", "none is kept", patches=[put(MemoryHold, "stand_back", _nobody)], kind="memory",
          bound="start of a long request"),
     Rule("slices of all ranks", "whole steps", {"slice_ms": 0.0}, kind="group"),
     Rule("short steps first", "one step of all", patches=[put(Slices, "shorts_first", _never)], kind="group"),

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from laps_core.latency.step import StepShape
-from laps_core.scheduling.decode import LEAST_TARGET_S, TIMES
+from laps_core.policy.decode import LEAST_TARGET_S, TIMES
 from laps_plan.plan.whole import DEFAULT, SPARING, Question, Row, Trials, best, even, stock
 from laps_plan.profile import Profile
 from laps_plan.sim.serving import LAPS, Serving, serve

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from inspect import getattr_static
 from typing import Any
 
-from laps_core.scheduling import batching, gap, guard, order, pacer, packing, window, worth
-from laps_core.scheduling.arrivals import Arrivals, Expected
-from laps_core.scheduling.batching import LongBatches
-from laps_core.scheduling.gap import Gap
-from laps_core.scheduling.order import LEAST_WORK, Key, Patience
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.packing import Beside
-from laps_core.scheduling.plan import Paused, Plan, Waiting
-from laps_core.scheduling.sizes import Sizes
-from laps_core.scheduling.window import Window
+from laps_core.policy import batching, gap, guard, order, pacer, packing, window, worth
+from laps_core.policy.arrivals import Arrivals, Expected
+from laps_core.policy.batching import LongBatches
+from laps_core.policy.gap import Gap
+from laps_core.policy.order import LEAST_WORK, Key, Patience
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.packing import Beside
+from laps_core.policy.plan import Paused, Plan, Waiting
+from laps_core.policy.sizes import Sizes
+from laps_core.policy.window import Window
 
 from benchmark.sim.loads import Kind
 

@@ -154,7 +154,7 @@ class LapsConfig(Knobs):
     length_basis: Literal["uncached", "prompt"] = "uncached"
     """Which tokens count: those not found in the prefix cache, or the whole prompt."""
     order: Literal["least-work", "fcfs", "edf", "lars", "s-edf"] = "least-work"
-    """Order of long prompts, see scheduling/order.py; all but least-work order short requests too."""
+    """Order of long prompts, see policy/order.py; all but least-work order short requests too."""
     guard: Annotated[float, _number(0.0, 1.0)] = 0.15
     """Under least-work: share of long time for the prompt that has waited longest (0..1)."""
     preempt_overhead: Annotated[float, _number(0.01, 1.0)] = 0.25

@@ -11,7 +11,7 @@ from laps_core.config import LapsConfig
 from laps_core.group.prompt import Prompt
 from laps_core.histogram import LengthCount
 from laps_core.length import CLASSES, SHORT, ClassName, classify, new_tokens
-from laps_core.scheduling.queues import DualQueue, Views
+from laps_core.policy.queues import DualQueue, Views
 
 from sglang_laps import deadlines
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from laps_core.length import LONG, SHORT, ClassName
-from laps_core.scheduling.decode import Decode
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan
-from laps_core.scheduling.queues import changes, without
+from laps_core.policy.decode import Decode
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import LOOKAHEAD, Paused, Plan
+from laps_core.policy.queues import changes, without
 
 from sglang_laps.classes import Classes
 from sglang_laps.flights import Flight, InProgress, Lines, Part, Req, Totals, as_waiting

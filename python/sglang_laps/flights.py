@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from laps_core.length import ClassName
-from laps_core.scheduling.plan import Running, Waiting
+from laps_core.policy.plan import Running, Waiting
 
 from sglang_laps.classes import Tag
 

@@ -37,7 +37,7 @@ def test_models_and_caches_that_are_not_supported_are_named(
 ) -> None:
     from sglang_laps import colocated
 
-    monkeypatch.setattr(colocated.slices, "_refused", lambda _: None)
+    monkeypatch.setattr(colocated.slices, "_refused", lambda _, together: None)
     monkeypatch.setattr(colocated.slices, "decoder_layers", lambda _: [])
     why = colocated.why_not(scheduler(**more))
     if says is None:
@@ -54,13 +54,13 @@ def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     from sglang_laps import colocated
     from sglang_laps.layers import NoLayers
 
-    monkeypatch.setattr(colocated.slices, "_refused", lambda _: "the model is compiled")
+    monkeypatch.setattr(colocated.slices, "_refused", lambda _, together: "the model is compiled")
     assert colocated.why_not(scheduler()) == "no decode step could run in a long prefill: the model is compiled"
 
     def none(_: Any) -> None:
         raise NoLayers("Toy has no list of layers")
 
-    monkeypatch.setattr(colocated.slices, "_refused", lambda _: None)
+    monkeypatch.setattr(colocated.slices, "_refused", lambda _, together: None)
     monkeypatch.setattr(colocated.slices, "decoder_layers", none)
     assert "Toy has no list of layers" in str(colocated.why_not(scheduler()))
 

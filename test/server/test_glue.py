@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Paused, Plan
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Paused, Plan
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Plan
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Plan
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 
@@ -69,7 +69,7 @@ class Rounds:
         if not longs or not self.owed:
             return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
         if self.laps.core.lacking and frees_memory:
-            return Plan((LONG,), longs=(0,), tokens=512, keeps_room=True)
+            return Plan((LONG,), longs=(0,), tokens=512, keeps_memory=True)
         return Plan((LONG, SHORT), self.joining, longs=(0,), tokens=512, mixed=bool(self.joining))
 
     def built(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:

@@ -14,9 +14,9 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.gap import stretch
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.room import ROOM_S
+from laps_core.policy.gap import stretch
+from laps_core.policy.memory import HOLD_S
+from laps_core.policy.pacer import Pacer
 from laps_plan.profile import Profile
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
@@ -206,7 +206,7 @@ def test_nobody_waits_for_ever(seed: int, adder: Callable[[int, int], Any], monk
     monkeypatch.setattr(builder.slices, "fits", lambda batch: True)
     server.serve()
     assert server.work_s >= 0.9 * load.long_share * SPAN_S, "its share of so short a time"
-    assert max(server.waits_s[SHORT]) <= 2 * ROOM_S
+    assert max(server.waits_s[SHORT]) <= 2 * HOLD_S
     held = sum(r.seqlen for r in server.disagg_prefill_inflight_queue)
     begun = [r for r in [server.chunked_req, *server.core.parked] if r is not None]
     assert server.cache.free == load.pool - held - sum(r.extend_end for r in begun)

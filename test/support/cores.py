@@ -8,7 +8,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.length import LONG
-from laps_core.scheduling.pacer import Pacer
+from laps_core.policy.pacer import Pacer
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight

@@ -7,10 +7,10 @@ from typing import Any
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT
-from laps_core.scheduling.gap import SAVED, Gap
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
-from laps_core.scheduling.sizes import BATCH_TOKENS
+from laps_core.policy.gap import SAVED, Gap
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Paused, Plan, Running, Waiting
+from laps_core.policy.sizes import BATCH_TOKENS
 from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6

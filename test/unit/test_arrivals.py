@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from laps_core.scheduling.arrivals import Arrivals, Expected
+from laps_core.policy.arrivals import Arrivals, Expected
 
 MS = 1e-3
 SERVICE = 10 * MS

@@ -8,7 +8,7 @@ from typing import Any
 from cores import Request, core
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.pacer import Pacer
+from laps_core.policy.pacer import Pacer
 from pacers import KNOWN
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cores import Request, batch, core, flight, requests
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.decode import Decode
-from laps_core.scheduling.plan import LOOKAHEAD, Plan
+from laps_core.policy.decode import Decode
+from laps_core.policy.plan import LOOKAHEAD, Plan
 from pacers import spend
 from sglang_laps.flights import Lines, Part, Totals
 
@@ -68,7 +68,7 @@ def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_
     me.lacking, me.pacer.guard.credit_s = True, 1.0
     lines, sent = Lines([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
     plan = me.decide(1.0, lines, None, frees_memory=True, sent=sent)
-    assert (plan.keeps_room, bool(plan.picked)) == (not goes_on, goes_on)
+    assert (plan.keeps_memory, bool(plan.picked)) == (not goes_on, goes_on)
 
 
 def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:

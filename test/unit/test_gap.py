@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.scheduling.gap import RUN, SAVED, START_S, UNKNOWN, Gap, stretch
+from laps_core.policy.gap import RUN, SAVED, START_S, UNKNOWN, Gap, stretch
 from pacers import spend
 
 F = 0.0045

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError, LapsConfig
-from laps_core.scheduling.order import OLDEST_EVERY, ORDERS, Patience, line, passes_over, slack_s
-from laps_core.scheduling.plan import Waiting
+from laps_core.policy.order import OLDEST_EVERY, ORDERS, Patience, line, passes_over, slack_s
+from laps_core.policy.plan import Waiting
 
 NOW = 100.0
 SIZES: Any = SimpleNamespace(work_s=lambda w: w.tokens * 1e-3, lone_s=lambda w: w.new_tokens * 1e-3)

@@ -9,9 +9,9 @@ import pytest
 from laps_core.busy import BusyMeter
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
-from laps_core.scheduling.room import ROOM_S
+from laps_core.policy.memory import HOLD_S
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Paused, Plan, Running, Waiting
 from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short, spend
 
 # -- the gap
@@ -129,32 +129,32 @@ def test_a_higher_priority_comes_before_the_gap(paused: Paused | None) -> None:
 def test_room_is_kept_for_a_prompt_that_is_owed_only() -> None:
     me = pacer()
     shorts, longs = [short("a")], [long(20_000, 0.0), long(500, 1.0)]
-    assert not me.plan(1.0, shorts, longs, lacking=True).keeps_room, "it is owed nothing yet"
+    assert not me.plan(1.0, shorts, longs, lacking=True).keeps_memory, "it is owed nothing yet"
     run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
     plan = me.plan(1.1, shorts, longs, lacking=True)
-    assert plan.keeps_room
+    assert plan.keeps_memory
     assert (plan.order, plan.picked, plan.longs[0]) == ((LONG,), (), 0)
-    assert Plan.of(plan.numbers()).keeps_room
-    for at, kept in ((1.2, True), (1.1 + ROOM_S, False), (1.1 + 2 * ROOM_S, True)):
+    assert Plan.of(plan.numbers()).keeps_memory
+    for at, kept in ((1.2, True), (1.1 + HOLD_S, False), (1.1 + 2 * HOLD_S, True)):
         plan = me.plan(at, shorts, longs, lacking=True)
-        assert (plan.keeps_room, bool(plan.picked)) == (kept, not kept)
-    assert not me.plan(20.0, shorts, longs).keeps_room, "it has found room"
-    assert not me.plan(21.0, shorts, [], lacking=True).keeps_room
+        assert (plan.keeps_memory, bool(plan.picked)) == (kept, not kept)
+    assert not me.plan(20.0, shorts, longs).keeps_memory, "it has found room"
+    assert not me.plan(21.0, shorts, [], lacking=True).keeps_memory
 
 
 def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
     late, shorts = [long(500, -60.0)], [short("a")]
-    assert pacer().plan(1.0, shorts, late, lacking=True).keeps_room
-    assert pacer().plan(1.0, shorts, [long(5000, 1.0)], lacking=True, urgent=LONG).keeps_room
+    assert pacer().plan(1.0, shorts, late, lacking=True).keeps_memory
+    assert pacer().plan(1.0, shorts, [long(5000, 1.0)], lacking=True, urgent=LONG).keeps_memory
     beside = pacer().plan(1.0, shorts, late, lacking=True, paused=paused())
-    assert beside.keeps_room
+    assert beside.keeps_memory
     assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
 
 
 def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> None:
     shorts, late = [short("a")], [long(500, -60.0), long(400, 1.0)]
     plan = pacer().plan(1.0, shorts, late, lacking=True, longs_drain=True)
-    assert (plan.order, plan.longs[0], plan.picked, plan.keeps_room) == ((LONG, SHORT), 0, (0,), False)
+    assert (plan.order, plan.longs[0], plan.picked, plan.keeps_memory) == ((LONG, SHORT), 0, (0,), False)
     beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, longs_drain=True, paused=paused())
     assert beside.order == (), "no other prompt takes the memory by overtaking"
 
@@ -165,17 +165,17 @@ def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
     shorts, longs = [short("a")], [long(260, 1.0)] * 60
     assert pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs).mixed
     plan = pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs, lacking=True)
-    assert (plan.mixed, plan.keeps_room, set(plan.order)) == (False, False, {SHORT, LONG})
+    assert (plan.mixed, plan.keeps_memory, set(plan.order)) == (False, False, {SHORT, LONG})
 
 
 @pytest.mark.parametrize("layers", [0, 28])
 def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_is_too_little(layers: int) -> None:
     me, shorts, longs = pacer(layers=layers), [short("a")], [long(300, 1.0), long(500, -60.0)]
-    assert me.plan(1.0, shorts, longs, lacking=True).keeps_room
+    assert me.plan(1.0, shorts, longs, lacking=True).keeps_memory
     plan = me.plan(1.1, shorts, longs, lacking=True, frees=False)
-    assert (plan.order, plan.longs[0], plan.mixed, plan.keeps_room) == ((LONG, SHORT), 1, False, False)
+    assert (plan.order, plan.longs[0], plan.mixed, plan.keeps_memory) == ((LONG, SHORT), 1, False, False)
     assert plan.picked == (0,)
-    assert me.plan(1.1 + ROOM_S, shorts, longs, lacking=True, frees=False).longs[0] == 0, "not for ever"
+    assert me.plan(1.1 + HOLD_S, shorts, longs, lacking=True, frees=False).longs[0] == 0, "not for ever"
 
 
 # -- no long work
@@ -183,7 +183,7 @@ def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_i
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
     """The same arrivals through the pacer and through a window of its own, to the last number."""
-    from laps_core.scheduling.window import Window
+    from laps_core.policy.window import Window
 
     config = LapsConfig()
     me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS, model=KNOWN.model())

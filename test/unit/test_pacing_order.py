@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.batching import OVERTAKE_DEPTH
-from laps_core.scheduling.order import OLDEST_EVERY
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Waiting
-from laps_core.scheduling.room import ROOM_S
+from laps_core.policy.batching import OVERTAKE_DEPTH
+from laps_core.policy.memory import HOLD_S
+from laps_core.policy.order import OLDEST_EVERY
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Waiting
 from pacers import CHUNK, GAP, long, pacer, paused, run, short
 
 
@@ -90,10 +90,10 @@ def test_the_guard_stands_back_for_what_found_no_memory() -> None:
     longs = [long(20_000, 0.0), long(500, 1.0)]
     run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
     assert me.plan(1.1, [], longs, lacking=True).longs[0] == 0
-    later = me.plan(1.2 + ROOM_S, [], longs, lacking=True)
-    assert not later.keeps_room
+    later = me.plan(1.2 + HOLD_S, [], longs, lacking=True)
+    assert not later.keeps_memory
     assert later.longs[0] == 1, "room was kept for it in vain"
-    assert me.plan(1.3 + ROOM_S, [], longs).longs[0] == 0
+    assert me.plan(1.3 + HOLD_S, [], longs).longs[0] == 0
 
 
 @pytest.mark.parametrize("order", ["fcfs", "edf", "lars", "s-edf"])

@@ -9,7 +9,7 @@ import pytest
 from laps_core.config import ConfigError, LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG
-from laps_core.scheduling.pacer import Pacer
+from laps_core.policy.pacer import Pacer
 from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, short
 
 

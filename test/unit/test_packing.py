@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.scheduling.packing import AHEAD, overtake, pack
-from laps_core.scheduling.plan import Waiting
+from laps_core.policy.packing import AHEAD, overtake, pack
+from laps_core.policy.plan import Waiting
 
 F = 0.005
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.plan import LOOKAHEAD, PLAN_NUMBERS, Plan
+from laps_core.policy.plan import LOOKAHEAD, PLAN_NUMBERS, Plan
 
 views = st.lists(st.integers(0, LOOKAHEAD - 1), unique=True, max_size=LOOKAHEAD).map(tuple)
 tokens = st.integers(0, 1 << 40)
@@ -25,7 +25,7 @@ plans = st.fixed_dictionaries(
         "tokens": tokens,
         "layers": st.integers(0, 1000),
         "threshold": tokens,
-        **{flag: st.booleans() for flag in ("waiting", "mixed", "keeps_room", "decode", "split", "carries")},
+        **{flag: st.booleans() for flag in ("waiting", "mixed", "keeps_memory", "decode", "split", "carries")},
     }
 ).map(made)
 

@@ -8,7 +8,7 @@ from cores import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import LONG, SHORT, ClassName, classify, new_tokens, unit_of, usable_threshold
-from laps_core.scheduling.queues import DualQueue, changes, split, without
+from laps_core.policy.queues import DualQueue, changes, split, without
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.scheduling import batching, gap
-from laps_core.scheduling.plan import Waiting
+from laps_core.policy import batching, gap
+from laps_core.policy.plan import Waiting
 from laps_plan.profile import Profile
 from laps_plan.traffic.lengths import fixed
 

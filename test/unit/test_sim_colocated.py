@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from laps_core.scheduling.decode import LEAST_TARGET_S, Decode
+from laps_core.policy.decode import LEAST_TARGET_S, Decode
 from laps_plan.profile import Profile
 from laps_plan.sim.request import Request
 from laps_plan.sim.serving import LAPS, Answers, Serving, serve

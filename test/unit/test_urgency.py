@@ -9,10 +9,10 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG
-from laps_core.scheduling.guard import LATE, Guard
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Paused, Waiting
-from laps_core.scheduling.urgency import fill
+from laps_core.policy.guard import LATE, Guard
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Paused, Waiting
+from laps_core.policy.urgency import fill
 from laps_plan.profile import Profile
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.scheduling.plan import Plan, Waiting
-from laps_core.scheduling.tally import REASONS
-from laps_core.scheduling.window import HEAD_MAX, SIGMA_S
+from laps_core.policy.plan import Plan, Waiting
+from laps_core.policy.statistics import REASONS
+from laps_core.policy.window import HEAD_MAX, SIGMA_S
 from windows import MS, opened, predict, short
 
 

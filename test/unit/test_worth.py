@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.gap import PATIENCE
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.packing import AHEAD
-from laps_core.scheduling.plan import Paused, Plan, Waiting
-from laps_core.scheduling.worth import preempting_pays, sharing_pays
+from laps_core.policy.gap import PATIENCE
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.packing import AHEAD
+from laps_core.policy.plan import Paused, Plan, Waiting
+from laps_core.policy.worth import preempting_pays, sharing_pays
 from pacers import CHUNK, GAP, TOKEN, F, ended, launch, long, pacer, short, spend
 
 LONE = F + 50 * TOKEN

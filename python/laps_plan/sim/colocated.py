@@ -9,8 +9,8 @@ from __future__ import annotations
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import ClassName
-from laps_core.scheduling.decode import Decode
-from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
+from laps_core.policy.decode import Decode
+from laps_core.policy.plan import Paused, Plan, Running, Waiting
 
 from laps_plan.sim.decoding import decode_step
 from laps_plan.sim.device import Device

@@ -1,6 +1,6 @@
 """The LAPS scheduler: what ``sglang_laps.scheduler`` is to the server, this is to the simulator.
 
-The decisions are those of ``laps_core.scheduling.pacer.Pacer`` and the policies below it, unchanged.
+The decisions are those of ``laps_core.policy.pacer.Pacer`` and the policies below it, unchanged.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import islice
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import CLASSES, LONG, SHORT, ClassName, classify, new_tokens
-from laps_core.scheduling.paper import pacer
-from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
+from laps_core.policy.paper import pacer
+from laps_core.policy.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
 
 from laps_plan.sim.device import Device
 from laps_plan.sim.memory import Memory

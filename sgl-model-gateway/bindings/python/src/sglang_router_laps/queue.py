@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from laps_core.scheduling.order import Patience, edf
-from laps_core.scheduling.plan import LOOKAHEAD, Waiting
-from laps_core.scheduling.sizes import TokenWork
+from laps_core.policy.order import Patience, edf
+from laps_core.policy.plan import LOOKAHEAD, Waiting
+from laps_core.policy.sizes import TokenWork
 from sglang_router.router_args import RouterArgs
 
 MOST = 8192

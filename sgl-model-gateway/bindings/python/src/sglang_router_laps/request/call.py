@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 import orjson
+from laps_core.policy.plan import Waiting
 from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import NOTHING
 from laps_core.pools.pressure import Pool
 from laps_core.pools.ranks import Rank
 from laps_core.protocol import DEADLINE_HEADER
-from laps_core.scheduling.plan import Waiting
 from starlette.types import Scope
 
 from ..prompts.measure import measure

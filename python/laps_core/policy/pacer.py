@@ -16,16 +16,16 @@ from laps_core.latency.boundary import AutoThreshold
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
 from laps_core.length import LONG, SHORT, ClassName, usable_threshold
-from laps_core.scheduling.batching import LongBatches
-from laps_core.scheduling.gap import PATIENCE, Gap
-from laps_core.scheduling.guard import Guard
-from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, passes_over
-from laps_core.scheduling.plan import Paused, Plan, Running, Waiting
-from laps_core.scheduling.room import Room
-from laps_core.scheduling.sizes import BATCH_TOKENS, Sizes
-from laps_core.scheduling.urgency import misses
-from laps_core.scheduling.window import Window
-from laps_core.scheduling.worth import preempting_pays
+from laps_core.policy.batching import LongBatches
+from laps_core.policy.gap import PATIENCE, Gap
+from laps_core.policy.guard import Guard
+from laps_core.policy.memory import MemoryHold
+from laps_core.policy.order import LEAST_WORK, ORDERS, Patience, line, passes_over
+from laps_core.policy.plan import Paused, Plan, Running, Waiting
+from laps_core.policy.sizes import BATCH_TOKENS, Sizes
+from laps_core.policy.urgency import misses
+from laps_core.policy.window import Window
+from laps_core.policy.worth import preempting_pays
 from laps_core.slo import SloLedger
 
 FAR_BEHIND = 3.0
@@ -80,7 +80,7 @@ class Pacer:
         self.busy = BusyMeter()
         self._short_patience = Patience()
         self.longs = LongBatches(config.order, self.sizes, self.gap, self.guard)
-        self._room = Room()
+        self._memory_hold = MemoryHold()
         self.preemptions = self.overtakes = self.shared = 0
 
     @property
@@ -141,10 +141,10 @@ class Pacer:
         pressed = now >= self.gap.presses_s(self.sizes.fixed_s) and misses(self.model, now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
-        back = self._room.stand_back(now, lacking=owed, longs_drain=longs_drain)
+        back = self._memory_hold.stand_back(now, lacking=owed, longs_drain=longs_drain)
         kept = LONG in back
         if SHORT in back and frees:
-            plan = plan._replace(picked=(), keeps_room=True)
+            plan = plan._replace(picked=(), keeps_memory=True)
             return plan if paused is not None else self.longs.make(now, longs, waiting, plan, oldest_first=True)
         by_worth = urgent is None and not pressed and self.sizes.fixed_s is not None
         if paused is None:

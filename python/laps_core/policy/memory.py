@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from laps_core.length import LONG, SHORT, ClassName
 
-ROOM_S = 5.0
+HOLD_S = 5.0
 """Time (seconds) for which others stand back. What runs drains in less, transfers included, unless a decode server does
 not fetch what was computed for it; that may last minutes."""
 
 
-class Room:
+class MemoryHold:
     """Which requests leave memory alone for a long request that was tried first and did not fit.
 
     Each batch that is built takes again what the one before it gave back, so a long request that needs much of the
     memory would never start. With none built, it starts once the running work that holds memory drains. Short requests
     hold little: while other long work drains, only long requests stand back.
 
-    Bound: once what other work may hold for good leaves enough, it starts after at most 3 ROOM_S and the time that the
-    short batches in flight take to drain; for this, that time must be below ROOM_S. Of any time, others stand back for
-    half at most, beyond the first ROOM_S.
+    Bound: once what other work may hold for good leaves enough, it starts after at most 3 HOLD_S and the time that the
+    short batches in flight take to drain; for this, that time must be below HOLD_S. Of any time, others stand back for
+    half at most, beyond the first HOLD_S.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Room:
             return ()
         if self._since_s is None:
             self._since_s = now
-        turn = int((now - self._since_s) / ROOM_S) % 4
+        turn = int((now - self._since_s) / HOLD_S) % 4
         if turn % 2:
             return ()
         # It may never drain: then short requests stand back by the third turn.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
-from laps_core.scheduling.plan import Waiting
+from laps_core.policy.plan import Waiting
 
 TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""

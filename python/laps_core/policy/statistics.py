@@ -11,7 +11,7 @@ WAIT_EDGES_MS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 """Upper edges of the histogram of waits; the last bucket is above them."""
 
 
-class Tally:
+class Statistics:
     """Since the start."""
 
     def __init__(self) -> None:

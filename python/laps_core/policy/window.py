@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from laps_core.config import LapsConfig
 from laps_core.length import SHORT
-from laps_core.scheduling.arrivals import Arrivals
-from laps_core.scheduling.plan import Plan, Waiting
-from laps_core.scheduling.tally import Tally
+from laps_core.policy.arrivals import Arrivals
+from laps_core.policy.plan import Plan, Waiting
+from laps_core.policy.statistics import Statistics
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 """(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
@@ -84,7 +84,7 @@ class Window:
         """Time that a hold may cost: savings of earlier holds and TRIAL of the time, less the cost of earlier holds."""
         self._credited_s: float | None = None
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
-        self._tally = Tally()
+        self._statistics = Statistics()
 
     # -- events
 
@@ -102,7 +102,7 @@ class Window:
         self._arrivals.dispatched(now, depth)
         self._started.append(now)
         self._held_since = self._hold = None
-        self._tally.left(depth, waited_s, reason, late)
+        self._statistics.left(depth, waited_s, reason, late)
 
     def completed(self, now: float, n: int) -> None:
         """A batch of ``n`` short requests is done; call it before its clients can know."""
@@ -271,7 +271,7 @@ class Window:
             "window_max_ms": self._w_max_s * 1e3,
             "depth": self._depth,
             "depth_max": self._cap,
-            **self._tally.status(),
+            **self._statistics.status(),
             "returning_share": self._arrivals.share,
             "service_ms": self._service_s * 1e3,
         }

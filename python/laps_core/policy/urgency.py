@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from laps_core.latency.model import LatencyModel
-from laps_core.scheduling.order import Order, line, slack_s
-from laps_core.scheduling.packing import Beside
-from laps_core.scheduling.plan import Paused, Waiting
-from laps_core.scheduling.sizes import Sizes
+from laps_core.policy.order import Order, line, slack_s
+from laps_core.policy.packing import Beside
+from laps_core.policy.plan import Paused, Waiting
+from laps_core.policy.sizes import Sizes
 
 
 @dataclass(frozen=True)

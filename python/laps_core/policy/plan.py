@@ -107,7 +107,7 @@ class Plan(NamedTuple):
     mixed: bool = False
     """The short requests picked share the step of the long batch: that serves everybody sooner, or it cannot make way
     for them (Medha)."""
-    keeps_room: bool = False
+    keeps_memory: bool = False
     """A long prompt is owed the memory that it lacks: nothing new starts in its place."""
     decode: bool = False
     """A decode step of the running batch goes first."""
@@ -118,24 +118,24 @@ class Plan(NamedTuple):
     until_s: float = math.inf
     """Until when, if nothing comes before (the leading rank's clock)."""
     reason: str = ""
-    """Why a short batch leaves, one of tally.REASONS; for the leading rank's books."""
+    """Why a short batch leaves, one of statistics.REASONS; statistics, kept by the leading rank."""
     waited_s: float = 0.0
-    """How long the window held it (not the queueing before it); for the same books."""
+    """How long the window held it (not the queueing before it); statistics."""
     late: int = 0
-    """How many of those picked can no longer make their deadline; for the same books."""
+    """How many of those picked can no longer make their deadline; statistics."""
     passed_over: bool = False
-    """A short request older than one of those picked stays behind; for the same books."""
+    """A short request older than one of those picked stays behind; statistics."""
     oldest: bool = False
-    """The long batch holds the prompt that has waited longest, first in it or whole; for the same books."""
+    """The long batch holds the prompt that has waited longest, first in it or whole; statistics."""
     oldest_late: bool = False
-    """The prompt that has waited longest is too late for its deadline; for the same books."""
+    """The prompt that has waited longest is too late for its deadline; statistics."""
     contended: bool = False
-    """Long work waits or is paused; for the same books."""
+    """Long work waits or is paused; statistics."""
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
         sizes = [self.tokens, self.layers, self.parts, self.threshold, len(self.picked), len(self.longs)]
-        flags = self.waiting, self.mixed, self.keeps_room, self.decode, self.split, self.carries
+        flags = self.waiting, self.mixed, self.keeps_memory, self.decode, self.split, self.carries
         head = [_TURNS.index(self.order), *map(int, flags), *sizes]
         body = [*head, *self.picked, *self.longs]
         return body + [0] * (PLAN_NUMBERS - len(body))

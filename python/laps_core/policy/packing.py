@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from laps_core.scheduling.plan import Waiting
+from laps_core.policy.plan import Waiting
 
 Beside = Callable[[Waiting], float]
 """A prompt -> predicted time of what is left, beside others in a batch: without the fixed time of a step (seconds)."""

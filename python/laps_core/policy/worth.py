@@ -9,8 +9,8 @@ A wait is weighed by one over the time that its request takes alone, so the sum 
 
 from __future__ import annotations
 
-from laps_core.scheduling.packing import AHEAD
-from laps_core.scheduling.plan import Paused
+from laps_core.policy.packing import AHEAD
+from laps_core.policy.plan import Paused
 
 
 def preempting_pays(shorts: float, paused: Paused, *, took_s: float, others: float, fixed_s: float) -> bool:

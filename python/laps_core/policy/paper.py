@@ -12,9 +12,9 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT, ClassName
-from laps_core.scheduling.pacer import Pacer
-from laps_core.scheduling.plan import Paused, Plan, Waiting
-from laps_core.scheduling.window import DELTA_S, SIGMA_S, TICK_S, Window
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Paused, Plan, Waiting
+from laps_core.policy.window import DELTA_S, SIGMA_S, TICK_S, Window
 
 W_MIN_S = 0.5e-3
 """W_min: a window is never shorter (seconds)."""

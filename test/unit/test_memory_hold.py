@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import LONG, SHORT
-from laps_core.scheduling.room import ROOM_S, Room
+from laps_core.policy.memory import HOLD_S, MemoryHold
 
 DRAIN = st.booleans()
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1.0), DRAIN), min_size=1, max_size=300))
 def test_others_stand_back_for_half_of_the_time_at_most(steps: list[tuple[float, bool]]) -> None:
-    room, now, still = Room(), 0.0, 0.0
+    room, now, still = MemoryHold(), 0.0, 0.0
     assert not room.stand_back(now, lacking=False)
     longest = max(step for step, _ in steps)
     for step, drain in steps:
@@ -21,24 +21,24 @@ def test_others_stand_back_for_half_of_the_time_at_most(steps: list[tuple[float,
         assert back in ((), (LONG,), (LONG, SHORT))
         now += step
         still += step if back else 0.0
-        assert still <= ROOM_S + now / 2 + (1 + now / ROOM_S) * longest
+        assert still <= HOLD_S + now / 2 + (1 + now / HOLD_S) * longest
 
 
-@given(st.floats(0.0, 100.0), st.floats(1e-3, ROOM_S), DRAIN)
+@given(st.floats(0.0, 100.0), st.floats(1e-3, HOLD_S), DRAIN)
 def test_what_drains_in_time_leaves_room_within_its_bound(stuck_s: float, drain_s: float, drain: bool) -> None:
     """Other work gives its memory back after `stuck_s`; short batches drain `drain_s` after the last was built."""
-    room, now, built = Room(), 0.0, 0.0
+    room, now, built = MemoryHold(), 0.0, 0.0
     room.stand_back(now, lacking=False)
     while now < stuck_s or now < built + drain_s:
         if SHORT not in room.stand_back(now, lacking=True, longs_drain=drain):
             built = now
         now += 0.01
-        assert now <= stuck_s + 3 * ROOM_S + drain_s + 0.1
+        assert now <= stuck_s + 3 * HOLD_S + drain_s + 0.1
 
 
 @pytest.mark.parametrize("drain", [False, True])
 def test_short_requests_go_on_at_first_while_long_work_drains(drain: bool) -> None:
-    room, first = Room(), (LONG,) if drain else (LONG, SHORT)
+    room, first = MemoryHold(), (LONG,) if drain else (LONG, SHORT)
     turns = (
         *((100.0, first), (104.9, first), (105.0, ()), (109.9, ())),
         *((110.0, (LONG, SHORT)), (114.9, (LONG, SHORT)), (115.0, ()), (120.0, first)),

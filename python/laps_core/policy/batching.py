@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 from laps_core.length import LONG
-from laps_core.scheduling.gap import PATIENCE, Gap
-from laps_core.scheduling.guard import Guard
-from laps_core.scheduling.order import LEAST_WORK, ORDERS, Patience, line, slack_s
-from laps_core.scheduling.packing import overtake, pack
-from laps_core.scheduling.plan import LOOKAHEAD, Paused, Plan, Waiting
-from laps_core.scheduling.sizes import Sizes
-from laps_core.scheduling.urgency import fill, left_s, misses, preempting
-from laps_core.scheduling.worth import sharing_pays
+from laps_core.policy.gap import PATIENCE, Gap
+from laps_core.policy.guard import Guard
+from laps_core.policy.order import LEAST_WORK, ORDERS, Patience, line, slack_s
+from laps_core.policy.packing import overtake, pack
+from laps_core.policy.plan import LOOKAHEAD, Paused, Plan, Waiting
+from laps_core.policy.sizes import Sizes
+from laps_core.policy.urgency import fill, left_s, misses, preempting
+from laps_core.policy.worth import sharing_pays
 
 OVERTAKE_DEPTH = 2
 """Batches of long work under way at once: one that runs, and one that it has overtaken."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from laps_core.scheduling.plan import Waiting
+from laps_core.policy.plan import Waiting
 
 
 class Work(Protocol):
