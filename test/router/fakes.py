@@ -77,7 +77,7 @@ class FakeServer:
         self.probed = 0
         self._runner: web.AppRunner | None = None
         self._kept: socket.socket | None = None
-        """Its port, after it has stopped: nobody listens there, and no server of another test comes to do so."""
+        """Port kept after it has stopped: nobody listens there, and no server of another test comes to do so."""
 
     @property
     def url(self) -> str:

@@ -1,4 +1,4 @@
-"""What happens only where two things meet in time: tried again until they have met."""
+"""Rounds of what happens only where two things meet in time: tried again until they have met."""
 
 from __future__ import annotations
 
