@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,8 @@ class FakeServer:
         """Peers of all connections."""
         self.probed = 0
         self._runner: web.AppRunner | None = None
+        self._kept: socket.socket | None = None
+        """Port kept after it has stopped: nobody listens there, and no server of another test comes to do so."""
 
     @property
     def url(self) -> str:
@@ -88,7 +91,9 @@ class FakeServer:
         app.router.add_post("/abort_request", self._abort)
         app.router.add_post("/flush_cache", self._flush)
         self.add_routes(app)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        self.give_up_port()
+        # Of no time at all aiohttp makes a wait without an end: for whoever is just asking how the server is.
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, port).start()
         self.port = self._runner.addresses[0][1]
@@ -100,6 +105,16 @@ class FakeServer:
                 transport.abort()
             await self._runner.cleanup()
             self._runner = None
+            self._kept = socket.socket()
+            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                self._kept.bind((self.host, self.port))
+
+    def give_up_port(self) -> None:
+        """Let others have the port."""
+        if self._kept:
+            self._kept.close()
+            self._kept = None
 
     def add_routes(self, app: web.Application) -> None:
         """More routes."""
@@ -311,6 +326,7 @@ async def stack(
     finally:
         for server in (*p, *d):
             await server.stop()
+            server.give_up_port()
 
 
 @contextlib.asynccontextmanager

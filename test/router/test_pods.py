@@ -117,7 +117,7 @@ async def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     api = Api()
     app = web.Application()
     app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/pods", api.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     config = {

@@ -46,7 +46,7 @@ PLAIN = tuple(stock(name) for name in ("gemma2", "gptoss"))
 """Without LAPS. ``test_slices_models`` compares every architecture, with it."""
 DRAFTS = (stock("glm4moe", *ONE_STEP, "NEXTN", name="-nextn"),)
 TOGETHER = (stock("qwen3moe", *DP_ATTENTION, name="-dp", env=TWO_CORES),)
-"""Models in data-parallel ranks without LAPS. What runs there with it, or with a draft, is not served once more."""
+"""Without LAPS, too; those that ``test_slices_models`` serves with it are not served once more."""
 LORA = (stock("qwen2", name="-lora", more=lora_args),)
 
 

@@ -103,7 +103,7 @@ def test_the_prompts_of_a_batch_of_completions_meet_on_one_rank(router: servers.
     """SGLang deals prompts out by their rooms, which it would count up from a single one."""
 
     async def run() -> None:
-        async with load.session() as http, asyncio.timeout(120):
+        async with load.session() as http, asyncio.timeout(390):
             for n in range(3):
                 prompts = [ids(9400 + 10 * n + i, 60) for i in range(3)]
                 body = {"model": "m", "prompt": prompts, "max_tokens": NEW, "temperature": 0, "ignore_eos": True}

@@ -29,7 +29,7 @@ def test_short_requests_that_ignore_the_end_are_never_cut(prefill: Prefill) -> N
             longs = [one(http, ids(i, 8 * CHUNK)) for i in range(3)]
             # More in one batch than a chunk holds, and no sum of them fills one.
             shorts = [one(http, ids(100 + i, 201)) for i in range(60)]
-            await asyncio.wait_for(asyncio.gather(*longs, *shorts), 240)
+            await asyncio.wait_for(asyncio.gather(*longs, *shorts), 390)
 
     before = prefill.totals()["short"]
     asyncio.run(scenario())

@@ -53,7 +53,7 @@ async def send(router: servers.Server, prompts: list[list[int]], seed: int) -> d
         async with at_once:
             with contextlib.suppress(TimeoutError):
                 said[i] = await asyncio.wait_for(
-                    generate(http, router, prompts[i], NEW), stays_s if i % 3 == 0 else 110.0
+                    generate(http, router, prompts[i], NEW), stays_s if i % 3 == 0 else 390.0
                 )
 
     async with load.session() as http:

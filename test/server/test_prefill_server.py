@@ -69,7 +69,7 @@ def test_health_checks_pass_under_load(prefill: Prefill) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill) -> None:
     """2,000 mixed requests, a third aborted at random ages: waiting, parked and in flight."""
     count = 2000 if prefill.setup is NORMAL else 600

@@ -160,7 +160,7 @@ def test_logprobs_of_prompts_that_were_preempted(prefill: Prefill) -> None:
     assert asyncio.run(scenario(20)) == pytest.approx(asyncio.run(scenario(0)), abs=2e-3)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_aborts_of_all_ages_leave_nothing_behind(prefill: Prefill) -> None:
     """300 mixed requests, a third aborted: waiting, parked, paused between slices, and preempting."""
     rng = random.Random(9)

@@ -17,7 +17,7 @@ TP2 = Setup(
 pytestmark = on(TP2)
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(600)
 def test_a_thousand_mixed_requests_in_step(prefill: Prefill, reference: Reference) -> None:
     rng = random.Random(11)
     prompts = [ids(i, 2 * CHUNK + i % 40 if i % 50 == 0 else rng.randint(4, 60)) for i in range(1000)]
@@ -34,7 +34,7 @@ def test_aborts_stay_in_step(prefill: Prefill) -> None:
     prefill.all_tokens_are_free()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_status_asked_all_the_time_does_not_part_the_ranks(prefill: Prefill, reference: Reference) -> None:
     """Requests on prompts that are being prefilled: their class hangs on when the prefix cache is asked."""
     documents = [ids(7000 + i, 3 * CHUNK) for i in range(4)]

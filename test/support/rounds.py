@@ -1,4 +1,4 @@
-"""Rounds of a test in which two things are to meet in time: tried again until they have met."""
+"""Rounds of what happens only where two things meet in time: tried again until they have met."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from choosing import send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.latency.step import Coefficients
+from laps_core.pools import choice as choice_module
 from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.offers import BEHIND, Offer
@@ -18,9 +19,9 @@ from laps_core.pools.pressure import BOTH
 MODEL = Coefficients(alpha=1e-9, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, fixed=4e-3)
 
 
-def each(pools: Pools, usable: list, ask: Ask, known: list, now: float) -> tuple[list[Offer], list[Offer]]:  # type: ignore[type-arg]
+def each(usable: list, ask: Ask, known: list, now: float, threshold: int) -> tuple[list[Offer], list[Offer]]:  # type: ignore[type-arg]
     """The straightforward rule."""
-    threshold, total = pools.config.threshold, max(1, ask.total)
+    total = max(1, ask.total)
     own: list[Offer] = []
     others: list[Offer] = []
     for i in usable:
@@ -68,7 +69,7 @@ def test_the_choice_is_that_of_looking_at_each_place(seed: int, n: int, ranks: i
             ask = Ask(tokens, [fingerprint(p) for p in prompts], slo_s=slo_s)
             with pytest.MonkeyPatch.context() as patch:
                 if k:
-                    patch.setattr(Pools, "_offers", each)
+                    patch.setattr(choice_module, "offers", each)
                 found.append(send(pools, ask))
         assert said(found[0]) == said(found[1])
         made = [choice.lease().__enter__() for choice in found if choice]

@@ -159,9 +159,9 @@ class Decode:
         self._sent += 1
 
     def ran(self, begin: float, end: float, *, streams: int, within: bool, rows_s: float | None = None) -> None:
-        """Count a step that had the device from `begin` to `end`, for so many `streams`. `within`: in a pause. `rows_s`:
-        it was rows of a prefill batch, which are predicted to have taken so much of the time; None = a step of its
-        own."""
+        """Count a step that had the device from `begin` to `end`, for so many `streams`. `within`: in a pause.
+        `rows_s`: it was rows of a prefill batch, predicted to have taken so much of the time; None = a step of its own.
+        """
         self._sent = max(0, self._sent - 1)
         took_s = max(0.0, end - begin)
         owed_s = max(0.0, self._ended_s + self._owed_s - begin)
