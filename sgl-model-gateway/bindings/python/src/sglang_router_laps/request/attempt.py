@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
-from laps_core.pools.choice import Choice
-from laps_core.pools.instances import Instance, Lease
+from laps_core.pools.instances import Instance
 
-from ..prompts.tokens import cached_tokens, reported_tokens
-from ..router import Router
 from ..servers.aborts import LiveRequest
-from ..servers.upstream import Lost, address, failure
-from .call import Call
+from ..servers.upstream import Lost, failure
 from .ids import IDS_MAX
+from .legs import Decoding, Legs, has_result, look_at
 from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
 from .streams import Events, MergedEvents, merge_reply
 
@@ -25,22 +22,15 @@ DRAIN_S = 1.0
 ABORTED_S = 5.0
 """Time for which the decode server's reply to an aborted request is awaited (seconds)."""
 
-Decoding = tuple[aiohttp.ClientResponse, bytes]
-"""Decode server's answer: head and first bytes of a stream, or a whole reply."""
-
 T = TypeVar("T")
 
 
 @dataclass
-class Attempt:
+class Attempt(Legs):
     """Runs one request at one pair of servers, its two legs side by side. However ``run`` ends, both leases have ended
     and no leg is left running."""
 
-    router: Router
-    call: Call
     client: Client
-    choice: Choice
-    decoder: Instance
     left_s: float
     """Time until the attempt is given up (seconds)."""
     live: LiveRequest
@@ -73,8 +63,8 @@ class Attempt:
         share, load = self.choice.lease(), decoder.lease(self.call.kv_tokens)
         loop = asyncio.get_running_loop()
         self._raced = loop.create_future()
-        prefill = self._prefill = share.leg = loop.create_task(self._run_prefill(for_prefill, share))
-        decode = self._decode = load.leg = loop.create_task(self._run_decode(for_decode))
+        prefill = self._prefill = share.leg = loop.create_task(self.run_prefill(for_prefill, share))
+        decode = self._decode = load.leg = loop.create_task(self.run_decode(for_decode))
         expiry = loop.call_later(self.left_s, self._expire)
         prefill.add_done_callback(self._note_end)
         decode.add_done_callback(self._note_end)
@@ -92,7 +82,7 @@ class Attempt:
                     health.answered(decoder, response.status)
                     raise Refused(decoder, Reply.of(response, first))
                 await self._check_transfer(first)
-                self._note_ttft()
+                self.note_ttft()
                 now = time.monotonic()
                 decoder.note_answer(now - (self.call.trail.prefilled or now))
                 await self._answer(response, first)
@@ -103,14 +93,14 @@ class Attempt:
                 await asyncio.wait((prefill,), timeout=DRAIN_S)
         except TimeoutError:
             # The decode server cannot answer before the prefill server is done.
-            health.timed_out(decoder if _has_result(prefill) else prefiller, began)
+            health.timed_out(decoder if has_result(prefill) else prefiller, began)
             health.suspect(decoder)
             raise
         finally:
             expiry.cancel()
             if self._silence is not None:
                 self._silence.cancel()
-            if response is None and _has_result(decode):
+            if response is None and has_result(decode):
                 response = decode.result()[0]
             if response is not None:
                 # Closes a response not read to its end, and releases the connection of others.
@@ -125,10 +115,10 @@ class Attempt:
             live.at = {}
             for leg in (prefill, decode):
                 if leg.done():
-                    _look_at(leg)
+                    look_at(leg)
                 else:
                     leg.cancel()
-                    leg.add_done_callback(_look_at)
+                    leg.add_done_callback(look_at)
 
     def _expire(self) -> None:
         self._expired = True
@@ -150,55 +140,6 @@ class Attempt:
         else:
             self._silence = asyncio.get_running_loop().call_later(health.look_s, self._look)
 
-    async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
-        return await self.router.sessions.of(instance).post(
-            address(instance.url, self.call.endpoint), data=wire, headers=self.call.headers
-        )
-
-    async def _run_prefill(self, wire: bytes, share: Lease) -> Reply:
-        """Run the prefill leg, and learn from its reply. Raises Lost."""
-        call, instance = self.call, self.choice.instance
-        try:
-            async with await self._post(instance, wire) as response:
-                reply = Reply.of(response, await response.read())
-                share.end(reply.status < 400)
-        except (aiohttp.ClientError, ConnectionError) as e:
-            raise failure(instance, e) from e
-        if reply.status < 400:
-            # An error inside a reply with status 200 counts as an error.
-            reply = fault(reply.body) or reply
-        self.router.health.answered(instance, reply.status)
-        if reply.status >= 400:
-            return reply
-        now = call.trail.prefilled = time.monotonic()
-        instance.note_answer(now - (call.trail.sent or now))
-        if not call.stream:
-            self._note_ttft()
-        tokens = reported_tokens(reply.body)
-        if tokens is not None and not call.rooms and call.prompt is not None:
-            self.router.counter.learn(call.prompt, tokens)
-            cached = cached_tokens(reply.body)
-            if cached is not None:
-                self.choice.place.prefixes.correct(self.choice.cached, cached)
-        call.prompt = None
-        return reply
-
-    async def _run_decode(self, wire: bytes) -> Decoding:
-        """Run the decode leg, up to the first bytes of a stream, or to the end of a whole reply. Raises Lost."""
-        instance = self.decoder
-        try:
-            response = await self._post(instance, wire)
-            try:
-                whole = not self.call.stream or response.status >= 400
-                first = await (response.read() if whole else response.content.readany())
-            except BaseException:
-                response.close()
-                raise
-        except (aiohttp.ClientError, ConnectionError) as e:
-            raise failure(instance, e) from e
-        instance.heard()
-        return response, first
-
     def _result(self, leg: asyncio.Task[T], instance: Instance) -> T:
         """Return the leg's result, or raise its failure; TimeoutError or Lost if this router cancelled it."""
         if leg.cancelled():
@@ -215,7 +156,7 @@ class Attempt:
     def _note_end(self, leg: asyncio.Task[Any]) -> None:
         """End the race unless the prefill leg succeeded, which decides nothing. Unlike ``asyncio.wait`` this does not
         wake the request then, which saves about ten microseconds."""
-        fine = leg is self._prefill and _has_result(leg) and leg.result().status < 400
+        fine = leg is self._prefill and has_result(leg) and leg.result().status < 400
         if not fine and not self._raced.done():
             self._raced.set_result(None)
 
@@ -230,7 +171,7 @@ class Attempt:
             if refused is not None and not decode.done():
                 raise refused
         response, first = self._result(decode, self.decoder)
-        if response.status >= 400 and _has_result(self._prefill):
+        if response.status >= 400 and has_result(self._prefill):
             refused = self._refusal()
             if refused is not None:
                 # The decode server's error follows from the prefill server's.
@@ -250,20 +191,9 @@ class Attempt:
             found.status = max(found.status, UNKNOWN)
             raise Refused(self.decoder, found)
         await asyncio.wait((self._prefill,), timeout=DRAIN_S)
-        refused = self._refusal() if _has_result(self._prefill) else None
+        refused = self._refusal() if has_result(self._prefill) else None
         if refused is not None and refused.unjoined:
             raise refused
-
-    def _note_ttft(self) -> None:
-        call = self.call
-        if call.first_token_seen:
-            return
-        call.first_token_seen = True
-        call.trail.first = time.monotonic()
-        seconds = call.age_s
-        self.router.journal.note_ttft(call.length_class, seconds)
-        if call.slo_ms is not None:
-            self.choice.instance.note_ttft(seconds, call.slo_ms / 1e3)
 
     async def _answer(self, response: aiohttp.ClientResponse, first: bytes) -> None:
         """Pass the decode server's reply to the client."""
@@ -289,7 +219,7 @@ class Attempt:
 
         def ended_late(_: asyncio.Task[Reply]) -> None:
             """End the stream with the prefill leg's error, if any."""
-            self._late = self._refusal() if _has_result(self._prefill) else None
+            self._late = self._refusal() if has_result(self._prefill) else None
             if self._late is not None:
                 response.close()
 
@@ -326,14 +256,3 @@ class Attempt:
         if instance.healthy and ids:
             key = self.call.headers.get("authorization")
             self.router.spawn(self.router.aborter.drop(instance, self.live, ids, key))
-
-
-def _has_result(leg: asyncio.Task[Any]) -> bool:
-    return leg.done() and not leg.cancelled() and leg.exception() is None
-
-
-def _look_at(leg: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a failed leg, which asyncio would log otherwise; the other leg's failure was the
-    answer."""
-    if not leg.cancelled():
-        leg.exception()

@@ -147,7 +147,7 @@ class Passage:
                 call.trail.tokens = pair[0].new_tokens
             try:
                 left_s = router.sessions.left_s(call.age_s if n or call.trail.placed else 0.0)
-                await Attempt(router, call, client, *pair, left_s, self.live).run()
+                await Attempt(router, call, *pair, client, left_s, self.live).run()
                 return
             except (Refused, Lost) as e:
                 ended = e

@@ -1,0 +1,104 @@
+"""The two legs of a request: what is sent to each server of a pair, and what is learnt from its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from laps_core.pools.choice import Choice
+from laps_core.pools.instances import Instance, Lease
+
+from ..prompts.tokens import cached_tokens, reported_tokens
+from ..router import Router
+from ..servers.upstream import address, failure
+from .call import Call
+from .replies import Reply, fault
+
+Decoding = tuple[aiohttp.ClientResponse, bytes]
+"""Decode server's answer: head and first bytes of a stream, or a whole reply."""
+
+
+@dataclass
+class Legs:
+    """Sends one request to a prefill and a decode server."""
+
+    router: Router
+    call: Call
+    choice: Choice
+    decoder: Instance
+
+    async def _post(self, instance: Instance, wire: bytes) -> aiohttp.ClientResponse:
+        return await self.router.sessions.of(instance).post(
+            address(instance.url, self.call.endpoint), data=wire, headers=self.call.headers
+        )
+
+    async def run_prefill(self, wire: bytes, share: Lease) -> Reply:
+        """Run the prefill leg, and learn from its reply. Raises Lost."""
+        call, instance = self.call, self.choice.instance
+        try:
+            async with await self._post(instance, wire) as response:
+                reply = Reply.of(response, await response.read())
+                share.end(reply.status < 400)
+        except (aiohttp.ClientError, ConnectionError) as e:
+            raise failure(instance, e) from e
+        if reply.status < 400:
+            # An error inside a reply with status 200 counts as an error.
+            reply = fault(reply.body) or reply
+        self.router.health.answered(instance, reply.status)
+        if reply.status >= 400:
+            return reply
+        now = call.trail.prefilled = time.monotonic()
+        instance.note_answer(now - (call.trail.sent or now))
+        if not call.stream:
+            self.note_ttft()
+        tokens = reported_tokens(reply.body)
+        if tokens is not None and not call.rooms and call.prompt is not None:
+            self.router.counter.learn(call.prompt, tokens)
+            cached = cached_tokens(reply.body)
+            if cached is not None:
+                self.choice.place.prefixes.correct(self.choice.cached, cached)
+        call.prompt = None
+        return reply
+
+    async def run_decode(self, wire: bytes) -> Decoding:
+        """Run the decode leg, up to the first bytes of a stream, or to the end of a whole reply. Raises Lost."""
+        instance = self.decoder
+        try:
+            response = await self._post(instance, wire)
+            try:
+                whole = not self.call.stream or response.status >= 400
+                first = await (response.read() if whole else response.content.readany())
+            except BaseException:
+                response.close()
+                raise
+        except (aiohttp.ClientError, ConnectionError) as e:
+            raise failure(instance, e) from e
+        instance.heard()
+        return response, first
+
+    def note_ttft(self) -> None:
+        """Record the time to first token, once."""
+        call = self.call
+        if call.first_token_seen:
+            return
+        call.first_token_seen = True
+        call.trail.first = time.monotonic()
+        seconds = call.age_s
+        self.router.journal.note_ttft(call.length_class, seconds)
+        if call.slo_ms is not None:
+            self.choice.instance.note_ttft(seconds, call.slo_ms / 1e3)
+
+
+def has_result(leg: asyncio.Task[Any]) -> bool:
+    """Return True if a leg has ended well."""
+    return leg.done() and not leg.cancelled() and leg.exception() is None
+
+
+def look_at(leg: asyncio.Task[Any]) -> None:
+    """Retrieve the exception of a failed leg, which asyncio would log otherwise; the other leg's failure was the
+    answer."""
+    if not leg.cancelled():
+        leg.exception()
