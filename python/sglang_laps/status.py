@@ -1,6 +1,8 @@
 """Status of the LAPS scheduler of a prefill server: a snapshot of each rank, told over HTTP and as Prometheus series.
 
 Asking changes nothing: ranks are asked at different moments, or only one is, and must not part by it.
+
+A new figure: compute it in ``snapshot``, say in ``merge`` how ranks add up, and name its series in one of the tables.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.batching import OVERTAKE_DEPTH
 from laps_core.policy.memory import HOLD_S
-from laps_core.policy.order import OLDEST_EVERY
+from laps_core.policy.order import OLDEST_EVERY, ORDERS
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.plan import Waiting
-from pacers import CHUNK, GAP, long, pacer, paused, run, short
+from pacers import CHUNK, GAP, KNOWN, long, pacer, paused, run, short
 
 
 def order_of(me: Pacer, now: float, longs: list[Waiting]) -> list[int]:
@@ -29,6 +30,14 @@ def test_the_least_work_goes_first() -> None:
     assert order_of(me, 1.0, [long(3000), long(900), long(20_000, done=19_500), long(900, -1.0)]) == [2, 3, 1, 0]
     cached = Waiting(300, 100_000, 0.0, None, 300)
     assert order_of(pacer(), 1.0, [long(400), cached]) == [1, 0]
+
+
+def test_an_order_is_a_function_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ORDERS, "largest", lambda w, sizes, now: (-w.tokens, w.since_s))
+    config = LapsConfig(wait_window_ms=0.0)
+    object.__setattr__(config, "order", "largest")
+    me = Pacer(config, chunk_tokens=CHUNK, model=KNOWN.model())
+    assert order_of(me, 1.0, [long(900), long(20_000), long(3000)]) == [1, 2, 0]
 
 
 def test_an_idle_server_runs_the_small_one_alone_and_a_loaded_one_fills_the_batch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice, at, choose
 from laps_core.group.cost import GroupCost, OwnShape
 from laps_core.group.menu import LADDER, Menu, Terms, Waits
@@ -38,7 +39,7 @@ class GroupPlanner:
         cost: GroupCost,
         *,
         chunk: int,
-        guard: float = 0.15,
+        guard: float = LapsConfig.guard,
         parks: int | None = None,
         layers: int | None = None,
         slice_s: float = SLICE_S,

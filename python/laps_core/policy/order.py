@@ -23,7 +23,8 @@ class Work(Protocol):
 
 Key = tuple[float, ...]
 Order = Callable[[Waiting, Work, float], Key]
-"""(request, what tells its work, now in seconds) -> sort key."""
+"""(request, what tells its work, now in seconds) -> sort key. Its last element is the time of arrival: ``urgency``
+leaves that out when it compares a prompt with a paused batch."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 

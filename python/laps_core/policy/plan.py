@@ -118,19 +118,20 @@ class Plan(NamedTuple):
     until_s: float = math.inf
     """Until when, if nothing comes before (the leading rank's clock)."""
     reason: str = ""
-    """Why a short batch leaves, one of statistics.REASONS; statistics, kept by the leading rank."""
+    """Why a short batch leaves, one of statistics.REASONS. This and what follows stays on
+    the leading rank: ``Pacer.launched`` counts it, and charges guard, gap and patience by it."""
     waited_s: float = 0.0
-    """How long the window held it (not the queueing before it); statistics."""
+    """How long the window held it (not the queueing before it)."""
     late: int = 0
-    """How many of those picked can no longer make their deadline; statistics."""
+    """How many of those picked can no longer make their deadline."""
     passed_over: bool = False
-    """A short request older than one of those picked stays behind; statistics."""
+    """A short request older than one of those picked stays behind."""
     oldest: bool = False
-    """The long batch holds the prompt that has waited longest, first in it or whole; statistics."""
+    """The long batch holds the prompt that has waited longest, first in it or whole."""
     oldest_late: bool = False
-    """The prompt that has waited longest is too late for its deadline; statistics."""
+    """The prompt that has waited longest is too late for its deadline."""
     contended: bool = False
-    """Long work waits or is paused; statistics."""
+    """Long work waits or is paused."""
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""

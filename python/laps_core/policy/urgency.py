@@ -1,4 +1,5 @@
-"""Decisions by deadlines: who preempts, and who shares a batch (FlowPrefill, Medha)."""
+"""Decisions by deadlines: which long prompts preempt a paused batch or share one, and whether waiting misses a deadline
+(FlowPrefill, Medha). Whether a short batch preempts: ``Pacer.plan``."""
 
 from __future__ import annotations
 

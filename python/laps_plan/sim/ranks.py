@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from laps_core.config import LapsConfig
 from laps_core.group.choice import Choice
 from laps_core.group.menu import Menu
 from laps_core.group.planner import GroupPlanner
@@ -76,7 +77,7 @@ class _Step:
 class Joint:
     """LAPS's joint plan, by the code that the ranks of a server run."""
 
-    def __init__(self, profile: Profile, chunk: int, *, guard: float = 0.15, slice_s: float = 0.0) -> None:
+    def __init__(self, profile: Profile, chunk: int, *, guard: float = LapsConfig.guard, slice_s: float = 0.0) -> None:
         """``chunk``: new tokens of a rank's batch, at most. ``slice_s``: steps run in slices of about this time
         (seconds), and others may preempt them; 0 = they run whole."""
         cost = profile.group_with_host
