@@ -22,6 +22,7 @@ from benchmark.rig import servers
 PORTS = 17_500
 """Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py", "test_demo_colocated.py")
+DEMOS = "demos"
 """Test files that start several servers."""
 IN_PROCESS = "server"
 """Folder of tests that import SGLang themselves: in one process, for that takes its time."""
@@ -53,7 +54,7 @@ def scope(nodeid: str) -> str:
     """Return what runs in one process, from a test's id: the tests of a server, or of a file."""
     file = nodeid.partition("::")[0]
     if Path(file).name in BY_THEMSELVES:
-        return SEVERAL
+        return DEMOS
     if server := re.search(r"@([\w-]+)\]$", nodeid):
         return server[1]
     return IN_PROCESS if Path(file).parent.name == IN_PROCESS else file
@@ -81,8 +82,8 @@ def setup_of(item: pytest.Item) -> Setup | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests: what starts several servers first, for it takes longest; then server after server; then what
-    needs none.
+    """Sort the tests: what starts several servers first, for it takes longest, then the demos; then server after
+    server; then what needs none.
 
     xdist gives a process its next scope while the last one still has two tests: small scopes at the end keep both busy.
     """
@@ -90,11 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     count = Counter(scopes)
     first = {setup: i for i, setup in reversed(list(enumerate(setups)))}
 
-    def key(i: int) -> tuple[bool, bool, int, str, int, int]:
-        setup = setups[i]
+    longest = {SEVERAL: 0, DEMOS: 1}
+
+    def key(i: int) -> tuple[int, bool, int, str, int, int]:
+        setup, rank = setups[i], longest.get(scopes[i], 2)
         if setup is None:
-            return scopes[i] != SEVERAL, True, 0, "", 0, i
-        return scopes[i] != SEVERAL, False, -count[scopes[i]], scopes[i], first[setup], i
+            return rank, True, 0, "", 0, i
+        return rank, False, -count[scopes[i]], scopes[i], first[setup], i
 
     items[:] = [items[i] for i in sorted(range(len(items)), key=key)]
 
