@@ -22,8 +22,9 @@ from benchmark.rig import servers
 PORTS = 17_500
 """Above those that Mooncake takes by itself, below those of SGLang and of ``servers.PORTS``."""
 BY_THEMSELVES = ("test_faults_campaign.py", "test_demo.py", "test_demo_colocated.py")
-DEMOS = "demos"
 """Test files that start several servers."""
+DEMOS = "demos"
+"""The process that they run in."""
 IN_PROCESS = "server"
 """Folder of tests that import SGLang themselves: in one process, for that takes its time."""
 
