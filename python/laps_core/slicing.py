@@ -57,15 +57,14 @@ class Even:
         """Raises ValueError for more slices than layers."""
         if not 1 <= parts <= layers:
             raise ValueError(f"{parts} slices of {layers} layers")
-        self.done = 0.0
+        self.done = 0
         """Layers so far."""
         self._begins = {round(i * layers / parts) for i in range(1, parts)}
 
     def due(self) -> bool:
         """Count a layer; True if the pass is to be paused before it."""
-        due = round(self.done) in self._begins
-        self.done += 1.0
-        return due
+        self.done += 1
+        return self.done - 1 in self._begins
 
 
 def pairs(shape: Iterable[tuple[int, int]]) -> int:

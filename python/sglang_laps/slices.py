@@ -157,10 +157,9 @@ class Slices(Armed):
         self.operators = len(found) // self.layers
         """At how many points of a layer a pass can be paused, blocks of rows aside."""
         self._all = Operator(sum(p.operator.tokens for p in found), sum(p.operator.attention for p in found))
+        layers = set(map(id, stack))
         for point in found:
-            self._stand_before(point)
-        for layer in stack:
-            layer.register_forward_pre_hook(self._enters)
+            self._stand_before(point, enters=id(point.module) in layers)
         runner.forward = self._forward
         runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
 
@@ -219,13 +218,19 @@ class Slices(Armed):
 
     # -- hooks
 
-    def _stand_before(self, point: Point) -> None:
+    def _stand_before(self, point: Point, *, enters: bool) -> None:
+        """`enters`: a layer begins here."""
         module, operator = point
 
         def before(*_: Any) -> None:
             # Also called while a graph is captured or compiled: then no pass is under way.
-            if self._pass is not None and self._pass.even is None:
-                self._reach(self._pass, operator)
+            now = self._pass
+            if now is None:
+                return
+            if now.even is None:
+                self._reach(now, operator)
+            elif enters and now.even.due():
+                self._between(now, now.even.done - 1)
 
         if not operator.divisible:
             module.register_forward_pre_hook(before)
@@ -248,12 +253,6 @@ class Slices(Armed):
             self._reach(now, operator, 1.0 / n)
             done.append(whole(block, *args, **kwargs))
         return done[0] if n == 1 else torch.cat(done)
-
-    def _enters(self, *_: Any) -> None:
-        """A layer begins, of a pass that is cut by layers alone."""
-        now = self._pass
-        if now is not None and now.even is not None and now.even.due():
-            self._between(now, now.even.done - 1.0)
 
     def _reach(self, now: _Pass, operator: Operator, share: float = 1.0) -> None:
         before = now.cut.done
