@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
-from laps_core.group.slices import LONGER
+from laps_core.group.slices import slice_s_of
 from laps_core.length import unit_of
 from laps_core.policy.decode import Decode
 from laps_core.policy.pacer import Pacer
@@ -160,7 +160,7 @@ class Laps:
                 refuse(f"--laps-config: {e}")
         return group.Group(
             scheduler, self.core, known, chunk=pacer.sizes.budget, guard=config.guard, submit=fits,
-            layers=None if cutter is None else cutter.layers, slice_s=LONGER * config.slice_ms / 1e3,
+            layers=None if cutter is None else cutter.layers, slice_s=slice_s_of(config.slice_ms),
         )  # fmt: skip
 
     @staticmethod

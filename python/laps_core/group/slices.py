@@ -25,6 +25,11 @@ DEPTH = 2
 """Most steps paused at a time."""
 
 
+def slice_s_of(slice_ms: float) -> float:
+    """Return the time of a group's slice (seconds) where ``slice_ms`` is configured; 0 if steps run whole."""
+    return LONGER * slice_ms / 1e3
+
+
 @dataclass(slots=True)
 class _Paused:
     left: int

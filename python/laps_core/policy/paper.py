@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.length import LONG, SHORT, ClassName
+from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Plan, Waiting
+from laps_core.policy.plan import Plan, Waiting
 from laps_core.policy.window import DELTA_S, SIGMA_S, TICK_S, Window
 
 W_MIN_S = 0.5e-3
@@ -69,13 +69,7 @@ class PaperPacer(Pacer):
         now: float,
         shorts: Sequence[Waiting],
         longs: Sequence[Waiting],
-        *,
-        waiting: int | None = None,
-        urgent: ClassName | None = None,
-        paused: Paused | None = None,
-        lacking: bool = False,
-        frees: bool = True,
-        longs_drain: bool = False,
+        **_: Any,
     ) -> Plan:
         """See Pacer: strictly short first. While the window holds a short batch, long work runs."""
         if not shorts:

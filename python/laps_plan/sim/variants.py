@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.group.slices import LONGER
+from laps_core.group.slices import slice_s_of
 from laps_core.pools.config import AllocConfig
 
 from laps_plan.profile import Profile
@@ -60,7 +60,7 @@ class Variant:
         assert profile.group is not None
         if self.policy is None:
             knobs = self.knobs(more)
-            return Joint(profile, RANK_CHUNK, guard=knobs.guard, slice_s=LONGER * knobs.slice_ms / 1e3)
+            return Joint(profile, RANK_CHUNK, guard=knobs.guard, slice_s=slice_s_of(knobs.slice_ms))
         ranks = profile.group.ranks
         return PerRank(ranks, self.policy, max(1, chunk // ranks) if chunk else RANK_CHUNK, self.passes)
 
