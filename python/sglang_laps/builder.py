@@ -68,8 +68,7 @@ class Builder:
             tokens = context(running_batch) if self._mixes else None
             core.decode.watch(time.perf_counter(), streams(running_batch), tokens)
         plan = self._plan(lines, paused)
-        core.holding, core.decodes = plan.waiting, plan.decode
-        core.classes.use_threshold(plan.threshold)
+        core.decided(plan)
         built = None
         for part in core.parts(plan, lines, beside=beside):
             built, cut = self.show(part, running_batch)
@@ -103,7 +102,7 @@ class Builder:
         joined = len(self.joined)
         waiting, held, full_chunk = sched.waiting_queue, sched.chunked_req, sched.chunked_prefill_size
         make = ShortPrefillAdder if part.cls == SHORT else WholePrefillAdder if part.whole else LapsPrefillAdder
-        limit = None if part.whole else core.limit(part)
+        limit = None if part.whole else part.limit(core.unit, core.page)
         # Short requests wait for memory as in stock SGLang.
         lacks = self._lacks if part.cls == LONG else lambda _: None
         rows = streams(running_batch) if part.carries and running_batch is not None else 0
@@ -131,7 +130,7 @@ class Builder:
 
     def _lacks(self, tokens: int) -> None:
         """The first long prompt found too little memory. One that an empty pool could not hold waits for nothing."""
-        self._core.lacking = tokens < self._scheduler.max_total_num_tokens
+        self._core.note_lack(tokens < self._scheduler.max_total_num_tokens)
 
     def _built(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
         sched = self._scheduler

@@ -76,8 +76,7 @@ class Colocated(Interlude):
 
     def retract_parked(self) -> None:
         """Prompts between two chunks begin anew: the server pauses for new weights, say."""
-        sched, parked = self._scheduler, self._core.parked
-        self._core.parked = []
+        sched, parked = self._scheduler, self._core.take_parked()
         if not parked:
             return
         retract_all(

@@ -8,6 +8,7 @@ are parked beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from laps_core.length import LONG, SHORT, ClassName
@@ -18,10 +19,11 @@ from laps_core.policy.queues import changes, without
 
 from sglang_laps.classes import Classes
 from sglang_laps.flights import Flight, InProgress, Lines, Part, Req, Totals, as_waiting
+from sglang_laps.priority import Priority, as_paused
 
 
 class LapsCore:
-    """Decides what SGLang's batch builder is shown, and keeps the books. Times are seconds of one clock."""
+    """Decides what SGLang's batch builder is shown, and counts what was done. Times are seconds of one clock."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class LapsCore:
         self._not_ready: list[Req] = []
         """Long prompts that the builder has passed over since the last batch, though there was memory: what the storage
         holds of them, or their adapter, is on its way."""
-        self.unit, self._page, self._priority = unit, page, priority
+        self.unit, self.page, self._priority = unit, page, Priority(priority)
         self._flights: dict[int, Flight] = {}
 
     # -- decisions
@@ -71,15 +73,11 @@ class LapsCore:
         below = {id(f.cut) for f in self.under_way}
         begun = [r for r in self.in_progress(slot).reqs if id(r) not in below]
         views = self.classes.views(queue)
-        long = self._foremost(views.long)
+        long = self._priority.sort(views.long)
         if self._not_ready:
             passed_over = set(map(id, self._not_ready))
             long = [r for r in long if id(r) not in passed_over] or long
-        return Lines(self._foremost(views.short), [*begun, *long[:LOOKAHEAD]], begun)
-
-    def _foremost(self, view: list[Req]) -> list[Req]:
-        """By priority, if the server schedules by it: only so many are looked at."""
-        return view if self._priority is None else sorted(view, key=self._priority)
+        return Lines(self._priority.sort(views.short), [*begun, *long[:LOOKAHEAD]], begun)
 
     def decide(
         self, now: float, lines: Lines, paused: Paused | None, *, frees_memory: bool, sent: Sequence[Req] = ()
@@ -89,13 +87,13 @@ class LapsCore:
         short, long, begun = lines
         self.pacer.arrived(now, self.classes.new_shorts)
         shorts = [as_waiting(r) for r in short[:LOOKAHEAD]]
-        longs = [as_waiting(r, self._rank(r), begun=i < len(begun)) for i, r in enumerate(long)]
+        longs = [as_waiting(r, self._priority.of(r), begun=i < len(begun)) for i, r in enumerate(long)]
         plan = self.pacer.plan(
             now,
             shorts,
             longs,
             waiting=len(short) + len(long),
-            urgent=self._urgent(short, long, paused),
+            urgent=self._priority.urgent(short, long, paused),
             paused=paused,
             lacking=self.lacking,
             frees=frees_memory or bool(self._flights or self.under_way),
@@ -114,34 +112,19 @@ class LapsCore:
             return True
         return any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent)
 
+    def decided(self, plan: Plan) -> None:
+        """Record what the plan, the same on every rank, asks of this round."""
+        self.holding, self.decodes = plan.waiting, plan.decode
+        self.classes.use_threshold(plan.threshold)
+
     def nothing_waits(self, now: float) -> None:
         """A round without work, nothing being paused."""
         self.pacer.arrived(now, 0)
         self.pacer.nothing_waits()
 
     def paused(self, flight: Flight, layers_left: float, layers: int) -> Paused:
-        """Between two slices of `flight`, with `layers_left` of all `layers` to go: how the plan sees it."""
-        whole_s = self.pacer.model.predict(flight.shape)
-        reqs = [r for f in self.under_way for r in f.reqs]
-        rank = min(map(self._rank, reqs), default=0)
-        seen = [as_waiting(r) for r in reqs]
-        weight, due_s = self.pacer.sizes.weight(seen), [w.deadline_s for w in seen if w.deadline_s is not None]
-        due = min(due_s, default=None)
-        if whole_s is None:
-            return Paused(float("inf"), len(reqs), len(self.under_way), rank, weight, due)
-        left_s, slice_s = whole_s * layers_left / layers, whole_s * flight.layers / (layers * flight.parts)
-        return Paused(left_s, len(reqs), len(self.under_way), rank, weight, due, slice_s)
-
-    def _rank(self, req: Req) -> int:
-        return 0 if self._priority is None else self._priority(req)
-
-    def _urgent(self, shorts: Sequence[Req], longs: Sequence[Req], paused: Paused | None) -> ClassName | None:
-        """The class with the strictly higher priority, if the server schedules by it. What is paused is long."""
-        if self._priority is None or not shorts or not (longs or paused):
-            return None
-        ranks = [*map(self._priority, longs), *([] if paused is None else [paused.rank])]
-        short, long = min(map(self._priority, shorts)), min(ranks)
-        return None if short == long else SHORT if short < long else LONG
+        """Return what is paused between two slices of `flight`, with `layers_left` of all `layers` to go."""
+        return as_paused(flight, self.under_way, self.pacer, self._priority, layers_left, layers)
 
     # -- what the batch builder is shown
 
@@ -158,7 +141,7 @@ class LapsCore:
                 carries = plan.carries and plan.order[0] == SHORT
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
-            self.lacking = False
+            self.note_lack(False)
             picked = [lines.long[i] for i in plan.longs]
             first = next((r for r in picked if r in lines.begun), None)
             joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
@@ -171,6 +154,10 @@ class LapsCore:
                 if req is not first:
                     yield Part(LONG, [], req, plan.tokens, whole=False)
 
+    def note_lack(self, lacking: bool) -> None:
+        """Record if the first long prompt found too little memory as it was tried."""
+        self.lacking = lacking
+
     def _passed_over(self, picked: list[Req], lines: Lines) -> None:
         """The builder made nothing of these: until a batch runs, or all were tried, others are looked at."""
         if self.lacking or not picked:
@@ -182,16 +169,7 @@ class LapsCore:
     def reserve(self, part: Part, slot: Req | None) -> int:
         """KV tokens that prompts in progress still need beside this part: with them taken they could not go on."""
         others = [r for r in self.in_progress(slot).reqs if r is not part.slot]
-        return sum(len(r.full_untruncated_fill_ids) - (r.extend_end or 0) + self._page for r in others)
-
-    def limit(self, part: Part) -> int | None:
-        """Most new tokens of the prompt in progress: what those before it leave, if they all run whole; None = any.
-
-        Only the last of a batch is cut.
-        """
-        page, unit = self._page, self.unit
-        left = part.tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in part.queue)
-        return left // unit * unit if part.slot is not None and left >= unit else None
+        return sum(len(r.full_untruncated_fill_ids) - (r.extend_end or 0) + self.page for r in others)
 
     def shown(self, part: Part, waiting: list[Req], left: list[Req]) -> list[Req]:
         """All that wait after the builder was shown `part` and has `left` these of it."""
@@ -262,21 +240,15 @@ class LapsCore:
         """Record that the result of a flight is processed; return what it did for each class."""
         below = self.under_way[-1] if self.under_way else None
         took_s = flight.lasted_s = self.pacer.ended(flight, below, now)
-        done: dict[ClassName, Totals] = {}
         self.abandoned += flight.abandoned
-        if flight.abandoned:
-            done[flight.cls] = Totals()
         if flight.rows and self.decode is not None:
             end = flight.done or now
             self.decode.ran(end - took_s, end, streams=flight.rows, within=flight.within, rows_s=flight.rows_s)
-        for i, req in enumerate(() if flight.abandoned else flight.reqs):
-            cls, new = SHORT if i in flight.short else LONG, flight.shape[i][0]
-            done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
-            # One that was retracted before its result was processed has no answer, and waits anew.
+        for cls, req in flight.served():
+            # A request that was retracted before its result was processed has no answer, and waits anew.
             if req is not flight.cut and req.laps_tag is not None:
                 self.pacer.slo.record(now, cls, now - req.laps_tag.arrival, req.laps_tag.slo_s)
-        if flight.cls in done:
-            done[flight.cls].add(Totals(1, 0, 0, took_s))
+        done = flight.totals()
         for cls, total in done.items():
             self.totals[cls].add(total)
         return done
@@ -287,7 +259,34 @@ class LapsCore:
             self.decode.ran(begin, end, streams=streams, within=within)
             self.pacer.decoded(begin, end, self.under_way[-1] if within and self.under_way else None)
 
-    # -- prompts in progress that end early
+    @contextmanager
+    def slicing(self, flight: Flight) -> Iterator[None]:
+        """A batch is run in slices while the context lasts."""
+        self.under_way.append(flight)
+        try:
+            yield
+        finally:
+            self.under_way.remove(flight)
+
+    # -- prompts in progress
+
+    def take_unsent(self) -> bool:
+        """Return True if the chunk that ran last was not sent yet; asked once."""
+        unsent, self.unsent = self.unsent, False
+        return unsent
+
+    def keep_parked(self, wanted: Callable[[Req], bool]) -> None:
+        """Drop parked prompts that nobody wants any more."""
+        self.parked = [r for r in self.parked if wanted(r)]
+
+    def unpark(self, req: Req) -> None:
+        """Drop a parked prompt that has ended."""
+        self.parked.remove(req)
+
+    def take_parked(self) -> list[Req]:
+        """Take all parked prompts: they begin anew."""
+        parked, self.parked = self.parked, []
+        return parked
 
     def abort(self, rid: str, *, every: bool) -> None:
         """Parked prompts with this prefix of an id, or all, end once it is safe."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from laps_core.length import ClassName
+from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.plan import Running, Waiting
 
 from sglang_laps.classes import Tag
@@ -39,6 +39,12 @@ class Part:
     """Nothing may be cut."""
     carries: bool = False
     """The batch has a row of each stream."""
+
+    def limit(self, unit: int, page: int) -> int | None:
+        """Return the most new tokens of the prompt in progress, the only one that is cut: what the requests before it
+        leave, if they all run whole; None = any. `unit`, `page`: see LapsCore."""
+        left = self.tokens - sum(-(-r.laps_tag.new_tokens // page) * page for r in self.queue)
+        return left // unit * unit if self.slot is not None and left >= unit else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,19 @@ class Flight(Running):
     def rows(self) -> int:
         """Streams that have a row in it, after ``reqs``."""
         return len(self.shape) - len(self.reqs)
+
+    def served(self) -> list[tuple[ClassName, Req]]:
+        """Return the requests whose prompts it has prefilled, each with its class."""
+        return [] if self.abandoned else [(SHORT if i in self.short else LONG, r) for i, r in enumerate(self.reqs)]
+
+    def totals(self) -> dict[ClassName, Totals]:
+        """Return what it has done for each class; call it once its result is processed."""
+        done = {self.cls: Totals()} if self.abandoned else dict[ClassName, Totals]()
+        for (cls, _), (new, _) in zip(self.served(), self.shape, strict=False):
+            done.setdefault(cls, Totals()).add(Totals(0, 1, new, 0.0))
+        if self.cls in done:
+            done[self.cls].add(Totals(1, 0, 0, self.lasted_s))
+        return done
 
 
 @dataclass(slots=True)

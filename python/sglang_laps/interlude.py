@@ -89,13 +89,12 @@ class Interlude:
         if not flight.layers or self._cutter is None:
             yield
             return
-        self._core.under_way.append(flight)
         try:
-            with self._cutter.cut(flight.layers / flight.parts, partial(self._pause, flight, self._cutter.layers)):
-                yield
-            self._settle()
+            with self._core.slicing(flight):
+                with self._cutter.cut(flight.layers / flight.parts, partial(self._pause, flight, self._cutter.layers)):
+                    yield
+                self._settle()
         finally:
-            self._core.under_way.remove(flight)
             sizes = self._core.pacer.sizes
             sizes.launch_s, sizes.pause_s = self._cutter.launch_s, self._cutter.pause_s
 
@@ -105,13 +104,10 @@ class Interlude:
         if parts == 1 or self._cutter is None:
             yield
         else:
-            self._core.under_way.append(flight)
-            try:
+            with self._core.slicing(flight):
                 with self._cutter.cut(0.0, partial(self._pause_together, group, flight), parts):
                     yield
                 self._settle()
-            finally:
-                self._core.under_way.remove(flight)
         group.sliced()
 
     def _pause_together(self, group: Group, flight: Flight, layers_left: float) -> bool:

@@ -78,8 +78,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 # SGLang's loop for pipelines does not: there an aborted prompt runs to its end.
                 self.process_pending_chunked_abort()
             core = self.laps.core
-            core.parked = [r for r in core.parked if self._laps_wanted(r)]
-            sent, core.unsent = self.chunked_req is not None and not core.unsent, False
+            core.keep_parked(self._laps_wanted)
+            sent = not core.take_unsent() and self.chunked_req is not None
             if sent and not self._laps_wanted(self.chunked_req):
                 self.chunked_req = None
         with self._laps_slot(None) if sent else nullcontext():
@@ -158,7 +158,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                     pending, self._pending_chunked_abort_req = self._pending_chunked_abort_req, req
                     super().process_pending_chunked_abort()
                     self._pending_chunked_abort_req = pending
-                core.parked.remove(req)
+                core.unpark(req)
 
     # -- batches on the device
 

@@ -191,8 +191,8 @@ def test_the_prompt_in_progress_gets_what_those_before_it_leave(
 ) -> None:
     slot = Request("R", 5000, done=100)
     part = Part(LONG, [Request("L", n) for n in queued], slot, tokens, whole=False)
-    assert core(unit=64 if queued else 1, page=1).limit(part) == limit
-    assert core().limit(Part(LONG, [], None, tokens, whole=False)) is None
+    assert part.limit(64 if queued else 1, 1) == limit
+    assert Part(LONG, [], None, tokens, whole=False).limit(1, 1) is None
 
 
 def test_what_the_builder_took_and_added_is_kept() -> None:
