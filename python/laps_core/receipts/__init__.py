@@ -1,0 +1,1 @@
+"""Where the time to first token of a request went."""
