@@ -43,10 +43,10 @@ Cause = Literal[
 """tokenizing: until the scheduler has it. decode_room: until a decode server has room for it. behind_short,
 behind_long, behind_streams: a batch of others, or a decode step, has the device. window, gap: it is held back on
 purpose. memory: the KV cache is full. ranks: other data-parallel ranks are not done. host_load, prefetch: what the
-cache holds of it comes from host memory or storage. computing: its own batches. preempted: batches of others within them.
-scheduling: the device is idle, the host builds or launches. transfer: its KV goes to the decode server. answering: from
-there to the HTTP server. router_queue, router_retries, router, decode_server: at the router, and until the decode
-server's first event. other: none of these."""
+cache holds of it comes from host memory or storage. computing: its own batches. preempted: batches of others within
+them. scheduling: the device is idle, the host builds or launches. transfer: its KV goes to the decode server.
+answering: from there to the HTTP server. router_queue, router_retries, router, decode_server: at the router, and
+until the decode server's first event. other: none of these."""
 
 
 class Behind(msgspec.Struct, frozen=True, kw_only=True):
