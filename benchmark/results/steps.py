@@ -71,7 +71,10 @@ def _fleet(servers: int, model: str, slow: int) -> Step:
 
 
 DEVICE = ("--device", H200)
-GPU = ("loads", "lone", "slices", "mixed", "code", "azure")
+GPU = (
+    *("loads", "lone", "slices", "mixed", "code", "azure"),
+    *("answers", "answers-tp2", "closed", "agents", "latency", "ladder-0.5B", "ladder-7B"),
+)
 
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
@@ -107,7 +110,7 @@ STEPS: dict[str, Step] = {
         "benchmark.fidelity", ("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300")
     ),
     "rounds-cost": Step("benchmark.rounds_cost"),
-    "gpu": Step("benchmark.serve.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
+    "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),
     "graphs": Step("benchmark.serve.graphs", gpu=True),
     # Code of the tests; each server imports for itself, as in production.

@@ -58,10 +58,11 @@ SHAPES = {
     "tiny": Shape(256, 3, 4, 2, 256, 512),
     "0.5B": Shape(896, 24, 14, 2, 4864, 151936),
     "7B": Shape(3584, 28, 28, 4, 18944, 152064),
+    "8B": Shape(4096, 36, 32, 8, 12288, 151936),
     "14B": Shape(5120, 48, 40, 8, 13824, 152064),
     "32B": Shape(5120, 64, 40, 8, 27648, 152064),
 }
-"""Sizes of Qwen2.5, and one small enough for a CPU."""
+"""Sizes of Qwen2.5, of Qwen3-8B, and one small enough for a CPU."""
 
 
 def write_shape(name: str, folder: Path, *, context: int = 32768) -> Path:

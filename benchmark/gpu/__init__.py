@@ -1,0 +1,1 @@
+"""What only a machine with a GPU can show, in half an hour and without the internet: ``./run gpu``."""

@@ -1,0 +1,181 @@
+"""All that only a machine with a GPU can show, in half an hour and without the internet.
+
+    ./run gpu                          # everything, into out/gpu; again after an interruption: it goes on
+    ./run gpu --only slices,answers    # some of it
+    ./run gpu --dry-run                # the same code on a machine without a GPU: emulated devices, tiny models
+
+Each piece is written as soon as it is done, and takes four minutes at most. At the end there is one page and one JSON
+file (bench.json) beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from benchmark import ladder
+from benchmark.gpu.answers import answers
+from benchmark.gpu.kit import Kit
+from benchmark.gpu.latency import latency
+from benchmark.gpu.loads import loads
+from benchmark.gpu.lone import lone
+from benchmark.load.prompts import Prompts
+from benchmark.results import page
+from benchmark.results.machine import machine
+from benchmark.results.piece import Piece, parser, positive
+from benchmark.rig import devices
+from benchmark.rig.devices import CUDA, DEVICES, Device
+from benchmark.rig.fleet import Fleet, command_line
+from benchmark.rig.progress import Progress
+from benchmark.rig.servers import ServerError
+from benchmark.rig.variants import BUILT_IN, FCFS, GRAPHS, LAPS, SPF
+from benchmark.serve import command as serve
+from benchmark.serve import slices
+
+NAMES = (FCFS, SPF, LAPS)
+LADDERS = ("0.5B", "7B")
+SERVED = ("slices", "lone", "mixed", "code", "closed", "azure")
+"""Pieces that share three servers."""
+PIECES = (
+    "loads", "answers", "answers-tp2", *SERVED, "agents", "latency", *(f"ladder-{shape}" for shape in LADDERS),
+)  # fmt: skip
+DRY = "emulated:h200-qwen3-8b,slow=4"
+AGENTS_TOKENS = 420_000
+"""KV pool of the two servers that keep the histories of agents."""
+
+
+class Run:
+    """One run of the kit."""
+
+    def __init__(self, kit: Kit, args: argparse.Namespace) -> None:
+        self.kit, self.args, self.dry = kit, args, bool(args.dry_run)
+        self.cuda = not self.dry
+        self.device: Device = devices.this(DRY).in_loop(devices.OVERLAP) if self.dry else DEVICES[CUDA]
+        self.chunk, self.longest = 8192, 16384
+
+    def _prompts(self, device: Device) -> Prompts:
+        return Prompts(device.vocabulary, self.args.seed, self.longest, reuse=False, prefill_only=True)
+
+    def alone(self) -> None:
+        """Run the pieces that have servers or processes of their own."""
+        kit, seed, out, say = self.kit, self.args.seed, self.kit.out / "work", self.kit.say
+        device = replace(self.device, chunk=self.chunk)
+        kit.measure("loads", lambda: loads(device, self._prompts(device), out / "loads", seed, say, cuda=self.cuda))
+        kit.measure("answers", lambda: answers(out / "answers", seed, say, cuda=self.cuda))
+        if self.dry or gpus() > 1:
+            kit.measure("answers-tp2", lambda: answers(out / "tp2", seed, say, cuda=self.cuda, ranks=2))
+        elif kit.wants("answers-tp2"):
+            kit.miss(["answers-tp2"], "needs two GPUs")
+        kit.measure("latency", lambda: latency(device, str(machine().get("gpus", "")), out / "latency", seed, say))
+        for shape in LADDERS:
+            name = f"ladder-{shape}"
+            if self.dry and shape != LADDERS[0]:
+                continue
+            kit.measure(name, lambda name=name, shape=shape: self._ladder(out / name, shape))  # type: ignore[misc]
+
+    def _ladder(self, out: Path, shape: str) -> tuple[Piece, Path]:
+        ladder.main([*(["--emulate"] if self.dry else ["--shapes", shape]), "--out", str(out)])
+        return Piece.read(out), out
+
+    def served(self) -> None:
+        """Run the pieces that share servers."""
+        wanted = [name for name in SERVED if self.kit.wants(name)]
+        if not wanted:
+            return
+        out, say, device = self.kit.out / "work" / "served", self.kit.say, self.device
+        names = NAMES if self.dry else (*NAMES, GRAPHS)
+        found, prompts = [BUILT_IN[name] for name in names], self._prompts(device)
+        try:
+            with Fleet(device, self.chunk, found, False, out, prompts, say, True) as fleet:
+                for name in wanted:
+                    own = {"slices": self._slices, "lone": self._lone}.get(name)
+                    self.kit.measure(name, partial(own, fleet) if own else self._workload(name, fleet, names))
+        except (ServerError, ConnectionError) as e:
+            self.kit.miss([name for name in wanted if self.kit.wants(name)], str(e))
+
+    def _slices(self, fleet: Fleet) -> tuple[Piece, Path]:
+        args = argparse.Namespace(rounds=self.args.rounds, seed=self.args.seed, tokens=self.chunk)
+        seen = slices.measure(fleet, slices.NAMES, fleet.prompts, args, self.kit.say, meet=True)
+        return slices.piece_of(seen, fleet.device, args), self.kit.out
+
+    def _lone(self, fleet: Fleet) -> tuple[Piece, Path]:
+        more = {"rounds": 3} if self.dry else {}
+        return lone(fleet, NAMES, self.args.seed, **more), self.kit.out
+
+    def agents(self) -> None:
+        """Run sessions of agents, whose histories servers of their own keep."""
+        device = self.device
+        if self.cuda:
+            at = device.args.index("--max-total-tokens")
+            words = (*device.args[: at + 1], str(AGENTS_TOKENS), *device.args[at + 2 :])
+            device = replace(device, args=words, prefixes=True, server_gib=38.0)
+        self.kit.measure("agents", self._workload("agents", None, (SPF, LAPS), device))
+
+    def _workload(
+        self, name: str, fleet: Fleet | None, names: Sequence[str], device: Device | None = None
+    ) -> Callable[[], tuple[Piece, Path]]:
+        args = self.args
+        out = self.kit.out / "work" / name
+        seconds = min(args.seconds, 4.0) if name == "closed" else args.seconds
+        words = ["--workload", name, "--variants", ",".join(names), "--rounds", str(1 if self.dry else args.rounds)]
+        words += ["--seconds", str(seconds), "--seed", str(args.seed), "--chunk", str(self.chunk), "--out", str(out)]
+        if name != "agents":
+            words += ["--longest", str(self.longest)]
+        if name == "closed":
+            words += ["--concurrency", *(("8",) if self.dry else ("1", "8", "32", "128"))]
+
+        def make() -> tuple[Piece, Path]:
+            asked = serve.checked([*words, "--device", CUDA if self.cuda else DRY])
+            asked.device = device or self.device
+            ((piece, left),) = serve.compared(asked, self.kit.say, fleet)
+            return piece, left
+
+        return make
+
+
+def gpus() -> int:
+    """Return the number of CUDA devices."""
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("./run gpu", __doc__, "gpu", rounds="(3)", seed=1, seconds=8.0, whole=True)
+    p.set_defaults(rounds=3)
+    p.add_argument("--dry-run", action="store_true", help="on a machine without a GPU: emulated devices, tiny models")
+    p.add_argument("--minutes", type=positive, default=30.0, help="no piece is begun after so long (30)")
+    p.add_argument("--only", default=",".join(PIECES), help=f"some of {','.join(PIECES)}")
+    args = p.parse_args(argv)
+    wanted = args.only.split(",")
+    if unknown := [name for name in wanted if name not in PIECES]:
+        p.error(f"no piece {', '.join(unknown)}: {', '.join(PIECES)}")
+    if not args.dry_run and not devices.has_cuda():
+        p.error("there is no CUDA device here: --dry-run runs the same code without one")
+    if args.dry_run:
+        args.rounds = 1
+        args.out = args.out.with_name(args.out.name + "-dry") if args.out.name == "gpu" else args.out
+    kit = Kit(args.out, Progress(), wanted, args.minutes, argv)
+    run = Run(kit, args)
+    with command_line("gpu"):
+        run.alone()
+        run.served()
+        run.agents()
+    collected = kit.collected([name for name in PIECES if name in wanted])
+    made = args.out / "page"
+    if made.exists() and not (made / page.BENCH).exists():
+        shutil.rmtree(made)
+    page.write(collected, made)
+    kit.say(f"{len(collected.pieces)} pieces: {made / 'README.md'}")
+    for name, why in collected.missing.items():
+        kit.say(f"missing: {name}: {why}")
+    return 1 if kit.missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Are first tokens right under preemption? Each prompt alone on a stock server, and all at once on one with LAPS."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmark.load.prompts import Prompts
+from benchmark.results.bars import Bar
+from benchmark.results.piece import Figure, Piece, Table
+from benchmark.rig import devices, model
+from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
+from benchmark.rig.fleet import Fleet, get_json
+from benchmark.rig.progress import Progress
+from benchmark.rig.servers import FAKE_BOOTSTRAP_HOST
+from benchmark.rig.variants import FCFS, LAPS, ON, Variant
+
+SHAPES = {
+    CUDA: model.Shape(hidden=512, layers=24, heads=8, kv_heads=2, intermediate=2048),
+    CPU: model.Shape(hidden=64, layers=12, heads=2, kv_heads=2, intermediate=512),
+}
+LONGS, SHORTS = 16, 96
+TOKENS = {CUDA: (4096, 8000), CPU: (600, 1000)}
+"""Shortest and longest of the long prompts."""
+TIE = 0.05
+"""Where the two best tokens are as close as this (log-probability), rounding may choose between them."""
+EVERY_LAYER = {"slice_ms": 0.01, "preempt_overhead": 1.0}
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """First token of a prompt, and how sure the model was of it."""
+
+    token: int
+    best: float
+    """Log-probability of the token."""
+    ahead: float
+    """By how much it is ahead of the next one."""
+
+
+def small(cuda: bool, ranks: int) -> Device:
+    """Return a device with a small model whose weights are seeded, not dummies: equal answers mean something."""
+    name = CUDA if cuda else CPU
+    known = DEVICES[name]
+    words = known.args
+    if cuda:
+        at = words.index("--load-format")
+        words = (*words[:at], *words[at + 2 :])
+    tp = ("--tp-size", str(ranks)) if ranks > 1 else ()
+    env = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))} if ranks > 1 and not cuda else {}
+    return replace(
+        known.in_loop(devices.OVERLAP), args=(*words, *tp), env={**known.env, **env}, layers=SHAPES[name].layers,
+        checkpoint=lambda: model.make(devices.MODELS, SHAPES[name]), vocabulary=model.VOCABULARY, longest=8192,
+        chunk=8192 if cuda else 1024, what="a small model with seeded weights",
+    )  # fmt: skip
+
+
+def ask(url: str, ids: list[int], room: int) -> Answer:
+    """Return the answer of a server that has no decode server. Raises OSError, ConnectionError."""
+    body = {
+        "input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
+        "top_logprobs_num": 2, "bootstrap_host": FAKE_BOOTSTRAP_HOST, "bootstrap_port": 1, "bootstrap_room": room,
+    }  # fmt: skip
+    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+        said: dict[str, Any] = json.load(reply)
+    if not said.get("output_ids"):
+        raise ConnectionError(f"{url} answered without a token")
+    (best, _, _), (second, _, _) = said["meta_info"]["output_top_logprobs"][0]
+    return Answer(int(said["output_ids"][0]), float(best), float(best) - float(second))
+
+
+def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) -> tuple[Piece, Path]:
+    """Compare both servers' answers. Raises ServerError, OSError."""
+    device = small(cuda, ranks)
+    rng = random.Random(seed)
+    low, high = TOKENS[device.name]
+    lengths = [rng.randint(low, high) for _ in range(LONGS)] + [rng.randint(1, 200) for _ in range(SHORTS)]
+    asked = [[rng.randrange(*device.vocabulary) for _ in range(n)] for n in lengths]
+    prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)
+    servers = [Variant(FCFS, ()), Variant(LAPS, (ON,), knobs=EVERY_LAYER)]
+    with Fleet(device, device.chunk, servers, False, out, prompts, say) as fleet:
+        url = fleet.target(FCFS).url
+        alone = [ask(url, ids, rng.getrandbits(60)) for ids in asked]
+        url = fleet.target(LAPS).url
+        before = preemptions(fleet)
+        rooms = [rng.getrandbits(60) for _ in asked]
+        order = rng.sample(range(len(asked)), len(asked))
+        with ThreadPoolExecutor(24) as pool:
+            came = dict(zip(order, pool.map(lambda i: ask(url, asked[i], rooms[i]), order), strict=True))
+        preempted = preemptions(fleet) - before
+    together = [came[i] for i in range(len(asked))]
+    return piece_of(alone, together, lengths, preempted, device, ranks, seed), out
+
+
+def preemptions(fleet: Fleet) -> int:
+    """Return how often a short batch has preempted on the server with LAPS."""
+    status = get_json(fleet.prefill(LAPS), "/laps_status") or {}
+    return int(status.get("preemption", {}).get("by_short_batches", 0))
+
+
+def piece_of(
+    alone: Sequence[Answer], together: Sequence[Answer], lengths: Sequence[int], preempted: int, device: Device,
+    ranks: int, seed: int,
+) -> Piece:  # fmt: skip
+    """Return the piece of both servers' answers, in the order of ``lengths`` (tokens)."""
+    pairs = [*zip(alone, together, strict=True)]
+    other = [(a, b) for a, b in pairs if a.token != b.token]
+    wrong = sum(a.ahead > TIE for a, _ in other)
+    apart = max(abs(a.best - b.best) for a, b in pairs)
+    figures = [
+        Figure.of("first tokens that differ where the model was sure", float(wrong), Bar(most=0.0)),
+        Figure.of("short batches that preempted", float(preempted), Bar(least=1.0)),
+        Figure("first tokens that differ in all", float(len(other))),
+        Figure("largest difference of a log-probability", apart),
+    ]
+    rows = [
+        (kind, str(len(part)), str(sum(a.token != b.token for a, b in part)))
+        for kind, part in (("long", pairs[:LONGS]), ("short", pairs[LONGS:]))
+    ]
+    text = (
+        f"{device.what}, {ranks} rank{'s' * (ranks > 1)}: each prompt alone on stock SGLang, then all at once, a pause "
+    )
+    text += "after each layer, on a server with LAPS in the overlap loop."
+    table = Table("First tokens", ("prompts", "asked", "that differ"), rows)
+    data = {"lengths": list(lengths), "alone": [vars(a) for a in alone], "together": [vars(a) for a in together]}
+    title = "Right answers under preemption" + (f", {ranks} ranks" if ranks > 1 else "")
+    return Piece("answers", title, text, seed, [table], figures, data=data)

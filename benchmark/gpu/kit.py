@@ -1,0 +1,107 @@
+"""Pieces measured one after the other, each within a time limit; those that are there already are kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmark.results.machine import commit, machine
+from benchmark.results.piece import Piece
+from benchmark.results.steps import Collected
+from benchmark.rig.progress import Progress
+
+PIECE_S = 240.0
+"""Time limit of one piece."""
+FAILED = "failed.json"
+
+
+class TookTooLongError(SystemExit):
+    """A piece has used up its time. uvloop lets nothing else through that a signal's handler raises, but for
+    KeyboardInterrupt."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TookTooLongError in the main thread where the block takes longer."""
+
+    def ring(*_: Any) -> None:
+        raise TookTooLongError(f"took longer than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Kit:
+    """The pieces of one folder."""
+
+    def __init__(
+        self, out: Path, say: Progress, wanted: Sequence[str], minutes: float, argv: Sequence[str] | None
+    ) -> None:
+        """`wanted`: pieces to measure. `minutes`: those that would not be begun in time are left out."""
+        self.out, self.say, self._wanted, self._argv = out, say, wanted, argv
+        self._ends = time.monotonic() + 60.0 * minutes
+        self.missing: dict[str, str] = {}
+        """Reason why a wanted piece is not there."""
+
+    def wants(self, name: str) -> bool:
+        """Return True if a piece is wanted and was not measured yet on this machine with this commit."""
+        if name not in self._wanted or name in self.missing:
+            return False
+        try:
+            found = Piece.read(self.out / f"gpu-{name}")
+        except (OSError, ValueError, TypeError, KeyError):
+            return True
+        return (found.commit, found.machine) != (commit(), json.loads(json.dumps(machine())))
+
+    def measure(self, name: str, make: Callable[[], tuple[Piece, Path]]) -> None:
+        """Measure a piece if it is wanted. `make`: returns it with the folder of its pictures. A failure is noted, and
+        the others go on."""
+        if not self.wants(name):
+            return
+        if time.monotonic() > self._ends:
+            self.miss([name], "no time was left for it")
+            return
+        self.say(f"{name}: begins")
+        try:
+            with limited(PIECE_S):
+                piece, left = make()
+        except (Exception, TookTooLongError) as e:  # whatever one piece meets, the machine is there for the others now
+            self.miss([name], f"{type(e).__name__}: {e}")
+            return
+        piece.name = f"gpu-{name}"
+        folder = self.out / piece.name
+        piece.leave(folder, "./run gpu", self._argv)
+        for picture in piece.pictures if left != folder else ():
+            shutil.copy(left / picture, folder)
+
+    def miss(self, names: Sequence[str], why: str) -> None:
+        """Note why these are not there."""
+        for name in names:
+            self.missing[name] = why.split("\n", 1)[0][:300]
+            self.say(f"{name}: {self.missing[name]}")
+
+    def collected(self, names: Sequence[str]) -> Collected:
+        """Return the pieces that are there, in this order."""
+        pieces: dict[str, tuple[Piece, Path]] = {}
+        missing: dict[str, str] = {}
+        for name in names:
+            folder = self.out / f"gpu-{name}"
+            try:
+                pieces[f"gpu-{name}"] = Piece.read(folder), folder
+            except (OSError, ValueError, TypeError, KeyError):
+                missing[f"gpu-{name}"] = self.missing.get(name, "not measured")
+                continue
+            if name in self.missing:
+                missing[f"gpu-{name}"] = f"of an earlier run; this time: {self.missing[name]}"
+        return Collected(pieces, missing)

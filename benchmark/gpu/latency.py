@@ -1,0 +1,88 @@
+"""Steps of this device beside those of AIConfigurator's profile of it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from laps_core.latency.model import StepShape
+from laps_plan.profile import Profile
+from laps_plan.traffic.job import Job
+
+from benchmark.load import client
+from benchmark.load.prompts import Prompts
+from benchmark.results.piece import Figure, Piece, Table
+from benchmark.rig import devices, model
+from benchmark.rig.devices import CUDA, Device
+from benchmark.rig.fleet import Fleet, busy_s
+from benchmark.rig.progress import Progress
+from benchmark.rig.variants import LAPS, ON, Variant
+
+SHAPE, PROFILE = "8B", "qwen3-8b"
+TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+REPEATS = 8
+CHUNK = 8192
+
+
+def of_this_gpu(gpus: str) -> str:
+    """Return the name of the profile for the GPU with this description; the H200's where there is none."""
+    return f"h100-{PROFILE}" if "H100" in gpus else f"h200-{PROFILE}"
+
+
+def shaped(device: Device) -> Device:
+    """Return the CUDA device with the sizes of the profile's model; an emulated one as it is."""
+    if device.name != CUDA:
+        return device
+    folder = devices.MODELS / f"shape-{SHAPE}"
+    return replace(
+        device, checkpoint=lambda: model.write_shape(SHAPE, folder, context=131072), layers=model.SHAPES[SHAPE].layers,
+        what=f"the sizes of Qwen3-{SHAPE} with dummy weights, bfloat16",
+    )  # fmt: skip
+
+
+def steps(tokens: int) -> list[tuple[int, int]]:
+    """Return (new, history) tokens of each chunk of a prompt."""
+    return [(min(CHUNK, tokens - begin), begin) for begin in range(0, tokens, CHUNK)]
+
+
+def latency(device: Device, gpus: str, out: Path, seed: int, say: Progress) -> tuple[Piece, Path]:
+    """Measure lone prompts, and compare. Raises ServerError, ConnectionError."""
+    device = shaped(device)
+    known = Profile.find(of_this_gpu(gpus))
+    assert known is not None, "a profile that comes with laps-plan"
+    prompts = Prompts(device.vocabulary, seed, TOKENS[-1], reuse=False, prefill_only=True)
+    seen: dict[int, list[float]] = {n: [] for n in TOKENS}
+    variant = Variant(LAPS, (ON,), knobs={"slice_ms": 0})
+    with Fleet(device, CHUNK, [variant], False, out, prompts, say) as fleet:
+        target = fleet.target(LAPS)
+        for tokens in TOKENS:
+            for body in prompts.bodies([Job(0.0, tokens)] * (REPEATS + 1), seed * 100 + tokens):
+                before = busy_s(target)
+                asyncio.run(client.one_by_one(target, [body]))
+                after = busy_s(target)
+                if before is not None and after is not None:
+                    seen[tokens].append((after - before) / device.slow)
+            seen[tokens] = seen[tokens][1:]
+    return piece_of(seen, known, device, seed), out
+
+
+def piece_of(seen: dict[int, list[float]], known: Profile, device: Device, seed: int) -> Piece:
+    """Return the piece. ``seen``: tokens of a prompt -> device time of each (seconds)."""
+    rows: list[Sequence[str]] = []
+    ratios = []
+    for tokens, took in seen.items():
+        measured = statistics.median(took)
+        predicted = sum(known.coefficients.seconds(StepShape.of([step])) for step in steps(tokens))
+        ratios.append(measured / predicted)
+        rows.append((str(tokens), f"{1e3 * measured:.2f}", f"{1e3 * predicted:.2f}", f"{ratios[-1]:.2f}"))
+    figures = [
+        Figure("measured over predicted, median of the lengths", statistics.median(ratios)),
+        Figure("the furthest from 1", max(ratios, key=lambda r: max(r, 1.0 / r))),
+    ]
+    text = f"Device time of lone prompts, {device.what}, beside the profile {known.name} ({known.source})."
+    table = Table("Device time (ms)", ("tokens", "measured", "profile", "ratio"), rows, f"{REPEATS} of each; medians.")
+    data = {str(n): took for n, took in seen.items()}
+    return Piece("latency", "Step times beside AIConfigurator's", text, seed, [table], figures, data=data)

@@ -1,0 +1,112 @@
+"""The kit for machines with a GPU: what is measured is kept, and one piece that fails costs no other."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmark.gpu import answers, kit, latency
+from benchmark.gpu.answers import Answer
+from benchmark.gpu.kit import Kit
+from benchmark.results.piece import Piece
+from benchmark.rig import devices, model
+from benchmark.rig.progress import Progress
+
+
+def made(out: Path, wanted: list[str], minutes: float = 30.0) -> Kit:
+    return Kit(out, Progress(), wanted, minutes, [])
+
+
+def piece(title: str = "one") -> Piece:
+    return Piece("any", title, "", 0)
+
+
+def test_a_piece_is_written_at_once_and_kept_by_the_next_run(tmp_path: Path) -> None:
+    first = made(tmp_path, ["a"])
+    first.measure("a", lambda: (piece("first"), tmp_path))
+    again = made(tmp_path, ["a"])
+    assert not again.wants("a")
+    again.measure("a", lambda: (piece("second"), tmp_path))
+    found = again.collected(["a"])
+    assert found.pieces["gpu-a"][0].title == "first"
+    assert not found.missing
+
+
+def test_a_piece_of_another_commit_is_measured_again(tmp_path: Path) -> None:
+    made(tmp_path, ["a"]).measure("a", lambda: (piece("first"), tmp_path))
+    file = tmp_path / "gpu-a" / "piece.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "commit": "0000000"}))
+    assert made(tmp_path, ["a"]).wants("a")
+
+
+def test_a_piece_that_fails_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
+    one = made(tmp_path, ["a", "b"])
+
+    def broken() -> tuple[Piece, Path]:
+        raise RuntimeError("no kernel image\nand a page of words")
+
+    one.measure("a", broken)
+    one.measure("b", lambda: (piece(), tmp_path))
+    found = one.collected(["a", "b"])
+    assert found.missing == {"gpu-a": "RuntimeError: no kernel image"}
+    assert list(found.pieces) == ["gpu-b"]
+
+
+def test_a_piece_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "PIECE_S", 0.1)
+    one = made(tmp_path, ["a"])
+
+    def slow() -> tuple[Piece, Path]:
+        time.sleep(60.0)
+        return piece(), tmp_path
+
+    one.measure("a", slow)
+    assert "took longer" in one.missing["a"]
+
+
+def test_a_load_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    import uvloop
+
+    monkeypatch.setattr(kit, "PIECE_S", 0.1)
+    one = made(tmp_path, ["a"])
+
+    def slow() -> tuple[Piece, Path]:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.sleep(60.0))
+        return piece(), tmp_path
+
+    one.measure("a", slow)
+    assert "took longer" in one.missing["a"]
+
+
+def test_no_piece_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
+    one = made(tmp_path, ["a"], minutes=0.0)
+    one.measure("a", lambda: (piece(), tmp_path))
+    assert "no time" in one.missing["a"]
+
+
+def test_an_answer_is_wrong_only_where_the_model_was_sure() -> None:
+    device = answers.small(False, 1)
+    sure, tie = Answer(1, -0.1, 2.0), Answer(1, -0.7, 0.001)
+    other = Answer(2, -0.7, 0.001)
+    found = answers.piece_of([sure, tie], [sure, other], [64, 64], 3, device, 1, 0)
+    assert [f.value for f in found.figures[:3]] == [0.0, 3.0, 1.0]
+    found = answers.piece_of([sure, tie], [other, tie], [64, 64], 3, device, 1, 0)
+    assert found.figures[0].value == 1.0
+    assert found.figures[0].met is False
+
+
+def test_chunks_of_a_prompt_hold_all_of_it() -> None:
+    assert latency.steps(20000) == [(8192, 0), (8192, 8192), (3616, 16384)]
+    assert latency.of_this_gpu("NVIDIA H100 80GB HBM3, 580") == "h100-qwen3-8b"
+    assert latency.of_this_gpu("NVIDIA H200, 580") == latency.of_this_gpu("") == "h200-qwen3-8b"
+
+
+def test_the_cuda_device_of_the_latency_piece_has_the_sizes_of_the_profile() -> None:
+    device = latency.shaped(devices.DEVICES[devices.CUDA])
+    assert device.layers == model.SHAPES["8B"].layers == 36
