@@ -10,7 +10,7 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import graphs, options, penalties, saved_model, seams, transfers
+from sglang_laps import graphs, moments, options, penalties, saved_model, seams, transfers
 from sglang_laps.pool import PoolCell
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, wrong_release
 
@@ -58,6 +58,9 @@ def _load() -> None:
     transfers.be_patient()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     graphs.install(config)
+    if config.receipts:
+        moments.hook_senders()
+        moments.hook_scheduler()
 
 
 def enable(args: argparse.Namespace) -> None:
