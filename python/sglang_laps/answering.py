@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from laps_core.receipts.receipt import META_KEY, RECEIPT_HEADER
@@ -21,6 +21,8 @@ _MANAGER = "managers.tokenizer_manager.TokenizerManager"
 _HEADER = RECEIPT_HEADER.encode()
 _asked: ContextVar[list[dict[str, Any]] | None] = ContextVar("laps_receipts", default=None)
 """Receipts of the HTTP request that is served, where it asks for them."""
+_arrival: ContextVar[float] = ContextVar("laps_came", default=0.0)
+"""When the HTTP request that is served had come (``time.perf_counter``): SGLang's own stamp is of its parsed body."""
 Message = MutableMapping[str, Any]
 
 
@@ -31,34 +33,46 @@ def hook() -> None:
     seams.hook(f"{_MANAGER}.convert_to_span_attrs", _attributes, "AFTER")
 
 
+class Outside(NamedTuple):
+    """Time of a request that its scheduler does not see (microseconds)."""
+
+    before: int
+    """Its body was read and parsed."""
+    after: int
+    """The answer came from the scheduler, and was made into text."""
+
+    def add_to(self, receipt: dict[str, Any]) -> dict[str, Any]:
+        """Add it to a receipt as from the scheduler; return that."""
+        causes = receipt["causes"]
+        for cause, us in (("tokenizing", self.before), ("answering", self.after)):
+            if us > 0:
+                causes[cause] = round(causes.get(cause, 0.0) + us / 1e3, 3)
+                receipt["ttft_ms"] = round(receipt["ttft_ms"] + us / 1e3, 3)
+        receipt["arrived_s"] -= self.before / 1e6
+        return receipt
+
+
 class Answered:
-    """How long the last answers took from the scheduler to their clients, by request."""
+    """The same of the last requests."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._us: OrderedDict[str, int] = OrderedDict()
+        self._last: OrderedDict[str, Outside] = OrderedDict()
         self._most = most
 
-    def add(self, rid: str, us: int) -> None:
-        """Keep one more (microseconds), and forget the oldest where there are too many."""
-        self._us[rid] = us
-        if len(self._us) > self._most:
-            self._us.popitem(last=False)
+    def add(self, rid: str, outside: Outside) -> None:
+        """Keep one more, and forget the oldest where there are too many."""
+        self._last[rid] = outside
+        if len(self._last) > self._most:
+            self._last.popitem(last=False)
 
     def complete(self, receipt: dict[str, Any]) -> dict[str, Any]:
-        """Add to a receipt how long the answer took, if that is known here; return it."""
-        _add_answering(receipt, self._us.get(receipt["rid"], 0))
-        return receipt
+        """Add to a receipt what is known here; return it."""
+        known = self._last.get(receipt["rid"])
+        return receipt if known is None else known.add_to(receipt)
 
 
 answered = Answered()
 """Of this process: with several of them each knows its own."""
-
-
-def _add_answering(receipt: dict[str, Any], us: int) -> None:
-    if us > 0:
-        causes = receipt["causes"]
-        causes["answering"] = round(causes.get("answering", 0.0) + us / 1e3, 3)
-        receipt["ttft_ms"] = round(receipt["ttft_ms"] + us / 1e3, 3)
 
 
 def _came(
@@ -91,11 +105,14 @@ async def _answers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 def _leaves(receipt: dict[str, Any], state: Any) -> None:
     created_s: float = state.time_stats.created_time
-    # With a later token, how long the first one would have taken is not known.
-    if state.laps_receipt_is_in_time and created_s > 0.0:
-        us = round(1e6 * (time.perf_counter() - created_s)) - round(1e3 * receipt["ttft_ms"])
-        _add_answering(receipt, us)
-        answered.add(receipt["rid"], us)
+    if created_s <= 0.0:
+        return
+    before_us = round(1e6 * (created_s - (_arrival.get() or created_s)))
+    after_us = round(1e6 * (time.perf_counter() - created_s)) - round(1e3 * receipt["ttft_ms"])
+    # With a later token, when the first one would have left is not known.
+    outside = Outside(before_us, after_us if state.laps_receipt_is_in_time else 0)
+    answered.add(receipt["rid"], outside)
+    outside.add_to(receipt)
 
 
 def _attributes(attributes: dict[str, Any], _: Any, state: Any, *more: Any) -> dict[str, Any]:
@@ -107,14 +124,15 @@ def _attributes(attributes: dict[str, Any], _: Any, state: Any, *more: Any) -> d
 
 
 class ReceiptHeader:
-    """ASGI middleware: a response has the receipt in a header where its request asks for it. It begins with its body
-    then, as late as its first token."""
+    """ASGI middleware: stamps each request as it comes. A response has the receipt in a header where its request asks
+    for it; it begins with its body then, as late as its first token."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
         """Serve one request."""
+        _arrival.set(time.perf_counter())
         if scope["type"] != "http" or (_HEADER, b"1") not in scope["headers"]:
             await self._app(scope, receive, send)
             return
