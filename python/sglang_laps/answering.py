@@ -19,7 +19,7 @@ from sglang_laps import seams
 
 _MANAGER = "managers.tokenizer_manager.TokenizerManager"
 _HEADER = RECEIPT_HEADER.encode()
-_asked: ContextVar[list[dict[str, Any]] | None] = ContextVar("laps_receipts", default=None)
+_asked: ContextVar[list[Asked] | None] = ContextVar("laps_receipts", default=None)
 """Receipts of the HTTP request that is served, where it asks for them."""
 _arrival: ContextVar[float] = ContextVar("laps_came", default=0.0)
 """When the HTTP request that is served had come (``time.perf_counter``): SGLang's own stamp is of its parsed body."""
@@ -31,6 +31,21 @@ def hook() -> None:
     seams.hook(f"{_MANAGER}.update_request_meta_info", _came, "AROUND")
     seams.hook(f"{_MANAGER}._stream_one_response", _answers, "AROUND")
     seams.hook(f"{_MANAGER}.convert_to_span_attrs", _attributes, "AFTER")
+
+
+class Asked(NamedTuple):
+    """A receipt for a header."""
+
+    receipt: dict[str, Any]
+    in_time: bool
+    """It leaves with the first token."""
+
+    def as_header(self) -> bytes:
+        """The receipt as JSON, with the time until now where the first token leaves."""
+        if self.in_time:
+            us = round(1e6 * (time.perf_counter() - _arrival.get())) - round(1e3 * self.receipt["ttft_ms"])
+            Outside(0, us).add_to(self.receipt)
+        return json.dumps(self.receipt, separators=(",", ":")).encode()
 
 
 class Outside(NamedTuple):
@@ -95,24 +110,25 @@ async def _answers(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
             receipt = state.__dict__.get("laps_receipt")
             if receipt is not None and not state.laps_receipt_left:
                 state.laps_receipt_left = True
-                _leaves(receipt, state)
+                in_time = _leaves(receipt, state)
                 if isinstance(out.get("meta_info"), dict):
                     out["meta_info"][META_KEY] = receipt
                 if (asked := _asked.get()) is not None:
-                    asked.append(receipt)
+                    asked.append(Asked({**receipt, "causes": dict(receipt["causes"])}, in_time))
             yield out
 
 
-def _leaves(receipt: dict[str, Any], state: Any) -> None:
+def _leaves(receipt: dict[str, Any], state: Any) -> bool:
+    """Add what the scheduler does not see; return True if the first token leaves now."""
     created_s: float = state.time_stats.created_time
-    if created_s <= 0.0:
-        return
-    before_us = round(1e6 * (created_s - (_arrival.get() or created_s)))
-    after_us = round(1e6 * (time.perf_counter() - created_s)) - round(1e3 * receipt["ttft_ms"])
     # With a later token, when the first one would have left is not known.
-    outside = Outside(before_us, after_us if state.laps_receipt_is_in_time else 0)
+    in_time: bool = state.laps_receipt_is_in_time and created_s > 0.0
+    before_us = round(1e6 * (created_s - (_arrival.get() or created_s)))
+    after_us = round(1e6 * (time.perf_counter() - created_s)) - round(1e3 * receipt["ttft_ms"]) if in_time else 0
+    outside = Outside(before_us, after_us)
     answered.add(receipt["rid"], outside)
     outside.add_to(receipt)
+    return in_time
 
 
 def _attributes(attributes: dict[str, Any], _: Any, state: Any, *more: Any) -> dict[str, Any]:
@@ -136,7 +152,7 @@ class ReceiptHeader:
         if scope["type"] != "http" or (_HEADER, b"1") not in scope["headers"]:
             await self._app(scope, receive, send)
             return
-        found: list[dict[str, Any]] = []
+        found: list[Asked] = []
         begin: Message | None = None
 
         async def sends(message: Message) -> None:
@@ -146,9 +162,8 @@ class ReceiptHeader:
                 return
             if begin is not None:
                 if found:
-                    slowest = max(found, key=lambda receipt: receipt["ttft_ms"])
-                    text = json.dumps(slowest, separators=(",", ":")).encode()
-                    begin["headers"] = [*begin["headers"], (_HEADER, text)]
+                    slowest = max(found, key=lambda asked: float(asked.receipt["ttft_ms"]))
+                    begin["headers"] = [*begin["headers"], (_HEADER, slowest.as_header())]
                 first, begin = begin, None
                 await send(first)
             await send(message)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import statistics
 import threading
 import time
 from collections import defaultdict
@@ -42,12 +41,21 @@ class Seen:
     rid: str
     ttft_ms: float
     receipt: dict[str, Any] | None
+    left: dict[str, Any] | None = None
+    """The same when the answer left the server, in the header."""
 
     @property
-    def excess_ms(self) -> float:
-        """Time that its receipt knows nothing of (milliseconds)."""
-        assert self.receipt is not None
-        return self.ttft_ms - float(self.receipt["ttft_ms"])
+    def missed_ms(self) -> float:
+        """Time in the server that its receipt knows nothing of (milliseconds)."""
+        assert self.receipt
+        assert self.left
+        return float(self.left["ttft_ms"]) - float(self.receipt["ttft_ms"])
+
+    @property
+    def way_ms(self) -> float:
+        """Time outside the server (milliseconds)."""
+        assert self.left
+        return self.ttft_ms - float(self.left["ttft_ms"])
 
 
 def body_of(prefill: Prefill, prompt: list[int], rid: str, new: int = 6) -> dict[str, Any]:
@@ -62,12 +70,14 @@ def seen(prefill: Prefill, connection: http.client.HTTPConnection, prompt: list[
     """Ask for a first token. A thread that waits for nothing else sees it as soon as the machine lets it."""
     text = json.dumps(body_of(prefill, prompt, rid))
     begin = time.perf_counter()
-    connection.request("POST", "/generate", text, {"Content-Type": "application/json"})
+    connection.request("POST", "/generate", text, {"Content-Type": "application/json", RECEIPT_HEADER: "1"})
     reply = connection.getresponse()
     first = reply.readline()
     ttft_s = time.perf_counter() - begin
     reply.read()
-    return Seen(rid, 1e3 * ttft_s, json.loads(first.removeprefix(b"data: ")).get("meta_info", {}).get(META_KEY))
+    receipt = json.loads(first.removeprefix(b"data: ")).get("meta_info", {}).get(META_KEY)
+    left = None if receipt is None else json.loads(reply.headers[RECEIPT_HEADER])
+    return Seen(rid, 1e3 * ttft_s, receipt, left)
 
 
 def connected(prefill: Prefill) -> http.client.HTTPConnection:
@@ -104,35 +114,63 @@ def must_add_up(receipt: dict[str, Any]) -> None:
     assert causes.get("other", 0.0) <= 0.02 * receipt["ttft_ms"] or receipt["aborted"], receipt
 
 
-def loopback_ms(prefill: Prefill) -> float:
-    """Median time of a request that asks for nothing (milliseconds)."""
-    connection, found = connected(prefill), list[float]()
-    for _ in range(50):
-        begin = time.perf_counter()
-        connection.request("GET", "/ping")
-        connection.getresponse().read()
-        found.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(found)
+class Loopback:
+    """Requests that ask for nothing, for as long as the context lasts: what the way to the server and back takes."""
+
+    def __init__(self, prefill: Prefill) -> None:
+        self._prefill, self._end, self.took_ms = prefill, threading.Event(), list[float]()
+
+    def _ping(self) -> None:
+        connection = connected(self._prefill)
+        while not self._end.wait(0.01):
+            begin = time.perf_counter()
+            connection.request("GET", "/ping")
+            connection.getresponse().read()
+            self.took_ms.append(1e3 * (time.perf_counter() - begin))
+
+    def __enter__(self) -> Loopback:
+        self._thread = threading.Thread(target=self._ping)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[max(0, round(share * len(values)) - 1)]
 
 
 def test_causes_add_up_to_what_the_client_waits(prefill: Prefill) -> None:
-    """On a machine of two cores a busy one adds to what clients see: there the median is held to a millisecond. Where
-    the device is emulated, and the cores are free, the 99th percentile is."""
-    found = mixed(prefill, f"sum-{prefill.setup.name}", COUNT)
-    told = [s for s in found if s.receipt is not None]
-    assert len(told) >= 0.9 * COUNT
-    for s in told:
-        must_add_up(s.receipt or {})
-        assert s.excess_ms >= 0.0, s
-    excess, network_ms = sorted(s.excess_ms for s in told), loopback_ms(prefill)
-    print(f"{prefill.setup.name}: p50 {statistics.median(excess):.2f}, p99 {excess[int(0.99 * len(excess)) - 1]:.2f}, "
-          f"loopback {network_ms:.2f} ms")  # fmt: skip
-    assert statistics.median(excess) - network_ms <= 1.0
-    if prefill.setup is EMULATED:
-        assert excess[int(0.99 * len(excess)) - 1] - network_ms <= 1.0
+    """Within a millisecond, but for the way to the server and back: it is measured beside, for requests wait for a core
+    there, too."""
+    name = f"sum-{prefill.setup.name}"
+    told: list[Seen] = []
+
+    def once(i: int) -> bool:
+        with Loopback(prefill) as loopback:
+            found = mixed(prefill, f"{name}-{i}", COUNT)
+        told[:] = [s for s in found if s.receipt is not None]
+        assert len(told) >= 0.9 * COUNT
+        for s in told:
+            must_add_up(s.receipt or {})
+            must_add_up(s.left or {})
+            assert s.missed_ms >= 0.0, s
+            assert s.way_ms > 0.0, s
+        missed, way = [s.missed_ms for s in told], [s.way_ms for s in told]
+        for share in (0.5, 0.9, 0.99):
+            print(f"{name}: P{100 * share:g}: receipts miss {quantile(missed, share):.2f} ms in the server, "
+                  f"{quantile(way, share):.2f} ms outside; a ping takes {quantile(loopback.took_ms, share):.2f}"
+            )  # fmt: skip
+        # A prompt is longer than a ping.
+        outside_ms = quantile(way, 0.5) - quantile(loopback.took_ms, 0.5)
+        return quantile(missed, 0.99) <= 1.0 and outside_ms <= 2.0
+
+    until_seen(once, "the machine lets processes run as they become ready")
     kept = {r["rid"]: r for r in prefill.get("/laps_receipts?seconds=600")["receipts"]}
     # An aborted request has a receipt too, though it is answered without.
-    assert all(f"sum-{prefill.setup.name}-{i}-x" in kept for i in range(COUNT))
+    assert all(f"{name}-0-{i}-x" in kept for i in range(COUNT))
     for r in kept.values():
         must_add_up(r)
     for s in told:
