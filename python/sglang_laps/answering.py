@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
     receipt: dict[str, Any]
     in_time: bool
-    """It leaves with the first token."""
+    """True if it leaves with the first token."""
 
     def as_header(self) -> bytes:
         """The receipt as JSON, with the time until now where the first token leaves."""
@@ -52,9 +52,9 @@ class Outside(NamedTuple):
     """Time of a request that its scheduler does not see (microseconds)."""
 
     before: int
-    """Its body was read and parsed."""
+    """Until its body was parsed."""
     after: int
-    """The answer came from the scheduler, and was made into text."""
+    """From the scheduler to its answer."""
 
     def add_to(self, receipt: dict[str, Any]) -> dict[str, Any]:
         """Add it to a receipt as from the scheduler; return that."""
@@ -87,7 +87,7 @@ class Answered:
 
 
 answered = Answered()
-"""Of this process: with several of them each knows its own."""
+"""The answers of this process: with several, each knows its own."""
 
 
 def _came(

@@ -47,7 +47,7 @@ class Tag:
     prompt: Prompt | None = None
     """The prompt as a group of data-parallel ranks last saw it."""
     runs: list[Run] = field(default_factory=list)
-    """Its batches, where receipts are kept."""
+    """Batches that it is in, where receipts are kept."""
 
     @property
     def deadline_s(self) -> float | None:

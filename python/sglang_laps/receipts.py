@@ -108,7 +108,7 @@ class Receipts:
 
     @property
     def due(self) -> bool:
-        """What is sent now may hold a receipt."""
+        """True if what is sent now may hold a receipt."""
         return self._waiting > 0 or not self.quiet
 
     def leaving(self, reqs: Sequence[Req]) -> list[tuple[bytes, bool] | None]:
@@ -126,8 +126,8 @@ class Receipts:
         return found
 
     def _processed(self, flight: Flight) -> None:
-        """Those that are answered in one have their first token, too. A prefill server sends it once it has told the
-        decode server."""
+        """Make receipts of those that are answered later, in one. (A prefill server answers once the decode server has
+        the KV cache.)"""
         if self._core.decode is None:
             return
         now = time.perf_counter()

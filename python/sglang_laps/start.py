@@ -132,7 +132,7 @@ class Laps:
             scheduler.model_config.laps_colocated = True  # see penalties
         self.dp_rank: int = get_parallel().dp_rank or 0
         self.receipts = Receipts(self.core, self.dp_rank) if config.receipts and ranks.leader else None
-        """What requests waited for; None on ranks that send no answers, or where it is not kept."""
+        """Makes receipts; None on ranks that send no answers, or where none are kept."""
         beside: dict[str, Any] = {"receipts": self.receipts}
         if colocated:
             beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}

@@ -1,4 +1,4 @@
-"""Where the time to first token went: causes add up, whatever ran."""
+"""Causes of the time to first token add up, whatever ran."""
 
 from __future__ import annotations
 

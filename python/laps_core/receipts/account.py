@@ -1,4 +1,4 @@
-"""Where the time to the first token of one request went: its own moments, laid over what the device did meanwhile.
+"""Causes of one request's time to first token: its own moments, laid over what the device did meanwhile.
 
 Each microsecond from its arrival to its first token has one cause, so that causes add up to the time.
 """
@@ -36,21 +36,21 @@ class Moments(msgspec.Struct, kw_only=True):
     arrived_us: int
     """The HTTP server had it."""
     end_us: int
-    """Its first token is on its way, or it ended without one."""
+    """The first token is on its way, or it ended without one."""
     sent_us: int | None = None
-    """It was tokenized, and sent to the scheduler."""
+    """Tokenized, and sent to the scheduler."""
     received_us: int | None = None
     """The scheduler has taken it in."""
     asked_us: int | None = None
-    """It began to wait for a decode server."""
+    """Since then it waits for a decode server."""
     waits_us: int | None = None
-    """It could have run from now on."""
+    """From now on it could run."""
     ready_us: int | None = None
     """A decode server had memory for it; it may have run before."""
     transferred_us: int | None = None
     """The decode server has its KV cache."""
     runs: Sequence[Run] = ()
-    """Its own batches, in order."""
+    """The batches that it is in, in order."""
     blocked: Sequence[Wait] = ()
     """In order."""
 
@@ -59,7 +59,7 @@ class Account(NamedTuple):
     """The time of one request."""
 
     causes_us: dict[Cause, int]
-    """Those of no time are left out."""
+    """Causes of no time are left out."""
     behind: tuple[Behind, ...]
     left_out: int
 

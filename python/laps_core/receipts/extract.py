@@ -1,4 +1,4 @@
-"""What a timeline is drawn from, as it leaves the scheduler: compact, for the scheduler has other things to do."""
+"""Data of a timeline, as they leave the scheduler: compact, for the scheduler has other things to do."""
 
 from __future__ import annotations
 

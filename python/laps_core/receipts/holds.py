@@ -8,8 +8,8 @@ from laps_core.receipts.receipt import Cause
 
 
 def held_short(plan: Plan, *, long: bool, joint: bool, built: bool) -> Cause | None:
-    """What holds back short requests that wait. `long`: long work waits or is paused. `joint`: the plan is that of all
-    data-parallel ranks. `built`: a batch was made."""
+    """Return what holds back short requests that wait. `long`: long work waits or is paused. `joint`: the plan is that
+    of all data-parallel ranks. `built`: a batch was made."""
     if plan.picked and (plan.mixed or plan.order[:1] == (SHORT,)):
         return None if built else "memory"
     if plan.keeps_memory:
@@ -22,7 +22,7 @@ def held_short(plan: Plan, *, long: bool, joint: bool, built: bool) -> Cause | N
 
 
 def held_long(plan: Plan, *, lacking: bool, joint: bool) -> Cause | None:
-    """What holds back long prompts that wait. `lacking`: the first found too little memory."""
+    """Return what holds back long prompts that wait. `lacking`: the first found too little memory."""
     if lacking:
         return "memory"
     return "ranks" if joint and LONG not in plan.order else None

@@ -50,7 +50,7 @@ class Run(msgspec.Struct, gc=False, kw_only=True):
 
     @property
     def late(self) -> bool:
-        """It took LATE times its prediction, or longer."""
+        """True if it took LATE times its prediction, or longer."""
         return self.end_us is not None and bool(self.predicted_us) and self.own_us >= LATE * (self.predicted_us or 0)
 
 
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What holds a class back from then on."""
+    """Cause that holds a class back from a moment on."""
 
     since_us: int
     cause: Cause | None
@@ -95,8 +95,8 @@ class Ledger:
         self._open.append(run)
 
     def ended(self, run: Run, begin_us: int, end_us: int) -> None:
-        """It had the device, but for what ran in its pauses, which has ended before. What had ended before it began is
-        left as it is."""
+        """The batch had the device, but for what ran in its pauses, which is entered before. Nothing that ended before
+        `begin_us` is changed."""
         self._open = [other for other in self._open if other is not run]
         begins, ends, runs = self._begins, self._ends, self._runs
         first = len(runs)
@@ -160,7 +160,7 @@ class Ledger:
             yield from _between(at, end_us, open_)
 
     def held(self, cls: ClassName, begin_us: int, end_us: int) -> list[Held]:
-        """What held a class back in the stretch: the first entry may be older than it."""
+        """Return what held a class back in the stretch: the first entry may be older than it."""
         known = self._held[cls]
         first = max(0, bisect_right(known, begin_us, key=lambda h: h.since_us) - 1)
         return known[first : max(first + 1, bisect_left(known, end_us, key=lambda h: h.since_us))]

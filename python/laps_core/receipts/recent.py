@@ -22,9 +22,9 @@ class Entry(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     arrived_us: int
     end_us: int
     first_us: int | None
-    """Its first batch began."""
+    """The first batch that it was in began."""
     last_us: int | None
-    """Its last batch ended."""
+    """The last one ended."""
     transferred_us: int | None
     aborted: bool
     receipt: bytes = b""
@@ -65,7 +65,7 @@ class Recent:
         self._by_rid[entry.rid] = entry
 
     def since(self, begin_us: int) -> list[Entry]:
-        """Those that ended then or later, the oldest first."""
+        """Return requests that ended then or later, the oldest first."""
         return list(self._since(begin_us))[::-1]
 
     def _since(self, begin_us: int) -> Iterator[Entry]:
@@ -75,7 +75,7 @@ class Recent:
             yield entry
 
     def find(self, query: Query, now_us: int) -> list[Entry]:
-        """Those that are asked for."""
+        """Return the requests that are asked for."""
         if query.rid is not None:
             known = self._by_rid.get(query.rid)
             return [] if known is None else [known]
