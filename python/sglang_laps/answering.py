@@ -27,7 +27,9 @@ Message = MutableMapping[str, Any]
 
 
 def hook() -> None:
-    """Have the tokenizer manager hand receipts on."""
+    """Have the tokenizer manager hand receipts on; once, however often it is called."""
+    if seams.hooked(f"{_MANAGER}.update_request_meta_info"):
+        return
     seams.hook(f"{_MANAGER}.update_request_meta_info", _came, "AROUND")
     seams.hook(f"{_MANAGER}._stream_one_response", _answers, "AROUND")
     seams.hook(f"{_MANAGER}.convert_to_span_attrs", _attributes, "AFTER")
@@ -95,7 +97,7 @@ def _came(
 ) -> Any:
     """Around ``update_request_meta_info``, which would make a list of tokens of it."""
     if META_KEY in info:
-        if found := info[META_KEY][index]:
+        for found in info[META_KEY][index] or ():
             text, state.laps_receipt_is_in_time = found
             state.laps_receipt, state.laps_receipt_left = msgspec.json.decode(text), False
         info = {key: value for key, value in info.items() if key != META_KEY}

@@ -24,7 +24,8 @@ _SENT = ("created_time", "api_server_dispatch_time")
 def hook_senders() -> None:
     """Have the HTTP server, and a process that deals out requests, send their stamps along."""
     for name in ("APIServerReqTimeStats", "DPControllerReqTimeStats"):
-        seams.hook(f"{_STATS}.{name}.__getstate__", _with_stamps, "AROUND")
+        if not seams.hooked(target := f"{_STATS}.{name}.__getstate__"):
+            seams.hook(target, _with_stamps, "AROUND")
 
 
 def hook_scheduler() -> None:

@@ -111,16 +111,16 @@ class Receipts:
         """True if what is sent now may hold a receipt."""
         return self._waiting > 0 or not self.quiet
 
-    def leaving(self, reqs: Sequence[Req]) -> list[tuple[bytes, bool] | None]:
-        """Receipts of requests of which output leaves: as JSON, and True if it comes with the first token. None where
-        there is none, or it has left already."""
-        now, found = time.perf_counter(), list[tuple[bytes, bool] | None]()
+    def leaving(self, reqs: Sequence[Req]) -> list[list[tuple[bytes, bool]]]:
+        """Receipts of requests of which output leaves: as JSON, and True if it comes with the first token. An empty
+        list where there is none, or it has left already."""
+        now, found = time.perf_counter(), list[list[tuple[bytes, bool]]]()
         for req in reqs:
             made = getattr(req, META_KEY, None)
             if made is None and not req.output_ids and not req.finished():
-                found.append(None)
+                found.append([])
                 continue
-            found.append((self._make(req, now), True) if made is None else (made, False) if made else None)
+            found.append([(self._make(req, now), True)] if made is None else [(made, False)] if made else [])
             self._waiting -= bool(made)
             setattr(req, META_KEY, SENT)
         return found

@@ -181,6 +181,11 @@ def hook(name: str, call: Callable[..., Any], kind: str, table: Sequence[Seam] =
     _registered.add(ROOT + name)
 
 
+def hooked(name: str) -> bool:
+    """Return True if a hook of this name is registered in this process."""
+    return ROOT + name in _registered
+
+
 def require(table: Sequence[Seam] = SEAMS) -> None:
     """End the process with one line where a name that was imported is not as it was."""
     wrong = next((why for seam in table if _imported(seam.name) and (why := changed(seam))), None)
