@@ -90,8 +90,8 @@ def test_pieces_cover_a_stretch_once(seed: int, a: int, b: int) -> None:
     begin, end = min(a, b), max(a, b)
     at = begin
     for piece in ledger.pieces(begin, end):
-        assert piece.begin_us == at < piece.end_us
-        at = piece.end_us
+        assert piece[0] == at < piece[1]
+        at = piece[1]
     assert at == end
 
 
@@ -108,7 +108,7 @@ def test_what_preempts_has_the_time_and_not_what_it_preempts() -> None:
     }
     ledger.ended(short, 40, 55)
     ledger.ended(long, 10, 90)
-    assert [(p.begin_us, p.end_us, p.run and p.run.rids) for p in ledger.pieces(0, 100)] == [
+    assert [(begin, end, run and run.rids) for begin, end, run in ledger.pieces(0, 100)] == [
         (0, 10, None),
         (10, 40, ("L",)),
         (40, 55, ("S",)),
@@ -154,6 +154,16 @@ def test_one_that_has_no_batch_has_waited_only() -> None:
     assert account(moments(), ledger).causes_us == {"other": 100}
 
 
+def test_tokens_of_a_batch_that_is_paused_count_once() -> None:
+    ledger, long = Ledger(), run(LONG, 0, "L")
+    ledger.begins(long)
+    for begin in (10, 30, 50):
+        ledger.ended(run(SHORT, begin, "S", depth=1), begin, begin + 5)
+    ledger.ended(long, 0, 90)
+    found = {b.rid: (b.tokens, b.ms) for b in account(moments(waits_us=0), ledger).behind}
+    assert found == {"L": (10, 0.075), "S": (30, 0.015)}
+
+
 def test_those_behind_are_the_longest_and_the_rest_is_counted() -> None:
     ledger = Ledger()
     for i in range(20):
@@ -170,7 +180,7 @@ def test_memory_is_bounded() -> None:
         ledger.hold(10 * i, SHORT, "gap" if i % 2 else None, waits=True)
     assert len(ledger) <= 125
     assert len(ledger.held(SHORT, 0, 10_000)) <= 125
-    assert next(iter(ledger.pieces(9990, 10_000))).run is not None
+    assert ledger.pieces(9990, 10_000)[0][2] is not None
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
+from heapq import nlargest
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
 
 from laps_core.length import LONG, SHORT, ClassName
-from laps_core.receipts.ledger import Held, Ledger, Piece, Run
+from laps_core.receipts.ledger import Held, Ledger, Run
 from laps_core.receipts.receipt import Behind, Cause
 
 NAMED = 8
@@ -98,7 +101,7 @@ class _Overlay:
         self._own = {id(run): run for run in m.runs}
         self._first_us: float = m.runs[0].begin_us if m.runs else math.inf
         self._causes: defaultdict[Cause, int] = defaultdict(int)
-        self._others: dict[int, tuple[Run, int]] = {}
+        self._others: list[tuple[Run, int]] = []
 
     def all_until(self, until_us: int | None, cause: Cause) -> None:
         """Take the time until then for one cause; None: that moment never came."""
@@ -111,34 +114,43 @@ class _Overlay:
         if until_us is None or (until := min(until_us, self._m.end_us)) <= self._at:
             return
         held = self._ledger.held(self._m.cls, self._at, until)
-        at = 0
-        for piece in self._ledger.pieces(self._at, until):
-            while at + 1 < len(held) and held[at + 1].since_us <= piece.begin_us:
+        at, causes, own, others, first_us = 0, self._causes, self._own, self._others, self._first_us
+        blocked, last = self._m.blocked, len(held) - 1
+        next_us, why = held[1].since_us if last else math.inf, _causes(held[0].cause, idle)
+        # In a long wait thousands of batches run: no call for each.
+        for begin, end, run in self._ledger.pieces(self._at, until):
+            while begin >= next_us:
                 at += 1
-            self._piece(piece, held, at, idle)
+                next_us = held[at + 1].since_us if at < last else math.inf
+                why = _causes(held[at].cause, idle)
+            us = end - begin
+            if run is None:
+                kind: str | None = "idle"
+            elif id(run) in own:
+                causes["computing"] += us
+                continue
+            else:
+                kind = run.cls
+                if kind is not None:
+                    others.append((run, us))
+                if begin >= first_us and self._within(begin):
+                    causes["preempted"] += us
+                    continue
+            if end <= next_us and not blocked:
+                causes[why[kind]] += us
+            else:
+                self._divide(begin, end, kind, held[at:], idle)
         self._at = until
 
-    def _piece(self, piece: Piece, held: list[Held], at: int, idle: Cause) -> None:
-        begin, end, run = piece
-        if run is not None:
-            if id(run) in self._own:
-                self._causes["computing"] += end - begin
-                return
-            if run.rids:
-                known = self._others.get(id(run))
-                self._others[id(run)] = run, (known[1] if known else 0) + end - begin
-            if begin >= self._first_us and self._within(begin):
-                self._causes["preempted"] += end - begin
-                return
-        if not self._m.blocked and (at + 1 == len(held) or held[at + 1].since_us >= end):
-            self._causes[_cause(run, held[at].cause, idle)] += end - begin
-            return
+    def _divide(self, begin: int, end: int, kind: str | None, held: list[Held], idle: Cause) -> None:
+        """Take a piece for its causes, where they change within it. `held`: the changes, from the one before it on."""
         for part_begin, part_end, blocked in self._apart(begin, end):
+            at = 0
             while part_begin < part_end:
                 while at + 1 < len(held) and held[at + 1].since_us <= part_begin:
                     at += 1
                 until = min(part_end, held[at + 1].since_us) if at + 1 < len(held) else part_end
-                self._causes[blocked or _cause(run, held[at].cause, idle)] += until - part_begin
+                self._causes[blocked or _causes(held[at].cause, idle)[kind]] += until - part_begin
                 part_begin = until
 
     def _within(self, at_us: int) -> bool:
@@ -160,26 +172,32 @@ class _Overlay:
 
     def account(self) -> Account:
         """Return what was found."""
-        times: defaultdict[str, int] = defaultdict(int)
-        tokens: defaultdict[str, int] = defaultdict(int)
-        for run, us in self._others.values():
-            for rid, new in zip(run.rids, run.tokens, strict=True):
-                times[rid] += us
-                tokens[rid] += new
+        times: dict[str, int] = {}
+        tokens: dict[str, int] = {}
+        seen: set[int] = set()
+        for run, us in self._others:
+            rids = run.rids
+            for rid in rids:
+                times[rid] = times.get(rid, 0) + us
+            if id(run) not in seen:
+                seen.add(id(run))
+                for rid, new in zip(rids, run.tokens, strict=True):
+                    tokens[rid] = tokens.get(rid, 0) + new
         times.pop(self._m.rid, None)
-        first = sorted(times.items(), key=lambda item: -item[1])[:NAMED]
-        behind = tuple(Behind(rid=rid, tokens=tokens[rid], ms=us / 1e3) for rid, us in first)
+        first = nlargest(NAMED, times.items(), key=itemgetter(1))
+        behind = tuple([Behind(rid=rid, tokens=tokens[rid], ms=us / 1e3) for rid, us in first])
         return Account(dict(self._causes), behind, len(times) - len(behind))
 
 
-def _cause(run: Run | None, held: Cause | None, idle: Cause) -> Cause:
-    """Return why a request does not run while `run` does, of a class that this holds back."""
-    if held == "memory" or (held is not None and run is None):
-        return held
-    if run is None:
-        return idle
-    if run.cls is None:
-        return "behind_streams"
-    if run.cls == SHORT:
-        return "behind_short"
-    return "gap" if held == "gap" and run.cls == LONG else "behind_long"
+@cache
+def _causes(held: Cause | None, idle: Cause) -> dict[str | None, Cause]:
+    """Return why a request does not run, by the class of what does; None: a decode step, "idle": nothing. `held`: what
+    holds its own class back."""
+    if held == "memory":
+        return dict.fromkeys((SHORT, LONG, None, "idle"), held)
+    return {
+        SHORT: "behind_short",
+        LONG: "gap" if held == "gap" else "behind_long",
+        None: "behind_streams",
+        "idle": held or idle,
+    }

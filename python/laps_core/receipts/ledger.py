@@ -54,15 +54,6 @@ class Run(msgspec.Struct, gc=False, kw_only=True):
         return self.end_us is not None and bool(self.predicted_us) and self.own_us >= LATE * (self.predicted_us or 0)
 
 
-class Piece(NamedTuple):
-    """A stretch of time."""
-
-    begin_us: int
-    end_us: int
-    run: Run | None
-    """None: the device was idle."""
-
-
 class Held(NamedTuple):
     """Cause that holds a class back from a moment on."""
 
@@ -140,40 +131,47 @@ class Ledger:
 
     # -- what is known
 
-    def pieces(self, begin_us: int, end_us: int) -> Iterator[Piece]:
-        """Yield pieces that cover the stretch, in order. What has not ended has all time since it began that no other
-        had, the innermost first."""
-        ends, at = self._ends, begin_us
-        open_ = sorted(self._open, key=lambda run: (-run.depth, run.begin_us))
-        for i in range(bisect_right(ends, begin_us), len(ends)):
-            begin = self._begins[i]
-            if begin >= end_us:
-                break
+    def pieces(self, begin_us: int, end_us: int) -> list[tuple[int, int, Run | None]]:
+        """Return pieces that cover the stretch, in order: begin, end, and the batch that had the device; None = it was
+        idle. What has not ended has all time since it began that no other had, the innermost first."""
+        found: list[tuple[int, int, Run | None]] = []
+        if end_us <= begin_us:
+            return found
+        first = bisect_right(self._ends, begin_us)
+        last = bisect_left(self._begins, end_us, first)
+        at = begin_us
+        # A request that waits for long asks for thousands: no call for each.
+        for begin, end, run in zip(
+            self._begins[first:last], self._ends[first:last], self._runs[first:last], strict=True
+        ):
             if begin > at:
-                yield from _between(at, begin, open_)
+                found += self._between(at, begin)
                 at = begin
-            end = min(ends[i], end_us)
-            if end > at:
-                yield Piece(at, end, self._runs[i])
-                at = end
-        if end_us > at:
-            yield from _between(at, end_us, open_)
+            found.append((at, end, run))
+            at = end
+        if at > end_us:
+            begin, _, run_ = found[-1]
+            found[-1] = begin, end_us, run_
+        elif at < end_us:
+            found += self._between(at, end_us)
+        return found
+
+    def _between(self, begin_us: int, end_us: int) -> list[tuple[int, int, Run | None]]:
+        """Return pieces of a stretch that no batch is known to have had."""
+        if not self._open:
+            return [(begin_us, end_us, None)]
+        found: list[tuple[int, int, Run | None]] = []
+        for run in sorted(self._open, key=lambda run: (-run.depth, run.begin_us)):
+            since = max(begin_us, run.begin_us)
+            if since < end_us:
+                found.append((since, end_us, run))
+                end_us = since
+        if begin_us < end_us:
+            found.append((begin_us, end_us, None))
+        return found[::-1]
 
     def held(self, cls: ClassName, begin_us: int, end_us: int) -> list[Held]:
         """Return what held a class back in the stretch: the first entry may be older than it."""
         known = self._held[cls]
         first = max(0, bisect_right(known, begin_us, key=lambda h: h.since_us) - 1)
         return known[first : max(first + 1, bisect_left(known, end_us, key=lambda h: h.since_us))]
-
-
-def _between(begin_us: int, end_us: int, open_: list[Run]) -> Iterator[Piece]:
-    """Yield a stretch that no batch is known to have had, divided among those that have not ended."""
-    found: list[Piece] = []
-    for run in open_:
-        since = max(begin_us, run.begin_us)
-        if since < end_us:
-            found.append(Piece(since, end_us, run))
-            end_us = since
-    if begin_us < end_us:
-        found.append(Piece(begin_us, end_us, None))
-    return reversed(found)
