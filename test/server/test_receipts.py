@@ -255,4 +255,4 @@ def test_an_openai_route_has_it_in_a_header_where_it_is_asked_for(prefill: Prefi
     text = header(**{RECEIPT_HEADER: "1"})
     assert text is not None
     must_add_up(json.loads(text))
-    assert json.loads(text)["new_tokens"] == 30
+    assert json.loads(text)["new_tokens"] + json.loads(text)["cached_tokens"] == 30
