@@ -153,8 +153,9 @@ def test_a_client_of_the_router_has_a_receipt_from_end_to_end(router: servers.Se
         took_ms = 1e3 * (time.perf_counter() - begin)
         receipt = json.loads(reply.headers[RECEIPT_HEADER])
     causes = receipt["causes"]
-    assert {"tokenizing", "decode_room", "computing", "transfer", "router"} <= causes.keys()
-    assert ("decode_server" in causes) or not stream
+    assert {"tokenizing", "decode_room", "computing"} <= causes.keys()
+    # The decode server may have the first token before the prefill server has told the router.
+    assert {"transfer", "router"} <= causes.keys() or stream
     assert abs(sum(causes.values()) - receipt["ttft_ms"]) < 0.01
     assert min(causes.values()) > 0.0
     assert receipt["ttft_ms"] <= took_ms

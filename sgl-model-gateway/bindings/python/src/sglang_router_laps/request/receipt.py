@@ -38,6 +38,7 @@ def complete(receipt: str, trail: Trail) -> bytes | None:
                 over = min(causes[cause], -causes["router"])
                 causes[cause] -= over
                 causes["router"] += over
+        causes["router"] = max(0, causes["router"])
         found["causes"] = {cause: us / 1e3 for cause, us in causes.items() if us}
         found["ttft_ms"] = sum(causes.values()) / 1e3
         found["arrived_s"] = time.time() - (time.monotonic() - trail.began)
