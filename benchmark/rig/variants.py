@@ -13,6 +13,8 @@ STOCK = (FCFS, "hrrn", SPF)
 SMALL = f"{SPF}-2048"
 """Best stock setting without a latency model: small chunks, shortest prompts first."""
 DUAL, LAPS, GRAPHS, PAPER = "laps-dual", "laps", "laps-graphs", "laps-paper"
+SILENT = "laps-no-receipts"
+"""LAPS without what each request waited for."""
 ON = "--enable-laps-scheduler"
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
 
@@ -42,6 +44,7 @@ BUILT_IN = {
         Variant(DUAL, (ON, "--laps-wait-window-ms", "0")),
         Variant(LAPS, (ON,)),
         Variant(GRAPHS, (ON, "--enable-batch-prefill-cuda-graph")),
+        Variant(SILENT, (ON,), knobs={"receipts": False}),
         Variant(PAPER, (ON,), knobs={"preset": "paper"}),
     )
 }

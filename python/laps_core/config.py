@@ -183,6 +183,10 @@ class LapsConfig(Knobs):
     """True: measure a short latency profile at start (seconds of start-up time). A path: start from the model saved
     there, measure only where there is none, and save there when idle (JSON)."""
 
+    # -- what is told of requests
+    receipts: bool = True
+    """Keep what each of the last requests waited for, and what the device ran: ``/laps_receipts``, ``/laps_trace``."""
+
     # -- prefill CUDA graphs for short batches (see ladder.py)
     graphs: bool = False
     """Replay short batches from full CUDA graphs where that was timed faster."""

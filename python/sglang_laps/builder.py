@@ -19,6 +19,7 @@ from sglang_laps.core import LapsCore
 from sglang_laps.flights import Lines, Part
 from sglang_laps.group import Group
 from sglang_laps.ranks import Ranks
+from sglang_laps.receipts import Receipts
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
@@ -38,12 +39,14 @@ class Builder:
         group: Group | None = None,
         ahead: Callable[[Part], int] = lambda _: 0,
         mixes: bool = False,
+        receipts: Receipts | None = None,
     ) -> None:
         """`stock`: SGLang's own way to the next batch. `cutter`: runs long batches in slices; None = it cannot be.
         `group`: plans for all data-parallel ranks; None = each for itself. `ahead`: KV tokens that requests in progress
-        will still need for what they answer, beside this part. `mixes`: a batch can have rows of streams."""
+        will still need for what they answer, beside this part. `mixes`: a batch can have rows of streams. `receipts`:
+        are told of each decision."""
         self._scheduler, self._core, self._ranks, self._stock, self._cutter = scheduler, core, ranks, stock, cutter
-        self._group, self._ahead, self._mixes = group, ahead, mixes
+        self._group, self._ahead, self._mixes, self._receipts = group, ahead, mixes, receipts
         self.adder: Any = None
         """Makes the adder of the part that is shown; None = nothing is."""
         self.joined: list[Any] = []
@@ -75,11 +78,17 @@ class Builder:
             running_batch = built.running_batch
             if built.batch_to_run is not None:
                 self._built(part, built.batch_to_run, plan, cut, lines.begun)
+                self._decided(plan, lines, paused=beside, built=True)
                 return built
+        self._decided(plan, lines, paused=beside, built=False)
         # The builder also polls the grammar queue.
         built = built or self.show(Part(SHORT, []), running_batch)[0]
         again = self.joined and self._group is None and self._ranks.stages == 1
         return self.build(built.running_batch, paused) if again and built.batch_to_run is None else built
+
+    def _decided(self, plan: Plan, lines: Lines, *, paused: bool, built: bool) -> None:
+        if self._receipts is not None:
+            self._receipts.decided(plan, lines, paused=paused, joint=self._group is not None, built=built)
 
     def _plan(self, lines: Lines, paused: Paused | None) -> Plan:
         """One decision: the leading rank's, on every rank."""

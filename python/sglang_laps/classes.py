@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from laps_core.group.prompt import Prompt
 from laps_core.histogram import LengthCount
 from laps_core.length import CLASSES, SHORT, ClassName, classify, new_tokens
 from laps_core.policy.queues import DualQueue, Views
+from laps_core.receipts.ledger import Run
 
 from sglang_laps import deadlines
 
@@ -45,6 +46,8 @@ class Tag:
     """Batch count at its last look into the prefix cache."""
     prompt: Prompt | None = None
     """The prompt as a group of data-parallel ranks last saw it."""
+    runs: list[Run] = field(default_factory=list)
+    """Batches that it is in, where receipts are kept."""
 
     @property
     def deadline_s(self) -> float | None:

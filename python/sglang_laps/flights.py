@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.plan import Running, Waiting
+from laps_core.receipts.ledger import Run
 
 from sglang_laps.classes import Tag
 
@@ -85,6 +86,8 @@ class Flight(Running):
     """Round of a group of data-parallel ranks in which it was built."""
     marks: tuple[Any, Any] = (None, None)
     """Begin and end of the pass on the device, where the host does not see them."""
+    run: Run | None = None
+    """The same for receipts, where they are kept."""
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
-from sglang_laps import deadlines, prompts, seams
+from sglang_laps import answering, deadlines, moments, options, prompts, receipt_routes, seams  # noqa: F401  (routes)
 from sglang_laps.kept import Kept
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
@@ -27,6 +27,10 @@ __all__ = ["app"]
 seams.require()
 seams.hook("sampling.sampling_params.SamplingParams.verify", deadlines.verify, "AROUND")
 seams.hook(prompts.VALIDATE, prompts.validate, "AROUND")
+if (_config := options.from_env()) is not None and _config.receipts:
+    moments.hook_senders()
+    answering.hook()
+    app.add_middleware(answering.ReceiptHeader)
 HookRegistry.apply_hooks()
 seams.require_applied()
 

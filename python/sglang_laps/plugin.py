@@ -10,7 +10,7 @@ from typing import Any
 
 from laps_core.config import ConfigError, LapsConfig
 
-from sglang_laps import graphs, options, penalties, saved_model, seams, transfers
+from sglang_laps import answering, graphs, moments, options, penalties, saved_model, seams, transfers
 from sglang_laps.pool import PoolCell
 from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, wrong_release
 
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 RESOLVE = "server_args.ServerArgs.resolve_once"
 SCHEDULER = "sglang.srt.managers.scheduler"
+TOKENIZER = "sglang.srt.managers.tokenizer_manager"
 HTTP_APP_ENV = "SGLANG_HTTP_SERVER_APP_PATH"
 HTTP_APP = "sglang_laps.http_app:app"
 
@@ -58,6 +59,11 @@ def _load() -> None:
     transfers.be_patient()
     seams.hook(penalties.COUNT, penalties.count, "AROUND")
     graphs.install(config)
+    if config.receipts:
+        moments.hook_senders()
+        moments.hook_scheduler()
+        if TOKENIZER in sys.modules:  # an Engine has it, and no HTTP server
+            answering.hook()
 
 
 def enable(args: argparse.Namespace) -> None:

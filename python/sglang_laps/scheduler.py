@@ -12,6 +12,8 @@ from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
 from sglang_laps import graphs, penalties, seams, stand_in
+from sglang_laps.asking import answered
+from sglang_laps.output import LapsOutputStreamer
 from sglang_laps.start import Laps, why_off
 from sglang_laps.status import off, snapshot
 
@@ -43,6 +45,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             logger.warning("LAPS scheduler is off: %s.", self.laps_off_reason)
         else:
             self.laps = Laps(self, self.laps_config, super().get_new_batch_prefill)
+            if isinstance(self.output_streamer, LapsOutputStreamer):
+                self.output_streamer.receipts = self.laps.receipts
 
     # -- one round
 
@@ -175,6 +179,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         runner = self.tp_worker.model_runner
         replays = graphs.replays(runner)
         flight.started = time.perf_counter()
+        if self.laps.receipts is not None and flight.reqs:
+            self.laps.receipts.begins(flight)
         begin = self.laps.marks and self.laps.marks.now()
         with self.laps.interlude.slicing(flight):
             result = super().run_batch(batch, *args, **kwargs)
@@ -212,7 +218,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
                 flight.started = flight.done - self.laps.marks.seconds(*flight.marks)
         # It asks the slot whether a cut prompt goes on.
         parked = flight is not None and flight.cut in core.parked
-        with self._laps_slot(flight.cut) if parked and flight else nullcontext():
+        receipts = self.laps.receipts
+        slot = self._laps_slot(flight.cut) if parked and flight else nullcontext()
+        with slot, nullcontext() if receipts is None else receipts.result_of(flight):
             super().process_batch_result(batch, result)
         if flight is not None:
             now = time.perf_counter()
@@ -228,6 +236,20 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
             self.laps.saver.when_due(now)
         super().on_idle()
 
+    # -- receipts
+
+    def get_output_streamer_class(self) -> Any:
+        """The streamer that takes receipts along, where they are kept."""
+        stock = super().get_output_streamer_class()
+        keeps = self.laps_config.receipts and self.rust_server is None and stock is LapsOutputStreamer.__base__
+        return LapsOutputStreamer if keeps else stock
+
+    def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
+        """Tell the client that its request ends while it waits."""
+        if self.laps is not None and self.laps.receipts is not None:
+            self.laps.receipts.aborted(req)
+        super().send_abort_output(abort_req, req)
+
     # -- status
 
     def _laps_tell(self, now: float, done: Any = None) -> None:
@@ -237,6 +259,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def get_internal_state(self, recv_req: Any) -> Any:
         """SGLang's internal state with a "laps" entry: /server_info and /laps_status read it."""
+        if (answer := answered(recv_req, self.laps.receipts if self.laps else None)) is not None:
+            return answer
         output = super().get_internal_state(recv_req)
         output.internal_state["laps"] = self.laps_status()
         return output

@@ -44,6 +44,29 @@ _LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 _PENALTIES = "managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens"
 _PIPELINE = "managers.scheduler_pp_mixin.SchedulerPPMixin"
 
+_MANAGER, _STATS = "managers.tokenizer_manager.TokenizerManager", "observability.req_time_stats"
+_STREAMER = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+_TOLD = "receipts are kept"
+
+_RECEIPTS: tuple[Seam, ...] = (
+    Seam(f"{_STATS}.APIServerReqTimeStats.__getstate__", "hooked", "moments", _TOLD, "self"),
+    Seam(f"{_STATS}.DPControllerReqTimeStats.__getstate__", "hooked", "moments", _TOLD, "self"),
+    Seam(f"{_STATS}.SchedulerReqTimeStats.observe_storage_prefetch_ready", "hooked", "moments", _TOLD, "self, ready"),
+    Seam(f"{_STATS}.SchedulerReqTimeStats.observe_storage_staging_ready", "hooked", "moments", _TOLD, "self, ready"),
+    Seam(f"{_SCHEDULER}.get_output_streamer_class", "overridden", "scheduler", _TOLD, "self"),
+    Seam(f"{_SCHEDULER}.send_abort_output", "overridden", "scheduler", _TOLD, "self, abort_req, req"),
+    Seam(_STREAMER, "overridden", "output", _TOLD, None),
+    Seam(f"{_STREAMER}.should_build_additional_customized_info", "overridden", "output", _TOLD, "self"),
+    Seam(f"{_STREAMER}.build_additional_customized_info", "overridden", "output", _TOLD, "self, reqs"),
+    Seam(
+        f"{_MANAGER}.update_request_meta_info",
+        *("hooked", "answering", _TOLD, "self, meta_info, state, customized_info, index, finish_reason"),
+    ),
+    Seam(f"{_MANAGER}._stream_one_response", "hooked", "answering", _TOLD, "self, obj, state, request="),
+    Seam(f"{_MANAGER}.convert_to_span_attrs", "hooked", "answering", _TOLD, "self, state, recv_obj, i"),
+)
+"""Names for receipts."""
+
 SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _ALWAYS, "parser"),
     Seam("server_args.ServerArgs.from_cli_args", "hooked", "plugin", _ALWAYS, "args"),
@@ -53,7 +76,7 @@ SEAMS: tuple[Seam, ...] = (
         "managers.tokenizer_manager.TokenizerManager._validate_one_request",
         *("hooked", "prompts", _ON, "self, obj, input_ids"),
     ),
-    Seam("entrypoints.http_server.app", "used", "http_app", _ON, None),
+    Seam("entrypoints.http_server.app", "used", "http_app, receipt_routes", _ON, None),
     Seam("entrypoints.warmup.warmup", "used", "profile", _ON, "name"),
     Seam(_SCHEDULER, "replaced", "plugin", _ON, "server_args, port_args"),
     Seam(f"{_SCHEDULER}.get_new_batch_prefill", "overridden", "scheduler", _ON, "self, running_batch"),
@@ -72,6 +95,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.process_batch_result", "overridden", "scheduler", _ON, "self, batch, result"),
     Seam(f"{_SCHEDULER}.on_idle", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.get_internal_state", "overridden", "scheduler", _ON, "self, recv_req"),
+    *_RECEIPTS,
     Seam(f"{_SCHEDULER}.[load_inquirer]", "set", "builder", _ON, None),
     Seam("managers.schedule_batch.ScheduleBatch.forward_iter", "used", "core", _ON, None),
     Seam(_PENALTIES, "hooked", "penalties", f"{_ON}, {_COLOCATED}", "self"),
@@ -155,6 +179,11 @@ def hook(name: str, call: Callable[..., Any], kind: str, table: Sequence[Seam] =
         raise KeyError(f"{name} is not {way} by the table of seams")
     HookRegistry.register(ROOT + name, call, HookType[kind])
     _registered.add(ROOT + name)
+
+
+def hooked(name: str) -> bool:
+    """Return True if a hook of this name is registered in this process."""
+    return ROOT + name in _registered
 
 
 def require(table: Sequence[Seam] = SEAMS) -> None:

@@ -31,6 +31,7 @@ from sglang_laps.core import LapsCore
 from sglang_laps.interlude import Interlude
 from sglang_laps.marks import Marks
 from sglang_laps.ranks import Ranks
+from sglang_laps.receipts import Receipts
 from sglang_laps.stand_in import device_of
 from sglang_laps.status import Series
 from sglang_laps.steps import Steps
@@ -129,9 +130,12 @@ class Laps:
         self.together = {"on": alone is None, "why_not": alone}
         if colocated:
             scheduler.model_config.laps_colocated = True  # see penalties
-        beside: dict[str, Any] = {}
+        self.dp_rank: int = get_parallel().dp_rank or 0
+        self.receipts = Receipts(self.core, self.dp_rank) if config.receipts and ranks.leader else None
+        """Makes receipts; None on ranks that send no answers, or where none are kept."""
+        beside: dict[str, Any] = {"receipts": self.receipts}
         if colocated:
-            beside = {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
+            beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
         pauses = Colocated if colocated else Interlude
         self.interlude = pauses(
@@ -139,10 +143,10 @@ class Laps:
         )
         self.colocated = self.interlude if isinstance(self.interlude, Colocated) else None
         """The pauses of a server that decodes, too; None if this server only prefills."""
-        self.steps = Steps(self.core, self.marks) if colocated else None
+        told = [] if self.receipts is None else [self.receipts.stepped]
+        self.steps = Steps(self.core, self.marks, *told) if colocated else None
         """Measures decode steps, where this server runs any."""
         self.saver = saved_model.Saver(model, config.profile_path if ranks.saves else None)
-        self.dp_rank: int = get_parallel().dp_rank or 0
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(self.dp_rank)}
         tells = scheduler.metrics_reporter.enable_metrics and ranks.leader
         self.series = Series(labels, {} if device is None else device.labels, decodes=colocated) if tells else None

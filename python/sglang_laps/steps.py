@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +28,9 @@ class Step:
 class Steps:
     """Decode steps of one scheduler, from launch to result."""
 
-    def __init__(self, core: LapsCore, marks: Marks | None) -> None:
-        """`marks`: None = a forward pass has ended when its call has."""
-        self._core, self._marks = core, marks
+    def __init__(self, core: LapsCore, marks: Marks | None, ended: Callable[[Step], None] = lambda _: None) -> None:
+        """`marks`: None = a forward pass has ended when its call has. `ended`: is told of each step."""
+        self._core, self._marks, self._ended = core, marks, ended
         self._under_way: dict[int, Step] = {}
 
     @contextmanager
@@ -63,4 +63,5 @@ class Steps:
             if self._marks is not None and step.marks is not None:
                 step.marks[1].synchronize()
                 step.started = step.done - self._marks.seconds(*step.marks)
+        self._ended(step)
         self._core.decoded(step.started, step.done, streams=step.streams, within=step.within)

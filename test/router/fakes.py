@@ -18,6 +18,7 @@ from aiohttp import web
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.pressure import Pool
 from laps_core.protocol import PoolChange, PoolRecord, read
+from laps_core.receipts.receipt import RECEIPT_HEADER
 from sglang_router import mini_lb
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.balancer import LapsBalancer
@@ -168,6 +169,8 @@ class FakePrefill(FakeServer):
         self.model: Body | None = None
         """Coefficients, as a LAPS server tells them."""
         self.backlog = 0
+        self.receipt: Body | None = None
+        """Receipt of each request that asks for one, but for its id."""
         self.pool = PoolRecord()
         self._device = asyncio.Lock()
 
@@ -178,6 +181,12 @@ class FakePrefill(FakeServer):
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/laps_status", self._laps_status)
         app.router.add_post("/laps_pool", self._laps_pool)
+        app.on_response_prepare.append(self._with_receipt)
+
+    async def _with_receipt(self, request: web.Request, response: web.StreamResponse) -> None:
+        if self.receipt is not None and request.headers.get(RECEIPT_HEADER) == "1":
+            rid = json.loads(await request.read())["rid"]
+            response.headers[RECEIPT_HEADER] = json.dumps({"rid": rid, **self.receipt})
 
     async def _laps_status(self, _: web.Request) -> web.Response:
         if not self.laps:

@@ -12,7 +12,22 @@ from typing import Any
 
 import http_load as load
 import pytest
-from served import CHUNK, LAPS, NORMAL_LOOP, SEVERAL, Beside, Prefill, Reference, Setup, ask, checkpoint, ids, on
+from laps_core.receipts.receipt import RECEIPT_HEADER
+from served import (
+    CHUNK,
+    LAPS,
+    NORMAL_LOOP,
+    SEVERAL,
+    Beside,
+    Prefill,
+    Reference,
+    Setup,
+    ask,
+    checkpoint,
+    ids,
+    on,
+    send_all,
+)
 
 from benchmark.rig import servers
 
@@ -41,6 +56,17 @@ def test_the_server_says_what_the_router_reads(prefill: Prefill) -> None:
     assert sorted(r["dp_rank"] for r in prefill.get("/v1/loads?include=core")["loads"]) == [0, 1]
     info = prefill.get("/server_info")
     assert (info["dp_size"] * info["attn_dp_size"], info["load_balance_method"]) == (2, "follow_bootstrap_room")
+
+
+def test_receipts_are_those_of_all_ranks(prefill: Prefill) -> None:
+    asyncio.run(send_all(prefill, [ids(700 + i, 40) for i in range(12)]))
+    receipts = prefill.get("/laps_receipts?seconds=60")["receipts"]
+    assert {r["dp_rank"] for r in receipts} == {0, 1}
+    # The process that deals requests out hands on when they came.
+    assert all({"tokenizing", "computing", "answering"} <= r["causes"].keys() for r in receipts if not r["aborted"])
+    slowest = prefill.get("/laps_receipts?slowest=5")["receipts"]
+    assert [r["ttft_ms"] for r in slowest] == sorted((r["ttft_ms"] for r in slowest), reverse=True)
+    assert {e["pid"] for e in prefill.get("/laps_trace?seconds=60")["traceEvents"]} == {1, 2}
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +140,22 @@ def test_the_prompts_of_a_batch_of_completions_meet_on_one_rank(router: servers.
                 assert [c["finish_reason"] for c in answer["choices"]] == ["length"] * 3
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_the_router_has_a_receipt_from_end_to_end(router: servers.Server, stream: bool) -> None:
+    params = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}
+    body = json.dumps({"input_ids": ids(9500 + stream, 300), "sampling_params": params, "stream": stream}).encode()
+    headers = {"Content-Type": "application/json", RECEIPT_HEADER: "1"}
+    begin = time.perf_counter()
+    with urllib.request.urlopen(urllib.request.Request(router.url + "/generate", body, headers), timeout=300) as reply:
+        reply.readline()
+        took_ms = 1e3 * (time.perf_counter() - begin)
+        receipt = json.loads(reply.headers[RECEIPT_HEADER])
+    causes = receipt["causes"]
+    assert {"tokenizing", "decode_room", "computing"} <= causes.keys()
+    # The decode server may have the first token before the prefill server has told the router.
+    assert {"transfer", "router"} <= causes.keys() or stream
+    assert abs(sum(causes.values()) - receipt["ttft_ms"]) < 0.01
+    assert min(causes.values()) > 0.0
+    assert receipt["ttft_ms"] <= took_ms

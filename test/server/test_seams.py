@@ -56,12 +56,16 @@ def overrides(ours: type, stock: type) -> set[str]:
 def test_what_is_overridden_is_in_the_table(mixin: Any) -> None:
     from sglang.srt.managers.schedule_policy import PrefillAdder
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
     from sglang_laps import adder
+    from sglang_laps.output import LapsOutputStreamer
 
     added = (adder.LapsPrefillAdder, adder.WholePrefillAdder, adder.ShortPrefillAdder)
     found = {f"managers.scheduler.Scheduler.{name}" for name in overrides(mixin, Scheduler) if name[:2] != "__"}
     for ours in added:
         found |= {f"managers.schedule_policy.PrefillAdder.{name}" for name in overrides(ours, PrefillAdder)}
+    streamer = f"{SchedulerOutputStreamer.__module__}.SchedulerOutputStreamer".removeprefix(seams.ROOT)
+    found |= {f"{streamer}.{name}" for name in overrides(LapsOutputStreamer, SchedulerOutputStreamer)}
     found = {name for name in found if not name.rpartition(".")[2].startswith("__")}
     table = {name for name in of("overridden") if name.startswith("managers.") and name.rpartition(".")[2].islower()}
     assert found == table

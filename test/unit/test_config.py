@@ -156,5 +156,5 @@ def test_lengths_beyond_the_longest_are_left_out() -> None:
         parsed("--batch-prefill-max-seq-len", "many")
 
 
-def test_a_server_has_sixteen_knobs_and_a_preset() -> None:
-    assert len(fields(LapsConfig)) == 16 + 1
+def test_a_server_has_seventeen_knobs_and_a_preset() -> None:
+    assert len(fields(LapsConfig)) == 17 + 1

@@ -1,1 +1,1 @@
-"""Where the time to first token of a request went."""
+"""Receipts: where the time to first token of a request went, and what the device did meanwhile."""

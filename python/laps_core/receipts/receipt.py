@@ -1,4 +1,4 @@
-"""What a request waited for: causes that add up to its time to first token, as they travel over HTTP."""
+"""Receipts as they travel over HTTP: causes that add up to the time to first token of a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRACE_ROUTE = "laps_trace"
 RECEIPT_HEADER = "x-laps-receipt"
 """A client that sends 1 has the receipt in a header of the same name, as JSON."""
 META_KEY = "laps_receipt"
-"""Where the answer's ``meta_info`` has it."""
+"""Key of the receipt in the answer's ``meta_info``."""
 
 Cause = Literal[
     "tokenizing",
@@ -60,7 +60,7 @@ class Behind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time to first token of one request went. Times in milliseconds unless the name says otherwise."""
+    """Account of the time to first token of one request. Times in milliseconds unless the name says otherwise."""
 
     rid: str
     cls: ClassName = msgspec.field(name="class")
@@ -70,9 +70,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     ttft_ms: float
     causes: dict[Cause, float]
-    """They add up to ``ttft_ms``; those of no time are left out."""
+    """Milliseconds of each cause; they add up to ``ttft_ms``; those of no time are left out."""
     behind: tuple[Behind, ...] = ()
-    """Those that took the device from it longest, longest first."""
+    """Requests that took the device from it longest, longest first."""
     left_out: int = 0
     """How many more there were."""
     dp_rank: int = 0

@@ -12,6 +12,7 @@ from laps_core.pools.instances import Instance
 
 from ..servers.aborts import LiveRequest
 from ..servers.upstream import Lost, failure
+from . import receipt as receipts
 from .ids import IDS_MAX
 from .legs import Decoding, Legs, has_result, look_at
 from .replies import TRANSFER_FAILED, UNKNOWN, Client, Refused, Reply, content_type, fault
@@ -85,6 +86,8 @@ class Attempt(Legs):
                 self.note_ttft()
                 now = time.monotonic()
                 decoder.note_answer(now - (self.call.trail.prefilled or now))
+                if self.call.wants_receipt:
+                    await self._add_receipt()
                 await self._answer(response, first)
                 served = True
             health.answered(decoder, response.status)
@@ -194,6 +197,14 @@ class Attempt(Legs):
         refused = self._refusal() if has_result(self._prefill) else None
         if refused is not None and refused.unjoined:
             raise refused
+
+    async def _add_receipt(self) -> None:
+        """Add the receipt to the reply's headers."""
+        call = self.call
+        await asyncio.wait((self._prefill,), timeout=DRAIN_S)
+        if has_result(self._prefill) and call.receipt is not None:
+            made = receipts.complete(call.receipt, call.trail)
+            call.trail.receipt = call.ids.as_asked(made) if made else b""
 
     async def _answer(self, response: aiohttp.ClientResponse, first: bytes) -> None:
         """Pass the decode server's reply to the client."""

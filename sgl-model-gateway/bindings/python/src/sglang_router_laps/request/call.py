@@ -21,6 +21,7 @@ from ..prompts.reading import Prompt, answer_tokens, batch_size, read_prompt
 from ..prompts.tokens import TokenCounter
 from ..servers.upstream import bootstrap_host, forwarded
 from . import body as bodies
+from . import receipt as receipts
 from .ids import Ids
 from .replies import BadRequest
 from .trail import Trail
@@ -39,6 +40,9 @@ class Call:
         self.endpoint = endpoint = trail.endpoint
         self.arrived = time.monotonic()
         self.headers = forwarded(scope["headers"])
+        self.wants_receipt = receipts.asks(scope["headers"])
+        self.receipt: str | None = None
+        """Receipt of the last prefill server."""
         self.stream = bool(body.get("stream", False))
         asked = body.get("return_logprob")
         self.logprobs = any(asked) if isinstance(asked, list) else bool(asked)

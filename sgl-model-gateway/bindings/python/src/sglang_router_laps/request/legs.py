@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from laps_core.pools.choice import Choice
 from laps_core.pools.instances import Instance, Lease
+from laps_core.receipts.receipt import RECEIPT_HEADER
 
 from ..prompts.tokens import cached_tokens, reported_tokens
 from ..router import Router
@@ -42,6 +43,7 @@ class Legs:
             async with await self._post(instance, wire) as response:
                 reply = Reply.of(response, await response.read())
                 share.end(reply.status < 400)
+                call.receipt = response.headers.get(RECEIPT_HEADER)
         except (aiohttp.ClientError, ConnectionError) as e:
             raise failure(instance, e) from e
         if reply.status < 400:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from laps_core.pools.instances import Instance
+from laps_core.receipts.receipt import RECEIPT_HEADER
 
 from .ids import fresh
 
@@ -39,8 +40,8 @@ class Trail:
     """Timeline and outcome of one generation request. Times are monotonic seconds; None: not reached yet."""
 
     __slots__ = (
-        "began", "decision", "decode", "endpoint", "first", "id", "length_class", "made", "placed", "prefill",
-        "prefilled", "retries", "rid", "sent", "span", "status", "tokens",
+        "began", "decision", "decode", "endpoint", "first", "first_sent", "id", "length_class", "made", "placed",
+        "prefill", "prefilled", "receipt", "retries", "rid", "sent", "span", "status", "tokens",
     )  # fmt: skip
 
     def __init__(self, given: str | None, endpoint: str) -> None:
@@ -58,24 +59,33 @@ class Trail:
         self.decode: Instance | None = None
         self.sent: float | None = None
         """Time at which the request was sent to the last pair of servers."""
+        self.first_sent: float | None = None
+        """Time at which it was sent to the first one."""
         self.prefilled: float | None = None
         """Time of that prefill server's answer."""
         self.first: float | None = None
         """Time of the first token."""
         self.retries = -1
         self.status = 0
+        self.receipt = b""
+        """Receipt for the answer, as JSON; empty = none."""
         self.span: Any = None
         """Span of the request's trace."""
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """Return the headers for the answer."""
-        named = (ID_HEADER, self.id.encode())
-        return (named, (DECISION_HEADER, self.decision.encode())) if self.decision else (named,)
+        found = [(ID_HEADER, self.id.encode())]
+        if self.decision:
+            found.append((DECISION_HEADER, self.decision.encode()))
+        if self.receipt:
+            found.append((RECEIPT_HEADER.encode(), self.receipt))
+        return tuple(found)
 
     def try_at(self, prefill: Instance, decode: Instance, now: float) -> None:
         """Record that the request is sent to these two servers."""
         self.prefill, self.decode, self.sent, self.prefilled = prefill, decode, now, None
+        self.first_sent = now if self.first_sent is None else self.first_sent
         self.retries += 1
 
     def told(self, at: str, now: float) -> str:

@@ -1,0 +1,28 @@
+"""Why those that wait are held back, by the decision of a round."""
+
+from __future__ import annotations
+
+from laps_core.length import LONG, SHORT
+from laps_core.policy.plan import Plan
+from laps_core.receipts.receipt import Cause
+
+
+def held_short(plan: Plan, *, long: bool, joint: bool, built: bool) -> Cause | None:
+    """Return what holds back short requests that wait. `long`: long work waits or is paused. `joint`: the plan is that
+    of all data-parallel ranks. `built`: a batch was made."""
+    if plan.picked and (plan.mixed or plan.order[:1] == (SHORT,)):
+        return None if built else "memory"
+    if plan.keeps_memory:
+        return "memory"
+    if plan.waiting:
+        return "window"
+    if joint:
+        return "ranks"
+    return "gap" if long and not plan.decode else None
+
+
+def held_long(plan: Plan, *, lacking: bool, joint: bool) -> Cause | None:
+    """Return what holds back long prompts that wait. `lacking`: the first found too little memory."""
+    if lacking:
+        return "memory"
+    return "ranks" if joint and LONG not in plan.order else None

@@ -1,0 +1,177 @@
+"""When the device ran what: disjoint pieces of time, each of the batch or decode step that had it, and what held those
+that waited back. Times are whole microseconds of one clock."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from laps_core.length import CLASSES, ClassName
+from laps_core.receipts.receipt import Cause
+
+MOST = 100_000
+"""Pieces and changes that are remembered."""
+LATE = 2.0
+"""A step that took so many times its prediction is marked."""
+
+
+def whole_us(seconds: float) -> int:
+    """The same time in microseconds."""
+    return round(seconds * 1e6)
+
+
+class Run(msgspec.Struct, gc=False, kw_only=True):
+    """A batch or a decode step on the device."""
+
+    cls: ClassName | None = None
+    """None: a decode step."""
+    rids: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    """New tokens of each."""
+    cut: str | None = None
+    """The prompt that goes on after it."""
+    streams: int = 0
+    """Streams that a decode step serves, or that have a row in a batch."""
+    depth: int = 0
+    """Batches that are paused for it."""
+    layers: int = 0
+    """Layers of a slice; 0 = in one piece."""
+    predicted_us: int | None = None
+    """None: the latency model is not fitted."""
+    begin_us: int
+    end_us: int | None = None
+    """None: it has not ended."""
+    own_us: int = 0
+    """Device time, without that of batches in its pauses."""
+
+    @property
+    def late(self) -> bool:
+        """True if it took LATE times its prediction, or longer."""
+        return self.end_us is not None and bool(self.predicted_us) and self.own_us >= LATE * (self.predicted_us or 0)
+
+
+class Held(NamedTuple):
+    """Cause that holds a class back from a moment on."""
+
+    since_us: int
+    cause: Cause | None
+    """None: nothing does, or nobody waits."""
+    waits: bool
+    """Somebody of the class waits."""
+
+
+FREE = Held(0, None, False)
+
+
+class Ledger:
+    """The last pieces of the device's time, and the last changes of what holds each class back."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._begins, self._ends, self._runs = array("q"), array("q"), list[Run]()
+        self._open: list[Run] = []
+        self._held: dict[ClassName, list[Held]] = {cls: [FREE] for cls in CLASSES}
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    # -- what happens
+
+    def begins(self, run: Run) -> None:
+        """This batch goes to the device."""
+        self._open.append(run)
+
+    def ended(self, run: Run, begin_us: int, end_us: int) -> None:
+        """The batch had the device, but for what ran in its pauses, which is entered before. Nothing that ended before
+        `begin_us` is changed."""
+        self._open = [other for other in self._open if other is not run]
+        begins, ends, runs = self._begins, self._ends, self._runs
+        first = len(runs)
+        while first and ends[first - 1] > begin_us:
+            if runs[first - 1].depth <= run.depth:
+                begin_us = ends[first - 1]
+                break
+            first -= 1
+        run.begin_us, run.end_us = begin_us, max(begin_us, end_us)
+        inner = list(zip(begins[first:], ends[first:], runs[first:], strict=True))
+        del begins[first:], ends[first:], runs[first:]
+        at = begin_us
+        for begin, end, other in inner:
+            if begin > at:
+                self._add(at, begin, run)
+            self._add(begin, end, other)
+            at = max(at, end)
+        if end_us > at:
+            self._add(at, end_us, run)
+        run.own_us += sum(end - begin for begin, end, of in self._last(first) if of is run)
+        if len(runs) > self._most + self._most // 4:
+            kept = len(runs) - self._most
+            del begins[:kept], ends[:kept], runs[:kept]
+
+    def _add(self, begin_us: int, end_us: int, run: Run) -> None:
+        self._begins.append(begin_us)
+        self._ends.append(end_us)
+        self._runs.append(run)
+
+    def _last(self, first: int) -> Iterator[tuple[int, int, Run]]:
+        return zip(self._begins[first:], self._ends[first:], self._runs[first:], strict=True)
+
+    def hold(self, now_us: int, cls: ClassName, cause: Cause | None, *, waits: bool) -> None:
+        """From now on this holds those of a class back that wait. Only a change takes memory."""
+        known = self._held[cls]
+        if (known[-1].cause, known[-1].waits) == (cause, waits):
+            return
+        known.append(Held(max(now_us, known[-1].since_us), cause, waits))
+        if len(known) > self._most + self._most // 4:
+            del known[: len(known) - self._most]
+
+    # -- what is known
+
+    def pieces(self, begin_us: int, end_us: int) -> list[tuple[int, int, Run | None]]:
+        """Return pieces that cover the stretch, in order: begin, end, and the batch that had the device; None = it was
+        idle. What has not ended has all time since it began that no other had, the innermost first."""
+        found: list[tuple[int, int, Run | None]] = []
+        if end_us <= begin_us:
+            return found
+        first = bisect_right(self._ends, begin_us)
+        last = bisect_left(self._begins, end_us, first)
+        at = begin_us
+        # A request that waits for long asks for thousands: no call for each.
+        for begin, end, run in zip(
+            self._begins[first:last], self._ends[first:last], self._runs[first:last], strict=True
+        ):
+            if begin > at:
+                found += self._between(at, begin)
+                at = begin
+            found.append((at, end, run))
+            at = end
+        if at > end_us:
+            begin, _, run_ = found[-1]
+            found[-1] = begin, end_us, run_
+        elif at < end_us:
+            found += self._between(at, end_us)
+        return found
+
+    def _between(self, begin_us: int, end_us: int) -> list[tuple[int, int, Run | None]]:
+        """Return pieces of a stretch that no batch is known to have had."""
+        if not self._open:
+            return [(begin_us, end_us, None)]
+        found: list[tuple[int, int, Run | None]] = []
+        for run in sorted(self._open, key=lambda run: (-run.depth, run.begin_us)):
+            since = max(begin_us, run.begin_us)
+            if since < end_us:
+                found.append((since, end_us, run))
+                end_us = since
+        if begin_us < end_us:
+            found.append((begin_us, end_us, None))
+        return found[::-1]
+
+    def held(self, cls: ClassName, begin_us: int, end_us: int) -> list[Held]:
+        """Return what held a class back in the stretch: the first entry may be older than it."""
+        known = self._held[cls]
+        first = max(0, bisect_right(known, begin_us, key=lambda h: h.since_us) - 1)
+        return known[first : max(first + 1, bisect_left(known, end_us, key=lambda h: h.since_us))]

@@ -1,0 +1,87 @@
+"""The receipts of the last requests, ready to be sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from laps_core.length import ClassName
+
+MOST = 10_000
+"""Requests that are remembered."""
+
+
+class Entry(msgspec.Struct, gc=False, frozen=True, kw_only=True):
+    """One request that had its first token, or ended without. Microseconds of the ledger's clock; None: never."""
+
+    rid: str
+    cls: ClassName
+    new_tokens: int
+    arrived_us: int
+    end_us: int
+    first_us: int | None
+    """The first batch that it was in began."""
+    last_us: int | None
+    """The last one ended."""
+    transferred_us: int | None
+    aborted: bool
+    receipt: bytes = b""
+    """A ``Receipt`` as JSON."""
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """Which receipts are asked for; None: any."""
+
+    rid: str | None = None
+    slowest: int | None = None
+    """So many, those with the longest time to first token first; None: all, the oldest first."""
+    cls: ClassName | None = None
+    seconds: float | None = None
+    """Requests that had their first token in so many last seconds."""
+    timeline: bool = False
+    """The timeline of the last ``seconds``, in place of receipts."""
+
+
+class Recent:
+    """The last requests of one scheduler."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._entries: deque[Entry] = deque()
+        self._by_rid: dict[str, Entry] = {}
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        """Keep one more, and forget the oldest where there are too many."""
+        if len(self._entries) == self._most:
+            oldest = self._entries.popleft()
+            if self._by_rid.get(oldest.rid) is oldest:
+                del self._by_rid[oldest.rid]
+        self._entries.append(entry)
+        self._by_rid[entry.rid] = entry
+
+    def since(self, begin_us: int) -> list[Entry]:
+        """Return requests that ended then or later, the oldest first."""
+        return list(self._since(begin_us))[::-1]
+
+    def _since(self, begin_us: int) -> Iterator[Entry]:
+        for entry in reversed(self._entries):
+            if entry.end_us < begin_us:
+                return
+            yield entry
+
+    def find(self, query: Query, now_us: int) -> list[Entry]:
+        """Return the requests that are asked for."""
+        if query.rid is not None:
+            known = self._by_rid.get(query.rid)
+            return [] if known is None else [known]
+        found = list(self._entries) if query.seconds is None else self.since(now_us - round(query.seconds * 1e6))
+        if query.cls is not None:
+            found = [entry for entry in found if entry.cls == query.cls]
+        if query.slowest is not None:
+            found = sorted(found, key=lambda entry: entry.arrived_us - entry.end_us)[: query.slowest]
+        return found

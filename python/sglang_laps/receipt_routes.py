@@ -1,0 +1,65 @@
+"""``GET /laps_receipts`` and ``GET /laps_trace`` of SGLang's HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Query, Response
+from laps_core.length import ClassName
+from laps_core.receipts import recent, timeline
+from laps_core.receipts.extract import Extract
+from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipt, Receipts
+from sglang.srt.entrypoints.http_server import app, get_global_state
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sglang_laps import answering
+from sglang_laps.asking import ask
+
+SLOWEST = 20
+"""Receipts where it is not said which."""
+LONGEST_S = 600.0
+"""Longest timeline (seconds)."""
+
+
+async def _ask(query: recent.Query) -> list[Any]:
+    return await ask(get_global_state().tokenizer_manager, query)
+
+
+@app.get(f"/{RECEIPTS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
+@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+async def laps_receipts(
+    rid: str | None = None,
+    slowest: Annotated[int | None, Query(ge=1)] = None,
+    cls: Annotated[ClassName | None, Query(alias="class")] = None,
+    seconds: Annotated[float | None, Query(gt=0.0)] = None,
+) -> Response:
+    """Receipts of the last requests: of ``rid``; the ``slowest`` of them first; those of a ``class``; those that had
+    their first token in so many last ``seconds``. Where none of rid, slowest and seconds is given, the slowest 20."""
+    if rid is None and seconds is None:
+        slowest = slowest or SLOWEST
+    ranks = await _ask(recent.Query(rid=rid, slowest=slowest, cls=cls, seconds=seconds))
+    # Thousands of them would keep others waiting.
+    return Response(await asyncio.to_thread(_told, ranks, slowest), media_type="application/json")
+
+
+def _told(ranks: list[Any], slowest: int | None) -> bytes:
+    found = [answering.answered.complete(msgspec.json.decode(text)) for rank in ranks for text in rank["receipts"]]
+    if slowest is not None:
+        found = sorted(found, key=lambda receipt: -receipt["ttft_ms"])[:slowest]
+    answer = Receipts(receipts=msgspec.convert(found, list[Receipt]), kept=sum(rank["kept"] for rank in ranks))
+    return msgspec.json.encode(answer)
+
+
+@app.get(f"/{TRACE_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]
+@auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+async def laps_trace(seconds: Annotated[float, Query(gt=0.0, le=LONGEST_S)] = 30.0) -> Response:
+    """Chrome trace events of so many last ``seconds``, for Perfetto."""
+    ranks = await _ask(recent.Query(timeline=True, seconds=seconds))
+    return Response(await asyncio.to_thread(_drawn, ranks), media_type="application/json")
+
+
+def _drawn(ranks: list[Any]) -> bytes:
+    extracts = [msgspec.msgpack.decode(rank["timeline"], type=Extract) for rank in ranks]
+    return msgspec.json.encode(timeline.trace(sorted(extracts, key=lambda x: x.dp_rank)))

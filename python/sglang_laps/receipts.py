@@ -1,0 +1,201 @@
+"""Receipts of one scheduler: notes what the device runs and what is held back, and makes an account of each request as
+its first token leaves. On the leading rank alone, which sends them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from laps_core.length import LONG, SHORT, ClassName, classify
+from laps_core.policy.plan import Plan
+from laps_core.receipts.account import account
+from laps_core.receipts.extract import extract
+from laps_core.receipts.holds import held_long, held_short
+from laps_core.receipts.ledger import Ledger, Run, whole_us
+from laps_core.receipts.receipt import META_KEY, Receipt
+from laps_core.receipts.recent import Entry, Query, Recent
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from sglang_laps import moments
+from sglang_laps.core import LapsCore
+from sglang_laps.flights import Flight, Lines
+from sglang_laps.steps import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sglang.srt.managers.schedule_batch import Req
+
+SENT = b""
+"""Stands in a request for a receipt that has left."""
+_ENCODER = msgspec.json.Encoder()
+
+
+class Receipts:
+    """Makes the receipts of one scheduler."""
+
+    def __init__(self, core: LapsCore, dp_rank: int) -> None:
+        self._core, self._dp_rank = core, dp_rank
+        self.ledger, self.recent = Ledger(), Recent()
+        self.quiet = False
+        """No request can have its first token in what is sent now."""
+        self._waiting = 0
+        """Receipts of requests that have their first token, and are answered later in one."""
+
+    # -- what the device runs
+
+    def begins(self, flight: Flight) -> None:
+        """A batch goes to the device."""
+        predicted_s = self._core.pacer.model.predict(flight.shape) if flight.shape else None
+        run = flight.run = Run(
+            cls=flight.cls,
+            rids=tuple([r.rid for r in flight.reqs]),
+            tokens=tuple([new for new, _ in flight.shape[: len(flight.reqs)]]),
+            cut=None if flight.cut is None else flight.cut.rid,
+            streams=flight.rows,
+            depth=len(self._core.under_way),
+            layers=flight.layers,
+            predicted_us=None if predicted_s is None else whole_us(predicted_s),
+            begin_us=whole_us(flight.started or 0.0),
+        )
+        self.ledger.begins(run)
+        for req in flight.reqs:
+            if req.laps_tag is not None:
+                req.laps_tag.runs.append(run)
+
+    def _ended(self, flight: Flight, now: float) -> None:
+        run, flight.run = flight.run, None
+        if run is None:
+            return
+        end, begin_us = flight.done or now, whole_us(flight.started or now)
+        if flight.took_s is None:
+            self.ledger.ended(run, begin_us, whole_us(end))
+        else:
+            self.ledger.ended(run, begin_us, begin_us + whole_us(flight.took_s))
+
+    @contextmanager
+    def result_of(self, flight: Flight | None) -> Iterator[None]:
+        """A result is processed in here; `flight`: None = it is no prefill batch."""
+        self.quiet = flight is None or not flight.reqs
+        if flight is not None:
+            self._ended(flight, time.perf_counter())
+        yield
+        self.quiet = False
+        if flight is not None:
+            self._processed(flight)
+
+    def stepped(self, step: Step) -> None:
+        """A decode step had the device."""
+        decode = self._core.decode
+        predicted_us = None if decode is None else whole_us(decode.step_s) or None
+        depth = len(self._core.under_way) if step.within else 0
+        begin_us = whole_us(step.started)
+        run = Run(streams=step.streams, depth=depth, predicted_us=predicted_us, begin_us=begin_us)
+        self.ledger.ended(run, begin_us, whole_us(step.started if step.done is None else step.done))
+
+    def decided(self, plan: Plan, lines: Lines, *, paused: bool, joint: bool, built: bool) -> None:
+        """A round's decision was tried."""
+        now_us, short, long = whole_us(time.perf_counter()), bool(lines.short), bool(lines.long)
+        by_plan = held_short(plan, long=long or paused, joint=joint, built=built)
+        self.ledger.hold(now_us, SHORT, by_plan if short else None, waits=short)
+        by_plan = held_long(plan, lacking=self._core.lacking, joint=joint)
+        self.ledger.hold(now_us, LONG, by_plan if long else None, waits=long)
+
+    # -- receipts
+
+    @property
+    def due(self) -> bool:
+        """True if what is sent now may hold a receipt."""
+        return self._waiting > 0 or not self.quiet
+
+    def leaving(self, reqs: Sequence[Req]) -> list[list[tuple[bytes, bool]]]:
+        """Receipts of requests of which output leaves: as JSON, and True if it comes with the first token. An empty
+        list where there is none, or it has left already."""
+        now, found = time.perf_counter(), list[list[tuple[bytes, bool]]]()
+        for req in reqs:
+            made = getattr(req, META_KEY, None)
+            if made is None and not req.output_ids and not req.finished():
+                found.append([])
+                continue
+            found.append([(self._make(req, now), True)] if made is None else [(made, False)] if made else [])
+            self._waiting -= bool(made)
+            setattr(req, META_KEY, SENT)
+        return found
+
+    def _processed(self, flight: Flight) -> None:
+        """Make receipts of those that are answered later, in one. (A prefill server answers once the decode server has
+        the KV cache.)"""
+        if self._core.decode is None:
+            return
+        now = time.perf_counter()
+        for _, req in flight.served():
+            if req is not flight.cut and req.output_ids and getattr(req, META_KEY, None) is None:
+                setattr(req, META_KEY, self._make(req, now))
+                self._waiting += 1
+
+    def aborted(self, req: Req) -> None:
+        """A request ends that has sent nothing."""
+        if getattr(req, META_KEY, None) is None:
+            setattr(req, META_KEY, SENT)
+            self._make(req, time.perf_counter(), aborted=True)
+
+    def _make(self, req: Req, now: float, *, aborted: bool = False) -> bytes:
+        tag = getattr(req, "laps_tag", None)
+        aborted = aborted or isinstance(req.finished_reason, FINISH_ABORT)
+        cls: ClassName = self._core.classes.of(req) if tag else classify(req.seqlen, self._core.classes.threshold)
+        m = moments.of(req, cls, now)
+        found = account(m, self.ledger)
+        cached = int(req.cached_tokens) if m.runs else 0
+        text = _ENCODER.encode(
+            Receipt(
+                rid=req.rid,
+                cls=cls,
+                arrived_s=time.time() - now + m.arrived_us / 1e6,
+                new_tokens=len(req.origin_input_ids) - cached,
+                cached_tokens=cached,
+                ttft_ms=(m.end_us - m.arrived_us) / 1e3,
+                causes={cause: us / 1e3 for cause, us in found.causes_us.items()},
+                behind=found.behind,
+                left_out=found.left_out,
+                dp_rank=self._dp_rank,
+                aborted=aborted,
+                output_tokens=len(req.output_ids),
+            )
+        )
+        if not req.rid.startswith(HEALTH_CHECK_RID_PREFIX):
+            self.recent.add(
+                Entry(
+                    rid=req.rid,
+                    cls=cls,
+                    new_tokens=len(req.origin_input_ids) - cached,
+                    arrived_us=m.arrived_us,
+                    end_us=m.end_us,
+                    first_us=m.runs[0].begin_us if m.runs else None,
+                    last_us=m.runs[-1].end_us if m.runs else None,
+                    transferred_us=m.transferred_us,
+                    aborted=aborted,
+                    receipt=text,
+                )
+            )
+        return text
+
+    # -- what is asked
+
+    def answer(self, text: str) -> dict[str, Any]:
+        """Answer a ``Query`` (as JSON): ``receipts``, each as JSON, and how many are ``kept``; or a ``timeline``, an
+        ``Extract`` as msgpack."""
+        query = msgspec.json.decode(text, type=Query)
+        now = time.perf_counter()
+        now_us = whole_us(now)
+        if query.timeline:
+            begin_us = now_us - whole_us(query.seconds or 0.0)
+            epoch_s = time.time() - now
+            made = extract(
+                self.ledger, self.recent, begin_us=begin_us, end_us=now_us, epoch_s=epoch_s, dp_rank=self._dp_rank
+            )
+            return {"timeline": msgspec.msgpack.encode(made)}
+        found = [entry.receipt for entry in self.recent.find(query, now_us)]
+        return {"receipts": found, "kept": len(self.recent)}
