@@ -8,10 +8,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from browser import needs_browser, opened
 from laps_core.protocol import PoolRecord
 from prometheus_client.parser import text_string_to_metric_families
 
-from .browser import needs_browser, opened
 from .fakes import NO_PROBES, Stack, stack
 
 REPO = Path(__file__).resolve().parents[2]

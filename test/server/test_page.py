@@ -1,0 +1,277 @@
+"""The page of a prefill server, in a real browser, on made-up data."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import axe
+import pytest
+from browser import Page, needs_browser, opened
+from fake_prefill import FakePrefill, serving
+from laps_core.receipts.receipt import Cause, Receipt
+from sglang_laps import view
+
+TEXT = "document.getElementById('{}')?.textContent"
+STATS = """Object.fromEntries([...document.querySelectorAll("[data-stat]")]
+    .map(n => [n.dataset.stat, +n.dataset.value]))"""
+FULL = "document.querySelectorAll('#slowest tbody tr').length === 20 && document.getElementById('answer').hidden"
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+EMPTY = f"{TEXT.format('head')}.startsWith('0.1.0')"
+
+
+@asynccontextmanager
+async def shown(fake: FakePrefill, folder: Path, until: str = FULL, hash_: str = "") -> AsyncIterator[Page]:
+    async with serving(fake), opened("about:blank", folder) as page:
+        await page.listen()
+        await page.send("Page.navigate", url=f"{fake.url}/laps{hash_}")
+        await page.until(until)
+        yield page
+
+
+@needs_browser
+def test_the_page_shows_what_the_status_and_the_receipts_say(tmp_path: Path) -> None:
+    async def run() -> None:
+        fake = FakePrefill()
+        fake.extra = {"queues": {c: {"depth": 3, "waiting_tokens": n, "oldest_wait_s": 0.5} for c, n in
+                                 (("short", 300), ("long", 9000))}}  # fmt: skip
+        async with shown(fake, tmp_path) as page:
+            await page.until("document.querySelector('[data-stat=depth-short]').dataset.value === '3'")
+            stats = await page.evaluate(STATS)
+            assert stats == {
+                **{f"depth-{c}": 3 for c in ("short", "long")},
+                **{"tokens-short": 300, "tokens-long": 9000, "oldest-short": 500, "oldest-long": 500},
+                **{"busy": 83, "preemptions": 1239, "in-progress": 0, "model-error": 4.3, "holds": 120_000},
+            }
+            # As the browser asked for them some time ago, newer ones may be slower.
+            slow = await page.evaluate("[...document.querySelectorAll('#slowest tbody tr')].map(r => r.dataset.key)")
+            times = {r.rid: r.ttft_ms for r in fake.receipts(1e12)}
+            assert [times[rid] for rid in slow] == sorted((times[rid] for rid in slow), reverse=True)
+            requests = await page.evaluate("+document.querySelector('#quantiles tbody td').textContent")
+            assert requests > 200
+            assert await page.evaluate("document.querySelectorAll('#scatter circle').length") == 300
+            label = await page.evaluate("document.getElementById('lanes').getAttribute('aria-label')")
+            assert re.fullmatch(
+                r"30 seconds of the device: \d+ steps, \d+% long, \d+% short, \d+% idle, \d+ steps .*", label
+            )
+            assert await page.evaluate("drawn.length") > 1000
+            # A class of its own.
+            await page.evaluate("document.querySelector('input[value=short]').click()")
+            await page.until("[...document.querySelectorAll('#slowest tbody td:nth-child(2)')]"
+                             ".every(n => n.textContent === 'short')")  # fmt: skip
+            assert not page.errors
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_the_page_says_which_request_made_another_wait(tmp_path: Path) -> None:
+    async def run() -> None:
+        fake = FakePrefill()
+        # The page knows those of the last 30 s by how they begin.
+        recent = [r for r in fake.receipts(time.time()) if r.arrived_s > time.time() - 20]
+        asked: Receipt = next(r for r in recent if r.cls == "short" and "behind_long" in r.causes)
+        first = asked.behind[0]
+        async with shown(fake, tmp_path) as page:
+            # By keyboard alone: the field, its text, Enter; then the first link of the answer.
+            await page.evaluate("document.getElementById('rid').focus()")
+            await page.send("Input.insertText", text=asked.rid)
+            await page.press("Enter", "\r")
+            await page.until("document.activeElement.id === 'h-answer'")
+            sentence = await page.evaluate(TEXT.format("sentence"))
+            number = f"{asked.ttft_ms:,.0f} ms"
+            assert sentence.startswith(f"Its first token came after {number}. Of these it ")
+            assert f"(longest: {first.rid}, {first.tokens:,} tokens)" in sentence
+            assert await page.evaluate("document.querySelectorAll('#receipt .bar i').length") == len(asked.causes)
+            await page.press("Tab")
+            assert await page.evaluate("document.activeElement.textContent") == first.rid
+            await page.press("Enter", "\r")
+            await page.until(f"{TEXT.format('h-answer')}.startsWith('{first.rid}')")
+            # Back in the browser is back to the question.
+            await page.evaluate("history.back()")
+            await page.until(f"{TEXT.format('h-answer')}.startsWith('{asked.rid}')")
+            # How it begins is enough, and what nobody knows is said.
+            await page.evaluate(f"location.hash = '#rid={asked.rid[:6]}'")
+            await page.until(f"document.querySelector('#receipt a')?.textContent.startsWith('{asked.rid[:6]}')")
+            await page.evaluate("location.hash = '#rid=nobody'")
+            await page.until(f"{TEXT.format('sentence')}.startsWith('No receipt of it')")
+            assert not page.errors
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_an_address_with_an_id_has_the_answer_and_markup_in_it_is_text(tmp_path: Path) -> None:
+    async def run() -> None:
+        fake, evil = FakePrefill(), "<img src=x onerror=alert(1)>"
+        old: Receipt = fake.histories[0].receipts[0]
+        causes: dict[Cause, float] = {**old.causes, "no such cause": 1.0}  # type: ignore[dict-item]
+        whale = Receipt(
+            rid=evil, cls="long", arrived_s=old.arrived_s, new_tokens=1, cached_tokens=0, ttft_ms=1e6, causes=causes
+        )
+        fake.histories[0].receipts.append(whale)
+        for e in fake.histories[0].events:
+            e["name"], e["args"]["rids"] = evil, [evil]
+        fake.ended = True
+        async with shown(fake, tmp_path, f"{TEXT.format('h-answer')}.startsWith('<img')", f"#rid={evil}") as page:
+            await page.evaluate("document.getElementById('steps').open = true")
+            await page.until("document.querySelectorAll('#step-table tbody th, #slowest a').length > 30", 20)
+            assert not await page.evaluate("document.querySelectorAll('img').length")
+            assert evil in await page.evaluate(TEXT.format("slowest"))
+            assert not page.errors
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_axe_finds_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    assert request.config.cache is not None
+    source = axe.script(request.config.cache.mkdir("axe"))
+
+    async def run() -> None:
+        one = FakePrefill().histories[0].receipts[0].rid
+        cases: list[tuple[str, FakePrefill, str]] = [
+            ("data", FakePrefill(ranks=2), FULL),
+            ("an answer", FakePrefill(), f"{TEXT.format('h-answer')}.startsWith('{one}')"),
+            ("no data", FakePrefill(empty=True), EMPTY),
+            ("off", FakePrefill(empty=True, reason="<b>--disaggregation-mode</b> is decode"), EMPTY),
+        ]
+        for i, (name, fake, until) in enumerate(cases):
+            hash_ = f"#rid={one}" if name == "an answer" else ""
+            async with shown(fake, tmp_path / str(i), until, hash_) as page:
+                await page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+                for scheme in ("light", "dark"):
+                    await page.prefer(prefers_color_scheme=scheme)
+                    for width in (1280, 390):
+                        await page.resize(width, 900)
+                        assert await axe.findings(page, source) == [], (name, scheme, width)
+                        assert await page.evaluate(FITS), (name, width)
+                assert not page.errors, name
+                if name == "off":
+                    assert "<b>--disaggregation-mode</b> is decode" in await page.evaluate(TEXT.format("off"))
+                if name == "data":
+                    await page.evaluate("document.getElementById('ask').append(document.createElement('input'))")
+                    assert len(await axe.findings(page, source)) == 1, "axe finds what is wrong"
+
+    asyncio.run(run())
+
+
+STOPS = """(() => { window.stops = []; addEventListener("focusin", e => stops.push(
+  [e.target.id || e.target.tagName, getComputedStyle(e.target).outlineStyle])); })()"""
+
+
+@needs_browser
+def test_everything_is_reached_by_tab_and_seen(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with shown(FakePrefill(), tmp_path) as page:
+            await page.evaluate(STOPS)
+            await page.evaluate("document.querySelector('main').lastElementChild.open = true")
+            await page.press("Tab")
+            for _ in range(120):
+                await page.press("Tab")
+                if await page.evaluate("document.activeElement.id") == "config":
+                    break
+            stops = await page.evaluate("stops")
+            ids = [name for name, _ in stops]
+            assert ids[:5] == ["pause", "rid", "BUTTON", "span", "until"]
+            assert {"SUMMARY", "INPUT", "A", "config"} <= set(ids)
+            assert all(outline != "none" for _, outline in stops)
+            # A paused page asks for nothing.
+            await page.evaluate("document.getElementById('pause').focus()")
+            await page.press("Enter", "\r")
+            assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_what_the_server_does_not_have_is_said_and_a_hidden_page_asks_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        fake = FakePrefill(missing=True)
+        fake.extra = {"load": {"busy_share": 0.25}}
+        async with shown(fake, tmp_path, EMPTY) as page:
+            await page.until(f"{TEXT.format('n-trace')} === 'This server has no trace of its device.'")
+            await page.until(f"{TEXT.format('n-receipts')} === 'This server has no receipts.'")
+            await page.until("document.querySelector('[data-stat=busy]').dataset.value === '25'")
+            before = fake.asked["status"]
+            async with asyncio.timeout(30):
+                while fake.asked["status"] < before + 3:
+                    await asyncio.sleep(0.05)
+            assert fake.asked["trace"] == 1, "asked again after half a minute"
+            await page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true}); 0")
+            await asyncio.sleep(1.5)
+            before = fake.asked["status"]
+            await asyncio.sleep(2.5)
+            assert fake.asked["status"] == before
+            await page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange')); 0")
+            async with asyncio.timeout(30):
+                while fake.asked["status"] == before:
+                    await asyncio.sleep(0.05)
+            assert all("404" in e for e in page.errors), page.errors
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_the_page_has_the_key_that_its_reader_gave_the_browser(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            serving(FakePrefill(), key="geheim") as fake,
+            opened(fake.url.replace("//", "//me:geheim@") + "/laps", tmp_path) as page,
+        ):
+            await page.until(FULL)
+
+    asyncio.run(run())
+
+
+def basic(password: str) -> str:
+    return "Basic " + b64encode(f"anyone:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize("kind", ["key", "admin"])
+def test_who_may_see_the_page(kind: str) -> None:
+    async def run() -> None:
+        async with serving(FakePrefill(), **{kind: "geheim"}) as fake, aiohttp.ClientSession() as client:
+
+            async def ask(path: str, **headers: Any) -> tuple[int, str | None]:
+                async with client.get(f"{fake.url}/{path}", headers=headers) as r:
+                    return r.status, r.headers.get("www-authenticate")
+
+            given_by_a_browser = basic("geheim")
+            assert await ask("laps") == (401, view.ASK)
+            assert await ask("laps_status") == (401, None)
+            assert await ask("laps", authorization=basic("wrong")) == (401, view.ASK)
+            assert await ask("laps", authorization="Basic %%%") == (401, view.ASK)
+            for path in sorted(view.READ):
+                for given in (given_by_a_browser, "Bearer geheim"):
+                    assert (await ask(path, authorization=given))[0] == 200, path
+                # Another site's script has the browser send the password.
+                assert (await ask(path, authorization=given_by_a_browser, origin="http://elsewhere"))[0] == 401, path
+            async with client.post(f"{fake.url}/laps_status", headers={"authorization": given_by_a_browser}) as r:
+                assert r.status in (401, 405)
+
+    asyncio.run(run())
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_takes_nothing_for_markup() -> None:
+    html = view.PAGE.read_text()
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["'](?!data:,)|url\(|@import|https?://(?!www\.w3\.org/2000/svg")""", html
+    )
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", html)
+    assert len(html.splitlines()) < 600
+    assert re.search(r"script-src 'sha256-[\w+/=]{44}'; .*connect-src 'self'", view.policy(html))
+
+
+def test_every_cause_has_a_name_a_colour_and_a_sentence() -> None:
+    from typing import get_args
+
+    table = view.PAGE.read_text().split("const CAUSES = {")[1].split("};")[0]
+    assert set(re.findall(r"^\s*(\w+): \[", table, re.MULTILINE)) == set(get_args(Cause))
