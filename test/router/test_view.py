@@ -8,6 +8,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import axe
+import pytest
 from browser import needs_browser, opened
 from laps_core.protocol import PoolRecord
 from prometheus_client.parser import text_string_to_metric_families
@@ -142,6 +144,32 @@ def test_the_page_shows_the_numbers_of_the_status(tmp_path: Path) -> None:
                 "rejected": 0,
             }
             assert shown["pools"] == {i["url"]: i["pool"] for i in found["prefill"]}
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_the_page_links_to_those_of_its_servers_and_axe_finds_nothing(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    assert request.config.cache is not None
+    source = axe.script(request.config.cache.mkdir("axe"))
+
+    async def run() -> None:
+        async with stack(3, 1, config={"interval_s": 0.5}) as s:
+            s.prefills[0].laps = False
+            await some_traffic(s)
+            await s.until(lambda: {r.source for r in s.lb.readers} == {"laps_status", "router"})
+            async with opened("about:blank", tmp_path) as page:
+                await page.listen()
+                await page.send("Page.navigate", url=f"{s.url}/laps")
+                await page.until("document.querySelectorAll('.servers a').length === 2")
+                links = await page.evaluate("[...document.querySelectorAll('.servers a')].map(a => a.href)")
+                assert sorted(links) == sorted(f"{p.url}/laps" for p in s.prefills[1:])
+                for scheme in ("light", "dark"):
+                    await page.prefer(prefers_color_scheme=scheme)
+                    assert await axe.findings(page, source) == [], scheme
+                assert not page.errors
 
     asyncio.run(run())
 
