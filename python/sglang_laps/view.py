@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.datastructures import Headers
+from fastapi.responses import HTMLResponse
 from laps_core.protocol import STATUS_ROUTE
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE
 from sglang.srt.utils.auth import AuthLevel, auth_level
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import HTMLResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""As the ASGI specification has them."""
 
 ROUTE = "laps"
 READ = frozenset((ROUTE, STATUS_ROUTE, RECEIPTS_ROUTE, TRACE_ROUTE))
@@ -64,7 +72,7 @@ class Passwords:
 
         async def ask(message: Message) -> None:
             if path == ROUTE and message["type"] == "http.response.start" and message["status"] == 401:
-                MutableHeaders(scope=message).append("www-authenticate", ASK)
+                message["headers"] = [*message.get("headers", ()), (b"www-authenticate", ASK.encode())]
             await send(message)
 
         await self._app(_with_key(scope), receive, ask)
@@ -72,7 +80,7 @@ class Passwords:
 
 def _with_key(scope: Scope) -> Scope:
     """Return ``scope`` with the password of HTTP's basic scheme as a bearer token."""
-    headers = Headers(scope=scope)
+    headers = Headers(raw=scope["headers"])
     scheme, _, given = headers.get("authorization", "").partition(" ")
     # A browser adds the password to requests of other sites, too; those name their origin, and SGLang lets them read.
     if scheme.lower() != "basic" or "origin" in headers:

@@ -46,7 +46,7 @@ class Busy:
 
 
 class History:
-    """What a server did; times are Unix time from `start_s` on."""
+    """Steps, events and receipts of one server; times are Unix time from `start_s` on."""
 
     def __init__(self, start_s: float, seconds: float = 90.0, seed: int = 1, rank: int = 0) -> None:
         """`seconds`: how much of it there is. `rank`: its number among data-parallel ranks."""
