@@ -56,11 +56,10 @@ def test_the_page_shows_what_the_status_and_the_receipts_say(tmp_path: Path) -> 
             assert [times[rid] for rid in slow] == sorted((times[rid] for rid in slow), reverse=True)
             requests = await page.evaluate("+document.querySelector('#quantiles tbody td').textContent")
             assert requests > 200
-            assert await page.evaluate("document.querySelectorAll('#scatter circle').length") == 300
+            assert await page.evaluate("document.querySelectorAll('#scatter circle').length") > 200
             label = await page.evaluate("document.getElementById('lanes').getAttribute('aria-label')")
-            assert re.fullmatch(
-                r"30 seconds of the device: \d+ steps, \d+% long, \d+% short, \d+% idle, \d+ steps .*", label
-            )
+            shape = r"30 seconds of the device: \d+ steps, short batches \d+% of the time, idle \d+%, \d+ steps .*"
+            assert re.fullmatch(shape, label)
             assert await page.evaluate("drawn.length") > 1000
             # A class of its own.
             await page.evaluate("document.querySelector('input[value=short]').click()")
@@ -117,8 +116,8 @@ def test_an_address_with_an_id_has_the_answer_and_markup_in_it_is_text(tmp_path:
             rid=evil, cls="long", arrived_s=old.arrived_s, new_tokens=1, cached_tokens=0, ttft_ms=1e6, causes=causes
         )
         fake.histories[0].receipts.append(whale)
-        for e in fake.histories[0].events:
-            e["name"], e["args"]["rids"] = evil, [evil]
+        for run in fake.histories[0].runs:
+            run.name, run.args["requests"] = f"short: {evil}", [evil]
         fake.ended = True
         async with shown(fake, tmp_path, f"{TEXT.format('h-answer')}.startsWith('<img')", f"#rid={evil}") as page:
             await page.evaluate("document.getElementById('steps').open = true")

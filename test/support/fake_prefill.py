@@ -123,9 +123,10 @@ class FakePrefill:
             self.asked["trace"] += 1
             if self.missing:
                 raise HTTPException(404)
-            begin, now = 1e6 * (time.time() - seconds), 1e6 * time.time()
-            events = [e for h in self.histories for e in h.events if begin <= e["ts"] + e["dur"] <= now]
-            return {"traceEvents": [e for h in self.histories for e in h.lanes()] + events}
+            now = time.time()
+            base_us = round(1e6 * (now - seconds))
+            events = [e for h in self.histories for e in h.trace(now - seconds, now, base_us)]
+            return {"displayTimeUnit": "ms", "otherData": {"begins_unix_s": base_us / 1e6}, "traceEvents": events}
 
         if key or admin:
             add_api_key_middleware(app, api_key=key, admin_api_key=admin)

@@ -14,8 +14,9 @@ Event = dict[str, Any]
 TOKEN_S, STEP_S = 1e-4, 6e-3
 """Device time of a token, and of a step (seconds)."""
 SLICE_S = 0.06
-DEVICE, WINDOW, TRANSFERS, FIRST_PROMPT = 0, 1, 2, 10
-"""Lanes."""
+TRANSFER_S = 5e-3
+DEVICE, HELD = 1, 2
+"""Lanes of the trace."""
 
 
 @dataclass
@@ -30,7 +31,6 @@ class Prompt:
     """Arrival (seconds since the history's start)."""
     begun: float = 0.0
     ended: float = 0.0
-    lane: int = FIRST_PROMPT
 
 
 @dataclass
@@ -45,6 +45,17 @@ class Busy:
     tokens: int = 0
 
 
+@dataclass
+class Run:
+    """One batch."""
+
+    name: str
+    begin: float
+    end: float
+    args: Event
+    slices: list[tuple[float, float]] = field(default_factory=list)
+
+
 class History:
     """Steps, events and receipts of one server; times are Unix time from `start_s` on."""
 
@@ -57,9 +68,7 @@ class History:
         self.busy = _run(self.prompts)
         done = [p for p in self.prompts if p.ended]
         self.receipts = [self._receipt(p, rng) for p in done]
-        self.events = sorted((e for b in self.busy for e in self._events(b, rng)), key=lambda e: e["ts"] + e["dur"])
-        self.events += [self._prompt_event(p) for p in done]
-        self.events.sort(key=lambda e: e["ts"] + e["dur"])
+        self.runs = _runs(self.busy, rng)
 
     def _receipt(self, p: Prompt, rng: random.Random) -> Receipt:
         causes: dict[Cause, float] = {"tokenizing": rng.uniform(0.6, 2.5)}
@@ -91,34 +100,74 @@ class History:
         """Unix time of its first token."""
         return receipt.arrived_s + receipt.ttft_ms / 1e3
 
-    def _event(self, name: str, cat: str, tid: int, begin: float, end: float, **args: Any) -> Event:
-        ts, dur = round(1e6 * (self.start_s + begin)), round(1e6 * (end - begin))
-        return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "pid": self.rank, "tid": tid, "args": args}
+    def trace(self, begin_s: float, end_s: float, base_us: int) -> list[Event]:
+        """Return the trace events of a stretch of Unix time, as times after `base_us`."""
+        begin, end = begin_s - self.start_s, end_s - self.start_s
+        made: list[Event] = []
 
-    def _events(self, b: Busy, rng: random.Random) -> list[Event]:
-        measured = 1e3 * (b.end - b.begin)
+        def us(seconds: float) -> int:
+            return round(1e6 * (seconds + self.start_s)) - base_us
+
+        def add(tid: int, name: str, a: float, b: float, args: Event | None = None) -> None:
+            if b > begin and a < end:
+                ts, till = us(max(a, begin)), us(min(b, end))
+                made.append({"ph": "X", "tid": tid, "name": name, "ts": ts, "dur": till - ts, "args": args or {}})
+
+        for run in self.runs:
+            add(DEVICE, run.name, run.begin, run.end, run.args)
+            for since, until in run.slices:
+                add(DEVICE, "slice", since, until)
+        for b in self.busy:
+            if b.kind in ("idle", "window"):
+                add(DEVICE, "idle: window" if b.kind == "window" else "idle", b.begin, b.end)
+            if b.kind == "window":
+                add(HELD, "window", b.begin, b.end)
+        for n, p in enumerate(p for p in self.prompts if p.ended and begin <= p.ended + TRANSFER_S <= end):
+            times = {
+                f"{p.cls} request of {p.tokens} tokens": (p.at, p.ended + TRANSFER_S), "waits": (p.at, p.begun),
+                "prefill in progress": (p.begun, p.ended), "transfer": (p.ended, p.ended + TRANSFER_S),
+            }  # fmt: skip
+            args: Event = {"rid": p.rid, "new_tokens": p.tokens, "aborted": False}
+            for name, (since, until) in times.items():
+                both = {"cat": f"{p.cls} requests", "id": n, "name": name, "tid": 0}
+                made.append({**both, "ph": "b", "ts": us(since), "args": args})
+                made.append({**both, "ph": "e", "ts": us(until), "args": {}})
+                args = {}
+        made.sort(key=lambda e: (e["ts"], -e.get("dur", 0)))
+        lanes = {DEVICE: "device", HELD: "short held back", HELD + 1: "long held back"}
+        names: list[Event] = [{"ph": "M", "name": "process_name", "args": {"name": f"data-parallel rank {self.rank}"}}]
+        names += [{"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}} for tid, name in lanes.items()]
+        return [{**e, "pid": self.rank + 1} for e in (*names, *made)]
+
+
+def _runs(busy: list[Busy], rng: random.Random) -> list[Run]:
+    """Return batches as the trace has them: a long one is one event, with its slices and what preempts it inside."""
+    made: list[Run] = []
+    whole: dict[str, Run] = {}
+    for b in busy:
         if b.kind in ("idle", "window"):
-            lane = [self._event("hold", "window", WINDOW, b.begin, b.end, reason="one request waits")]
-            idle = self._event("idle", "idle", DEVICE, b.begin, b.end, reason="window" if b.kind == "window" else b.cls)
-            return [idle, *(lane if b.kind == "window" else [])]
+            continue
+        run = whole.get(b.prompts[0].rid) if b.kind == "slice" else None
+        if run is None:
+            tokens = sum(p.tokens for p in b.prompts)
+            rids = [p.rid for p in b.prompts]
+            args = {
+                "requests": rids[:16], "request_count": len(rids), "new_tokens": tokens, "measured_ms": 0.0,
+                "preempts": b.kind == "preempt",
+            }  # fmt: skip
+            run = Run(f"{b.cls}: {len(rids)} x, {tokens} tokens", b.begin, b.end, args)
+            made.append(run)
+            if b.kind == "slice":
+                whole[rids[0]] = run
+        run.end = b.end
+        run.args["measured_ms"] += 1e3 * (b.end - b.begin)
+        if b.kind == "slice":
+            run.slices.append((b.begin, b.end))
+    for run in made:
         late = rng.random() < 0.02
-        args = {
-            "rids": [p.rid for p in b.prompts], "class": b.cls, "tokens": b.tokens, "measured_ms": measured,
-            "predicted_ms": measured / (2.4 if late else rng.uniform(0.92, 1.1)), "late": late,
-        }  # fmt: skip
-        made = [self._event(f"{b.cls} {b.kind}", b.kind, DEVICE, b.begin, b.end, **args)]
-        sent = [p for p in b.prompts if p.ended == b.end]
-        return made + [self._event("transfer", "transfer", TRANSFERS, b.end, b.end + 5e-3, rids=[p.rid]) for p in sent]
-
-    def _prompt_event(self, p: Prompt) -> Event:
-        return self._event(p.rid, "prompt", p.lane, p.begun, p.ended, rids=[p.rid], tokens=p.tokens, **{"class": p.cls})
-
-    def lanes(self) -> list[Event]:
-        """Metadata events: names of the lanes."""
-        names = {DEVICE: "device", WINDOW: "window", TRANSFERS: "transfers", FIRST_PROMPT: "prompt 1"}
-        names[FIRST_PROMPT + 1] = "prompt 2"
-        one = {"ph": "M", "name": "thread_name", "pid": self.rank}
-        return [{**one, "tid": tid, "args": {"name": name}} for tid, name in names.items()]
+        run.args["late"] = late
+        run.args["predicted_ms"] = run.args["measured_ms"] / (2.4 if late else rng.uniform(0.92, 1.1))
+    return made
 
 
 def _add(causes: dict[Cause, float], name: Cause, seconds: float) -> None:
@@ -165,7 +214,6 @@ def _run(prompts: list[Prompt]) -> list[Busy]:
             took = min(left, SLICE_S)
             left = left - took if left - took > 1e-9 else 0.0
             step = Busy("slice", "long", now, now + took, [p], round(p.tokens * took / whole))
-            p.lane = FIRST_PROMPT
             if not left:
                 long.popleft()
         elif coming:
@@ -176,7 +224,6 @@ def _run(prompts: list[Prompt]) -> list[Busy]:
             p.begun = p.begun or now
             if p.cls == "short" or not left:
                 p.ended = step.end
-            p.lane = FIRST_PROMPT + (p.cls == "short")
         steps.append(step)
         now = step.end + (4e-4 if step.kind != "idle" else 0.0)
     return steps
