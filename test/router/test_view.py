@@ -12,6 +12,8 @@ import axe
 import pytest
 from browser import needs_browser, opened
 from laps_core.protocol import PoolRecord
+from laps_top.ask import Server
+from laps_top.rows import row
 from prometheus_client.parser import text_string_to_metric_families
 
 from .fakes import NO_PROBES, Stack, stack
@@ -78,6 +80,21 @@ def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_el
             assert not labels & {"instance", "job"}
             legends = set(re.findall(r"\{\{(\w+)\}\}", dashboard))
             assert legends <= labels
+
+    asyncio.run(run())
+
+
+def test_laps_top_has_a_line_of_the_router() -> None:
+    async def run() -> None:
+        async with stack(2, args={"api_key": "geheim"}) as s:
+            await s.until(lambda: len(s.lb.journal.samples) >= 1)
+            barred = await asyncio.to_thread(Server(s.url).ask)
+            answer = await asyncio.to_thread(Server(s.url, "geheim").ask)
+        assert row(s.url, barred).error == "needs the key (--api-key)"
+        found = row(s.url, answer)
+        assert (found.kind, found.error, found.waiting, found.oldest_wait_s) == ("router", "", {"all": 0}, 0.0)
+        assert found.busy_share is not None
+        assert set(found.ttft_ms) == {"short", "long"}
 
     asyncio.run(run())
 

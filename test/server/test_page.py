@@ -162,6 +162,33 @@ def test_axe_finds_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> No
     asyncio.run(run())
 
 
+@needs_browser
+def test_steps_that_were_read_in_parts_are_whole_and_there_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        fake = FakePrefill(ranks=2)
+        async with shown(fake, tmp_path) as page:
+            before = fake.asked["trace"]
+            async with asyncio.timeout(60):
+                while fake.asked["trace"] < before + 8:
+                    await asyncio.sleep(0.05)
+            newest = 1e-6 * await page.evaluate("newest")
+            seen = await page.evaluate("steps.map(e => [e.pid, e.name, e.ts, e.end, e.measured])")
+        begin, end = newest - 25, newest - 0.5
+        made = [
+            [h.rank + 1, r.name, 1e6 * (h.start_s + r.begin), 1e6 * (h.start_s + r.end), r.args["measured_ms"]]
+            for h in fake.histories
+            for r in h.runs
+            if begin < h.start_s + r.end < end
+        ]
+        found = [s for s in seen if begin < 1e-6 * s[3] < end]
+        assert len(made) > 400
+        for a, b in zip(sorted(made), sorted(found), strict=True):
+            assert a[:2] == b[:2]
+            assert a[2:] == pytest.approx(b[2:], abs=2.0), "microseconds"
+
+    asyncio.run(run())
+
+
 STOPS = """(() => { window.stops = []; addEventListener("focusin", e => stops.push(
   [e.target.id || e.target.tagName, getComputedStyle(e.target).outlineStyle])); })()"""
 
