@@ -87,7 +87,7 @@ def test_the_page_says_which_request_made_another_wait(tmp_path: Path) -> None:
             sentence = await page.evaluate(TEXT.format("sentence"))
             number = f"{asked.ttft_ms:,.0f} ms"
             assert sentence.startswith(f"Its first token came after {number}. Of these it ")
-            assert f"(longest: {first.rid}, {first.tokens:,} tokens)" in sentence
+            assert f"(longest behind {first.rid}, {first.tokens:,} tokens)" in sentence
             assert await page.evaluate("document.querySelectorAll('#receipt .bar i').length") == len(asked.causes)
             await page.press("Tab")
             assert await page.evaluate("document.activeElement.textContent") == first.rid
