@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,7 @@ from laps_core.protocol import MAX_AGE, STATUS_ROUTE
 from laps_core.receipts.receipt import RECEIPTS_ROUTE
 
 SECONDS = 30
-"""Receipts of so many seconds make the quantiles."""
-SLOWEST = 20
+"""Receipts of so many seconds are shown."""
 RETRY_S = 30.0
 """A route that a server does not have is asked for again after this (seconds)."""
 FRESH_S = 0.9
@@ -37,6 +37,8 @@ class Seen(msgspec.Struct):
     rid: str
     ttft_ms: float
     cls: str = msgspec.field(name="class", default="")
+    arrived_s: float = 0.0
+    """Unix time of its server."""
     causes: dict[str, float] = msgspec.field(default_factory=dict)
     behind: list[Behind] = msgspec.field(default_factory=list)
 
@@ -55,7 +57,6 @@ class Answer:
     """Why not, in one line."""
     recent: tuple[Seen, ...] | None = None
     """Receipts of the last SECONDS; None: it keeps none."""
-    slowest: tuple[Seen, ...] = ()
 
 
 def _words(e: Exception) -> str:
@@ -81,6 +82,11 @@ class Server:
     timeout_s: float = 3.0
     """For each answer."""
     _retry_s: float = field(default=0.0, init=False)
+    """Time until which receipts are not asked for; all times here are of this machine's monotonic clock."""
+    _asked_s: float | None = field(default=None, init=False)
+    """Time of the last answer with receipts."""
+    _kept: dict[str, tuple[float, Seen]] = field(default_factory=dict, init=False)
+    """Receipts by id, with the time when they are dropped."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no http(s) URL. One without a scheme is taken for http."""
@@ -99,19 +105,27 @@ class Server:
             return Answer(error={401: "needs the key (--api-key)", 404: "no LAPS here"}.get(e.code, f"HTTP {e.code}"))
         except (OSError, ValueError) as e:
             return Answer(error=f"no answer: {_words(e)}")
-        if time.monotonic() < self._retry_s or "prefill" in status:
+        now = time.monotonic()
+        if now < self._retry_s or "prefill" in status:
             return Answer(status)
         try:
-            found = [self._receipts({"seconds": SECONDS}), self._receipts({"slowest": SLOWEST})]
+            self._keep(now)
         except HTTPError as e:
-            self._retry_s = time.monotonic() + RETRY_S * (e.code == 404)
+            self._retry_s = now + RETRY_S * (e.code == 404)
             return Answer(status)
         except (OSError, ValueError):
             return Answer(status)
-        return Answer(status, recent=found[0], slowest=found[1])
+        return Answer(status, recent=tuple(receipt for _, receipt in self._kept.values()))
 
-    def _receipts(self, query: Mapping[str, Any]) -> tuple[Seen, ...]:
-        return tuple(msgspec.json.decode(self._get(RECEIPTS_ROUTE, query), type=_Seen).receipts)
+    def _keep(self, now: float) -> None:
+        """Ask for the receipts that are new, and drop the old ones."""
+        missing_s = SECONDS if self._asked_s is None else min(SECONDS, math.ceil(now - self._asked_s) + 1)
+        body = self._get(RECEIPTS_ROUTE, {"seconds": missing_s})
+        found = {r.rid: (r.arrived_s + r.ttft_ms / 1e3, r) for r in msgspec.json.decode(body, type=_Seen).receipts}
+        newest_s = max((ended_s for ended_s, _ in found.values()), default=0.0)
+        self._asked_s = now
+        self._kept.update({rid: (now + SECONDS - (newest_s - ended_s), r) for rid, (ended_s, r) in found.items()})
+        self._kept = {rid: (until_s, r) for rid, (until_s, r) in self._kept.items() if until_s > now}
 
     def _get(self, route: str, query: Mapping[str, Any]) -> bytes:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}

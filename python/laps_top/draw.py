@@ -41,7 +41,7 @@ def draw(shown: Table) -> RenderableType:
     for s in shown.slowest:
         cells = (plain(text) for text in (s.rid, s.url, s.mostly, s.behind))
         slow.add_row(number(s.ttft_ms, 1.0, " ms"), plain(s.cls, STYLES.get(s.cls, "")), *cells)
-    return Group(servers, Text("\nSlowest requests", "bold"), slow) if shown.slowest else servers
+    return Group(servers, Text("\nSlowest requests of the last 30 s", "bold"), slow) if shown.slowest else servers
 
 
 def _grid(*names: str) -> Grid:

@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Slow(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the slowest requests."""
+    """One of the slowest requests of the last 30 s."""
 
     url: str
     rid: str
@@ -124,8 +124,8 @@ def _router(url: str, status: Mapping[str, Any]) -> Row:
 
 
 def table(answers: Mapping[str, Answer], slowest: int) -> Table:
-    """Return the lines of all servers, and of their `slowest` requests. `answers`: by URL."""
-    found = [_slow(url, r) for url, answer in answers.items() for r in answer.slowest]
+    """Return the lines of all servers, and of their `slowest` recent requests. `answers`: by URL."""
+    found = [_slow(url, r) for url, answer in answers.items() for r in answer.recent or ()]
     found.sort(key=lambda s: -s.ttft_ms)
     return Table([row(url, answer) for url, answer in answers.items()], found[:slowest])
 

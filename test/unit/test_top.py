@@ -63,6 +63,7 @@ class Fake:
     redirect: str = ""
     asked: list[str] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    seconds: list[str] = field(default_factory=list)
     url: str = ""
 
 
@@ -73,6 +74,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
             path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
             fake.asked.append(path)
             fake.keys.append(self.headers.get("authorization"))
+            fake.seconds += query.get("seconds", [])
             if fake.redirect:
                 self.send_response(302)
                 self.send_header("location", fake.redirect)
@@ -80,8 +82,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
                 return
             body: Any = fake.status
             if path == "/laps_receipts" and fake.receipts is not None:
-                found = sorted(fake.receipts, key=lambda r: -r["ttft_ms"])
-                body = {"receipts": found[: int(query["slowest"][0])] if "slowest" in query else fake.receipts}
+                body = {"receipts": fake.receipts}
             missing = path != "/laps_status" and body is fake.status
             barred = fake.key and self.headers.get("authorization") != f"Bearer {fake.key}"
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -138,8 +139,8 @@ def test_a_status_of_another_release_is_a_line_with_gaps(status: dict[str, Any])
 
 
 def test_the_slowest_of_all_servers_are_below_them() -> None:
-    one = Answer(STATUS, slowest=(Seen("a", 5.0), Seen("b", 3.0)))
-    other = Answer(STATUS, slowest=(Seen("c", 4.0, "long", {"memory": 1.0, "behind_long": 3.0}),))
+    one = Answer(STATUS, recent=(Seen("a", 5.0), Seen("b", 3.0)))
+    other = Answer(STATUS, recent=(Seen("c", 4.0, "long", causes={"memory": 1.0, "behind_long": 3.0}),))
     shown = table({"one": one, "other": other}, 2)
     assert [(s.url, s.rid, s.mostly) for s in shown.slowest] == [
         ("one", "a", "unknown 100%"),
@@ -164,6 +165,29 @@ def test_a_server_that_does_not_answer_has_a_line_that_says_why(fake: Fake, said
 
 def test_a_server_that_is_not_there_has_one_too() -> None:
     assert row("u", Server("127.0.0.1:9").ask()).error == "no answer: Connection refused"
+
+
+def test_receipts_are_asked_for_once_and_dropped_after_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("laps_top.ask.time.monotonic", lambda: clock[0])
+    old = {**receipt("old", "short", 1000.0), "arrived_s": 80.0}
+    with serving(Fake(receipts=[old, {**receipt("new", "short", 1000.0), "arrived_s": 100.0}])) as fake:
+        server = Server(fake.url)
+
+        def known() -> list[str]:
+            recent = server.ask().recent
+            assert recent is not None
+            return sorted(r.rid for r in recent)
+
+        assert known() == ["new", "old"]
+        fake.receipts = []
+        clock[0] += 9.5
+        assert known() == ["new", "old"]
+        clock[0] += 1.0
+        assert known() == ["new"], "it ended 20 s before the newest"
+        clock[0] += 20.0
+        assert known() == []
+        assert fake.seconds == ["30", "11", "2", "21"]
 
 
 def test_the_key_is_sent_and_missing_receipts_are_asked_for_now_and_then() -> None:
@@ -221,7 +245,7 @@ def test_it_is_live_in_a_terminal_until_a_key_ends_it(key: str) -> None:
             )  # fmt: skip
             os.close(theirs)
             shown, until = b"", time.monotonic() + 60
-            while (len(fake.asked) < 9 or b"3 / 1" not in shown) and time.monotonic() < until:
+            while (len(fake.asked) < 6 or b"3 / 1" not in shown) and time.monotonic() < until:
                 if select.select([ours], [], [], 0.1)[0]:
                     shown += os.read(ours, 65536)
             assert b"3 / 1" in shown
