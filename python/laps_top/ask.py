@@ -49,7 +49,7 @@ class _Seen(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one server, at one time."""
+    """Answers of one server, at one time."""
 
     status: Mapping[str, Any] | None = None
     """None: it has not answered."""

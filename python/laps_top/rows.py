@@ -12,7 +12,7 @@ from laps_top.ask import Answer, Seen
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of times to first token (milliseconds); None = no request."""
+    """Median and P90 of times to first token (milliseconds); None = no request."""
 
     p50: float | None = None
     p90: float | None = None
@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_error: float | None = None
     """Median of the latency model's relative error."""
     kv_tokens: int | None = None
-    """That the prefix cache of a prefill server holds at most; held by the decode servers of a router."""
+    """Tokens that the prefix cache of a prefill server holds at most; held by the decode servers of a router."""
 
 
 class Slow(msgspec.Struct, frozen=True, kw_only=True):

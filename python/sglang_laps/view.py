@@ -21,7 +21,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""As the ASGI specification has them."""
+"""These types are those of the ASGI specification."""
 
 ROUTE = "laps"
 READ = frozenset((ROUTE, STATUS_ROUTE, RECEIPTS_ROUTE, TRACE_ROUTE))
