@@ -1,5 +1,5 @@
-"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, ``POST /laps_pool``, and checks
-of deadlines and prompts at the door.
+"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, ``POST /laps_pool``, the page ``/laps``,
+and checks of deadlines and prompts at the door.
 
 The launcher imports it, and with --tokenizer-worker-num > 1 so does every worker, by name.
 """
@@ -16,7 +16,16 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
-from sglang_laps import answering, deadlines, moments, options, prompts, receipt_routes, seams  # noqa: F401  (routes)
+from sglang_laps import (  # noqa: F401  (some add routes)
+    answering,
+    deadlines,
+    moments,
+    options,
+    prompts,
+    receipt_routes,
+    seams,
+    view,
+)
 from sglang_laps.kept import Kept
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
@@ -33,6 +42,7 @@ if (_config := options.from_env()) is not None and _config.receipts:
     app.add_middleware(answering.ReceiptHeader)
 HookRegistry.apply_hooks()
 seams.require_applied()
+view.add(app)
 
 
 _pool = PoolCell.of_this_server()

@@ -8,10 +8,14 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import axe
+import pytest
+from browser import needs_browser, opened
 from laps_core.protocol import PoolRecord
+from laps_top.ask import Server
+from laps_top.rows import row
 from prometheus_client.parser import text_string_to_metric_families
 
-from .browser import needs_browser, opened
 from .fakes import NO_PROBES, Stack, stack
 
 REPO = Path(__file__).resolve().parents[2]
@@ -80,6 +84,21 @@ def test_the_metrics_agree_with_the_status_and_the_dashboard_asks_for_nothing_el
     asyncio.run(run())
 
 
+def test_laps_top_has_a_line_of_the_router() -> None:
+    async def run() -> None:
+        async with stack(2, args={"api_key": "geheim"}) as s:
+            await s.until(lambda: len(s.lb.journal.samples) >= 1)
+            barred = await asyncio.to_thread(Server(s.url).ask)
+            answer = await asyncio.to_thread(Server(s.url, "geheim").ask)
+        assert row(s.url, barred).error == "needs the key (--api-key)"
+        found = row(s.url, answer)
+        assert (found.kind, found.error, found.waiting, found.oldest_wait_s) == ("router", "", {"all": 0}, 0.0)
+        assert found.busy_share is not None
+        assert set(found.ttft_ms) == {"short", "long"}
+
+    asyncio.run(run())
+
+
 READ = """({
   stats: Object.fromEntries([...document.querySelectorAll("[data-stat]")].map(n => [n.dataset.stat, +n.dataset.value])),
   pools: Object.fromEntries([...document.querySelectorAll("[data-pool]:not([data-pool=''])")]
@@ -142,6 +161,32 @@ def test_the_page_shows_the_numbers_of_the_status(tmp_path: Path) -> None:
                 "rejected": 0,
             }
             assert shown["pools"] == {i["url"]: i["pool"] for i in found["prefill"]}
+
+    asyncio.run(run())
+
+
+@needs_browser
+def test_the_page_links_to_those_of_its_servers_and_axe_finds_nothing(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    assert request.config.cache is not None
+    source = axe.script(request.config.cache.mkdir("axe"))
+
+    async def run() -> None:
+        async with stack(3, 1, config={"interval_s": 0.5}) as s:
+            s.prefills[0].laps = False
+            await some_traffic(s)
+            await s.until(lambda: {r.source for r in s.lb.readers} == {"laps_status", "router"})
+            async with opened("about:blank", tmp_path) as page:
+                await page.listen()
+                await page.send("Page.navigate", url=f"{s.url}/laps")
+                await page.until("document.querySelectorAll('.servers a').length === 2")
+                links = await page.evaluate("[...document.querySelectorAll('.servers a')].map(a => a.href)")
+                assert sorted(links) == sorted(f"{p.url}/laps" for p in s.prefills[1:])
+                for scheme in ("light", "dark"):
+                    await page.prefer(prefers_color_scheme=scheme)
+                    assert await axe.findings(page, source) == [], scheme
+                assert not page.errors
 
     asyncio.run(run())
 

@@ -14,7 +14,7 @@ import pytest
 REPO = Path(__file__).parents[2]
 ROOTS = (REPO / "python", REPO / "sgl-model-gateway/bindings/python/src")
 PACKAGES = {
-    **dict.fromkeys(("laps_core", "laps_emulate", "laps_plan", "sglang_laps"), ROOTS[0]),
+    **dict.fromkeys(("laps_core", "laps_emulate", "laps_plan", "laps_top", "sglang_laps"), ROOTS[0]),
     "sglang_router_laps": ROOTS[1],
 }
 

@@ -21,7 +21,7 @@ NAMES = {
     "aiconfigurator_core": "aiconfigurator",
 }
 """Packages that are imported under another name."""
-OURS = {"laps_core", "laps_emulate", "laps_plan", "sglang_laps", "sglang_router_laps", "benchmark"}
+OURS = {"laps_core", "laps_emulate", "laps_plan", "laps_top", "sglang_laps", "sglang_router_laps", "benchmark"}
 OURS |= {path.stem for path in (REPO / "test/support").iterdir()}
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

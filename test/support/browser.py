@@ -27,6 +27,8 @@ class Page:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._sent = 0
+        self.errors: list[str] = []
+        """Errors and warnings in the console since ``listen``, as far as answers have come."""
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
         """A command of the DevTools protocol, and its result. Raises RuntimeError."""
@@ -34,11 +36,25 @@ class Page:
         await self._socket.send_json({"id": self._sent, "method": method, "params": params})
         async with asyncio.timeout(180):
             while (answer := await self._socket.receive_json()).get("id") != self._sent:
-                pass
+                self._note(answer)
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']}")
         found: dict[str, Any] = answer["result"]
         return found
+
+    async def listen(self) -> None:
+        """Collect errors from now on."""
+        await self.send("Runtime.enable")
+        await self.send("Log.enable")
+
+    def _note(self, event: dict[str, Any]) -> None:
+        what, said = event.get("method"), event.get("params", {})
+        if what == "Runtime.exceptionThrown":
+            self.errors.append(str(said["exceptionDetails"]))
+        elif what == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
+            self.errors.append(" ".join(str(a.get("value", a.get("description"))) for a in said["args"]))
+        elif what == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
+            self.errors.append(f"{said['entry']['text']} {said['entry'].get('url', '')}")
 
     async def evaluate(self, script: str) -> Any:
         """The value of an expression, awaited if it is a promise. Raises RuntimeError where it throws."""

@@ -1,0 +1,1 @@
+"""Live view of many servers in a terminal."""

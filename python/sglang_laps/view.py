@@ -1,0 +1,93 @@
+"""``GET /laps``: a page that shows what this server does, read by the page itself from the routes beside it."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, MutableMapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.datastructures import Headers
+from fastapi.responses import HTMLResponse
+from laps_core.protocol import STATUS_ROUTE
+from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""These types are those of the ASGI specification."""
+
+ROUTE = "laps"
+READ = frozenset((ROUTE, STATUS_ROUTE, RECEIPTS_ROUTE, TRACE_ROUTE))
+"""Routes of the page, and those that it reads."""
+PAGE = Path(__file__).parent / "page" / "index.html"
+ASK = 'Basic realm="SGLang"'
+"""Header that makes a browser ask for a password, and send it with the page's own requests, too."""
+
+
+def add(app: FastAPI) -> None:
+    """Serve the page from SGLang's application. It needs the same key as the status; a browser asks for one."""
+    html = PAGE.read_text()
+    headers = {"content-security-policy": policy(html), "x-content-type-options": "nosniff"}
+
+    @app.get(f"/{ROUTE}", include_in_schema=False)  # type: ignore[untyped-decorator,unused-ignore]
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+    async def laps_page() -> Response:
+        return HTMLResponse(html, headers=headers)
+
+    # SGLang adds its check of keys later, and what is added later is asked first: this has to stand before all.
+    build = app.build_middleware_stack
+    setattr(app, "build_middleware_stack", lambda: Passwords(build()))  # noqa: B010
+
+
+def policy(html: str) -> str:
+    """Return a content security policy that allows the page's own script, and requests to its own server."""
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digests = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    return (
+        f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+class Passwords:
+    """Takes a browser's password for the key that SGLang asks for, where the page and what it reads are concerned."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """`app`: what answers the requests."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        path = scope.get("path", "").rpartition("/")[2]
+        if scope["type"] != "http" or scope["method"] != "GET" or path not in READ:
+            await self._app(scope, receive, send)
+            return
+
+        async def ask(message: Message) -> None:
+            if path == ROUTE and message["type"] == "http.response.start" and message["status"] == 401:
+                message["headers"] = [*message.get("headers", ()), (b"www-authenticate", ASK.encode())]
+            await send(message)
+
+        await self._app(_with_key(scope), receive, ask)
+
+
+def _with_key(scope: Scope) -> Scope:
+    """Return ``scope`` with the password of HTTP's basic scheme as a bearer token."""
+    headers = Headers(raw=scope["headers"])
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    # A browser adds the password to requests of other sites, too; those name their origin, and SGLang lets them read.
+    if scheme.lower() != "basic" or "origin" in headers:
+        return scope
+    try:
+        key = b64decode(given).decode().partition(":")[2]
+    except ValueError:
+        return scope
+    rest = [(name, value) for name, value in scope["headers"] if name.lower() != b"authorization"]
+    return {**scope, "headers": [*rest, (b"authorization", f"Bearer {key}".encode())]}

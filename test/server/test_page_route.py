@@ -1,0 +1,58 @@
+"""The page of a prefill server as it is served: who may see it, and what it must not contain."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from base64 import b64encode
+from typing import Any, get_args
+
+import aiohttp
+import pytest
+from fake_prefill import FakePrefill, serving
+from laps_core.receipts.receipt import Cause
+from sglang_laps import view
+
+
+def basic(password: str) -> str:
+    return "Basic " + b64encode(f"anyone:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize("kind", ["key", "admin"])
+def test_who_may_see_the_page(kind: str) -> None:
+    async def run() -> None:
+        async with serving(FakePrefill(), **{kind: "geheim"}) as fake, aiohttp.ClientSession() as client:
+
+            async def ask(path: str, **headers: Any) -> tuple[int, str | None]:
+                async with client.get(f"{fake.url}/{path}", headers=headers) as r:
+                    return r.status, r.headers.get("www-authenticate")
+
+            given_by_a_browser = basic("geheim")
+            assert await ask("laps") == (401, view.ASK)
+            assert await ask("laps_status") == (401, None)
+            assert await ask("laps", authorization=basic("wrong")) == (401, view.ASK)
+            assert await ask("laps", authorization="Basic %%%") == (401, view.ASK)
+            for path in sorted(view.READ):
+                for given in (given_by_a_browser, "Bearer geheim"):
+                    assert (await ask(path, authorization=given))[0] == 200, path
+                # Another site's script has the browser send the password.
+                assert (await ask(path, authorization=given_by_a_browser, origin="http://elsewhere"))[0] == 401, path
+            async with client.post(f"{fake.url}/laps_status", headers={"authorization": given_by_a_browser}) as r:
+                assert r.status in (401, 405)
+
+    asyncio.run(run())
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_takes_nothing_for_markup() -> None:
+    html = view.PAGE.read_text()
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["'](?!data:,)|url\(|@import|https?://(?!www\.w3\.org/2000/svg")""", html
+    )
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", html)
+    assert len(html.splitlines()) < 600
+    assert re.search(r"script-src 'sha256-[\w+/=]{44}'; .*connect-src 'self'", view.policy(html))
+
+
+def test_every_cause_has_a_name_a_colour_and_a_sentence() -> None:
+    table = view.PAGE.read_text().split("const CAUSES = {")[1].split("};")[0]
+    assert set(re.findall(r"^\s*(\w+): \[", table, re.MULTILINE)) == set(get_args(Cause))

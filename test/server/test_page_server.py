@@ -1,0 +1,33 @@
+"""The page on a real prefill server, in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from pathlib import Path
+
+from browser import needs_browser, opened
+from laps_top.ask import Server
+from laps_top.rows import row
+from served import OVERLAP, Prefill, ids, on, send_all
+
+pytestmark = on(OVERLAP)
+
+
+@needs_browser
+def test_a_real_server_has_the_page_and_the_page_reads_its_status(prefill: Prefill, tmp_path: Path) -> None:
+    async def run() -> None:
+        await send_all(prefill, [ids(1, 300), *(ids(2 + i, 40) for i in range(5))])
+        async with opened("about:blank", tmp_path) as page:
+            await page.listen()
+            await page.send("Page.navigate", url=f"{prefill.server.url}/laps")
+            await page.until("document.querySelector('[data-stat=depth-short]')?.dataset.value === '0'", 60)
+            await page.until("document.getElementById('head').textContent.includes('short up to 256 tokens')", 60)
+            # A route that is not there is said to be missing, which the browser logs.
+            assert not [e for e in page.errors if "404" not in e]
+
+    asyncio.run(run())
+    with urllib.request.urlopen(f"{prefill.server.url}/laps", timeout=60) as reply:
+        assert "script-src 'sha256-" in reply.headers["content-security-policy"]
+    found = row("", Server(prefill.server.url, timeout_s=60).ask())
+    assert (found.kind, found.error, found.waiting) == ("prefill", "", {"short": 0, "long": 0})

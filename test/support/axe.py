@@ -1,0 +1,55 @@
+"""Accessibility of a page, checked by axe-core inside it. That is fetched once, with npm, and not kept in git."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from base64 import b64encode
+from hashlib import sha512
+from pathlib import Path
+
+import pytest
+from browser import Page
+
+PACKAGE = "axe-core@4.14.1"
+SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+"""Base64, of the package that npm makes."""
+FETCH_S = 120.0
+
+
+def script(folder: Path) -> str:
+    """Return its source. `folder`: where the package is kept. Skips the test where it cannot be fetched."""
+    kept = folder / f"{PACKAGE}.tgz"
+    if not kept.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip(f"no npm here to fetch {PACKAGE}")
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            command = [npm, "pack", PACKAGE, "--ignore-scripts", "--silent"]
+            try:
+                subprocess.run(command, cwd=made, timeout=FETCH_S, check=True, capture_output=True)
+            except (subprocess.SubprocessError, OSError) as e:
+                pytest.skip(f"{PACKAGE} cannot be fetched here: {e}")
+            (package,) = Path(made).glob("*.tgz")
+            os.replace(package, kept)
+    found = b64encode(sha512(kept.read_bytes()).digest()).decode()
+    assert found == SHA512, f"{kept} is another {PACKAGE}"
+    with tarfile.open(kept) as files:
+        source = files.extractfile("package/axe.min.js")
+        assert source
+        return source.read().decode()
+
+
+FINDINGS = """axe.run(document, {resultTypes: ["violations"]}).then(r => r.violations.map(
+  v => `${v.id}: ${v.help} (${v.nodes.slice(0, 3).map(n => n.html.slice(0, 160)).join(" | ")})`))"""
+
+
+async def findings(page: Page, source: str) -> list[str]:
+    """Return what axe objects to on the page, with its default rules. `source`: see script."""
+    if not await page.evaluate("typeof axe === 'object'"):
+        await page.evaluate(f"{source}; 0")
+    found: list[str] = await page.evaluate(FINDINGS)
+    return found

@@ -1,0 +1,154 @@
+"""A prefill server without a model: the page ``/laps`` as the plugin serves it, and made-up answers beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from laps_core.config import LapsConfig
+from laps_core.latency.model import LatencyModel
+from laps_core.policy.paper import pacer
+from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipts
+from made_up import History
+from sglang.srt.utils.auth import AuthLevel, add_api_key_middleware, auth_level
+from sglang_laps import view
+
+Json = dict[str, Any]
+
+
+class FakePrefill:
+    """Answers as a server whose history goes on while it is asked."""
+
+    def __init__(
+        self, *, ranks: int = 1, reason: str | None = None, empty: bool = False, missing: bool = False
+    ) -> None:
+        """`reason`: why LAPS is off. `empty`: nothing has come yet. `missing`: it has no receipts and no trace."""
+        start_s = time.time() - 45.0
+        self.histories = [] if empty else [History(start_s, rank=rank) for rank in range(ranks)]
+        self.ranks, self.reason, self.missing = ranks, reason, missing
+        self.asked: Counter[str] = Counter()
+        self.url = ""
+        self.ended = False
+        """The whole history is over, whatever the clock says."""
+        self.extra: Json = {}
+        """Entries of the status that a test changes."""
+        status = pacer(
+            LapsConfig(), chunk_tokens=8192, batch_tokens=16384, unit=1, layers=0, even=False, model=LatencyModel()
+        ).status(0.0)
+        status["latency_model"] |= {"fitted": True, "error": {"median": 0.043, "p90": 0.13, "samples": 412}}
+        status["preemption"] |= {"by_short_batches": 1234, "by_smaller_prompts": 5}
+        self._decisions = status
+
+    def receipts(self, now: float) -> list[Any]:
+        """Receipts so far."""
+        return [r for h in self.histories for r in h.receipts if self.ended or h.ended_s(r) <= now]
+
+    def status(self) -> Json:
+        """Return what /laps_status says now."""
+        if self.reason:
+            return {"enabled": False, "version": "0.1.0", "reason": self.reason, "config": LapsConfig().as_dict()}
+        found = [self._rank(rank) for rank in range(self.ranks)]
+        first = {**found[0], **self.extra}
+        if self.ranks > 1:
+            from sglang_laps.status import merge
+
+            first = {**merge(found), **self.extra}
+        return first
+
+    def _rank(self, rank: int) -> Json:
+        now = time.time()
+        waiting: dict[str, list[Any]] = {"short": [], "long": []}
+        for h in self.histories[rank : rank + 1]:
+            for p in h.prompts:
+                if h.start_s + p.at <= now < h.start_s + (p.begun or p.at):
+                    waiting[p.cls].append((now - h.start_s - p.at, p.tokens))
+        queues = {
+            cls: {
+                "depth": len(ps),
+                "waiting_tokens": sum(n for _, n in ps),
+                "oldest_wait_s": max((w for w, _ in ps), default=0.0),
+            }
+            for cls, ps in waiting.items()
+        }
+        totals = {"batches": 10, "requests": 50, "tokens": 5000, "busy_s": 9.5}
+        return {
+            "enabled": True, "version": "0.1.0", "dp_rank": rank, "longest": 100_000, "holds": 120_000,
+            "load": {"backlog_tokens": sum(q["waiting_tokens"] for q in queues.values()), "slo_deviation": 0.0,
+                     "busy_share": 0.83 if self.histories else 0.0},
+            "config": LapsConfig().as_dict(), "queues": queues, "parked": None, "in_progress": 0,
+            "slices": {"on": True, "why_not": None, "operators": 0, "launch_ms": 0.1, "pause_ms": 0.3},
+            **self._decisions, "totals": {"short": totals, "long": totals}, "graphs": {},
+            "uptime_s": 4321.0, "age_s": 0.1,
+        }  # fmt: skip
+
+    def application(self, key: str | None, admin: str | None) -> FastAPI:
+        """Return an application with the page, protected as SGLang does it."""
+        app = FastAPI()
+        view.add(app)
+
+        @app.get("/laps_status")
+        @auth_level(AuthLevel.ADMIN_OPTIONAL)
+        async def status() -> Json:
+            self.asked["status"] += 1
+            return self.status()
+
+        @app.get(f"/{RECEIPTS_ROUTE}")
+        @auth_level(AuthLevel.ADMIN_OPTIONAL)
+        async def receipts(request: Request, rid: str = "", slowest: int = 0, seconds: float = 0.0) -> Response:
+            self.asked["receipts"] += 1
+            if self.missing:
+                raise HTTPException(404)
+            now = time.time()
+            cls = request.query_params.get("class")
+            known = [r for r in self.receipts(now) if cls in (None, r.cls)]
+            found = [r for r in known if r.rid == rid] if rid else known
+            if slowest:
+                found = sorted(known, key=lambda r: -r.ttft_ms)[:slowest]
+            elif seconds:
+                found = [r for r in known if r.arrived_s + r.ttft_ms / 1e3 >= now - seconds]
+            return Response(
+                msgspec.json.encode(Receipts(receipts=found, kept=len(known))), media_type="application/json"
+            )
+
+        @app.get(f"/{TRACE_ROUTE}")
+        @auth_level(AuthLevel.ADMIN_OPTIONAL)
+        async def trace(seconds: float = 30.0) -> Json:
+            self.asked["trace"] += 1
+            if self.missing:
+                raise HTTPException(404)
+            now = time.time()
+            base_us = round(1e6 * (now - seconds))
+            events = [e for h in self.histories for e in h.trace(now - seconds, now, base_us)]
+            return {"displayTimeUnit": "ms", "otherData": {"begins_unix_s": base_us / 1e6}, "traceEvents": events}
+
+        if key or admin:
+            add_api_key_middleware(app, api_key=key, admin_api_key=admin)
+        return app
+
+
+@contextlib.asynccontextmanager
+async def serving(fake: FakePrefill, key: str | None = None, admin: str | None = None) -> AsyncIterator[FakePrefill]:
+    """``fake`` on a port of its own."""
+    config = uvicorn.Config(fake.application(key, admin), host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    # Signals stay with the tests.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    task = asyncio.create_task(server.serve())
+    try:
+        async with asyncio.timeout(60):
+            while not server.started:
+                assert not task.done()
+                await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        fake.url = f"http://127.0.0.1:{port}"
+        yield fake
+    finally:
+        server.should_exit, server.force_exit = True, True
+        await task
