@@ -1,5 +1,5 @@
-"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, ``POST /laps_pool``, and checks
-of deadlines and prompts at the door.
+"""SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, ``POST /laps_pool``, quotes, and
+checks of deadlines and prompts at the door.
 
 The launcher imports it, and with --tokenizer-worker-num > 1 so does every worker, by name.
 """
@@ -16,7 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
-from sglang_laps import deadlines, prompts, seams
+from sglang_laps import deadlines, prompts, quote_routes, seams
 from sglang_laps.kept import Kept
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
@@ -40,6 +40,7 @@ async def _merged() -> dict[str, Any]:
 
 
 _status = Kept(_merged)
+quote_routes.add(app, _status)
 
 
 @app.get(f"/{STATUS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]

@@ -218,7 +218,7 @@ def test_what_the_guard_guarantees(knobs: dict[str, Any], share: float) -> None:
 @pytest.mark.parametrize("name", ["open", "closed", "host", "learns", "whole", "paper"])
 def test_simulated_outcomes_lie_in_their_intervals(name: str) -> None:
     workload = Closed(MIX, 24, 2500, seed=2) if name == "closed" else Open(MIX, 18.0, 2500, seed=2)
-    knobs = {"whole": {"slice_ms": 0.0}, "paper": {"preset": "paper"}}.get(name, {})
+    knobs: Any = {"whole": {"slice_ms": 0.0}, "paper": {"preset": "paper"}}.get(name, {})
     profile = HOST if name == "host" else PROFILE
     found = quoting.run(workload, profile, chunk=CHUNK, knobs=knobs, learn=name == "learns", overlap=name == "host")
     assert len(found) > 2400

@@ -15,7 +15,7 @@ from laps_core.receipts.calibration import START, Factors
 
 QUOTE_ROUTE = "laps_quote"
 """``GET`` it of a server with ``new`` and ``cached`` for a ``Quote``, or ``POST`` a list of ``Ask`` for ``Quotes``."""
-MOST_ASKED = 10_000
+MOST_ASKED = 1000
 """Requests of one ``POST``."""
 BUSY = 0.95
 """Share of the device that work which goes first may take in a prediction (0..1)."""

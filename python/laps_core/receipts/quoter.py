@@ -90,6 +90,10 @@ class Quoter:
         whole = None if bound is None else waited_s + bound
         return Quoted(now, waited_s, cls, found.seconds, found.kind, low, median, high, whole)
 
+    def waits(self, key: Hashable, cls: ClassName, new: int, cached: int) -> None:
+        """So much of a request waits."""
+        self._put(key, cls, new, cached)
+
     def launched(self, key: Hashable, left: int, cached: int) -> None:
         """A part of a request goes to the device; `left` new tokens of it wait on, behind `cached`."""
         if left > 0:
