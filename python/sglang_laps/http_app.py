@@ -16,7 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import sglang_laps.profile  # noqa: F401  (registers the warm-up)
-from sglang_laps import deadlines, prompts, quote_routes, seams
+from sglang_laps import deadlines, prompts, quote_routes, replay_route, seams
 from sglang_laps.kept import Kept
 from sglang_laps.pool import PoolCell
 from sglang_laps.ranks import dp_size_by_room
@@ -41,6 +41,7 @@ async def _merged() -> dict[str, Any]:
 
 _status = Kept(_merged)
 quote_routes.add(app, _status)
+replay_route.add(app, replay_route.Replays.of_this_server())
 
 
 @app.get(f"/{STATUS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]

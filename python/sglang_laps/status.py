@@ -72,6 +72,7 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
         "in_progress": len(every),
+        "overlap": bool(scheduler.enable_overlap),
         "slices": {**slices, "launch_ms": 1e3 * pacer.sizes.launch_s, "pause_ms": 1e3 * pacer.sizes.pause_s},
         **pacer.status(now),
         **({} if core.decode is None else {"decode": {**core.decode.status(), "abandoned_passes": core.abandoned}}),

@@ -135,7 +135,7 @@ def test_larger_prompts_delay_by_their_guard_alone_and_by_arrival_in_full() -> N
 def test_a_short_request_waits_for_the_gap_and_not_for_the_long_batch() -> None:
     busy = state(under_way=(3.0,), left_s=0.004, gap_left_s=0.02)
     assert 0.02 < predict(busy, 50, 0).seconds < 0.05
-    assert predict(state(left_s=3.0, under_way=(), slices=False, longs=((9, 1, 3.0),)), 50, 0).seconds > 3.0
+    assert predict(state(left_s=3.0, under_way=(), layers=0, longs=((9, 1, 3.0),)), 50, 0).seconds > 3.0
 
 
 def test_the_bound_is_that_of_the_guard_and_none_where_there_is_none() -> None:

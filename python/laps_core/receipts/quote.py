@@ -77,8 +77,8 @@ class QuoteState(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of a batch."""
     short_batch: int
     """New tokens of a short batch beside long work."""
-    slices: bool = True
-    """Long batches can be paused."""
+    layers: int = 1
+    """Layers of the model, between which long batches can be paused; 0 = they cannot."""
     gap_s: Seconds = 0.0
     """Between two batches that preempt long work."""
     gap_left_s: Seconds = 0.0
@@ -108,6 +108,11 @@ class QuoteState(msgspec.Struct, frozen=True, kw_only=True):
     """Longest short batch so far."""
     factors: tuple[tuple[ClassName, int, float, float, float], ...] = ()
     """Calibration of each kind of prediction: low, median, high; kind -1: of the class."""
+
+    @property
+    def slices(self) -> bool:
+        """True if long batches can be paused."""
+        return self.layers > 0
 
     def kind(self, new: int, cached: int) -> ClassName:
         """Class of a request."""

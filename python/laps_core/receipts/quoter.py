@@ -145,7 +145,7 @@ class Quoter:
             share=self._share * LATE if self._deadlines else self._share,
             chunk=sizes.budget,
             short_batch=sizes.budget if sizes.layers else sizes.preempting_budget(threshold),
-            slices=bool(sizes.layers),
+            layers=sizes.layers,
             gap_s=gap_s,
             gap_left_s=min(max(0.0, opens_s - now), 8.0 * gap_s) if math.isfinite(opens_s) else 0.0,
             runs=self._deadlines,
