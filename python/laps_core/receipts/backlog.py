@@ -13,6 +13,8 @@ from laps_core.length import LONG, SHORT, ClassName
 REMEMBERED_S = 20.0
 """Rates are those of about so long (seconds)."""
 _SMALLEST_S = 1e-4
+_REBASED, _GONE = 30.0, 700.0
+"""Exponents at which sums are written anew, and beyond which nothing is left of them."""
 SIZES = 48
 """Sizes of long work that are told apart: half powers of two."""
 
@@ -34,25 +36,33 @@ def work_s(model: Coefficients, new: int, cached: int, chunk: int) -> float:
     return model.work_s(new, cached) + more * (model.fixed + model.per_request) + read
 
 
-class _Rate:
-    """Amount per second that comes, of the last REMEMBERED_S or so."""
+class _Rates:
+    """Amounts per second that come, of the last REMEMBERED_S or so."""
 
-    __slots__ = ("_begun_s", "_seen_s", "_sum")
+    def __init__(self, kinds: int, now: float) -> None:
+        self._sums = [0.0] * kinds
+        """As if all had faded since ``_base_s``."""
+        self._begun_s = self._base_s = now
 
-    def __init__(self, now: float) -> None:
-        self._sum, self._begun_s, self._seen_s = 0.0, now, now
+    def add(self, now: float, kind: int, amount: float) -> None:
+        """So much has come."""
+        grown = (now - self._base_s) / REMEMBERED_S
+        if grown > _REBASED:
+            faded = math.exp(-grown)
+            self._sums = [x * faded for x in self._sums]
+            self._base_s, grown = now, 0.0
+        self._sums[kind] += amount * math.exp(grown)
 
-    def add(self, now: float, amount: float) -> None:
-        self._sum = self._faded(now) + amount
-        self._seen_s = max(self._seen_s, now)
-
-    def at(self, now: float) -> float:
+    def factor(self, now: float) -> float:
+        """What ``sums`` are multiplied with for rates at `now`."""
         # A young sum has not had the time to reach its full height.
         grown = 1.0 - math.exp(-max(now - self._begun_s, 1.0) / REMEMBERED_S)
-        return self._faded(now) / (REMEMBERED_S * grown)
+        return math.exp(-min((now - self._base_s) / REMEMBERED_S, _GONE)) / (REMEMBERED_S * grown)
 
-    def _faded(self, now: float) -> float:
-        return self._sum * math.exp(min(0.0, self._seen_s - now) / REMEMBERED_S)
+    @property
+    def sums(self) -> list[float]:
+        """Of each kind."""
+        return self._sums
 
 
 class _Entry(NamedTuple):
@@ -84,9 +94,7 @@ class Backlog:
         self.long = [Sums()] * SIZES
         self.longest = 0
         """Tokens of the longest prompt so far."""
-        self._begun_s = now
-        self._shorts, self._short_s = _Rate(now), _Rate(now)
-        self._long_s: dict[int, _Rate] = {}
+        self._rates = _Rates(SIZES + 2, now)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -95,10 +103,10 @@ class Backlog:
         """Count the work of a request that has come (seconds), and its whole prompt (tokens)."""
         self.longest = max(self.longest, tokens)
         if cls == SHORT:
-            self._shorts.add(now, 1.0)
-            self._short_s.add(now, seconds)
+            self._rates.add(now, SIZES, 1.0)
+            self._rates.add(now, SIZES + 1, seconds)
         else:
-            self._long_s.setdefault(size_of(seconds), _Rate(self._begun_s)).add(now, seconds)
+            self._rates.add(now, size_of(seconds), seconds)
 
     def put(self, key: Hashable, cls: ClassName, seconds: float, tokens: int) -> None:
         """So much of this request waits (seconds, new tokens); it replaces what did before."""
@@ -119,11 +127,13 @@ class Backlog:
 
     def short_rate(self, now: float) -> tuple[float, float]:
         """Short requests per second, and seconds of their work per second."""
-        return self._shorts.at(now), self._short_s.at(now)
+        factor, sums = self._rates.factor(now), self._rates.sums
+        return sums[SIZES] * factor, sums[SIZES + 1] * factor
 
-    def long_rates(self, now: float) -> list[tuple[int, float]]:
+    def long_rates(self, now: float) -> tuple[tuple[int, float], ...]:
         """Size of long work, and seconds of it that come per second."""
-        return [(size, rate.at(now)) for size, rate in sorted(self._long_s.items())]
+        factor = self._rates.factor(now)
+        return tuple((size, x * factor) for size, x in enumerate(self._rates.sums[:SIZES]) if x)
 
     def _add(self, entry: _Entry, sign: int) -> None:
         if entry.cls == LONG:

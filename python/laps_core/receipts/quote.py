@@ -189,8 +189,13 @@ def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
 
 def factors_of(state: QuoteState, cls: ClassName, kind: int) -> Factors:
     """Calibration of a kind of predictions."""
-    known = {(c, k): Factors(*rest) for c, k, *rest in state.factors}
-    return known.get((cls, kind)) or known.get((cls, -1)) or START
+    found = START
+    for its_cls, its_kind, *factors in state.factors:
+        if its_cls == cls and its_kind in (kind, -1):
+            found = Factors(*factors)
+            if its_kind == kind:
+                break
+    return found
 
 
 def quote(state: QuoteState, new: int, cached: int) -> Quote:

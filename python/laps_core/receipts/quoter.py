@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 
 from laps_core.config import LapsConfig
 from laps_core.length import CLASSES, LONG, SHORT, ClassName
@@ -75,7 +76,7 @@ class Quoter:
     ) -> Quoted | None:
         """Quote a request that enters the queue, and count it from now on; None while nothing is known of step times.
         `waited_s`: since it came."""
-        state = self.state(now, device)
+        state = self.state(now, device, short=cls == SHORT)
         if state is None:
             return None
         smooth = 1.0 if self._before_s is None else _SMOOTH
@@ -122,9 +123,9 @@ class Quoter:
 
     # -- state
 
-    def state(self, now: float, device: Device, *, whole: bool = False) -> QuoteState | None:
+    def state(self, now: float, device: Device, *, whole: bool = False, short: bool = False) -> QuoteState | None:
         """What quotes are computed from; None while nothing is known of step times. `whole`: with the calibration, for
-        somebody else to compute them."""
+        somebody else to compute them. `short`: for a short request, to which the sizes of long work are all one."""
         pacer, config, backlog = self._pacer, self._config, self.backlog
         model = pacer.model.coefficients
         if model is None:
@@ -137,6 +138,7 @@ class Quoter:
         opens_s = gap.soonest_s(now + device.left_s, sizes.fixed_s)
         rate, share = backlog.short_rate(now)
         threshold = pacer.threshold_tokens
+        waiting = ((i, s.requests, max(0.0, s.seconds)) for i, s in enumerate(backlog.long) if s.requests)
         return QuoteState(
             model=model,
             threshold=threshold,
@@ -154,10 +156,10 @@ class Quoter:
             shorts=backlog.short.requests,
             short_tokens=backlog.short.tokens,
             short_s=max(0.0, backlog.short.seconds),
-            longs=tuple((i, s.requests, max(0.0, s.seconds)) for i, s in enumerate(backlog.long) if s.requests),
+            longs=tuple(islice(waiting, 1) if short else waiting),
             short_rate=rate,
             short_share=share,
-            long_shares=tuple(backlog.long_rates(now)),
+            long_shares=() if short else backlog.long_rates(now),
             before_s=max(0.0, self._before_s or 0.0),
             longest=backlog.longest,
             longest_short_s=self._longest_short_s,
