@@ -4,8 +4,9 @@ python -m benchmark.serve.quotes --device emulated:h200-qwen3-8b,slow=10
 python -m benchmark.serve.quotes --device cpu --workloads poisson code --shares 0.5 0.85 --no-fcfs
 
 Each load runs at shares of what the server's own latency model says fcfs can do. Of quotes the server's counters tell
-how many first tokens came inside their interval. The requests of the last load are then replayed from what the client
-has measured: under the server's own policy, and under fcfs, which a second server runs for comparison.
+how many first tokens came inside their interval. The requests of the last load are then replayed, from the server's
+receipts or, where it keeps none, from what the client has measured: under the server's own policy, and under fcfs,
+which a second server runs for comparison.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +27,7 @@ from laps_core.length import CLASSES, classify
 from laps_core.receipts.quote import QuoteState
 from laps_plan.profile import Profile
 from laps_plan.replay.replay import HERE, Policy, config_of, policies, quantiles, replay
+from laps_plan.replay.source import fetch
 from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.variants import VARIANTS as SIMULATED
 from laps_plan.sim.variants import run
@@ -37,7 +40,7 @@ from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.results.piece import Figure, Piece, Table, count, parser
 from benchmark.rig import devices, variants
 from benchmark.rig.fleet import Fleet, command_line, flush, get_json
 from benchmark.rig.progress import Progress
@@ -113,6 +116,14 @@ def _recording(answers: list[client.Answer], status: dict[str, Any]) -> Recordin
     return Recording(head, sorted(rows, key=lambda r: r.arrival_ms))
 
 
+def _receipts(target: Target, seconds: float) -> Recording | None:
+    """Recording by the server's own receipts; None where it keeps none."""
+    try:
+        return fetch(target.url, seconds)
+    except ValueError:
+        return None
+
+
 def _counts(status: dict[str, Any]) -> Any:
     outcomes = status["quotes"]["outcomes"]
     return np.array([[outcomes[cls][side] for side in ("inside", "below", "above")] for cls in CLASSES])
@@ -123,15 +134,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     devices.add_device(p)
     p.add_argument("--workloads", nargs="+", default=["poisson"], choices=list(named.OPEN))
     p.add_argument("--shares", nargs="+", type=float, default=[0.85], help="of the capacity (0.85)")
+    p.add_argument("--longest", type=count, help="longest prompt (tokens; as the device has it)")
     p.add_argument("--no-fcfs", action="store_true", help="start no second server")
     args = p.parse_args(argv)
     device: devices.Device = args.device
     known = variants.BUILT_IN
     chosen = [known[variants.LAPS], *([] if args.no_fcfs else [known[variants.FCFS]])]
-    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
+    longest = args.longest or device.longest
+    prompts = Prompts(device.vocabulary, args.seed, longest, reuse=False, prefill_only=True)
     with command_line("quotes"):
         fleet = Fleet(device, device.chunk, chosen, False, args.out, prompts, Progress(), together=False)
-        rig = Rig(fleet, prompts, device.longest, args.seconds, args.seed)
+        rig = Rig(fleet, prompts, longest, args.seconds, args.seed)
         with fleet:
             piece = _measure(rig, args)
     piece.leave(args.out, "benchmark.serve.quotes", argv, every=True)
@@ -146,6 +159,7 @@ def _measure(rig: Rig, args: Any) -> Piece:
             before = rig.status(target)
             jobs = rig.jobs(workload, share, before)
             rig.fleet.say(f"{workload} at {share:.0%}: {len(jobs)} requests")
+            begin = time.monotonic()
             answers = rig.send(target, jobs)
             after = rig.status(target)
             found = _counts(after) - _counts(before)
@@ -163,7 +177,7 @@ def _measure(rig: Rig, args: Any) -> Piece:
                 )
             )
             figures.append(Figure.of(f"inside the interval, {rows[-1][0]}", inside, INSIDE))
-    recording = _recording(answers, after)
+    recording = _receipts(target, time.monotonic() - begin) or _recording(answers, after)
     recording.save(args.out / "recording.jsonl")
     heads = ("", "requests", "inside", "short", "long", "below", "above", "beyond the bound")
     tables = [Table("Quotes", heads, rows)]
