@@ -13,6 +13,7 @@ from laps_core.protocol import Lengths
 from laps_core.receipts.quote import Quote, QuoteState, quote
 from laps_core.receipts.quoter import Device, Quoter
 from msgspec import to_builtins
+from sglang.srt.disaggregation.utils import is_aborted
 
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
@@ -62,7 +63,7 @@ class QuotedCore(LapsCore):
         self.quoter.ran(flight.cls, flight.lasted_s)
         for _, req in flight.served():
             tag: Tag | None = req.laps_tag
-            if req is not flight.cut and tag is not None and tag.quoted is not None:
+            if req is not flight.cut and tag is not None and tag.quoted is not None and not is_aborted(req):
                 self.quoter.answered(now, tag.quoted)
         return done
 

@@ -16,6 +16,7 @@ from laps_core.policy.pacer import Pacer
 from laps_core.policy.plan import Plan
 from laps_core.receipts.quote import Ask, QuoteState
 from pacers import KNOWN
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang_laps import quote_routes
 from sglang_laps.classes import Classes
 from sglang_laps.flights import Part
@@ -39,6 +40,8 @@ class Queued:
         self.time_stats = SimpleNamespace(created_time=0.0, scheduler_recv_time=came)
         self.sampling_params = SimpleNamespace(custom_params=None)
         self.full_untruncated_fill_ids = range(tokens)
+        self.to_finish: Any = None
+        self.finished_reason: Any = None
 
 
 def made(cached: int = 0) -> tuple[QuotedCore, Clock]:
@@ -71,6 +74,17 @@ def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first
     core.ended(flight, clock.now)
     assert core.quoter.counts[SHORT]["inside"] == 1
     assert core.quotes(clock.now)["quotes"]["outcomes"][SHORT] == {"inside": 1, "below": 0, "above": 0}
+
+
+def test_one_that_was_aborted_is_no_outcome() -> None:
+    core, clock = made()
+    reqs = queue(100, 120)
+    lines = core.lines(reqs, None)
+    part = Part(SHORT, reqs)
+    flight = core.built(part, batch(*reqs), Plan((SHORT,), (0, 1)), None, lines.begun, clock.now, sliced=False)
+    reqs[0].to_finish = FINISH_ABORT()
+    core.ended(flight, 10.1)
+    assert sum(core.quoter.counts[SHORT].values()) == 1
 
 
 def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
