@@ -58,7 +58,8 @@ class _Outcomes:
         self.high = min(max(self.high, 0.5), 1.0 - LEAST)
 
     def at(self, level: float) -> float:
-        place = level * (len(self.ordered) - 1)
+        # Of n outcomes and the next one each is as likely to be the largest: so the place is one of n + 1.
+        place = min(max(0.0, level * (len(self.ordered) + 1) - 1.0), len(self.ordered) - 1.0)
         below = int(place)
         above = min(below + 1, len(self.ordered) - 1)
         return self.ordered[below] + (place - below) * (self.ordered[above] - self.ordered[below])

@@ -92,6 +92,8 @@ def profile_of(recording: Recording) -> Profile:
     it."""
     head, requests = recording.head, recording.requests
     host = [r.host_ms for r in requests if r.host_ms is not None]
+    # While others have the device the host's time is hidden: what shows is that of requests which found it idle.
+    shown = [ms for ms in host if ms > 0.0]
     bare = Profile(
         name="recorded", source="a recording", coefficients=head.model, poll_s=5e-5,
         layers=head.layers or LAYERS, slices_launch_s=head.launch_s,
@@ -99,7 +101,7 @@ def profile_of(recording: Recording) -> Profile:
         ahead=head.launch_s > 0.0,
     )  # fmt: skip
     if host:
-        return replace(bare, step_host_s=float(np.quantile(host, _QUICKEST)) / 1e3)
+        return replace(bare, step_host_s=float(np.median(shown)) / 1e3 if shown else 0.0)
     new, cached = ([getattr(r, name) for r in requests] for name in ("new_tokens", "cached_tokens"))
     beyond = np.array([r.ttft_ms for r in requests]) / 1e3 - lone_s(bare, new, cached, _chunk(head))
     return replace(bare, reply_s=max(0.0, float(np.quantile(beyond, _QUICKEST))))
