@@ -95,10 +95,6 @@ class Calibration:
                 return found
         return START
 
-    def forget(self) -> None:
-        """Predictions are made in another way from now on."""
-        self._kinds, self._kept = {}, {}
-
 
 def side_of(measured_s: float, low_s: float, high_s: float) -> Side:
     """Where an outcome lies against its interval."""

@@ -67,7 +67,6 @@ class Quoter:
         """Outcomes that were longer than their bound."""
         self._before_s: float | None = None
         self._longest_short_s = 0.0
-        self._fitted = False
 
     # -- events
 
@@ -130,9 +129,6 @@ class Quoter:
         model = pacer.model.coefficients
         if model is None:
             return None
-        if not self._fitted:
-            self._fitted = True
-            self.calibration.forget()
         sizes, gap = pacer.sizes, pacer.gap
         gap_s = gap.seconds(sizes.fixed_s)
         opens_s = gap.soonest_s(now + device.left_s, sizes.fixed_s)
