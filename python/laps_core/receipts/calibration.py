@@ -14,7 +14,7 @@ OUTSIDE = 0.1
 """Share of outcomes that may lie below the interval, and as many above it (0..1)."""
 REMEMBERED = 512
 """Latest outcomes of one kind that count."""
-FEWEST = 24
+FEWEST = 12
 """Outcomes of one kind before its own are used."""
 STEP = 0.02
 """How far one outcome outside moves the level of that end (share of outcomes)."""
