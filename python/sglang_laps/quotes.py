@@ -15,6 +15,7 @@ from laps_core.receipts.quoter import Device, Quoter
 from msgspec import to_builtins
 from sglang.srt.disaggregation.utils import is_aborted
 
+from sglang_laps import deadlines
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight, Lines, Req, Totals
@@ -36,7 +37,7 @@ class QuotedCore(LapsCore):
         """`guaranteed`: see ``Quoter``. `how`: as of ``LapsCore``."""
         super().__init__(pacer, classes, now=clock(), **how)
         self.quoter = Quoter(config, pacer, clock(), guaranteed=guaranteed and self.decode is None)
-        self._clock = clock
+        self._clock, self._config = clock, config
         classes.watch = self._looked
 
     def lines(self, queue: list[Req], slot: Req | None) -> Lines:
@@ -84,8 +85,9 @@ class QuotedCore(LapsCore):
             self.quoter.waits(req.rid, cls, tag.new_tokens, tag.history)
             return
         now = self._clock()
+        waited_s, due = max(0.0, now - tag.arrival), deadlines.slo_s(req, self._config, cls) is not None
         quoted = self.quoter.came(
-            now, req.rid, tag.new_tokens, tag.history, cls, self._device(now), max(0.0, now - tag.arrival)
+            now, req.rid, tag.new_tokens, tag.history, cls, self._device(now), waited_s=waited_s, due=due
         )
         # One that was retracted has had its first token.
         tag.quoted = None if getattr(req, "retraction_count", 0) else quoted

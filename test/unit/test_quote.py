@@ -177,10 +177,10 @@ def test_what_is_launched_and_gone_does_not_wait() -> None:
     me.launched(0, 12_000, 8_000)
     assert len(me.backlog) == 3
     me.launched(0, 0, 20_000)
-    me.gone(1)
-    me.gone("never came")
+    me.launched(1, 0, 20_000)
+    me.launched("never came", 0, 20_000)
     assert len(me.backlog) == 1
-    me.gone(2)
+    me.backlog.keep(set())
     found = me.state(1.0, Device())
     assert found is not None
     assert found.longs == ()
@@ -211,13 +211,23 @@ def test_what_the_guard_guarantees(knobs: dict[str, Any], share: float) -> None:
     assert found.share == share
 
 
+def test_a_deadline_of_a_request_takes_from_the_guard_of_all() -> None:
+    me = quoter()
+    before = me.came(0.0, 1, 9000, 0, LONG, Device())
+    me.came(0.0, 2, 50, 0, SHORT, Device(), due=True)
+    after = me.came(0.0, 3, 9000, 0, LONG, Device())
+    assert before is not None
+    assert after is not None
+    assert (after.bound_s or 0.0) > 10.0 * (before.bound_s or 0.0)
+
+
 # -- against the simulator
 
 
-@pytest.mark.parametrize("name", ["open", "closed", "host", "learns", "whole", "paper"])
+@pytest.mark.parametrize("name", ["open", "closed", "host", "learns", "whole", "paper", "due"])
 def test_simulated_outcomes_lie_in_their_intervals(name: str) -> None:
     workload = Closed(MIX, 24, 2500, seed=2) if name == "closed" else Open(MIX, 18.0, 2500, seed=2)
-    knobs: Any = {"whole": {"slice_ms": 0.0}, "paper": {"preset": "paper"}}.get(name, {})
+    knobs: Any = {"whole": {"slice_ms": 0.0}, "paper": {"preset": "paper"}, "due": {"ttft_slo_ms": 200.0}}.get(name, {})
     profile = HOST if name == "host" else PROFILE
     found = quoting.run(workload, profile, chunk=CHUNK, knobs=knobs, learn=name == "learns", overlap=name == "host")
     assert len(found) > 2400

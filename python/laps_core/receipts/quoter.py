@@ -71,10 +71,13 @@ class Quoter:
     # -- events
 
     def came(
-        self, now: float, key: Hashable, new: int, cached: int, cls: ClassName, device: Device, waited_s: float = 0.0
-    ) -> Quoted | None:
+        self, now: float, key: Hashable, new: int, cached: int, cls: ClassName, device: Device, *,
+        waited_s: float = 0.0, due: bool = False,
+    ) -> Quoted | None:  # fmt: skip
         """Quote a request that enters the queue, and count it from now on; None while nothing is known of step times.
-        `waited_s`: since it came."""
+        `waited_s`: since it came. `due`: it has a deadline."""
+        # One that is too late takes from the guard of all others.
+        self._deadlines = self._deadlines or due
         state = self.state(now, device, short=cls == SHORT)
         if state is None:
             return None
@@ -100,10 +103,6 @@ class Quoter:
             self._put(key, LONG, left, cached)
         else:
             self.backlog.take(key)
-
-    def gone(self, key: Hashable) -> None:
-        """A request does not wait any more."""
-        self.backlog.take(key)
 
     def ran(self, cls: ClassName, seconds: float) -> None:
         """A batch had the device so long."""

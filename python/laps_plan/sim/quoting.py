@@ -47,7 +47,8 @@ class QuotedLaps(Laps):
         """See Laps."""
         super().add(request, now)
         cls = classify(request.class_tokens, self._threshold)
-        quoted = self.quoter.came(now, request.number, request.left, request.history, cls, self.device(now))
+        due = request.slo_s is not None
+        quoted = self.quoter.came(now, request.number, request.left, request.history, cls, self.device(now), due=due)
         if quoted is not None:
             self._quoted[request.number] = quoted
 
