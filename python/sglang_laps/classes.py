@@ -13,6 +13,7 @@ from laps_core.histogram import LengthCount
 from laps_core.length import CLASSES, SHORT, ClassName, classify, new_tokens
 from laps_core.policy.queues import DualQueue, Views
 from laps_core.receipts.ledger import Run
+from laps_core.receipts.quoter import Quoted
 
 from sglang_laps import deadlines
 
@@ -48,6 +49,8 @@ class Tag:
     """The prompt as a group of data-parallel ranks last saw it."""
     runs: list[Run] = field(default_factory=list)
     """Batches that it is in, where receipts are kept."""
+    quoted: Quoted | None = None
+    """Time to first token that was predicted when it came."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -73,6 +76,8 @@ class Classes:
         """Built so far: what a look into the prefix cache was before or after."""
         self.new_shorts = 0
         """Short requests seen for the first time since somebody set this to 0."""
+        self.watch: Callable[[Req, Tag, ClassName], None] | None = None
+        """Told of each request that was looked up in the prefix cache: when it comes, and again."""
 
     def of(self, req: Req) -> ClassName:
         """Return the class of a request; one seen for the first time is tagged."""
@@ -95,6 +100,8 @@ class Classes:
     def _look(self, req: Req, tag: Tag) -> None:
         tag.history = min(self._cached(req), req.seqlen - 1)
         tag.new_tokens, tag.at_least, tag.looked = req.seqlen - tag.history, 0, self.batches
+        if self.watch is not None:
+            self.watch(req, tag, self._class(tag))
 
     def views(self, queue: list[Req]) -> Views[Req]:
         """Return a view of the waiting requests of each class; read only."""

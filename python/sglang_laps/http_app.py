@@ -1,5 +1,5 @@
 """SGLang's HTTP application with what LAPS adds to it: ``GET /laps_status``, ``POST /laps_pool``, the page ``/laps``,
-and checks of deadlines and prompts at the door.
+quotes, and checks of deadlines and prompts at the door.
 
 The launcher imports it, and with --tokenizer-worker-num > 1 so does every worker, by name.
 """
@@ -22,7 +22,9 @@ from sglang_laps import (  # noqa: F401  (some add routes)
     moments,
     options,
     prompts,
+    quote_routes,
     receipt_routes,
+    replay_route,
     seams,
     view,
 )
@@ -54,6 +56,8 @@ async def _merged() -> dict[str, Any]:
 
 
 _status = Kept(_merged)
+quote_routes.add(app, _status)
+replay_route.add(app, replay_route.Replays.of_this_server())
 
 
 @app.get(f"/{STATUS_ROUTE}")  # type: ignore[untyped-decorator,unused-ignore]

@@ -163,6 +163,7 @@ class Receipts:
                 dp_rank=self._dp_rank,
                 aborted=aborted,
                 output_tokens=len(req.output_ids),
+                quoted_ms=round(1e3 * tag.quoted.median_s, 3) if tag and tag.quoted else None,
             )
         )
         if not req.rid.startswith(HEALTH_CHECK_RID_PREFIX):

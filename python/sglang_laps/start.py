@@ -30,6 +30,7 @@ from sglang_laps.colocated import Colocated, ahead, mixes, why_not
 from sglang_laps.core import LapsCore
 from sglang_laps.interlude import Interlude
 from sglang_laps.marks import Marks
+from sglang_laps.quotes import QuotedCore
 from sglang_laps.ranks import Ranks
 from sglang_laps.receipts import Receipts
 from sglang_laps.stand_in import device_of
@@ -112,15 +113,16 @@ class Laps:
         def priority(req: Any) -> int:
             return int(scheduler.policy.priority_sign * (req.priority or 0))
 
-        self.core = LapsCore(
-            pacer,
-            Classes(config, pacer.threshold_tokens, cached, time.perf_counter),
-            unit=unit,
-            page=page,
-            priority=priority if scheduler.enable_priority_scheduling else None,
-            decode=Decode(config.tbt_ms) if colocated else None,
-            now=time.perf_counter(),
-        )
+        by_priority: bool = scheduler.enable_priority_scheduling
+        parts: dict[str, Any] = {"unit": unit, "page": page, "priority": priority if by_priority else None}
+        parts["decode"] = Decode(config.tbt_ms) if colocated else None
+        classes = Classes(config, pacer.threshold_tokens, cached, time.perf_counter)
+        self.core: LapsCore
+        if ranks.leader:
+            guaranteed = not by_priority and alone is not None
+            self.core = QuotedCore(config, pacer, classes, guaranteed=guaranteed, **parts)
+        else:
+            self.core = LapsCore(pacer, classes, now=time.perf_counter(), **parts)
         self.synchronous = torch.device(scheduler.device).type == "cpu" if device is None else device.waits
         """A forward pass has ended when its call has: there is no device of its own."""
         self.marks = None if self.synchronous else self._marks(scheduler)

@@ -24,6 +24,8 @@ from sglang_laps import graphs
 from sglang_laps.classes import Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Totals
+from sglang_laps.quote_series import QuoteSeries
+from sglang_laps.quotes import QuotedCore
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -70,9 +72,11 @@ def snapshot(scheduler: Scheduler, config: LapsConfig, core: LapsCore, slices: M
         "queues": queues,
         "parked": None if not every else _progress(every[0], now),
         "in_progress": len(every),
+        "overlap": bool(scheduler.enable_overlap),
         "slices": {**slices, "launch_ms": 1e3 * pacer.sizes.launch_s, "pause_ms": 1e3 * pacer.sizes.pause_s},
         **pacer.status(now),
         **({} if core.decode is None else {"decode": {**core.decode.status(), "abandoned_passes": core.abandoned}}),
+        **(core.quotes(now) if isinstance(core, QuotedCore) else {}),
         "totals": {cls: asdict(total) for cls, total in core.totals.items()},
         "graphs": graphs.status(scheduler.tp_worker.model_runner),
         "uptime_s": now - core.started_s,
@@ -218,6 +222,7 @@ class Series:
         self._queues = {key: gauge(f"sglang:laps_{name}", text, by_class) for key, name, text in _QUEUES}
         self._gauges = {path: gauge(f"sglang:laps_{name}", text, names) for path, name, text in _SCHEDULER}
         self._group = {key: gauge(f"sglang:laps_{name}", text, names) for key, name, text in _GROUP}
+        self._quotes = QuoteSeries(labels)
         self._counters = {name: Counter(f"sglang:laps_{name}", text, by_class) for name, text in _COUNTERS}
 
         own = (_DECODE, _STEPS) if decodes else ((), ())
@@ -248,6 +253,7 @@ class Series:
         for path, gauge in self._gauges.items():
             value: Any = reduce(getitem, path, status)
             gauge.labels(**self._labels).set(value)
+        self._quotes.show(status.get("quotes"))
         for key, gauge in self._group.items():
             value = status.get("group", {}).get(key)
             if value is not None:

@@ -16,6 +16,7 @@ from laps_core.policy.plan import Paused, Plan
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part
+from sglang_laps.quotes import QuotedCore
 
 from .adders import builder
 from .fields import Fields, Request
@@ -181,7 +182,8 @@ def untouchable(req: Any) -> int:
     raise AssertionError(f"the status asked the prefix cache for {req}")
 
 
-def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
+@pytest.mark.parametrize("quotes", [False, True])
+def test_asking_for_the_status_changes_nothing(mixin: Any, quotes: bool) -> None:
     def req(rid: str, tokens: int, tag: Any = None) -> Any:
         more = {} if tag is None else {"laps_tag": tag}
         return SimpleNamespace(
@@ -195,7 +197,8 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
 
     config = LapsConfig(length_threshold="auto")
     pacer = Pacer(config, chunk_tokens=1024)
-    core = LapsCore(pacer, Classes(config, 256, untouchable, float))
+    classes = Classes(config, 256, untouchable, float)
+    core = QuotedCore(config, pacer, classes, guaranteed=True, clock=float) if quotes else LapsCore(pacer, classes)
     core.parked = [Request("Q", 700, done=600)]
     fields: dict[str, Any] = {
         "laps_config": config,
@@ -209,6 +212,7 @@ def test_asking_for_the_status_changes_nothing(mixin: Any) -> None:
             req("new and long", 3000),
         ],
         "chunked_req": Request("P", 5000, done=2048),
+        "enable_overlap": True,
         "laps": SimpleNamespace(core=core, slices={"on": False}, dp_rank=3, group=None, together={"on": False}),
     }
     pacer.busy.add(0.0, 1e-6)

@@ -55,6 +55,7 @@ def imported(folder: str) -> Iterator[tuple[str, Path]]:
         ("python/laps_core", ()),
         ("python/laps_plan", ("plan", "profile")),
         ("python/sglang_laps", ("server",)),
+        ("python/laps_top", ("top",)),
         ("python/laps_emulate", ("server",)),
         (ROUTER, ("router", "kubernetes", "trace")),
         ("benchmark", ("server", "router", "dev")),

@@ -3,6 +3,7 @@
     laps-plan trace.jsonl --servers 4 --ttft-ms 400,4000
     laps-plan --mix "95% lmsys:256, 5% log:1024-8192" --load 0.7
     laps-plan trace.jsonl --colocated --tbt-ms 100      servers that decode, too
+    laps-plan --replay http://prefill:30000             what that server's last minute would have been elsewhere
 
 Everything is simulated, on this machine, without a GPU.
 """
@@ -24,6 +25,7 @@ from laps_plan.plan.answer import answer, total
 from laps_plan.plan.setup import Question
 from laps_plan.plan.trials import Trials
 from laps_plan.profile import Profile
+from laps_plan.replay import command as replays
 from laps_plan.traffic import files, mixed
 from laps_plan.traffic.given import Traffic, poisson
 
@@ -78,6 +80,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="URL",
         help=f"the lengths that this LAPS server or router counted (key: {mixed.KEY})",
     )
+    one.add_argument(
+        "--replay",
+        metavar="URL|FILE",
+        help="of this LAPS server, or recorded, under other policies; it ignores most flags",
+    )
     traffic.add_argument("--format", choices=list(files.FORMATS), help="of the file; else its first line tells")
     traffic.add_argument("--requests", type=count, default=100_000, metavar="N", help="at most so many (100000)")
     traffic.add_argument("--newest", action="store_true", help="of the file the newest ones, not the first")
@@ -106,6 +113,10 @@ def parser() -> argparse.ArgumentParser:
         "--kv-tokens", type=count, default=400_000, metavar="N", help="that a decoding server's memory holds (400000)"
     )
     asked.add_argument("--chunk", type=count, default=8192, metavar="TOKENS", help="--chunked-prefill-size (8192)")
+    replayed = made.add_argument_group("replay")
+    replayed.add_argument("--seconds", type=positive, default=60.0, help="of the server's last requests (60)")
+    replayed.add_argument("--json", action="store_true", help="print JSON, with each request")
+    replayed.add_argument("--record", type=Path, metavar="FILE", help="save the recording, which is also a trace")
     made.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     made.add_argument(
         "--out", type=Path, default=Path("laps-plan"), metavar="DIR", help="for page and JSON (laps-plan)"
@@ -117,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 2, and one line, where the input cannot be used."""
     made = parser()
     args = made.parse_args(argv)
+    if args.replay is not None:
+        return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
     if args.colocated:
         return _colocated(args)
     try:

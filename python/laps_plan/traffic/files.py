@@ -14,6 +14,7 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
+from laps_plan.traffic import recording
 from laps_plan.traffic.given import Traffic, poisson
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import around
@@ -123,12 +124,19 @@ def _blocks(unit_s: float) -> Callable[[Iterable[str]], Iterator[Row]]:
     return read
 
 
+def _recorded(lines: Iterable[str]) -> Iterator[Row]:
+    _, requests = recording.lines_of(lines)
+    for r in requests:
+        yield (r.arrival_ms / 1e3, r.new_tokens, r.cached_tokens, [], r.output_tokens)
+
+
 SESSIONS = "sessions"
 _FLAT: dict[str, tuple[Callable[[Iterable[str]], Iterator[Row]], int]] = {
     "csv": (_plain, 0),
     "azure": (_azure, 0),
     "mooncake": (_blocks(1e-3), 512),
     "bailian": (_blocks(1.0), 16),
+    "recording": (_recorded, 0),
 }
 """Reader of each format, and its tokens in a block; 0 = it has no blocks."""
 FORMATS = (*_FLAT, SESSIONS)
@@ -150,11 +158,14 @@ def kind_of(first: str) -> str:
     """The format of a file with this first line. Raises ValueError."""
     if first.lstrip().startswith("{"):
         try:
-            keys = set(msgspec.json.decode(first))
+            found = msgspec.json.decode(first)
+            keys = set(found)
         except msgspec.MsgspecError as e:
             raise ValueError(f"line 1: {e}") from None
         if {"timestamp", "input_length"} <= keys:
             return "bailian" if "chat_id" in keys else "mooncake"
+        if found.get("kind") == recording.KIND:
+            return "recording"
     else:
         heads = set(next(csv.reader([first]), []))
         if {"session", "t_ms", "new_tokens"} <= heads:

@@ -1,0 +1,89 @@
+"""Recordings of a running server: what it tells of its last requests, and of itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import msgspec
+from laps_core.protocol import STATUS_ROUTE
+from laps_core.receipts.quote import QuoteState
+from laps_core.receipts.receipt import RECEIPTS_ROUTE, Cause, Receipt, Receipts
+
+from laps_plan.traffic.mixed import KEY
+from laps_plan.traffic.recording import Head, Recorded, Recording
+
+TIMEOUT_S = 30.0
+BEFORE: tuple[Cause, ...] = ("tokenizing", "decode_room", "host_load", "prefetch")
+AFTER: tuple[Cause, ...] = ("transfer", "answering", "decode_server")
+HOST: tuple[Cause, ...] = ("scheduling",)
+"""Causes that are not a matter of the policy: a replay keeps them as they were."""
+
+
+def fetch(url: str, seconds: float) -> Recording:
+    """Recording of the last seconds of the prefill server at ``url``, which is given the key in the environment
+    variable KEY, if there is one.
+
+    Raises ValueError, in one line, where it has none.
+    """
+    said = _get(url, STATUS_ROUTE, dict[str, Any])
+    receipts = _get(url, f"{RECEIPTS_ROUTE}?seconds={seconds:g}", Receipts).receipts
+    if not said.get("enabled"):
+        raise ValueError(f"{url}: LAPS is off there, so that it has no receipts")
+    if (said.get("group") or {}).get("on"):
+        raise ValueError(f"{url}: its data-parallel ranks plan their steps together; that is not replayed")
+    if not said.get("quote"):
+        raise ValueError(f"{url}: its latency model is not fitted yet")
+    state = msgspec.convert(said["quote"], QuoteState)
+    slices = said.get("slices") or {}
+    head = Head(
+        model=state.model,
+        config=dict(said.get("config") or {}),
+        chunk=state.chunk,
+        layers=state.layers,
+        launch_s=float(slices.get("launch_ms") or 0.0) / 1e3,
+        overlap=bool(said.get("overlap")),
+    )
+    return Recording(head, of_receipts(receipts))
+
+
+def of_receipts(receipts: Collection[Receipt]) -> list[Recorded]:
+    """Requests of these receipts, without those that were aborted; the first arrives at 0."""
+    done = sorted((r for r in receipts if not r.aborted and r.ttft_ms > 0.0), key=lambda r: r.arrived_s)
+    return [
+        Recorded(
+            arrival_ms=1e3 * (r.arrived_s - done[0].arrived_s),
+            new_tokens=max(1, r.new_tokens),
+            cached_tokens=r.cached_tokens,
+            output_tokens=r.output_tokens,
+            cls=r.cls,
+            ttft_ms=r.ttft_ms,
+            before_ms=_sum(r, BEFORE),
+            after_ms=_sum(r, AFTER),
+            host_ms=_sum(r, HOST),
+            rank=r.dp_rank,
+        )
+        for r in done
+    ]
+
+
+def _sum(receipt: Receipt, causes: Collection[Cause]) -> float | None:
+    return sum(receipt.causes.get(cause, 0.0) for cause in causes) if receipt.causes else None
+
+
+def _get(url: str, route: str, kind: Any) -> Any:
+    whole = f"{url.rstrip('/')}/{route}"
+    if not whole.startswith(("http://", "https://")):
+        raise ValueError(f"{url} is not an http(s) URL")
+    key = os.environ.get(KEY)
+    try:
+        with urlopen(Request(whole, headers={"Authorization": f"Bearer {key}"} if key else {}), timeout=TIMEOUT_S) as r:
+            return msgspec.json.decode(r.read(), type=kind)
+    except HTTPError as e:
+        raise ValueError(f"{whole}: {e.code}, {e.reason}") from None
+    except (URLError, OSError, HTTPException, msgspec.MsgspecError) as e:
+        raise ValueError(f"{whole}: {e}") from None

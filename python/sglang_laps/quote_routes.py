@@ -1,0 +1,73 @@
+"""``GET`` and ``POST /laps_quote``: answered by the HTTP process, from the state that the scheduler gave last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from laps_core.protocol import MAX_AGE
+from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quote, Quotes, QuoteState, quote
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from sglang_laps.kept import Kept
+from sglang_laps.quotes import states
+
+RANK = "dp_rank"
+"""Parameter: the data-parallel rank that is asked; without it the quote is the longest of all ranks."""
+
+
+def add(app: FastAPI, status: Kept[dict[str, Any]]) -> None:
+    """Add the routes. `status`: of all ranks, as /laps_status gives it."""
+
+    @app.api_route(f"/{QUOTE_ROUTE}", methods=["GET", "POST"])  # type: ignore[untyped-decorator,unused-ignore]
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)  # type: ignore[untyped-decorator,unused-ignore]
+    async def laps_quote(request: Request) -> Response:
+        """Quoted time to first token: of ``new`` and ``cached`` tokens, or of each in a list of such objects."""
+        body = await request.body() if request.method == "POST" else None
+        try:
+            asked, rank, oldest_s = _read(request.query_params, body)
+        except ValueError as e:
+            return _error(400, str(e))
+        said, age_s = await status.get(oldest_s)
+        code, text = answer(said, asked, rank, age_s, one=body is None)
+        return Response(text, code, media_type="application/json")
+
+
+def _read(query: Mapping[str, str], body: bytes | None) -> tuple[list[Ask], int | None, float]:
+    """(requests asked about, rank, oldest state in seconds). Raises ValueError."""
+    given = dict(query)
+    oldest_s = float(given.pop(MAX_AGE, 0.0))
+    rank = int(given.pop(RANK)) if RANK in given else None
+    if body is None:
+        return [msgspec.convert(given, Ask, strict=False)], rank, oldest_s
+    asked = msgspec.json.decode(body, type=list[Ask])
+    if len(asked) > MOST_ASKED:
+        raise ValueError(f"{len(asked)} requests in one question, at most {MOST_ASKED}")
+    return asked, rank, oldest_s
+
+
+def answer(status: dict[str, Any], asked: list[Ask], rank: int | None, age_s: float, *, one: bool) -> tuple[int, bytes]:
+    """Status and body of the answer. `one`: the only quote, not a list."""
+    found = [None if s is None else msgspec.convert(s, QuoteState) for s in states(status)]
+    if rank is not None and not 0 <= rank < len(found):
+        return 400, _message(400, f"{RANK} {rank}: there are {len(found)}")
+    known = [s for s in (found if rank is None else [found[rank]]) if s is not None]
+    if not known:
+        why = status.get("reason") or "no step times are known yet"
+        return 503, _message(503, f"no quote: {why}")
+    quotes = [max((quote(s, ask.new, ask.cached) for s in known), key=_median) for ask in asked]
+    return 200, msgspec.json.encode(quotes[0] if one else Quotes(quotes=quotes, age_s=round(age_s, 3)))
+
+
+def _median(one: Quote) -> float:
+    return one.ttft_ms
+
+
+def _message(code: int, text: str) -> bytes:
+    return msgspec.json.encode({"error": {"message": text, "code": code}})
+
+
+def _error(code: int, text: str) -> Response:
+    return Response(_message(code, text), code, media_type="application/json")

@@ -1,0 +1,120 @@
+"""Quoted times to first token on one scheduler: of each request when it enters the queue, and how they turned out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from laps_core.config import LapsConfig
+from laps_core.length import CLASSES, SHORT, ClassName
+from laps_core.policy.pacer import Pacer
+from laps_core.protocol import Lengths
+from laps_core.receipts.quote import Quote, QuoteState, quote
+from laps_core.receipts.quoter import Device, Quoter
+from msgspec import to_builtins
+from sglang.srt.disaggregation.utils import is_aborted
+
+from sglang_laps import deadlines
+from sglang_laps.classes import Classes, Tag
+from sglang_laps.core import LapsCore
+from sglang_laps.flights import Flight, Lines, Req, Totals
+
+
+class QuotedCore(LapsCore):
+    """Quotes each request that it sees; for the leading rank. What an event costs does not depend on how many wait."""
+
+    def __init__(
+        self,
+        config: LapsConfig,
+        pacer: Pacer,
+        classes: Classes,
+        *,
+        guaranteed: bool,
+        clock: Callable[[], float] = time.perf_counter,
+        **how: Any,
+    ) -> None:
+        """`guaranteed`: see ``Quoter``. `how`: as of ``LapsCore``."""
+        super().__init__(pacer, classes, now=clock(), **how)
+        self.quoter = Quoter(config, pacer, clock(), guaranteed=guaranteed and self.decode is None)
+        self._clock, self._config = clock, config
+        classes.watch = self._looked
+
+    def lines(self, queue: list[Req], slot: Req | None) -> Lines:
+        """See LapsCore."""
+        found = super().lines(queue, slot)
+        begun = self.in_progress(slot).reqs
+        if len(self.quoter.backlog) > len(queue) + len(begun):
+            # Some were aborted.
+            self.quoter.backlog.keep({r.rid for r in (*queue, *begun)})
+        return found
+
+    def built(self, *how: Any, **more: Any) -> Flight:
+        """See LapsCore."""
+        flight = super().built(*how, **more)
+        cut = flight.cut
+        for req, (new, old) in zip(flight.reqs, flight.shape, strict=False):
+            left = 0 if cut is None or req is not cut else cut.seqlen - new - old
+            self.quoter.launched(req.rid, left, new + old)
+        return flight
+
+    def ended(self, flight: Flight, now: float) -> dict[ClassName, Totals]:
+        """See LapsCore."""
+        done = super().ended(flight, now)
+        self.quoter.ran(flight.cls, flight.lasted_s)
+        for _, req in flight.served():
+            tag: Tag | None = req.laps_tag
+            if req is not flight.cut and tag is not None and tag.quoted is not None and not is_aborted(req):
+                self.quoter.answered(now, tag.quoted)
+        return done
+
+    def quotes(self, now: float) -> dict[str, Any]:
+        """Entries in /laps_status (JSON-ready): ``quote``, from which others compute quotes, and ``quotes``, for
+        people: what a median request of each class would be quoted now, and how quotes have turned out."""
+        state = self.quoter.state(now, self._device(now), whole=True)
+        quotes = {
+            "typical": {} if state is None else typical(state, self.classes.lengths.told(now)),
+            "outcomes": {cls: dict(sides) for cls, sides in self.quoter.counts.items()},
+            "beyond_bound": self.quoter.broken,
+        }
+        return {"quote": None if state is None else to_builtins(state), "quotes": quotes}
+
+    def _looked(self, req: Req, tag: Tag, cls: ClassName) -> None:
+        """A request has come, or more of it was found in the prefix cache."""
+        if tag.quoted is not None:
+            self.quoter.waits(req.rid, cls, tag.new_tokens, tag.history)
+            return
+        now = self._clock()
+        waited_s, due = max(0.0, now - tag.arrival), deadlines.slo_s(req, self._config, cls) is not None
+        quoted = self.quoter.came(
+            now, req.rid, tag.new_tokens, tag.history, cls, self._device(now), waited_s=waited_s, due=due
+        )
+        # One that was retracted has had its first token.
+        tag.quoted = None if getattr(req, "retraction_count", 0) else quoted
+
+    def _device(self, now: float) -> Device:
+        left = []
+        for flight in self.under_way:
+            spent_s = 0.0 if flight.started is None else now - flight.started - flight.paused_s
+            left.append(max(0.0, (self.pacer.model.predict(flight.shape) or 0.0) - spent_s))
+        running = self._flights.values()
+        return Device(self.pacer.free_s(now, running) - now if running else 0.0, tuple(left))
+
+
+def typical(state: QuoteState, lengths: Lengths) -> dict[ClassName, Any]:
+    """Quote of the median request of each class so far, where there was any (JSON-ready)."""
+    found: dict[ClassName, Quote] = {}
+    for cls in CLASSES:
+        own = [b for b in lengths.buckets if (b.new_tokens <= state.threshold * b.requests) == (cls == SHORT)]
+        left = sum(b.requests for b in own) / 2
+        for b in own:
+            left -= b.requests
+            if left <= 0:
+                found[cls] = quote(state, max(1, b.new_tokens // b.requests), b.cached_tokens // b.requests)
+                break
+    return {cls: to_builtins(q) for cls, q in found.items()}
+
+
+def states(status: dict[str, Any]) -> Sequence[dict[str, Any] | None]:
+    """Return the quote state of each data-parallel rank in a status; None where a rank has none."""
+    return [rank.get("quote") for rank in status.get("ranks") or [status]]

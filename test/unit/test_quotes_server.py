@@ -1,0 +1,221 @@
+"""Quotes of a server: its requests from the queue to the first token, the status, the routes, the series."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from cores import batch
+from laps_core.config import LapsConfig
+from laps_core.length import LONG, SHORT
+from laps_core.policy.pacer import Pacer
+from laps_core.policy.plan import Plan
+from laps_core.receipts.quote import Ask, QuoteState
+from pacers import KNOWN
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang_laps import quote_routes
+from sglang_laps.classes import Classes
+from sglang_laps.flights import Part
+from sglang_laps.quotes import QuotedCore, states
+
+
+class Clock:
+    now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Queued:
+    """A request that no round has looked at."""
+
+    laps_tag: Any
+
+    def __init__(self, rid: str, tokens: int, came: float = 10.0) -> None:
+        self.rid, self.seqlen, self.priority, self.prefix_len, self.extend_end = rid, tokens, None, 0, 0
+        self.time_stats = SimpleNamespace(created_time=0.0, scheduler_recv_time=came)
+        self.sampling_params = SimpleNamespace(custom_params=None)
+        self.full_untruncated_fill_ids = range(tokens)
+        self.to_finish: Any = None
+        self.finished_reason: Any = None
+
+
+def made(cached: int = 0) -> tuple[QuotedCore, Clock]:
+    clock, config = Clock(), LapsConfig()
+    pacer = Pacer(config, chunk_tokens=8192, layers=28, model=KNOWN.model())
+    return QuotedCore(config, pacer, Classes(config, 256, lambda _: cached, clock), guaranteed=True, clock=clock), clock
+
+
+def queue(*sizes: int) -> list[Any]:
+    return [Queued(f"r{i}", n) for i, n in enumerate(sizes)]
+
+
+def test_each_request_is_quoted_as_it_enters_the_queue_and_compared_at_its_first_token() -> None:
+    core, clock = made()
+    reqs = queue(100, 5000)
+    clock.now = 10.25
+    lines = core.lines(reqs, None)
+    short, long = (r.laps_tag.quoted for r in reqs)
+    assert (short.cls, long.cls) == (SHORT, LONG)
+    assert short.waited_s == 0.25
+    assert short.bound_s is None
+    assert long.bound_s > long.high_s > long.median_s > long.low_s > 0.25
+    assert len(core.quoter.backlog) == 2
+    flight = core.built(
+        Part(SHORT, [reqs[0]]), batch(reqs[0]), Plan((SHORT,), (0,)), None, lines.begun, clock.now, sliced=False
+    )
+    assert len(core.quoter.backlog) == 1
+    flight.started, flight.done = 10.25, 10.26
+    clock.now = 10.0 + short.median_s
+    core.ended(flight, clock.now)
+    assert core.quoter.counts[SHORT]["inside"] == 1
+    assert core.quotes(clock.now)["quotes"]["outcomes"][SHORT] == {"inside": 1, "below": 0, "above": 0}
+
+
+def test_one_that_was_aborted_is_no_outcome() -> None:
+    core, clock = made()
+    reqs = queue(100, 120)
+    lines = core.lines(reqs, None)
+    part = Part(SHORT, reqs)
+    flight = core.built(part, batch(*reqs), Plan((SHORT,), (0, 1)), None, lines.begun, clock.now, sliced=False)
+    reqs[0].to_finish = FINISH_ABORT()
+    core.ended(flight, 10.1)
+    assert sum(core.quoter.counts[SHORT].values()) == 1
+
+
+def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
+    core, _ = made()
+    (req,) = reqs = queue(20_000)
+    lines = core.lines(reqs, None)
+    whole_s = sum(s.seconds for s in core.quoter.backlog.long)
+    part = SimpleNamespace(reqs=[req], extend_lens=[8192], prefix_lens=[0], decoding_reqs=None)
+    core.built(Part(LONG, reqs, whole=False), part, Plan((LONG,), longs=(0,)), req, lines.begun, 10.0, sliced=False)
+    left_s = sum(s.seconds for s in core.quoter.backlog.long)
+    assert 0.0 < left_s < whole_s
+
+
+def test_the_aborted_are_forgotten() -> None:
+    core, _ = made()
+    reqs = queue(*[100] * 20, 9000)
+    core.lines(reqs, None)
+    assert len(core.quoter.backlog) == 21
+    core.lines(reqs[3:7], None)
+    assert len(core.quoter.backlog) == 4
+    assert core.quoter.backlog.short.requests == 4
+
+
+def test_what_the_prefix_cache_holds_meanwhile_does_not_wait() -> None:
+    found = [0]
+    clock, config = Clock(), LapsConfig()
+    pacer = Pacer(config, chunk_tokens=8192, layers=28, model=KNOWN.model())
+    core = QuotedCore(config, pacer, Classes(config, 256, lambda _: found[0], clock), guaranteed=True, clock=clock)
+    reqs = queue(9000)
+    core.lines(reqs, None)
+    first = reqs[0].laps_tag.quoted
+    found[0], core.classes.batches = 8900, 1
+    core.lines(reqs, None)
+    assert core.quoter.backlog.short.tokens == 100
+    assert reqs[0].laps_tag.quoted is first, "quoted once"
+
+
+def test_one_that_was_retracted_is_not_quoted_again() -> None:
+    core, _ = made()
+    reqs = queue(300)
+    reqs[0].retraction_count = 1
+    core.lines(reqs, None)
+    assert reqs[0].laps_tag.quoted is None
+
+
+# -- status and routes
+
+
+def status(*sizes: int) -> dict[str, Any]:
+    core, clock = made(cached=40)
+    core.lines(queue(*sizes), None)
+    said = {"enabled": True, **core.quotes(clock.now)}
+    sent: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(said))
+    return sent
+
+
+def test_the_status_has_what_quotes_are_computed_from() -> None:
+    said = status(100, 100, 6000)
+    state = msgspec.convert(said["quote"], QuoteState)
+    assert (state.shorts, state.short_tokens, len(state.longs)) == (2, 120, 1)
+    typical = said["quotes"]["typical"]
+    assert (typical[SHORT]["new"], typical[SHORT]["cached"], typical[LONG]["new"]) == (60, 40, 5960)
+
+
+def ask(said: dict[str, Any], rank: int | None = None, one: bool = True, **asked: int) -> tuple[int, Any]:
+    code, body = quote_routes.answer(said, [Ask(**(asked or {"new": 100}))], rank, 0.04, one=one)
+    return code, msgspec.json.decode(body)
+
+
+def test_the_http_process_answers_from_the_status() -> None:
+    code, one = ask(status(100), new=1200, cached=30_000)
+    assert code == 200
+    assert one["class"] == LONG
+    assert 0.0 < one["low_ms"] <= one["ttft_ms"] <= one["high_ms"] <= one["bound_ms"]
+    code, many = ask(status(100), one=False)
+    assert (code, len(many["quotes"]), many["age_s"]) == (200, 1, 0.04)
+
+
+def test_of_several_ranks_the_longest_wait_counts_or_that_of_the_one_asked() -> None:
+    idle, busy = status(), status(*[20_000] * 5)
+    both = {"enabled": True, **idle, "ranks": [idle, busy]}
+    assert len(states(both)) == 2
+    times = [ask(both, rank, new=50_000)[1]["ttft_ms"] for rank in (0, 1, None)]
+    assert times[0] < times[1] == times[2]
+    assert ask(both, 2)[0] == 400
+
+
+def test_no_quote_is_an_error_with_its_reason() -> None:
+    code, said = ask({"enabled": False, "reason": "--disaggregation-mode is decode"})
+    assert code == 503
+    assert "--disaggregation-mode is decode" in said["error"]["message"]
+    assert ask({"enabled": True, "quote": None})[0] == 503
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "why"),
+    [
+        ({}, None, "new"), ({"new": "0"}, None, ">= 1"), ({"new": "x"}, None, "int"),
+        ({"new": "5", "old": "1"}, None, "old"),
+        ({"new": "5", "cached": "-1"}, None, ">= 0"), ({"new": "5", "max_age_s": "y"}, None, "float"),
+        ({}, b"{}", "array"), ({}, b"[{}]", "new"), ({}, b"[", "truncated"),
+        ({}, msgspec.json.encode([{"new": 1}] * 1001), "at most 1000"),
+    ],
+)  # fmt: skip
+def test_bad_questions_are_refused(query: dict[str, str], body: bytes | None, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        quote_routes._read(query, body)
+
+
+def test_questions_are_read() -> None:
+    assert quote_routes._read({"new": "7", "dp_rank": "1", "max_age_s": "0.5"}, None) == ([Ask(new=7)], 1, 0.5)
+    assert quote_routes._read({}, b'[{"new": 7, "cached": 3}]') == ([Ask(new=7, cached=3)], None, 0.0)
+
+
+SERIES = """
+from prometheus_client import generate_latest
+from sglang_laps.quote_series import QuoteSeries
+series = QuoteSeries({"model_name": "m"})
+series.show(None)
+for n in (3, 5):
+    sides = {"inside": n, "below": 0, "above": 1}
+    one = {"ttft_ms": 250.0, "high_ms": 500.0}
+    series.show({"typical": {"long": one}, "outcomes": {"long": sides}, "beyond_bound": 0})
+print(generate_latest().decode())
+"""
+
+
+def test_quotes_are_series() -> None:
+    text = subprocess.run([sys.executable, "-c", SERIES], capture_output=True, text=True, check=True).stdout
+    assert 'sglang:laps_quote_seconds{class="long",model_name="m"} 0.25' in text
+    assert 'sglang:laps_quote_high_seconds{class="long",model_name="m"} 0.5' in text
+    assert 'sglang:laps_quote_outcomes_total{class="long",model_name="m",side="inside"} 5.0' in text
+    assert 'sglang:laps_quote_outcomes_total{class="long",model_name="m",side="above"} 1.0' in text
+    assert 'sglang:laps_quote_beyond_bound_total{model_name="m"} 0.0' in text
