@@ -172,21 +172,26 @@ class _Overlay:
 
     def account(self) -> Account:
         """Return what was found."""
+        ran: dict[int, int] = {}
+        runs: dict[int, Run] = {}
+        for run, us in self._others:
+            ran[id(run)] = ran.get(id(run), 0) + us
+            runs[id(run)] = run
+        # A prompt may have several long batches, a short request has one: no other than the longest can name it.
+        shorts = [at for at, run in runs.items() if run.cls == SHORT]
+        longest = nlargest(NAMED, shorts, key=ran.__getitem__)
+        more = sum(len(runs[at].rids) for at in shorts) - sum(len(runs[at].rids) for at in longest)
         times: dict[str, int] = {}
         tokens: dict[str, int] = {}
-        seen: set[int] = set()
-        for run, us in self._others:
-            rids = run.rids
-            for rid in rids:
+        for at in (*longest, *(at for at, run in runs.items() if run.cls == LONG)):
+            run, us = runs[at], ran[at]
+            for rid, new in zip(run.rids, run.tokens, strict=True):
                 times[rid] = times.get(rid, 0) + us
-            if id(run) not in seen:
-                seen.add(id(run))
-                for rid, new in zip(rids, run.tokens, strict=True):
-                    tokens[rid] = tokens.get(rid, 0) + new
+                tokens[rid] = tokens.get(rid, 0) + new
         times.pop(self._m.rid, None)
         first = nlargest(NAMED, times.items(), key=itemgetter(1))
         behind = tuple([Behind(rid=rid, tokens=tokens[rid], ms=us / 1e3) for rid, us in first])
-        return Account(dict(self._causes), behind, len(times) - len(behind))
+        return Account(dict(self._causes), behind, len(times) - len(behind) + more)
 
 
 @cache
