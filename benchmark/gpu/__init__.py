@@ -1,1 +1,1 @@
-"""What only a machine with a GPU can show, in half an hour and without the internet: ``./run gpu``."""
+"""Measurements that need a machine with a GPU, in half an hour and without the internet: ``./run gpu``."""

@@ -29,7 +29,7 @@ LONGS, SHORTS = 16, 96
 TOKENS = {CUDA: (4096, 8000), CPU: (600, 1000)}
 """Shortest and longest of the long prompts."""
 TIE = 0.05
-"""Where the two best tokens are as close as this (log-probability), rounding may choose between them."""
+"""Distance of the two best tokens (log-probability) below which rounding may choose between them."""
 EVERY_LAYER = {"slice_ms": 0.01, "preempt_overhead": 1.0}
 TIMEOUT_S = 60.0
 

@@ -55,7 +55,7 @@ FCFS = Policy(variants.FCFS, variants.FCFS)
 
 @dataclass
 class Rig:
-    """What all loads share."""
+    """Settings that all loads share."""
 
     fleet: Fleet
     prompts: Prompts

@@ -31,7 +31,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The question."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 60.0
-    """Of the latest requests."""
+    """Length of the stretch that is replayed, up to now."""
 
 
 class Replays:
@@ -43,7 +43,7 @@ class Replays:
 
     @classmethod
     def of_this_server(cls) -> Replays:
-        """Those of the server that this process answers for."""
+        """Return the replays of the server that this process answers for."""
         from sglang.srt.entrypoints.http_server import get_global_state
 
         def url() -> str:

@@ -30,7 +30,7 @@ GPU = Profile.load("h200-qwen3-8b")
 
 
 def recorded(variant: str, profile: Profile, rate: float, *, seed: int = 3, requests: int = 2000) -> Recording:
-    """What a server with that policy would have recorded."""
+    """Return what a server with that policy would have recorded."""
     record = run(VARIANTS[variant], Open(MIX, rate, requests, seed=seed), profile, chunk=CHUNK).record
     rows = sorted(zip(record.at, record.new, record.cached, record.ttft, strict=True))
     mean = sum(profile.spread) / len(profile.spread) if profile.spread else 1.0

@@ -41,7 +41,7 @@ class _Rates:
 
     def __init__(self, kinds: int, now: float) -> None:
         self._sums = [0.0] * kinds
-        """As if all had faded since ``_base_s``."""
+        """Sums that count as faded since ``_base_s``."""
         self._begun_s = self._base_s = now
 
     def add(self, now: float, kind: int, amount: float) -> None:
@@ -54,14 +54,14 @@ class _Rates:
         self._sums[kind] += amount * math.exp(grown)
 
     def factor(self, now: float) -> float:
-        """What ``sums`` are multiplied with for rates at `now`."""
+        """Return the factor from ``sums`` to rates at `now`."""
         # A young sum has not had the time to reach its full height.
         grown = 1.0 - math.exp(-max(now - self._begun_s, 1.0) / REMEMBERED_S)
         return math.exp(-min((now - self._base_s) / REMEMBERED_S, _GONE)) / (REMEMBERED_S * grown)
 
     @property
     def sums(self) -> list[float]:
-        """Of each kind."""
+        """Sums of each kind."""
         return self._sums
 
 
@@ -73,7 +73,7 @@ class _Entry(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What waits of one kind."""
+    """Waiting requests of one kind."""
 
     requests: int = 0
     tokens: int = 0

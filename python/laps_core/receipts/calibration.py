@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from typing import Literal, NamedTuple
 
 Side = Literal["below", "inside", "above"]
-"""Where an outcome lies against its interval."""
+"""Position of an outcome against its interval."""
 OUTSIDE = 0.1
 """Share of outcomes that may lie below the interval, and as many above it (0..1)."""
 REMEMBERED = 512
@@ -23,7 +23,7 @@ LEAST = 0.005
 
 
 class Factors(NamedTuple):
-    """What a prediction is multiplied with for the low end, the median and the high end of the interval."""
+    """Factors of a prediction for the low end, the median and the high end of the interval."""
 
     low: float
     middle: float
@@ -97,5 +97,5 @@ class Calibration:
 
 
 def side_of(measured_s: float, low_s: float, high_s: float) -> Side:
-    """Where an outcome lies against its interval."""
+    """Return the position of an outcome against its interval."""
     return "below" if measured_s < low_s else "above" if measured_s > high_s else "inside"

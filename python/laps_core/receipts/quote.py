@@ -48,8 +48,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     high_ms: float
     """One outcome in ten is longer."""
     bound_ms: float | None = None
-    """It is not longer than this, while steps take what the latency model says and memory is free; None = there is no
-    such bound."""
+    """Longest time, while steps take what the latency model says and memory is free; None = there is no such bound."""
 
 
 class Quotes(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +60,7 @@ class Quotes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuoteState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scheduler knows that decides how long a request waits. Times are seconds, lengths tokens."""
+    """State of a scheduler that decides how long a request waits. Times are seconds, lengths tokens."""
 
     model: Coefficients
     """Latency model."""

@@ -28,7 +28,7 @@ class Quoted:
     at_s: float
     """When it was quoted."""
     waited_s: float
-    """It had waited so long then."""
+    """Time that it had waited then."""
     cls: ClassName
     seconds: float
     """Predicted from then on, before calibration."""
@@ -42,7 +42,7 @@ class Quoted:
 
 @dataclass(slots=True)
 class Device:
-    """What the device runs, as its scheduler knows it (seconds)."""
+    """The device, as its scheduler knows it (seconds)."""
 
     left_s: float = 0.0
     """Until it can take another batch."""
@@ -122,7 +122,7 @@ class Quoter:
     # -- state
 
     def state(self, now: float, device: Device, *, whole: bool = False, short: bool = False) -> QuoteState | None:
-        """What quotes are computed from; None while nothing is known of step times. `whole`: with the calibration, for
+        """Return the state that quotes are computed from; None while nothing is known of step times. `whole`: with the calibration, for
         somebody else to compute them. `short`: for a short request, to which the sizes of long work are all one."""
         pacer, config, backlog = self._pacer, self._config, self.backlog
         model = pacer.model.coefficients

@@ -1,1 +1,1 @@
-"""What would have been: recorded requests of a server, run again under other policies in the simulator."""
+"""Replays: recorded requests of a server, run again under other policies in the simulator."""

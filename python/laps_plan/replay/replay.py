@@ -23,7 +23,7 @@ HERE = "here"
 FEWEST = 10
 """Requests that are worth a replay."""
 LAYERS = 32
-"""Where the server does not say."""
+"""Layers of a server that does not tell."""
 UNLIMITED = 1 << 30
 """A chunk of so many tokens is none."""
 _UNUSED = ("profile", "graphs")
@@ -47,7 +47,7 @@ class Replayed:
 
     policy: Policy
     ttft_ms: Floats
-    """Of each request, in the order of the recording."""
+    """TTFT of each request, in the order of the recording."""
 
 
 def changes(config: LapsConfig) -> list[Policy]:

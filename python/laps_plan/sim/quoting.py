@@ -53,7 +53,7 @@ class QuotedLaps(Laps):
             self._quoted[request.number] = quoted
 
     def device(self, now: float) -> Seen:
-        """What the device runs."""
+        """Return what the device runs."""
         left_s = max(0.0, self._free_s - now)
         return Seen(left_s, tuple(sum(s.slices) for s in self._under_way))
 

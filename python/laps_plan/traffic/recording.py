@@ -19,17 +19,17 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str = KIND
     model: Coefficients
-    """Its latency model."""
+    """The latency model."""
     config: dict[str, Any] = {}
-    """Its knobs (LapsConfig)."""
+    """The knobs (LapsConfig)."""
     chunk: int
     """New tokens of a batch."""
     layers: int = 0
-    """Of the model; 0 = it runs no slices."""
+    """Layers of the model; 0 = it runs no slices."""
     launch_s: float = 0.0
     """Host time to launch a pass in slices."""
     overlap: bool = False
-    """It runs SGLang's overlap loop."""
+    """True with SGLang's overlap loop."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
