@@ -122,8 +122,9 @@ class Quoter:
     # -- state
 
     def state(self, now: float, device: Device, *, whole: bool = False, short: bool = False) -> QuoteState | None:
-        """Return the state that quotes are computed from; None while nothing is known of step times. `whole`: with the calibration, for
-        somebody else to compute them. `short`: for a short request, to which the sizes of long work are all one."""
+        """Return the state that quotes are computed from; None while nothing is known of step times. `whole`: with
+        the calibration, for somebody else to compute them. `short`: for a short request, to which the sizes of long
+        work are all one."""
         pacer, config, backlog = self._pacer, self._config, self.backlog
         model = pacer.model.coefficients
         if model is None:
