@@ -25,7 +25,8 @@ SHAPES = {
     CUDA: model.Shape(hidden=512, layers=24, heads=8, kv_heads=2, intermediate=2048),
     CPU: model.Shape(hidden=64, layers=12, heads=2, kv_heads=2, intermediate=512),
 }
-LONGS, SHORTS = 16, 96
+LONGS, SHORTS = 32, 200
+LONG_CLIENTS, SHORT_CLIENTS = 4, 3
 TOKENS = {CUDA: (4096, 8000), CPU: (600, 1000)}
 """Shortest and longest of the long prompts."""
 TIE = 0.05
@@ -92,11 +93,12 @@ def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) 
         url = fleet.target(LAPS).url
         before = preemptions(fleet)
         rooms = [rng.getrandbits(60) for _ in asked]
-        order = rng.sample(range(len(asked)), len(asked))
-        with ThreadPoolExecutor(24) as pool:
-            came = dict(zip(order, pool.map(lambda i: ask(url, asked[i], rooms[i]), order), strict=True))
+        # Short ones come all the time that long ones run.
+        with ThreadPoolExecutor(LONG_CLIENTS) as long, ThreadPoolExecutor(SHORT_CLIENTS) as short:
+            pools = [long] * LONGS + [short] * SHORTS
+            sent = [pool.submit(ask, url, *of) for pool, *of in zip(pools, asked, rooms, strict=True)]
+            together = [answer.result() for answer in sent]
         preempted = preemptions(fleet) - before
-    together = [came[i] for i in range(len(asked))]
     return piece_of(alone, together, lengths, preempted, device, ranks, seed), out
 
 
