@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmark import ladder
 from benchmark.gpu.answers import answers
 from benchmark.gpu.kit import Kit
-from benchmark.gpu.latency import latency
+from benchmark.gpu.latency import TOKENS, latency
 from benchmark.gpu.loads import loads
 from benchmark.gpu.lone import lone
 from benchmark.load.prompts import Prompts
@@ -71,7 +71,8 @@ class Run:
             kit.measure("answers-tp2", lambda: answers(out / "tp2", seed, say, cuda=self.cuda, ranks=2))
         elif kit.wants("answers-tp2"):
             kit.miss(["answers-tp2"], "needs two GPUs")
-        kit.measure("latency", lambda: latency(device, str(machine().get("gpus", "")), out / "latency", seed, say))
+        gpu, most = str(machine().get("gpus", "")), self.chunk if self.dry else TOKENS[-1]
+        kit.measure("latency", lambda: latency(device, gpu, out / "latency", seed, say, most))
         for shape in LADDERS:
             name = f"ladder-{shape}"
             if self.dry and shape != LADDERS[0]:

@@ -48,17 +48,19 @@ def steps(tokens: int) -> list[tuple[int, int]]:
     return [(min(CHUNK, tokens - begin), begin) for begin in range(0, tokens, CHUNK)]
 
 
-def latency(device: Device, gpus: str, out: Path, seed: int, say: Progress) -> tuple[Piece, Path]:
-    """Measure lone prompts, and compare. Raises ServerError, ConnectionError."""
+def latency(
+    device: Device, gpus: str, out: Path, seed: int, say: Progress, longest: int = TOKENS[-1]
+) -> tuple[Piece, Path]:
+    """Measure lone prompts of up to ``longest`` tokens, and compare. Raises ServerError, ConnectionError."""
     device = shaped(device)
     known = Profile.find(of_this_gpu(gpus))
     assert known is not None, "a profile that comes with laps-plan"
-    prompts = Prompts(device.vocabulary, seed, TOKENS[-1], reuse=False, prefill_only=True)
-    seen: dict[int, list[float]] = {n: [] for n in TOKENS}
+    prompts = Prompts(device.vocabulary, seed, longest, reuse=False, prefill_only=True)
+    seen: dict[int, list[float]] = {n: [] for n in TOKENS if n <= longest}
     variant = Variant(LAPS, (ON,), knobs={"slice_ms": 0})
     with Fleet(device, CHUNK, [variant], False, out, prompts, say) as fleet:
         target = fleet.target(LAPS)
-        for tokens in TOKENS:
+        for tokens in seen:
             for body in prompts.bodies([Job(0.0, tokens)] * (REPEATS + 1), seed * 100 + tokens):
                 before = busy_s(target)
                 asyncio.run(client.one_by_one(target, [body]))

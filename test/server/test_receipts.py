@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import threading
 import time
@@ -29,7 +30,8 @@ EMULATED = Setup(
     (*LAPS, "--chunked-prefill-size", "8192", "--laps-emulate", "h200-qwen3-8b,slow=4"),
     shape=model.EMULATED,
 )
-COUNT = 200
+COUNT = int(os.environ.get("LAPS_RECEIPT_REQUESTS", "200"))
+"""Requests to each server."""
 
 pytestmark = [pytest.mark.timeout(600), *on(NORMAL, OVERLAP, *COLOCATED, EMULATED)]
 
