@@ -44,7 +44,7 @@ SERVED = ("slices", "lone", "mixed", "code", "closed", "azure")
 PIECES = (
     "loads", "answers", "answers-tp2", *SERVED, "agents", "latency", *(f"ladder-{shape}" for shape in LADDERS),
 )  # fmt: skip
-DRY = "emulated:h200-qwen3-8b,slow=4"
+DRY = "emulated:h200-qwen3-8b,slow=1"
 AGENTS_TOKENS = 420_000
 """KV pool of the two servers that keep the histories of agents."""
 

@@ -96,7 +96,7 @@ def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) 
         # Short ones come all the time that long ones run.
         with ThreadPoolExecutor(LONG_CLIENTS) as long, ThreadPoolExecutor(SHORT_CLIENTS) as short:
             pools = [long] * LONGS + [short] * SHORTS
-            sent = [pool.submit(ask, url, *of) for pool, *of in zip(pools, asked, rooms, strict=True)]
+            sent = [pools[i].submit(ask, url, ids, rooms[i]) for i, ids in enumerate(asked)]
             together = [answer.result() for answer in sent]
         preempted = preemptions(fleet) - before
     return piece_of(alone, together, lengths, preempted, device, ranks, seed), out
