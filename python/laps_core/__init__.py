@@ -4,5 +4,5 @@ Sources in docstrings: LAPS is arXiv 2601.11589 (s3.1: its section 3.1), Medha a
 2602.16603; see docs/LAPS.md, References.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """Version of all packages of this project."""

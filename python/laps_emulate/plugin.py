@@ -9,7 +9,8 @@ import sys
 
 from laps_core.config import ConfigError
 from sglang_laps import options, seams, transfers
-from sglang_laps.support import refuse, wrong_release
+from sglang_laps.seams import wrong_release
+from sglang_laps.support import refuse
 
 from laps_emulate import spec
 from laps_emulate.host.corrections import let_the_controller_wait

@@ -12,7 +12,8 @@ from laps_core.config import ConfigError, LapsConfig
 
 from sglang_laps import answering, graphs, moments, options, penalties, saved_model, seams, transfers
 from sglang_laps.pool import PoolCell
-from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved, wrong_release
+from sglang_laps.seams import wrong_release
+from sglang_laps.support import conflict, no_prefill_server, off_reason, refuse, resolved
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from laps_core.config import LapsConfig
 from sglang.srt.disaggregation.utils import DisaggregationMode, is_aborted
 
-from sglang_laps import graphs, penalties, seams, stand_in
+from sglang_laps import compat, graphs, penalties, seams, stand_in
 from sglang_laps.asking import answered
 from sglang_laps.output import LapsOutputStreamer
 from sglang_laps.start import Laps, why_off
@@ -279,4 +279,6 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 def scheduler_class(stock: type, config: LapsConfig) -> type:
     """The subclass of SGLang's Scheduler that LAPS puts in its place."""
     # By __wrapped__ who looks for SGLang's own (``seams``) finds it.
-    return type("LapsScheduler", (LapsPrefillMixin, stock), {"laps_config": config, "__wrapped__": stock})
+    return type(
+        "LapsScheduler", (LapsPrefillMixin, *compat.bases(), stock), {"laps_config": config, "__wrapped__": stock}
+    )

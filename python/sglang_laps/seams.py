@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
-from sglang_laps.support import SGLANG, refuse
+from laps_core import __version__
+
+from sglang_laps import compat
+from sglang_laps.support import refuse
 
 ROOT = "sglang.srt."
 Way = Literal["hooked", "replaced", "overridden", "set", "used", "followed"]
@@ -32,8 +35,9 @@ class Seam(NamedTuple):
     """The module of ours, or several."""
     when: str
     says: str | None
-    """Parameters of a function or class (with a default: `name=`), or the digest of the source of one that is followed;
-    None: the name has only to exist. An attribute in brackets is made by the class, and not looked for."""
+    """In the newest release (``compat``: in others): parameters of a function or class (with a default: `name=`), or
+    the digest of the source of one that is followed; None: the name has only to exist. An attribute in brackets is
+    made by the class, and not looked for."""
 
 
 _ON, _ALWAYS, _GRAPHS, _HOST = "LAPS is on", "always", "prefill graphs", "no GPU"
@@ -92,6 +96,10 @@ SEAMS: tuple[Seam, ...] = (
     Seam(f"{_SCHEDULER}.abort_request", "overridden", "scheduler", _ON, "self, recv_req"),
     Seam(f"{_SCHEDULER}.process_pending_chunked_abort", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.run_batch", "overridden", "scheduler", _ON, "self, batch, pp_proxy_tensors="),
+    Seam(
+        f"{_SCHEDULER}.maybe_send_cached_prefix_chunk",
+        *("overridden", "compat", _ON, "self, req, allow_send="),
+    ),
     Seam(f"{_SCHEDULER}.process_batch_result", "overridden", "scheduler", _ON, "self, batch, result"),
     Seam(f"{_SCHEDULER}.on_idle", "overridden", "scheduler", _ON, "self"),
     Seam(f"{_SCHEDULER}.get_internal_state", "overridden", "scheduler", _ON, "self, recv_req"),
@@ -186,11 +194,20 @@ def hooked(name: str) -> bool:
     return ROOT + name in _registered
 
 
+def wrong_release() -> str | None:
+    """Why the installed SGLang cannot be extended, or None. Imports all that is in the table, if it cannot."""
+    if compat.installed() in compat.RELEASES:
+        return None
+    wrong = next((why for seam in SEAMS if (why := changed(seam))), None)
+    known, differs = " and ".join(compat.RELEASES), f", where {wrong}" if wrong else ""
+    return f"sglang-laps {__version__} supports sglang {known}; found {compat.installed()}{differs}"
+
+
 def require(table: Sequence[Seam] = SEAMS) -> None:
     """End the process with one line where a name that was imported is not as it was."""
     wrong = next((why for seam in table if _imported(seam.name) and (why := changed(seam))), None)
     if wrong:
-        refuse(f"this is not SGLang {SGLANG} as it was released: {wrong}")
+        refuse(f"this is not SGLang {compat.installed()} as it was released: {wrong}")
 
 
 def require_applied() -> None:
@@ -217,10 +234,11 @@ def changed(seam: Seam) -> str | None:
         return f"{ROOT}{name} is gone"
     if seam.says is None:
         return None
+    says = compat.release().says.get(name, seam.says)
     if seam.way == "followed":
-        return None if digest(found) == seam.says else f"{ROOT}{name} has another body"
+        return None if digest(found) == says else f"{ROOT}{name} has another body"
     takes = ", ".join(parameters(found))
-    return None if takes == seam.says else f"{ROOT}{name} takes ({takes}), not ({seam.says})"
+    return None if takes == says else f"{ROOT}{name} takes ({takes}), not ({says})"
 
 
 def digest(function: Any) -> str:

@@ -1,4 +1,4 @@
-"""Conditions under which LAPS can run: the release of SGLang, and the server arguments.
+"""Conditions under which LAPS can run: the server arguments.
 
 ``args`` is the command line as parsed, or what SGLang has made of it (``resolved``): models, platforms and
 environment variables change arguments after parsing, and the record itself keeps what was typed.
@@ -7,19 +7,7 @@ environment variables change arguments after parsing, and the record itself keep
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Any, NoReturn
-
-from laps_core import __version__
-
-SGLANG = "0.5.23"
-"""The release whose seams are used here."""
-
-
-def wrong_release() -> str | None:
-    """Why the installed SGLang cannot be extended, or None."""
-    found = version("sglang")
-    return None if found == SGLANG else f"sglang-laps {__version__} supports sglang {SGLANG}; found {found}"
 
 
 def resolved(server_args: Any) -> Any:

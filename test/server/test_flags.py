@@ -177,11 +177,11 @@ def test_the_environment_alone_turns_it_on_for_an_engine() -> None:
 
 
 def test_another_release_of_sglang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_laps import support
+    from sglang_laps import compat, seams
 
-    assert support.wrong_release() is None
-    monkeypatch.setattr(support, "version", lambda _: "0.5.22")
-    assert "supports sglang 0.5.23; found 0.5.22" in str(support.wrong_release())
+    assert seams.wrong_release() is None
+    monkeypatch.setattr(compat, "installed", lambda: "0.5.21")
+    assert "supports sglang 0.5.22 and 0.5.23; found 0.5.21" in str(seams.wrong_release())
 
 
 def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import warm
 from laps_emulate.seams import SEAMS as EMULATE
-from sglang_laps import seams
+from sglang_laps import compat, seams
 
 ROOT = Path(seams.__file__).parents[1]
+REPO = Path(__file__).parents[2]
 TABLES = {"sglang_laps": seams.SEAMS, "laps_emulate": EMULATE}
 """Tables of SGLang's names, by package."""
 SOURCES = {
@@ -62,6 +65,7 @@ def test_what_is_overridden_is_in_the_table(mixin: Any) -> None:
 
     added = (adder.LapsPrefillAdder, adder.WholePrefillAdder, adder.ShortPrefillAdder)
     found = {f"managers.scheduler.Scheduler.{name}" for name in overrides(mixin, Scheduler) if name[:2] != "__"}
+    found |= {f"managers.scheduler.Scheduler.{name}" for name in overrides(compat.EarlySendGuard, Scheduler)}
     for ours in added:
         found |= {f"managers.schedule_policy.PrefillAdder.{name}" for name in overrides(ours, PrefillAdder)}
     streamer = f"{SchedulerOutputStreamer.__module__}.SchedulerOutputStreamer".removeprefix(seams.ROOT)
@@ -153,6 +157,68 @@ def test_without_laps_seams_are_not_checked() -> None:
     change = "module.Scheduler.run_batch = lambda self, batches: None"
     done = warm.SGLANG.run("-c", CHANGED, change, env={"SGLANG_LAPS_SCHEDULER": ""})
     assert "served all the same" in done.stdout, done.stderr[-2000:]
+
+
+THIRD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import sglang.srt.managers.scheduler as module
+module.Scheduler.start_batch = module.Scheduler.run_batch
+del module.Scheduler.run_batch
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("served all the same")
+"""
+
+
+def test_a_third_release_is_refused_with_the_name_that_differs(tmp_path: Path) -> None:
+    info = tmp_path / "sglang-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 9.9\n")
+    done = warm.SGLANG.run("-c", THIRD, str(tmp_path), env=ON)
+    assert done.returncode == 2, done.stdout[-1000:] + done.stderr[-2000:]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("sglang-laps: error: ")]
+    assert f"supports sglang {' and '.join(compat.RELEASES)}; found 9.9, where {SCHEDULER}.run_batch is gone" in line
+    assert "served all the same" not in done.stdout
+
+
+def test_each_release_has_an_environment_and_only_differences() -> None:
+    pins = {r: (REPO / f"constraints-{r}.txt").read_text().split() for r in list(compat.RELEASES)[:-1]}
+    newest = (REPO / "constraints.txt").read_text().split()
+    assert f"sglang=={list(compat.RELEASES)[-1]}" in newest
+    says = {seam.name: seam.says for seam in SEAMS}
+    for name, pinned in pins.items():
+        assert f"sglang=={name}" in pinned
+        assert not set(pinned) & set(newest)
+        assert all(says[seam] != differs for seam, differs in compat.RELEASES[name].says.items())
+    lowest, _ = compat.RELEASES
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    assert f"sglang>={lowest},<0.5.24" in project["optional-dependencies"]["server"]
+
+
+class Stock:
+    """A scheduler, as far as the guard needs one."""
+
+    laps: Any = None
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def run_batch(self, batch: Any) -> None:
+        for req in batch.reqs:
+            self.maybe_send_cached_prefix_chunk(req)
+
+    def maybe_send_cached_prefix_chunk(self, req: Any) -> None:
+        if not req.pending_bootstrap:
+            self.sent.append(req.rid)
+
+
+@pytest.mark.parametrize(("laps", "loads", "sent"), [(True, 3, []), (True, -1, ["a"]), (None, 3, ["a"])])
+def test_the_guard_keeps_a_prefix_that_is_still_loaded(laps: Any, loads: int, sent: list[str]) -> None:
+    scheduler = type("Guarded", (compat.EarlySendGuard, Stock), {"laps": laps})()
+    req = SimpleNamespace(rid="a", pending_bootstrap=False)
+    scheduler.run_batch(SimpleNamespace(reqs=[req], hicache_consumer_index=loads))
+    assert (scheduler.sent, req.pending_bootstrap) == (sent, False)
 
 
 FAILS = """

@@ -1,0 +1,79 @@
+"""Differences between the releases of SGLang that LAPS runs on, chosen at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler as Stock
+else:
+    Stock = object  # the class it is mixed into
+
+_SCHEDULER = "managers.scheduler.Scheduler"
+_LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+
+
+class Release(NamedTuple):
+    """Differences of one release from the newest."""
+
+    says: Mapping[str, str]
+    """``Seam.says`` by name, where it is another."""
+    guards_early_send: bool
+    """SGLang #44070: KV of a cached prefix is not sent before its host tier has loaded it."""
+
+
+RELEASES: dict[str, Release] = {
+    "0.5.22": Release(
+        {
+            f"{_SCHEDULER}.get_next_batch_to_run": "7d0d7aaa3776",
+            f"{_SCHEDULER}._get_new_batch_prefill_raw": "1bd26b51382a",
+            f"{_SCHEDULER}.update_running_batch": "0413ac479d78",
+            f"{_SCHEDULER}.maybe_send_cached_prefix_chunk": "self, req",
+            f"{_LOOPS}.event_loop_overlap_disagg_prefill": "7daecdd84fba",
+        },
+        guards_early_send=False,
+    ),
+    "0.5.23": Release({}, guards_early_send=True),
+}
+"""The releases that are supported, the newest last: the table of seams (``seams``) has its names."""
+
+
+@cache
+def installed() -> str:
+    """Release of SGLang that is installed. Raises PackageNotFoundError."""
+    return version("sglang")
+
+
+def release() -> Release:
+    """Row of the installed release; of the newest, if it is not supported."""
+    return RELEASES.get(installed(), list(RELEASES.values())[-1])
+
+
+class EarlySendGuard(Stock):  # type: ignore[misc]
+    """Adds #44070 to a scheduler: a paused batch's load may still write a prefix that a preempting one has found."""
+
+    laps: Any
+    _laps_loads = False
+
+    def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a batch; note whether the host tier loads KV for it."""
+        self._laps_loads = self.laps is not None and batch.hicache_consumer_index >= 0
+        return super().run_batch(batch, *args, **kwargs)
+
+    def maybe_send_cached_prefix_chunk(self, req: Any, *args: Any, **kwargs: Any) -> None:
+        """Send a cached prefix early, if it is there; what is sent after the forward pass has it otherwise."""
+        held = req.pending_bootstrap
+        # What is not bootstrapped is not sent, and all else is noted of it.
+        req.pending_bootstrap = held or self._laps_loads
+        try:
+            super().maybe_send_cached_prefix_chunk(req, *args, **kwargs)
+        finally:
+            req.pending_bootstrap = held
+
+
+def bases() -> tuple[type, ...]:
+    """Classes to mix into the scheduler of the installed release."""
+    return () if release().guards_early_send else (EarlySendGuard,)
