@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -117,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 2, and one line, where the input cannot be used."""
     made = parser()
     args = made.parse_args(argv)
+    if find_spec("matplotlib") is None:  # of all that it needs, a server's environment lacks this
+        print("laps-plan: matplotlib is missing: pip install 'sglang-laps[plan]'", file=sys.stderr)
+        return 2
     if args.colocated:
         return _colocated(args)
     try:
