@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from laps_core.histogram import LengthCount
 from laps_core.protocol import STATUS_ROUTE, Status
-from laps_plan.plan import words
+from laps_plan.plan import command, words
 from laps_plan.plan.command import main
 
 MIX = "85% uniform:16-128, 15% log:1024-4096"
@@ -108,6 +108,14 @@ def server(status: Status) -> Iterator[str]:
         http.shutdown()
         thread.join()
         http.server_close()
+
+
+def test_without_what_draws_the_page_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    assert main(["--mix", "100% log:32-512"]) == 2
+    assert capsys.readouterr().err == "laps-plan: matplotlib is missing: pip install 'sglang-laps[plan]'\n"
 
 
 def test_a_running_server_is_asked_for_its_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -130,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = made.parse_args(argv)
     if args.replay is not None:
         return replays.run(args.replay, args.seconds, as_json=args.json, record=args.record)
+    if find_spec("matplotlib") is None:  # of all that it needs, a server's environment lacks this
+        print("laps-plan: matplotlib is missing: pip install 'sglang-laps[plan]'", file=sys.stderr)
+        return 2
     if args.colocated:
         return _colocated(args)
     try:
