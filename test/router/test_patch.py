@@ -109,7 +109,7 @@ def test_a_failed_write_leaves_no_trace(root: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", FILE)
 
-    monkeypatch.setattr("sglang_router_laps.patching.command.os.replace", full)
+    monkeypatch.setattr("sglang_router_laps.patching.files.os.replace", full)
     assert main(["apply", "--root", str(root)]) == 1
     assert tree(root) == before
     assert sorted(p.name for p in (root / "sglang_router").glob(".*")) == []
@@ -117,7 +117,7 @@ def test_a_failed_write_leaves_no_trace(root: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_hunks_only_insert() -> None:
     files = [PATCHES / name for name in (PATCHES / "series").read_text().split()]
-    assert sorted(files) == sorted(PATCHES.glob("*/*.patch"))
+    assert sorted(files) == sorted(PATCHES.glob("sglang-router-*/*.patch"))
     for file in files:
         assert Patch(file).package == "sglang_router"
         body = [line for line in file.read_text().splitlines() if not line.startswith(("---", "+++", "@@"))]

@@ -1,30 +1,24 @@
 """``laps-patch status|apply|revert``: put the LAPS seam into an installed sglang-router, or take it out.
 
-A patch inserts lines into one file and does nothing else, so that taking them out again restores every byte.
+The router's patches insert lines and do nothing else, so that taking them out again restores every byte. With
+``--server``: a series of corrections to an installed SGLang, which LAPS does not need.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import re
-import shutil
 import sys
 from hashlib import sha256
 from pathlib import Path
 
-PATCHES = Path(__file__).parent / "patches"
-CHECKOUT = Path("sgl-model-gateway/bindings/python/src")
-"""Path of the router's package in a source checkout of SGLang."""
+from sglang_router_laps.patching.files import PatchError, find_root, read_version, replace
+from sglang_router_laps.patching.series import Series
 
-_VERSION = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+PATCHES = Path(__file__).parent / "patches"
+SERVER = PATCHES / "sglang-0.5.23"
 _FILE = re.compile(rb"^\+\+\+ b/(\S+)", re.MULTILINE)
 _HUNK = re.compile(rb"^@@ -(\d+),0 \+\d+(?:,\d+)? @@.*\n((?:\+.*\n)+)", re.MULTILINE)
-
-
-class PatchError(Exception):
-    """A patch cannot be read, applied or reverted. The message is one line."""
 
 
 class Patch:
@@ -77,18 +71,7 @@ class Patch:
         text = b"".join(lines)
         if self._state_of(text) != wanted:
             raise PatchError(f"{self.path}: the result does not have the expected sha256; nothing was changed")
-        new = file.with_name(f".{file.name}.new")
-        try:
-            with new.open("wb") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            shutil.copymode(file, new)
-            os.replace(new, file)
-        except OSError as e:
-            raise PatchError(f"{e.filename}: {e.strerror}; nothing was changed") from None
-        finally:
-            new.unlink(missing_ok=True)
+        replace(file, text)
         return True
 
 
@@ -97,10 +80,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="laps-patch", description=__doc__)
     parser.add_argument("action", choices=["status", "apply", "revert"])
     parser.add_argument(
-        "--root", type=Path, help="folder that holds sglang_router, or a source checkout; else the installed package"
+        "--root", type=Path, help="folder that holds the package, or a source checkout; else the installed package"
+    )
+    parser.add_argument(
+        "--server", action="store_true", help="the corrections of SGLang itself, instead of the router's seam"
     )
     args = parser.parse_args(argv)
     try:
+        if args.server:
+            run_series(args.action, Series(SERVER), args.root)
+            return 0
         for name in (PATCHES / "series").read_text().split():
             run(args.action, Patch(PATCHES / name), args.root)
     except PatchError as e:
@@ -115,32 +104,34 @@ def run(action: str, patch: Patch, given: Path | None) -> None:
     found = read_version(root / patch.package)
     if action == "status":
         state = patch.state(root) if found == patch.version else f"not {patch.version}"
-    elif found != patch.version:
-        raise PatchError(f"{patch.distribution} is {found}, the patches are for {patch.version}; nothing was changed")
     else:
+        check_version(patch, found)
         done = "patched" if action == "apply" else "restored"
         state = done if patch.rewrite(root, apply=action == "apply") else f"already {done}"
     print(f"{patch.distribution} {found} {patch.path}: {state}")
 
 
-def find_root(package: str, given: Path | None) -> Path:
-    """Return the folder that holds ``package``. Raises PatchError when there is none."""
-    if given is not None:
-        for root in (given, given / CHECKOUT):
-            if (root / package).is_dir():
-                return root
-        raise PatchError(f"--root: {given} holds no {package}")
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise PatchError(f"{package} is not installed")
-    return Path(spec.origin).parent.parent
+def run_series(action: str, series: Series, given: Path | None) -> None:
+    """Do ``action`` for all files of a series, as ``run`` does for one. Raises PatchError."""
+    root = find_root(series.package, given)
+    found = read_version(root / series.package)
+    if action == "status":
+        states = {
+            path: series.state(root, path) if found == series.version else f"not {series.version}"
+            for path in series.states
+        }
+    else:
+        check_version(series, found)
+        done, changed = "patched" if action == "apply" else "restored", series.rewrite(root, apply=action == "apply")
+        states = {path: done if path in changed else f"already {done}" for path in series.states}
+    for path, state in states.items():
+        print(f"{series.distribution} {found} {path}: {state}")
 
 
-def read_version(package: Path) -> str:
-    """Return ``__version__`` of a package folder, read without importing it; "unknown" if there is none."""
-    file = package / "version.py"
-    found = _VERSION.search(file.read_text()) if file.is_file() else None
-    return found.group(1) if found else "unknown"
+def check_version(patch: Patch | Series, found: str) -> None:
+    """Raise PatchError unless the package is of the release that is patched."""
+    if found != patch.version:
+        raise PatchError(f"{patch.distribution} is {found}, the patches are for {patch.version}; nothing was changed")
 
 
 if __name__ == "__main__":

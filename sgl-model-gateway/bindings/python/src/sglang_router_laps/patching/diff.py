@@ -1,0 +1,68 @@
+"""Unified diffs with context: parsed, and applied to texts in memory, forwards or backwards."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_FILE = re.compile(rb"^\+\+\+ b/(\S+)\n")
+_HUNK = re.compile(rb"^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
+
+
+class DiffError(Exception):
+    """A diff cannot be read, or does not fit. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """Lines of a file, context included, and what stands in their place."""
+
+    line: int
+    """Number of the first line before the change, from 1."""
+    new_line: int
+    before: list[bytes]
+    after: list[bytes]
+
+    def reversed(self) -> Hunk:
+        """Return the hunk that takes this one back."""
+        return Hunk(self.new_line, self.line, self.after, self.before)
+
+
+def parse(text: bytes) -> dict[str, list[Hunk]]:
+    """Return the hunks by path, as the diff names it. Text around them is skipped. Raises DiffError."""
+    files: dict[str, list[Hunk]] = {}
+    hunks: list[Hunk] | None = None
+    inside = False
+    for line in text.splitlines(keepends=True):
+        if file := _FILE.match(line):
+            hunks = files.setdefault(file[1].decode(), [])
+            inside = False
+        elif (head := _HUNK.match(line)) and hunks is not None:
+            hunks.append(Hunk(int(head[1]), int(head[2]), [], []))
+            inside = True
+        elif inside and hunks and line[:1] in (b" ", b"-", b"+"):
+            if line[:1] != b"+":
+                hunks[-1].before.append(line[1:])
+            if line[:1] != b"-":
+                hunks[-1].after.append(line[1:])
+        else:
+            inside = False
+    if not files or not all(files.values()):
+        raise DiffError("no hunks")
+    return files
+
+
+def apply(text: bytes, hunks: list[Hunk], *, reverse: bool = False) -> bytes:
+    """Return the text with the hunks applied, or taken back. A hunk goes where its lines stand, the nearest place if
+    there are several. Raises DiffError where they do not stand."""
+    lines = text.splitlines(keepends=True)
+    shift = 0
+    for hunk in [h.reversed() for h in hunks] if reverse else hunks:
+        wanted, count = hunk.line - 1 + shift, len(hunk.before)
+        places = [i for i in range(len(lines) - count + 1) if lines[i : i + count] == hunk.before]
+        if not places:
+            raise DiffError(f"the lines of hunk {hunk.line} are not there")
+        place = min(places, key=lambda i: abs(i - wanted))
+        lines[place : place + count] = hunk.after
+        shift += place - wanted + len(hunk.after) - count
+    return b"".join(lines)
