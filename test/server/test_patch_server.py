@@ -35,7 +35,7 @@ def texts(root: Path) -> dict[str, bytes]:
 
 
 def outcomes(root: Path) -> dict[str, set[str]]:
-    """What the tests of all patches say of this copy, in one process: outcomes by file."""
+    """Run the tests of all patches against this copy, in one process. Returns outcomes by file."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-c", os.devnull,
          "--rootdir", str(SERVER), *map(str, TESTS.values())],
