@@ -32,6 +32,7 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam("layers.attention.torch_native_backend.TorchNativeAttnBackend", "overridden", "host", _HOST, None),
     Seam("mem_cache.memory_pool.MHATokenToKVPool", "overridden", "host", _HOST, None),
+    Seam("distributed.device_communicators.pynccl.PyNcclCommunicator", "set", "host", _HOST, None),
     Seam("layers.dp_attention.memcpy_func", "set", "host", _HOST, None),
     Seam("managers.data_parallel_controller.sock_recv", "set", "host", _HOST, "socket, flags="),
     Seam("model_executor.forward_batch_info._is_cpu", "set", "host", _HOST, None),

@@ -23,6 +23,8 @@ class Release(NamedTuple):
     """``Seam.says`` by name, where it is another."""
     guards_early_send: bool
     """SGLang #44070: KV of a cached prefix is not sent before its host tier has loaded it."""
+    asks_for_nccl: bool
+    """A platform can say that it has no NCCL."""
 
 
 RELEASES: dict[str, Release] = {
@@ -35,8 +37,9 @@ RELEASES: dict[str, Release] = {
             f"{_LOOPS}.event_loop_overlap_disagg_prefill": "7daecdd84fba",
         },
         guards_early_send=False,
+        asks_for_nccl=False,
     ),
-    "0.5.23": Release({}, guards_early_send=True),
+    "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True),
 }
 """The releases that are supported, the newest last: the table of seams (``seams``) has its names."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import warm
@@ -194,6 +195,21 @@ def test_numbers_next_to_zero_slow_no_step_on_the_host_platform() -> None:
         assert (torch.full((8,), 1e-40) * 1.0).count_nonzero() == 0
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_ranks_on_the_host_platform_do_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    from laps_emulate.host import corrections
+    from sglang.srt.distributed.device_communicators import pynccl
+    from sglang_laps import compat
+
+    stock: Any = object()
+    monkeypatch.setattr(pynccl, "PyNcclCommunicator", stock)
+    monkeypatch.setattr(compat, "release", lambda: compat.RELEASES["0.5.23"])
+    corrections.group_without_nccl()
+    assert pynccl.PyNcclCommunicator is stock
+    monkeypatch.setattr(compat, "release", lambda: compat.RELEASES["0.5.22"])
+    corrections.group_without_nccl()
+    assert pynccl.PyNcclCommunicator(group=None, device="cpu") is None
 
 
 def test_the_controller_of_ranks_waits_for_its_messages_on_the_host_platform() -> None:

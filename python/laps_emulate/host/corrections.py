@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang_laps import compat
 
 
 def keep_mooncake_from_pinning() -> None:
@@ -17,6 +18,13 @@ def keep_mooncake_from_pinning() -> None:
     except ImportError:
         return
     mooncake.MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def group_without_nccl() -> None:
+    """SGLang 0.5.22 has tensor-parallel ranks talk by NCCL on every platform of a plugin."""
+    if not compat.release().asks_for_nccl:
+        module: Any = importlib.import_module("sglang.srt.distributed.device_communicators.pynccl")
+        module.PyNcclCommunicator = lambda **_: None
 
 
 POLL_MS = 5

@@ -68,6 +68,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         # prompt's first. Old integers are denormal numbers there, and a step takes up to eight times as long.
         torch.set_flush_denormal(True)
         corrections.keep_mooncake_from_pinning()
+        corrections.group_without_nccl()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Correct what models and their attention take for granted; by now SGLang has imported what they need."""
