@@ -9,7 +9,7 @@ from sglang_router_laps.patching import diff
 from sglang_router_laps.patching.files import PatchError, replace
 
 UPSTREAM = "python/"
-"""Where the import root is in SGLang's source checkout: paths of the patches begin with it."""
+"""Import root in SGLang's source checkout: paths of the patches begin with it."""
 
 
 class Series:
