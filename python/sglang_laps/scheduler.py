@@ -241,8 +241,8 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
     def get_output_streamer_class(self) -> Any:
         """The streamer that takes receipts along, where they are kept."""
         stock = super().get_output_streamer_class()
-        keeps = self.laps_config.receipts and self.rust_server is None and stock is LapsOutputStreamer.__base__
-        return LapsOutputStreamer if keeps else stock
+        plain = stock is LapsOutputStreamer.__base__ and self.rust_server is None
+        return LapsOutputStreamer if plain and self.laps_config.receipts else stock
 
     def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
         """Tell the client that its request ends while it waits."""
@@ -259,7 +259,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
 
     def get_internal_state(self, recv_req: Any) -> Any:
         """SGLang's internal state with a "laps" entry: /server_info and /laps_status read it."""
-        if (answer := answered(recv_req, self.laps.receipts if self.laps else None)) is not None:
+        if self.laps is not None and (answer := answered(recv_req, self.laps.receipts)) is not None:
             return answer
         output = super().get_internal_state(recv_req)
         output.internal_state["laps"] = self.laps_status()
