@@ -25,6 +25,8 @@ class Release(NamedTuple):
     """SGLang #44070: KV of a cached prefix is not sent before its host tier has loaded it."""
     asks_for_nccl: bool
     """A platform can say that it has no NCCL."""
+    lacks: frozenset[str] = frozenset()
+    """Names that it does not have; LAPS goes without."""
 
 
 RELEASES: dict[str, Release] = {
@@ -38,6 +40,8 @@ RELEASES: dict[str, Release] = {
         },
         guards_early_send=False,
         asks_for_nccl=False,
+        # A request that ends while it waits has no receipt.
+        lacks=frozenset({f"{_SCHEDULER}.send_abort_output"}),
     ),
     "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True),
 }

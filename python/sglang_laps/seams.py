@@ -228,6 +228,8 @@ def changed(seam: Seam) -> str | None:
     """Difference of a name from SGLang's release, in a few words; None if there is none. Imports its module."""
     name = seam.name.partition(".[")[0]
     owner, _, attribute = name.rpartition(".")
+    if name in compat.release().lacks:
+        return None
     try:
         found = getattr(inspect.unwrap(pkgutil.resolve_name(ROOT + owner)), attribute)
     except (ImportError, AttributeError):
