@@ -47,6 +47,8 @@ PIECES = (
 DRY = "emulated:h200-qwen3-8b,slow=1"
 AGENTS_TOKENS = 420_000
 """KV pool of the two servers that keep the histories of agents."""
+AGENTS_PER_S = "4.9"
+"""Turns of agents that an H200 serves of an 8B model, by its profile."""
 
 
 class Run:
@@ -125,7 +127,10 @@ class Run:
         seconds = min(args.seconds, 4.0) if name == "closed" else args.seconds
         words = ["--workload", name, "--variants", ",".join(names), "--rounds", str(1 if self.dry else args.rounds)]
         words += ["--seconds", str(seconds), "--seed", str(args.seed), "--chunk", str(self.chunk), "--out", str(out)]
-        if name != "agents":
+        if name == "agents":
+            # In a closed loop turns of a minute take an hour.
+            words += ["--capacity", AGENTS_PER_S]
+        else:
             words += ["--longest", str(self.longest)]
         if name == "closed":
             words += ["--concurrency", *(("8",) if self.dry else ("1", "8", "32", "128"))]
