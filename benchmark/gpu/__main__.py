@@ -11,7 +11,6 @@ file (bench.json) beside it.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -114,9 +113,7 @@ class Run:
         """Run sessions of agents, whose histories servers of their own keep."""
         device = self.device
         if self.cuda:
-            at = device.args.index("--max-total-tokens")
-            words = (*device.args[: at + 1], str(AGENTS_TOKENS), *device.args[at + 2 :])
-            device = replace(device, args=words, prefixes=True, server_gib=38.0)
+            device = replace(device.with_prefixes(AGENTS_TOKENS), server_gib=38.0)
         self.kit.measure("agents", self._workload("agents", None, (SPF, LAPS), device))
 
     def _workload(
@@ -174,8 +171,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.agents()
     collected = kit.collected([name for name in PIECES if name in wanted])
     made = args.out / "page"
-    if made.exists() and not (made / page.BENCH).exists():
-        shutil.rmtree(made)
     page.write(collected, made)
     kit.say(f"{len(collected.pieces)} pieces: {made / 'README.md'}")
     for name, why in collected.missing.items():

@@ -49,15 +49,12 @@ class Answer:
 def small(cuda: bool, ranks: int) -> Device:
     """Return a device with a small model whose weights are seeded, not dummies: equal answers mean something."""
     name = CUDA if cuda else CPU
-    known = DEVICES[name]
-    words = known.args
-    if cuda:
-        at = words.index("--load-format")
-        words = (*words[:at], *words[at + 2 :])
+    known = DEVICES[name].in_loop(devices.OVERLAP)
+    real = ("--load-format", "auto") if cuda else ()
     tp = ("--tp-size", str(ranks)) if ranks > 1 else ()
     env = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))} if ranks > 1 and not cuda else {}
     return replace(
-        known.in_loop(devices.OVERLAP), args=(*words, *tp), env={**known.env, **env}, layers=SHAPES[name].layers,
+        known, args=(*known.args, *real, *tp), env={**known.env, **env}, layers=SHAPES[name].layers,
         checkpoint=lambda: model.make(devices.MODELS, SHAPES[name]), vocabulary=model.VOCABULARY, longest=8192,
         chunk=8192 if cuda else 1024, what="a small model with seeded weights",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from benchmark.load import client
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import Bar
 from benchmark.results.piece import Figure, Piece, Table
-from benchmark.rig.devices import NORMAL, Device
+from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ServerError
@@ -42,7 +42,7 @@ def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress,
     told: dict[str, Any] = {}
     for name, args in (HOW if cuda else ELSEWHERE).items():
         begin = time.monotonic()
-        one = replace(device.in_loop(NORMAL) if "loop off" in name else device, start_s=START_S)
+        one = replace(device, start_s=START_S)
         variant = Variant(name.replace(" ", "-"), (ON, *args))
         try:
             with Fleet(one, device.chunk, [variant], False, out, prompts, say, True) as fleet:

@@ -83,10 +83,10 @@ class Device:
             return self
         return replace(self, args=(*(a for a in self.args if a != NORMAL_LOOP), *([NORMAL_LOOP] * (loop == NORMAL))))
 
-    def with_prefixes(self) -> Device:
-        """Return the emulated device with servers that keep prefixes without a decode server, and a pool that evicts
-        none."""
-        return replace(self, args=(*self.args, "--max-total-tokens", str(POOL_TOKENS)), prefixes=True)
+    def with_prefixes(self, pool_tokens: int = POOL_TOKENS) -> Device:
+        """Return the device with servers that keep prefixes without a decode server, in a pool of so many tokens; by
+        default one that evicts none, as emulated devices have room for."""
+        return replace(self, args=(*self.args, "--max-total-tokens", str(pool_tokens)), prefixes=True)
 
     def env_of(self, variant: Variant) -> dict[str, str]:
         """Return the environment for the server of a variant, whose own variables win."""

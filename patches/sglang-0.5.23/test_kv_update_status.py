@@ -1,4 +1,4 @@
-"""What another thread does to a room while its status is updated is neither lost nor undone."""
+"""A status that another thread sets while a room is updated is neither lost nor undone."""
 
 import threading
 from collections.abc import Callable

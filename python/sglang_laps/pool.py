@@ -15,6 +15,8 @@ from typing import BinaryIO
 import msgspec
 from laps_core.protocol import PoolChange, PoolRecord, read
 
+from sglang_laps.errors import error
+
 ENV = "SGLANG_LAPS_POOL"
 """Set by the launcher for its HTTP processes: where the memory file is."""
 
@@ -46,7 +48,7 @@ class PoolCell:
         try:
             change = read(body, PoolChange)
         except ValueError as e:
-            return 400, msgspec.json.encode({"error": {"message": str(e), "code": 400}})
+            return error(400, str(e))
         with self._locked() as file:
             record = _in(file)
             made = change.of(record)

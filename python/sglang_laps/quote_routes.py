@@ -11,6 +11,7 @@ from laps_core.protocol import MAX_AGE
 from laps_core.receipts.quote import MOST_ASKED, QUOTE_ROUTE, Ask, Quote, Quotes, QuoteState, quote
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from sglang_laps.errors import error
 from sglang_laps.kept import Kept
 from sglang_laps.quotes import states
 
@@ -29,9 +30,10 @@ def add(app: FastAPI, status: Kept[dict[str, Any]]) -> None:
         try:
             asked, rank, oldest_s = _read(request.query_params, body)
         except ValueError as e:
-            return _error(400, str(e))
-        said, age_s = await status.get(oldest_s)
-        code, text = answer(said, asked, rank, age_s, one=body is None)
+            code, text = error(400, str(e))
+        else:
+            said, age_s = await status.get(oldest_s)
+            code, text = answer(said, asked, rank, age_s, one=body is None)
         return Response(text, code, media_type="application/json")
 
 
@@ -52,22 +54,14 @@ def answer(status: dict[str, Any], asked: list[Ask], rank: int | None, age_s: fl
     """Status and body of the answer. `one`: the only quote, not a list."""
     found = [None if s is None else msgspec.convert(s, QuoteState) for s in states(status)]
     if rank is not None and not 0 <= rank < len(found):
-        return 400, _message(400, f"{RANK} {rank}: there are {len(found)}")
+        return error(400, f"{RANK} {rank}: there are {len(found)}")
     known = [s for s in (found if rank is None else [found[rank]]) if s is not None]
     if not known:
         why = status.get("reason") or "no step times are known yet"
-        return 503, _message(503, f"no quote: {why}")
+        return error(503, f"no quote: {why}")
     quotes = [max((quote(s, ask.new, ask.cached) for s in known), key=_median) for ask in asked]
     return 200, msgspec.json.encode(quotes[0] if one else Quotes(quotes=quotes, age_s=round(age_s, 3)))
 
 
 def _median(one: Quote) -> float:
     return one.ttft_ms
-
-
-def _message(code: int, text: str) -> bytes:
-    return msgspec.json.encode({"error": {"message": text, "code": code}})
-
-
-def _error(code: int, text: str) -> Response:
-    return Response(_message(code, text), code, media_type="application/json")

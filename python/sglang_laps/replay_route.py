@@ -17,6 +17,8 @@ from laps_plan.traffic.mixed import KEY
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from sglang_laps.errors import error
+
 REPLAY_ROUTE = "laps_replay"
 LONGEST_S = 120.0
 """A replay that takes longer is ended (seconds)."""
@@ -57,10 +59,10 @@ class Replays:
         try:
             wanted = msgspec.json.decode(body or b"{}", type=Wanted)
         except (msgspec.MsgspecError, UnicodeError) as e:
-            return _error(400, str(e))
+            return error(400, str(e))
         with self._alone() as alone:
             if not alone:
-                return _error(409, "another replay is running")
+                return error(409, "another replay is running")
             return await self._run(self._command(wanted))
 
     def _command(self, wanted: Wanted) -> Sequence[str]:
@@ -74,7 +76,7 @@ class Replays:
         try:
             out, err = await asyncio.wait_for(process.communicate(), self._longest_s)
         except TimeoutError:
-            return _error(504, f"the replay took longer than {self._longest_s:g} s")
+            return error(504, f"the replay took longer than {self._longest_s:g} s")
         finally:
             # Also where the client has gone.
             if process.returncode is None:
@@ -82,7 +84,7 @@ class Replays:
                 await process.wait()
         if process.returncode:
             lines = err.decode(errors="replace").strip().splitlines()
-            return _error(503, lines[-1] if lines else "the replay failed")
+            return error(503, lines[-1] if lines else "the replay failed")
         return 200, out
 
     @contextmanager
@@ -107,7 +109,3 @@ def add(app: FastAPI, replays: Replays) -> None:
         """Run the last requests again in the simulator, under other policies and with other knobs."""
         status, text = await replays.answer(await request.body())
         return Response(text, status, media_type="application/json")
-
-
-def _error(code: int, text: str) -> tuple[int, bytes]:
-    return code, msgspec.json.encode({"error": {"message": text, "code": code}})
