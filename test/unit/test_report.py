@@ -120,6 +120,14 @@ def test_the_readme_is_replaced_between_its_markers_and_only_once(tmp_path: Path
     assert "![A caption.](report/headline.svg)" in once
 
 
+def test_the_readme_leaves_out_columns_that_the_page_shows() -> None:
+    table = Table("T", ("variant", "short P90", page.PAGE_ONLY[0]), [("laps", "46", "99")], "A note.")
+    shown = page.brief(table)
+    assert (shown.title, list(shown.heads), shown.rows, shown.note) == (
+        "T", ["variant", "short P90"], [["laps", "46"]], "A note.",
+    )  # fmt: skip
+
+
 def test_without_a_headline_the_readme_stays(tmp_path: Path) -> None:
     sample(tmp_path / "from", "azure")
     assert render(tmp_path)[1] == README
