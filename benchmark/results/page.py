@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from benchmark.results.steps import Collected
 HEADLINE, BENCH = "headline", "bench.json"
 """Piece shown in the README, between markers of its name; file with all ratios."""
 HEADLINE_FIGURES = 5
-"""Judged figures shown in the README."""
+"""Judged figures that the README counts."""
+PAGE_ONLY = ("short P99", "long P99", "tokens/s", "failed")
+"""Columns of the headline's table that only the page shows."""
 TOLD = {True: "met", False: "**MISSED**", None: ""}
 
 
@@ -161,15 +163,23 @@ def markers(name: str) -> tuple[str, str]:
     return f"<!-- {name} -->", f"<!-- /{name} -->"
 
 
+def brief(table: Table) -> Table:
+    """Return the table without the columns of ``PAGE_ONLY``."""
+    kept = [i for i, head in enumerate(table.heads) if head not in PAGE_ONLY]
+    return replace(table, heads=[table.heads[i] for i in kept], rows=[[row[i] for i in kept] for row in table.rows])
+
+
 def headline(piece: Piece, folder: str) -> str:
-    """Return the text between the README's markers: the piece's first table, its first judged figures, and its
-    pictures; ``folder``: path of the page from there."""
+    """Return the text between the README's markers: the piece's first table, shortened, how many of its first bars are
+    met, each of them that is missed, its pictures, and the first sentence of its text; ``folder``: path of the page
+    from there."""
     judged_first = [f for f in piece.figures if f.bar][:HEADLINE_FIGURES]
-    lines = [markdown(piece.tables[0]), judged(judged_first)]
+    missed = [f for f in judged_first if not f.met]
+    count = f"{len(judged_first) - len(missed)} of {len(judged_first)} bars are met." + (" Missed:" if missed else "")
+    lines = [markdown(brief(piece.tables[0])), count, *([judged(missed)] if missed else [])]
     lines += [f"![{c}]({folder}/{picture_name(HEADLINE, file)})" for file, c in piece.pictures.items()]
-    lines.append(
-        f"{piece.text} `./run bench` measures it again; the whole report is in [{folder}]({folder}/README.md)."
-    )
+    load = piece.text.split(". ")[0].rstrip(".")
+    lines.append(f"{load}. `./run bench` measures it again; method and more figures: [the report]({folder}/README.md).")
     return "\n\n".join(lines)
 
 

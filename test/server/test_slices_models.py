@@ -151,8 +151,10 @@ def test_two_adapters_among_paused_and_preempting(prefill: Prefill, reference: R
 
 def table() -> dict[str, str]:
     """Table of models in docs/LAPS.md: class name -> where its passes are paused."""
-    rows = re.findall(r"^\| `(\w+ForCausalLM)` \| ([^|]+) \|", DOCS.read_text(), re.MULTILINE)
-    return {name: where.strip() for name, where in rows}
+    rows = re.findall(r"^\| (layer,[^|`]*) \| (`[^|]+) \|", DOCS.read_text(), re.MULTILINE)
+    named = [(f"{name}ForCausalLM", where) for where, names in rows for name in re.findall(r"`(\w+)`", names)]
+    assert len(dict(named)) == len(named), "an architecture is listed twice"
+    return dict(named)
 
 
 WHERE = {4: "layer, attention, projection, MLP", 3: "layer, attention, projection", 2: "layer, MLP"}

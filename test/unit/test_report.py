@@ -120,6 +120,22 @@ def test_the_readme_is_replaced_between_its_markers_and_only_once(tmp_path: Path
     assert "![A caption.](report/headline.svg)" in once
 
 
+@pytest.mark.parametrize(("value", "told"), [(0.4, "1 of 1 bars are met."), (0.9, "0 of 1 bars are met. Missed:")])
+def test_the_readme_counts_bars_and_names_those_that_are_missed(tmp_path: Path, value: float, told: str) -> None:
+    sample(tmp_path / "from", "headline", value=value)
+    _, readme = render(tmp_path)
+    assert told in readme
+    assert ("- short P90: 0.9 [0.9, 0.9], bar <= 0.5: **MISSED**" in readme) == (value == 0.9)
+
+
+def test_the_readme_leaves_out_columns_that_the_page_shows() -> None:
+    table = Table("T", ("variant", "short P90", page.PAGE_ONLY[0]), [("laps", "46", "99")], "A note.")
+    shown = page.brief(table)
+    assert (shown.title, list(shown.heads), shown.rows, shown.note) == (
+        "T", ["variant", "short P90"], [["laps", "46"]], "A note.",
+    )  # fmt: skip
+
+
 def test_without_a_headline_the_readme_stays(tmp_path: Path) -> None:
     sample(tmp_path / "from", "azure")
     assert render(tmp_path)[1] == README
