@@ -146,7 +146,7 @@ class Plan(NamedTuple):
         """Undo ``numbers``."""
         turn, *flags = numbers[:7]
         tokens, layers, parts, threshold, picks, longs = numbers[7:13]
-        waiting, mixed, room, decode, split, carries = map(bool, flags)
+        waiting, mixed, keeps, decode, split, carries = map(bool, flags)
         both = tuple(numbers[13 : 13 + picks + longs])
         sizes = tokens, layers, parts, threshold
-        return cls(_TURNS[turn], both[:picks], both[picks:], *sizes, waiting, mixed, room, decode, split, carries)
+        return cls(_TURNS[turn], both[:picks], both[picks:], *sizes, waiting, mixed, keeps, decode, split, carries)

@@ -1,4 +1,4 @@
-"""The tally of short batches that have left."""
+"""Counters of short batches that have left, for the status."""
 
 from __future__ import annotations
 
