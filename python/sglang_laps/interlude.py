@@ -3,6 +3,8 @@ whole batch.
 
 All of it inside the forward pass of the paused batch. So the rest of SGLang sees one batch that runs for long, and what
 it must not do to a running batch (flush, pause, new weights) waits for its end, as it does for any other.
+
+Nothing is decided here: ``Pacer.plan`` says what preempts, with data-parallel attention ``laps_core.group.slices``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Batches of long prompts: who is in the next one, with whom it shares its step, and who overtakes what is paused."""
+"""Batches of long prompts: who is in the next one, with whom it shares its step, and who overtakes what is paused.
+
+A smaller long prompt that preempts a paused long batch overtakes it.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Everything here hangs on a clock or on measured times, which differ from rank to rank: only the leading rank asks it,
 and its ``Plan`` travels to the others as whole numbers.
+
+Preemption is decided at the end of ``Pacer.plan``: ``gap`` says from when on short requests may preempt, ``worth`` if
+that pays, ``batching`` if a smaller long prompt does (it overtakes). With data-parallel attention: ``group.slices``.
 """
 
 from __future__ import annotations
@@ -118,9 +121,9 @@ class Pacer:
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
-        `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: resumed by an empty
-        plan. `lacking`: the first long prompt lacked memory when last tried. `frees`: work under way will free memory;
-        `longs_drain`: long work will.
+        `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: preempted by
+        the classes in ``Plan.order``, resumed if that is empty. `lacking`: the first long prompt lacked memory when
+        last tried. `frees`: work under way will free memory; `longs_drain`: long work will.
         """
         if self._auto is not None:
             self._auto.update(now, self.model.boundary)
