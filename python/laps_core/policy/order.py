@@ -1,4 +1,8 @@
-"""Order inside a length class: who is served first. Smaller keys first; equal keys keep their order of arrival."""
+"""Order inside a length class: who is served first. Smaller keys first; equal keys keep their order of arrival.
+
+A new one goes into ``ORDERS`` and into the knob: the type of ``LapsConfig.order`` has the same names. Only least-work
+has the guard; under all others, and for short requests, ``Patience`` bounds how often somebody is passed over.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,8 @@ class Work(Protocol):
 
 Key = tuple[float, ...]
 Order = Callable[[Waiting, Work, float], Key]
-"""(request, what tells its work, now in seconds) -> sort key. Its last element is the time of arrival: ``urgency``
-leaves that out when it compares a prompt with a paused batch."""
+"""(request, what tells its work, now in seconds) -> sort key. Its last element is the time of arrival, or 0 where
+that counts before: ``urgency`` leaves it out when it compares a prompt with a paused batch."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
