@@ -1,4 +1,9 @@
-"""Small seeded checkpoints of the architectures that prefill servers run, made here: no model hub is needed."""
+"""Small seeded checkpoints of the architectures that prefill servers run, made here: no model hub is needed.
+
+One more: add it to ``ALL``, and to the table of models in docs/LAPS.md. test_slices_models.py then compares its tokens
+with those of transformers, and the table with where it is paused. LAPS itself has no list of models, see
+``sglang_laps.layers``.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Flight(Running):
 
 @dataclass(slots=True)
 class Totals:
-    """Since-start counters of one class."""
+    """Since-start counters of one class; each is a key of the status and a series (``status._COUNTERS``)."""
 
     batches: int = 0
     requests: int = 0

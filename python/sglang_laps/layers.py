@@ -1,4 +1,8 @@
-"""The decoder layers of a model of SGLang, and the operators in them that a forward pass can be paused between."""
+"""The decoder layers of a model of SGLang, and the operators in them that a forward pass can be paused between.
+
+They are found by their classes: there is no table of models. One more needs a change here only if its projection after
+attention has a name that is not in ``OUTPUT``, or if it is refused (``NoLayers``).
+"""
 
 from __future__ import annotations
 

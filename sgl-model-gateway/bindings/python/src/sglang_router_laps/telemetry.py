@@ -1,4 +1,8 @@
-"""Telemetry for operators: totals, times to first token, and the history of pools and pressures."""
+"""Telemetry for operators: totals, times to first token, and the history of pools and pressures.
+
+A new counter: add a field to ``Counts`` and an entry to ``COUNTERS``, and count it in ``router.counts``. Then
+``http.status`` shows it in /laps_status and /metrics; gauges stand there. Add its key to docs/ROUTER.md (tested).
+"""
 
 from __future__ import annotations
 
