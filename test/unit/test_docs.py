@@ -35,6 +35,16 @@ def test_every_flag_is_in_the_manual() -> None:
     assert not [flag for flag in flags if f"`{flag}`" not in MANUAL]
 
 
+def test_the_manual_gives_each_knob_its_default() -> None:
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (\S+) \|", MANUAL, re.MULTILINE))
+    words: dict[str, object] = {"none": None, "derived": None, "off": False, "false": False, "true": True}
+    told = {name: f.default for f in fields(LapsConfig) if (name := LapsConfig.FLAGS.get(f.name, f.name)) in rows}
+    assert len(told) > 10
+    for name, default in told.items():
+        said = words.get(rows[name], rows[name])
+        assert said == default or float(str(said)) == default, name
+
+
 def test_every_knob_and_flag_of_the_router_is_in_its_manual() -> None:
     pytest.importorskip("sglang_router")
     from laps_core.pools.config import AllocConfig
