@@ -1,7 +1,7 @@
 """Every knob of the LAPS prefill scheduler: its default, its unit and what it must be; and how knobs are read.
 
 Some come as flags of their own; all can be given in ``--laps-config '{...}'``. A default also stands in the tables of
-docs/LAPS.md and in test_config.py; that of the guard in test_quote.py, too.
+docs/LAPS.md and in test_config.py.
 """
 
 from __future__ import annotations

@@ -21,10 +21,12 @@ from laps_plan.traffic.streams import Closed, Open
 from simulated import CHUNK, HOST, MIX, PROFILE
 
 MODEL = Coefficients(2e-9, 2e-5, 1e-9, 1e-5, 5e-3)
+GUARD = LapsConfig().guard
+LATE = pytest.approx(0.1 * GUARD)
 
 
 def state(**more: Any) -> QuoteState:
-    usual = {"model": MODEL, "threshold": 256, "chunk": 8192, "short_batch": 4096, "share": 0.15, "gap_s": 0.02}
+    usual = {"model": MODEL, "threshold": 256, "chunk": 8192, "short_batch": 4096, "share": GUARD, "gap_s": 0.02}
     return QuoteState(**{**usual, **more})
 
 
@@ -141,7 +143,7 @@ def test_the_bound_is_that_of_the_guard_and_none_where_there_is_none() -> None:
     waiting = state(longs=((20, 2, 1.5),))
     bound = bound_s(waiting, 9000, 0)
     assert bound is not None
-    assert bound > 1.5 / 0.15
+    assert bound > 1.5 / GUARD
     for none in (state(share=0.0), state(least_work=False)):
         assert bound_s(none, 9000, 0) is None
     assert bound_s(waiting, 100, 0) is None
@@ -203,7 +205,7 @@ def test_outcomes_are_counted_and_a_broken_bound_is() -> None:
 
 @pytest.mark.parametrize(
     ("knobs", "share"),
-    [({}, 0.15), ({"order": "fcfs"}, 0.0), ({"preset": "paper"}, 0.0), ({"ttft_slo_ms": 400.0}, pytest.approx(0.015))],
+    [({}, GUARD), ({"order": "fcfs"}, 0.0), ({"preset": "paper"}, 0.0), ({"ttft_slo_ms": 400.0}, LATE)],
 )
 def test_what_the_guard_guarantees(knobs: dict[str, Any], share: float) -> None:
     found = quoter(**knobs).state(0.0, Device())
