@@ -108,7 +108,7 @@ def judged(load: Accuracy) -> list[Figure]:
     seen, figures = load.measured, []
     for key, bar, base in (
         ("short P90", bars.EMULATED_SHORT_P90, None), (MEAN, bars.EMULATED_MEAN, None),
-        (SLOWDOWN, bars.NO_MORE, None), (RATE, bars.EMULATED_RATE, FCFS),
+        (SLOWDOWN, bars.EMULATED_SLOWDOWN, None), (RATE, bars.EMULATED_RATE, FCFS),
         ("long P90", bars.EMULATED_LONG_P90, FCFS),
     ):  # fmt: skip
         of = base or min(OTHERS, key=lambda p: statistics.median(seen[p, key]))
