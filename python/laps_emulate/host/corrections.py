@@ -179,22 +179,20 @@ def verify_drafts_without_triton() -> None:
     greedy whatever the temperature."""
     from laps_emulate.host import drafts
 
-    for name, value in (
-        ("eagle_utils._is_cpu", True),
-        ("eagle_utils.build_tree_kernel_efficient_func", drafts.build_tree),
-        ("eagle_utils.verify_tree_greedy_func", drafts.verify_greedily),
-        ("eagle_worker_common.assign_draft_cache_locs_contiguous_func", drafts.draft_places),
-        ("eagle_worker_common.fill_bonus_tokens_func", drafts.last_tokens),
-        ("spec_utils.fill_front_out_cache_loc_func", drafts.front_places),
-        ("spec_utils.fill_accept_out_cache_loc_func", drafts.accepted_places),
-    ):
-        module, _, function = name.partition(".")
-        if found := _loaded(f"sglang.srt.speculative.{module}"):
-            setattr(found, function, value)
-    if found := _loaded("sglang.srt.mem_cache.allocation"):
-        found.assign_req_to_token_pool_func = drafts.allocated
-    if found := _loaded("sglang.srt.managers.overlap_utils"):
-        found.gather_spec_extras = drafts.gathered
+    if module := _loaded("sglang.srt.speculative.eagle_utils"):
+        module._is_cpu = True
+        module.build_tree_kernel_efficient_func = drafts.build_tree
+        module.verify_tree_greedy_func = drafts.verify_greedily
+    if module := _loaded("sglang.srt.speculative.eagle_worker_common"):
+        module.assign_draft_cache_locs_contiguous_func = drafts.draft_places
+        module.fill_bonus_tokens_func = drafts.last_tokens
+    if module := _loaded("sglang.srt.speculative.spec_utils"):
+        module.fill_front_out_cache_loc_func = drafts.front_places
+        module.fill_accept_out_cache_loc_func = drafts.accepted_places
+    if module := _loaded("sglang.srt.mem_cache.allocation"):
+        module.assign_req_to_token_pool_func = drafts.allocated
+    if module := _loaded("sglang.srt.managers.overlap_utils"):
+        module.gather_spec_extras = drafts.gathered
 
 
 def overlap_drafts() -> None:

@@ -1,4 +1,4 @@
-"""What SGLang does with Triton and CUDA kernels between a draft and its verification, in plain PyTorch.
+"""SGLang's kernels for building and verifying drafts, in plain PyTorch.
 
 Tensors are on the CPU. n: requests, k: branches of a draft (``--speculative-eagle-topk``), m: tokens of a tree
 (``--speculative-num-draft-tokens``).
