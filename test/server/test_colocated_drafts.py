@@ -4,6 +4,7 @@ token is as it is alone."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,9 @@ from .colocated import (
     EVERY_PAUSE,
     FEATURES,
     GRAMMARS,
+    MANY,
+    TWO_CORES,
+    TWO_RANKS,
     Asked,
     alone,
     at_once,
@@ -29,7 +33,7 @@ from .colocated import (
 )
 from .slicing import SHAPE
 
-COUNT = 18
+COUNT = int(os.environ.get(MANY, "18"))
 CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
 
@@ -44,14 +48,25 @@ def eagle3_args(base: Path) -> list[str]:
     return ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(made)]
 
 
-def served(name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args) -> Setup:
-    args, shape = (*LAPS, *EVERY_PAUSE, *flags), replace(SHAPE, embedding=60.0)
-    return Setup(f"colocated-drafts-{name}", args, shape=shape, more=more, mode="null")
+def served(
+    name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1, **env: str
+) -> Setup:
+    args, shape = (*LAPS, *EVERY_PAUSE, *flags), replace(SHAPE, embedding=60.0, kv_heads=heads)
+    return Setup(f"colocated-drafts-{name}", args, env, shape, more, mode="null")
 
 
-FITTED = (served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE))
+FITTED = (
+    *(served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE)),
+    *((served("tp2", *CHAIN, *TWO_RANKS, heads=2, **TWO_CORES),) if MANY in os.environ else ()),
+)
 """Servers whose draft is often right."""
-SETUPS = (*FITTED, served("eagle3", *CHAIN, more=eagle3_args))
+NEXTN = Setup(
+    "colocated-drafts-nextn",
+    (*LAPS, *EVERY_PAUSE, *CHAIN, "--speculative-algorithm", "NEXTN"),
+    shape="glm4moe",
+    mode="null",
+)
+SETUPS = (*FITTED, served("eagle3", *CHAIN, more=eagle3_args), NEXTN)
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("clean")]
 
 
