@@ -33,6 +33,8 @@ class Shape:
     vocab: int = 2048
     context: int = 32768
     seed: int = 7
+    embedding: float = 1.0
+    """Factor of the embeddings. With large ones the next token depends most on the last: a draft can be right."""
 
 
 LIKE_LARGE = Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=8192)
@@ -139,7 +141,7 @@ def _save_weights(folder: Path, shape: Shape) -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 2:
-                p.mul_(3.0 if "embed" not in name else 1.0)
+                p.mul_(3.0 if "embed" not in name else shape.embedding)
     model.save_pretrained(folder, safe_serialization=True)
 
 

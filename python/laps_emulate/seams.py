@@ -6,6 +6,16 @@ from sglang_laps.seams import Seam
 
 _HOST, _EMULATED = "no GPU", "emulated devices"
 _SCHEDULER = "managers.scheduler.Scheduler"
+_DRAFTS = (
+    "eagle_utils.build_tree_kernel_efficient_func",
+    "eagle_utils.verify_tree_greedy_func",
+    "eagle_utils._is_cpu",
+    "eagle_worker_common.assign_draft_cache_locs_contiguous_func",
+    "eagle_worker_common.fill_bonus_tokens_func",
+    "spec_utils.fill_front_out_cache_loc_func",
+    "spec_utils.fill_accept_out_cache_loc_func",
+)
+"""Functions that build and verify drafts, and a flag that they read."""
 
 SEAMS: tuple[Seam, ...] = (
     Seam("server_args.ServerArgs.add_cli_args", "hooked", "plugin", _HOST, "parser"),
@@ -40,4 +50,8 @@ SEAMS: tuple[Seam, ...] = (
     Seam("layers.logits_processor.fused_softcap", "set", "host", _HOST, None),
     Seam("speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend", "set", "host", _HOST, "self"),
     Seam("speculative.draft_utils.DraftBackendFactory.create_decode_backend", "set", "host", _HOST, "self"),
+    *(Seam(f"speculative.{name}", "set", "host", _HOST, None) for name in _DRAFTS),
+    Seam("mem_cache.allocation.assign_req_to_token_pool_func", "set", "host", _HOST, None),
+    Seam("managers.overlap_utils.gather_spec_extras", "set", "host", _HOST, None),
+    Seam("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", "set", "host", _HOST, "server_args"),
 )

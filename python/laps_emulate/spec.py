@@ -48,6 +48,8 @@ class DeviceSpec:
             return None
         if mode != "null":
             return f"--disaggregation-mode is {mode}, not prefill"
+        if getattr(args, "speculative_algorithm", None):
+            return "without disaggregation no profile has steps with drafts (--speculative-algorithm)"
         known = self.profile.decode is not None and self.profile.group is None
         return None if known else f"without disaggregation a server decodes: {self.profile.name} has no decode steps"
 

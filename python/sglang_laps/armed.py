@@ -28,9 +28,12 @@ class Abandoned(Exception):
 class Armed:
     """The part that every ``slices.Cutter`` shares."""
 
-    abandons = False
-    """A pass ends where its pause raises ``Abandoned``."""
     _armed: Order | None = None
+
+    @property
+    def abandons(self) -> bool:
+        """Return True if a pass ends where its pause raises ``Abandoned``."""
+        return False
 
     @contextmanager
     def cut(self, layers: float, pause: Pause, parts: int = 0) -> Iterator[None]:

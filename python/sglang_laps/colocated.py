@@ -57,6 +57,8 @@ def mixes(scheduler: Scheduler) -> bool:
     cannot, streams have steps of their own alone. The same on every rank."""
     execution = get_exec()
     refused = (
+        # A row has no draft.
+        not scheduler.spec_algorithm.is_none(),
         execution.kernel.dsa_prefill_backend == "flashmla_sparse_q8",
         execution.features.enable_encoder_swa_bounded_replay,
         getattr(get_parallel(), "enable_megamoe_for_layernorm_sp", False),
@@ -109,6 +111,11 @@ class Colocated(Interlude):
             batch = super()._next(paused)
         return self._decode_step() if batch is None and self._core.decodes else batch
 
+    def _launch(self, batch: Any) -> Any:
+        # A verification first has grammars follow what is queued.
+        with self._no_results_queued():
+            return super()._launch(batch)
+
     def _goes_on(self) -> bool:
         return True
 
@@ -143,7 +150,8 @@ class Colocated(Interlude):
 
     @contextmanager
     def _no_results_queued(self) -> Iterator[None]:
-        """SGLang leaves out of a step whoever ends by a result that is queued. All of them are processed already."""
+        """Results that are queued count for whoever ends by them, and for grammars. All of them are processed
+        already."""
         sched = self._scheduler
         if not sched.enable_overlap:
             yield

@@ -13,6 +13,11 @@ else:
     Stock = object  # the class it is mixed into
 
 _SCHEDULER = "managers.scheduler.Scheduler"
+_DRAFTS = (
+    "eagle_utils.build_tree_kernel_efficient_func",
+    "eagle_worker_common.assign_draft_cache_locs_contiguous_func",
+    "spec_utils.fill_front_out_cache_loc_func",
+)
 _LOOPS = "disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 
 
@@ -25,6 +30,8 @@ class Release(NamedTuple):
     """SGLang #44070: KV of a cached prefix is not sent before its host tier has loaded it."""
     asks_for_nccl: bool
     """A platform can say that it has no NCCL."""
+    drafts_in_pauses: bool
+    """Speculative decoding in the pauses of a server without disaggregation was tested."""
     lacks: frozenset[str] = frozenset()
     """Names that it does not have; LAPS goes without."""
 
@@ -40,10 +47,11 @@ RELEASES: dict[str, Release] = {
         },
         guards_early_send=False,
         asks_for_nccl=False,
-        # A request that ends while it waits has no receipt.
-        lacks=frozenset({f"{_SCHEDULER}.send_abort_output"}),
+        drafts_in_pauses=False,
+        # A request that ends while it waits has no receipt, and drafts are not verified without a GPU.
+        lacks=frozenset({f"{_SCHEDULER}.send_abort_output", *(f"speculative.{name}" for name in _DRAFTS)}),
     ),
-    "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True),
+    "0.5.23": Release({}, guards_early_send=True, asks_for_nccl=True, drafts_in_pauses=True),
 }
 """The releases that are supported, the newest last: the table of seams (``seams``) has its names."""
 

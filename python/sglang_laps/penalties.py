@@ -20,8 +20,8 @@ def count(original: Callable[..., Any], batch: Any) -> Any:
     """Around SGLang's method: count the token by its place."""
     if not getattr(batch.model_config, "laps_colocated", False) or batch.seq_lens_cpu is None:
         return original(batch)
-    places = [n - _lag(batch) for n in batch.seq_lens_cpu.tolist()]
-    tokens = [_token(req, at) for req, at in zip(batch.reqs, places, strict=True)]
+    ends = batch.seq_lens_cpu.tolist()
+    tokens = [_token(req, n - _behind(batch, req)) for req, n in zip(batch.reqs, ends, strict=True)]
     counted = torch.tensor(tokens, dtype=torch.int64).to(batch.device, non_blocking=True)
     return batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(counted)
 
@@ -46,6 +46,12 @@ def _lag(batch: Any) -> int:
     """Tokens by which counting is behind: that of the overlap loop, so that each request has the answer that it has
     alone."""
     return 1 if batch.enable_overlap else 0
+
+
+def _behind(batch: Any, req: Any) -> int:
+    """Tokens by which counting is behind the length that is known: that of drafts is known one step later."""
+    drafts = not batch.spec_algorithm.is_none() and req.decode_batch_idx > 0
+    return 0 if drafts else _lag(batch)
 
 
 def _token(req: Any, place: int) -> int:

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from laps_core.slicing import Cut, Even, Operator, pairs
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 from sglang.srt.runtime_context import get_exec, get_forward, get_global_dwdp_manager, get_parallel
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from sglang.srt.utils.offloader import NoopOffloader, get_offloader
 
+from sglang_laps.abandoned import NoResult
 from sglang_laps.armed import Abandoned, Armed, Order, Pause
 from sglang_laps.layers import NoLayers, Point, decoder_layers, points
 from sglang_laps.put_back import aside, put_back
@@ -53,8 +52,11 @@ class Cutter(Protocol):
     """Layers of the model."""
     operators: int
     """At how many points of a layer a pass can be paused, blocks of rows aside."""
-    abandons: bool
-    """A pass ends where its pause raises ``Abandoned``; its output is then no result."""
+
+    @property
+    def abandons(self) -> bool:
+        """Return True if a pass ends where its pause raises ``Abandoned``; its output is then no result."""
+        ...
 
     @property
     def launch_s(self) -> float:
@@ -141,8 +143,6 @@ class _Pass:
 class Slices(Armed):
     """Stands before one model runner's ``forward``, and before the operators of its model."""
 
-    abandons = True
-
     def __init__(self, runner: Any) -> None:
         """Raises NoLayers where the model has none to pause between."""
         stack = decoder_layers(runner.model)
@@ -152,6 +152,7 @@ class Slices(Armed):
         self._events = None if torch.device(runner.device).type == "cpu" else torch.get_device_module(runner.device)
         self._pass: _Pass | None = None
         self._name, self._deaf = type(runner.model).__name__, False
+        self._no_result = NoResult(runner)
         blocks = runner.model_config.quantization in ROWS_APART and runner.lora_manager is None
         found = [p for layer in stack for p in points(layer, blocks=blocks)]
         self.operators = len(found) // self.layers
@@ -162,6 +163,11 @@ class Slices(Armed):
             self._stand_before(point, enters=id(point.module) in layers)
         runner.forward = self._forward
         runner.eager_runner.load_batch = partial(self._load_batch, runner.eager_runner.load_batch)
+
+    @property
+    def abandons(self) -> bool:
+        """See ``Cutter``."""
+        return self._no_result.known
 
     @property
     def launch_s(self) -> float:
@@ -177,23 +183,20 @@ class Slices(Armed):
     def _forward(self, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         armed = self.disarm()
         if armed is None:
-            return self._whole(forward_batch, *args, **kwargs)
+            output = self._whole(forward_batch, *args, **kwargs)
+            self._no_result.learn(output)
+            return output
         now = _Pass(forward_batch, self._all, self.layers, armed)
         # While a graph is replayed no hook is called.
         try:
             with self._under(now, None):
                 output = self._whole(forward_batch, *args, **kwargs)
         except Abandoned:
-            return self._no_result(forward_batch)
+            return self._no_result.of(forward_batch)
         if not (now.even or now.cut).done and not self._deaf:
             self._deaf = True
             logger.warning("LAPS: %s does not call its layers as modules: long batches do not pause.", self._name)
         return output
-
-    def _no_result(self, forward_batch: ForwardBatch) -> ModelRunnerOutput:
-        """Logits of the right shape, for what SGLang does with any pass."""
-        shape = forward_batch.batch_size, self._runner.model_config.vocab_size
-        return ModelRunnerOutput(LogitsProcessorOutput(torch.zeros(shape, device=self._runner.device)), False)
 
     @contextmanager
     def _under(self, now: _Pass | None, graphs: Any) -> Iterator[None]:

@@ -9,6 +9,11 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
+from sglang_laps import compat
+
+DRAFTS = ("EAGLE", "EAGLE3")
+"""Speculative algorithms, as SGLang has resolved them, whose steps run in pauses."""
+
 
 def resolved(server_args: Any) -> Any:
     """A record of server arguments as SGLang acts on them."""
@@ -38,7 +43,7 @@ def _not_colocated(args: Any) -> str | None:
 
     preempts = has("enable_priority_scheduling") and not has("disable_priority_preemption")
     checks = (
-        (has("speculative_algorithm"), "speculative decoding"),
+        *_drafts(args),
         (getattr(args, "pp_size", 1) > 1, "--pp-size > 1"),
         (has("enable_dp_attention") or (getattr(args, "attn_dp_size", 1) or 1) > 1, "data-parallel attention"),
         (has("enable_mixed_chunk"), "--enable-mixed-chunk (decode steps run in pauses)"),
@@ -55,6 +60,24 @@ def _not_colocated(args: Any) -> str | None:
         (has("is_embedding"), "embeddings"),
     )
     return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
+
+
+def _drafts(args: Any) -> list[tuple[bool, str]]:
+    """Return what of speculative decoding is not supported without disaggregation, and if each is asked for."""
+    algorithm = getattr(args, "speculative_algorithm", None)
+    if not algorithm:
+        return []
+
+    def has(name: str) -> bool:
+        return bool(getattr(args, name, None))
+
+    return [
+        (not compat.release().drafts_in_pauses, f"speculative decoding on SGLang {compat.installed()}"),
+        (algorithm not in DRAFTS, f"speculative decoding with {algorithm}"),
+        (has("enable_multi_layer_eagle"), "--enable-multi-layer-eagle"),
+        (has("speculative_adaptive"), "--speculative-adaptive"),
+        (has("speculative_use_rejection_sampling"), "--speculative-use-rejection-sampling"),
+    ]
 
 
 def conflict(args: Any) -> str | None:

@@ -72,6 +72,8 @@ class Asked:
     text: str = ""
     probabilities: list[float] = field(default_factory=list)
     end: Any = None
+    steps: int = 0
+    """Verifications of drafts that the answer took."""
 
     async def ask(self, http: Any, url: str) -> None:
         """Stream the answer to its end."""
@@ -85,6 +87,7 @@ class Asked:
                     assert "output_ids" in said or self.aborts, said
                     self.tokens, self.text = said.get("output_ids", self.tokens), said.get("text", self.text)
                     self.end = said["meta_info"]["finish_reason"]
+                    self.steps = said["meta_info"].get("spec_verify_ct", 0)
                     self.probabilities = [p for p, *_ in said["meta_info"].get("output_token_logprobs", ())]
 
     async def come(self, http: Any, url: str) -> None:

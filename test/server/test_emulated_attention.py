@@ -13,6 +13,7 @@ def test_nothing_is_computed_and_everything_is_kept(size: int, value_size: int) 
     import torch
     from laps_emulate.host.attention import HostAttention
     from laps_emulate.install import leave_out_attention
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     def never(*_: Any) -> Any:
         raise AssertionError("no history is read")
@@ -33,7 +34,7 @@ def test_nothing_is_computed_and_everything_is_kept(size: int, value_size: int) 
         is_cross_attention=False, attn_type=None, scaling=1.0, sliding_window_size=-1,
     )  # fmt: skip
     names = ("out_cache_loc", "req_pool_indices", "seq_lens", "extend_prefix_lens", "extend_seq_lens", "encoder_lens")
-    batch = SimpleNamespace(**dict.fromkeys(names))
+    batch = SimpleNamespace(**dict.fromkeys(names), forward_mode=ForwardMode.EXTEND)
     q, k, v = torch.ones(7, 4 * size), torch.ones(7, 1, size), torch.ones(7, 1, value_size)
     output = backend.forward_extend(q, k, v, layer, batch)
     assert torch.equal(output, torch.zeros(7, 4 * value_size))

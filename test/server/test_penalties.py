@@ -20,18 +20,21 @@ def request(prompt: list[int], answer: list[int], **penalties: float) -> Any:
     return SimpleNamespace(
         origin_input_ids=prompt,
         output_ids=answer,
+        decode_batch_idx=0,
         sampling_params=SimpleNamespace(stop_token_ids=None, **{**defaults, **penalties}),
         eos_token_ids={1},
         tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=1),
     )
 
 
-def batch(*reqs: Any, overlap: bool) -> Any:
-    """A prefill batch of these, new to its penalizers."""
+def batch(*reqs: Any, overlap: bool, drafts: str | None = None) -> Any:
+    """A prefill batch of these, new to its penalizers. `drafts`: their speculative algorithm."""
     from sglang.srt.sampling import penaltylib as lib
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     made = Batch(reqs=list(reqs), device="cpu", enable_overlap=overlap, decoding_reqs=None)
     made.model_config = SimpleNamespace(laps_colocated=True)
+    made.spec_algorithm = SpeculativeAlgorithm.from_string(drafts)
     kinds = {lib.BatchedFrequencyPenalizer, lib.BatchedPresencePenalizer, lib.BatchedMinNewTokensPenalizer}
     found = lib.BatchedPenalizerOrchestrator(VOCABULARY, made, {*kinds, lib.BatchedRepetitionPenalizer})
     made.sampling_info = SimpleNamespace(penalizer_orchestrator=found)
@@ -77,6 +80,28 @@ def test_a_retracted_request_has_the_counts_that_it_has_alone(overlap: bool) -> 
         penalties.recount(together)
         torch.testing.assert_close(logits(together)[1], logits(alone)[0])
         torch.testing.assert_close(logits(together)[0], new)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_drafts_the_last_token_of_each_step_counts(overlap: bool, at_once: bool) -> None:
+    """In the overlap loop that of the step before the last, also where (`at_once`) the last one's result is there."""
+    from sglang_laps import penalties
+
+    made = batch(req := request([2, 9], [], frequency_penalty=0.5), overlap=overlap, drafts="EAGLE")
+    counted: list[int] = []
+    orchestrator = made.sampling_info.penalizer_orchestrator
+    orchestrator.cumulate_output_tokens = lambda tokens: counted.extend(tokens.tolist())
+    ends = [1, 3, 4, 6]
+    """Tokens answered after the prompt, and after each step."""
+    for step in range(4):
+        processed = step if at_once or not overlap else step - 1
+        req.output_ids = [10, 11, 12, 13, 14, 15][: ends[processed] if processed >= 0 else 0]
+        known = ends[max(0, step - 1) if overlap else step]
+        made.seq_lens_cpu = torch.tensor([2 + known - 1])
+        penalties.count(lambda _: None, made)
+        req.decode_batch_idx += 1
+    assert counted == ([9, 10, 12, 13] if overlap else [10, 12, 13, 15])
 
 
 def test_where_nobody_has_penalties_nothing_is_counted() -> None:

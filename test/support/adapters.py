@@ -78,3 +78,66 @@ def draft(folder: Path, name: str) -> Path:
         made.config.save_pretrained(tmp)
 
     return model.once(folder / f"{name}-eagle-{chosen.key}", write)
+
+
+def follower(folder: Path, base: Path) -> Path:
+    """Make an EAGLE draft of one layer for the Qwen2 checkpoint ``base``, fitted to what that answers, and return its
+    path. Its attention counts for little."""
+
+    def write(tmp: Path) -> None:
+        import torch
+        from safetensors.torch import save_file
+        from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
+
+        target: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        config = AutoConfig.from_pretrained(base)
+        config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
+        torch.manual_seed(1)
+        prompts = torch.randint(3, 2000, (24, 60))
+        with torch.no_grad():
+            told = target.generate(prompts, max_new_tokens=80, min_new_tokens=80, do_sample=False, pad_token_id=0)
+            states = target(told, output_hidden_states=True).hidden_states[-1][:, 60:]
+            tokens = target.model.embed_tokens(told)[:, 60:]
+            # What it is given for a token, and the state after which the target says the next but one.
+            given = torch.cat((tokens[:, 1:], states[:, :-1]), -1).flatten(0, 1)
+            given = torch.cat((given, torch.ones(len(given), 1)), -1)
+            fitted = torch.linalg.lstsq(given, states[:, 1:].flatten(0, 1)).solution
+        layer = {n: v for n, v in Qwen2ForCausalLM(config).state_dict().items() if n.startswith("model.layers.")}
+        weights = {n.removeprefix("model."): v.contiguous() for n, v in layer.items() if "input_layernorm" not in n}
+        weights["layers.0.mlp.down_proj.weight"].zero_()
+        weights["fc.weight"], weights["fc.bias"] = fitted[:-1].T.contiguous(), fitted[-1].contiguous()
+        save_file(weights, tmp / "model.safetensors", metadata={"format": "pt"})
+        config.architectures = ["Qwen2ForCausalLMEagle"]
+        config.save_pretrained(tmp)
+
+    return model.once(folder / f"{base.name}-follower", write)
+
+
+def eagle3(folder: Path, base: Path) -> Path:
+    """Make an EAGLE3 draft of one layer with random weights for the Qwen2 checkpoint ``base`` and return its path."""
+
+    def write(tmp: Path) -> None:
+        import torch
+        from safetensors.torch import save_file
+        from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+        sizes = AutoConfig.from_pretrained(base).to_dict()
+        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+        names = (*names, "max_position_embeddings")
+        config: Any = LlamaConfig(**{n: sizes[n] for n in names}, num_hidden_layers=1)
+        torch.manual_seed(1)
+        weights = {n: v.contiguous() for n, v in LlamaForCausalLM(config).state_dict().items()}
+        kept = {n.removeprefix("model."): v for n, v in weights.items() if "embed" not in n and "lm_head" not in n}
+        # It attends by embeddings and states, and follows three states of its target.
+        for name in ("q_proj", "k_proj", "v_proj"):
+            kept[f"layers.0.self_attn.{name}.weight"] = kept[f"layers.0.self_attn.{name}.weight"].repeat(1, 2)
+        size = config.hidden_size
+        kept["layers.0.hidden_norm.weight"] = torch.ones(size)
+        kept["fc.weight"] = torch.randn(size, 3 * size) / math.sqrt(3 * size)
+        save_file(kept, tmp / "model.safetensors", metadata={"format": "pt"})
+        config.architectures, config.draft_vocab_size = ["LlamaForCausalLMEagle3"], None
+        config.save_pretrained(tmp)
+        path = tmp / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "draft_vocab_size": None}))
+
+    return model.once(folder / f"{base.name}-eagle3", write)

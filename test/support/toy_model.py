@@ -90,12 +90,16 @@ class Runner(SimpleNamespace):
     """A model runner with a model of so many layers. ``ran`` lists operators and what a pass sets up."""
 
     def __init__(self, layers: int, device: str = "cpu") -> None:
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
         ran: list[str] = []
         metadata = lambda b: ran.append(f"metadata {sum(b.extend_seq_lens_cpu)}")  # noqa: E731
         super().__init__(
             ran=ran,
             model=Model(layers, ran.append).requires_grad_(False),
             device=device,
+            dtype=torch.float32,
+            spec_algorithm=SpeculativeAlgorithm.NONE,
             lora_manager=None,
             prefill_cuda_graph_runner="graphs",
             eager_runner=SimpleNamespace(load_batch=lambda b: b),

@@ -385,6 +385,13 @@ def test_which_servers_can_have_it(mode: str | None, profile: str, refused: str 
     assert refused is None or refused in str(reason)
 
 
+def test_no_profile_has_steps_with_drafts() -> None:
+    args = SimpleNamespace(disaggregation_mode="null", speculative_algorithm="EAGLE")
+    assert "no profile has steps with drafts" in str(DeviceSpec.parse("h200-qwen3-8b").why_not(args))
+    args.disaggregation_mode = "prefill"
+    assert DeviceSpec.parse("h200-qwen3-8b").why_not(args) is None
+
+
 # -- slices
 
 

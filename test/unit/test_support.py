@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 import pytest
+from sglang_laps import compat
 from sglang_laps.support import no_prefill_server, off_reason
 
 
@@ -25,7 +26,14 @@ def test_decode_servers_are_stock() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"speculative_algorithm": "NGRAM"}, "speculative decoding with NGRAM"),
+        ({"speculative_algorithm": "FROZEN_KV_MTP"}, "speculative decoding with FROZEN_KV_MTP"),
+        ({"speculative_algorithm": "EAGLE", "enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle"),
+        ({"speculative_algorithm": "EAGLE3", "speculative_adaptive": True}, "--speculative-adaptive"),
+        (
+            {"speculative_algorithm": "EAGLE", "speculative_use_rejection_sampling": True},
+            "--speculative-use-rejection-sampling",
+        ),
         ({"pp_size": 2}, "--pp-size"),
         ({"enable_dp_attention": True}, "data-parallel attention"),
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
@@ -55,9 +63,20 @@ def test_what_is_not_supported_without_disaggregation_is_named(more: dict[str, o
     assert off_reason(args("prefill", **more)) is None
 
 
+def test_drafts_were_tried_on_the_newest_release_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "release", lambda: compat.RELEASES["0.5.22"])
+    assert "speculative decoding on SGLang" in str(off_reason(args("null", speculative_algorithm="EAGLE")))
+    assert off_reason(args("null")) is None
+
+
 @pytest.mark.parametrize(
     "more",
-    [{"moe_a2a_backend": "none"}, {"enable_priority_scheduling": True, "disable_priority_preemption": True}],
+    [
+        {"speculative_algorithm": "EAGLE"},
+        {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
+        {"moe_a2a_backend": "none"},
+        {"enable_priority_scheduling": True, "disable_priority_preemption": True},
+    ],
 )
 def test_what_does_no_harm_is_served(more: dict[str, object]) -> None:
     assert off_reason(args("null", **more)) is None

@@ -23,10 +23,13 @@ class HostAttention(TorchNativeAttnBackend):
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
     ) -> torch.Tensor:
         """Attention output [tokens, heads * value size] of new tokens over their prefixes and themselves."""
-        if not self.laps_left_out(layer, sinks):
+        verifies = forward_batch.forward_mode.is_target_verify()
+        if not (verifies or self.laps_left_out(layer, sinks)):
             output: torch.Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
             return output
         self._save(layer, forward_batch, k, v, save_kv_cache)
+        if verifies:
+            return self._verify(q, layer, forward_batch, sinks)
         return self._attend(q, layer, forward_batch, forward_batch.extend_seq_lens.tolist(), sinks)
 
     def forward_decode(
@@ -56,36 +59,100 @@ class HostAttention(TorchNativeAttnBackend):
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
 
     def _attend(self, q: Any, layer: Any, forward_batch: Any, new: list[int], sinks: Any) -> torch.Tensor:
-        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        output = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        q, output = self._views(q, layer)
         begin = 0
         for i, total in enumerate(forward_batch.seq_lens.tolist()):
-            rows = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices[i], :total]
-            if self._own_pool(layer):
-                rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows)
-            key, value = keys[rows].to(q.dtype), values[rows].to(q.dtype)
+            key, value = self._kept(layer, forward_batch.req_pool_indices[i], slice(total), q.dtype)
             for first in range(begin, begin + new[i], ROWS):
                 part = slice(first, min(first + ROWS, begin + new[i]))
-                at = total - new[i] + first - begin  # the position of the first query
-                output[part] = attend(q[part], key, value, at, layer, sinks)
+                here = torch.arange(part.stop - part.start) + total - new[i] + first - begin
+                output[part] = attend(q[part], key, value, unseen(here, torch.arange(total), layer), layer, sinks)
             begin += new[i]
         return output
 
+    def _verify(self, q: Any, layer: Any, forward_batch: Any, sinks: Any) -> torch.Tensor:
+        """Each token of a tree sees what is before the tree, and in it those that it comes from."""
+        q, output = self._views(q, layer)
+        tree = forward_batch.spec_info
+        m = tree.draft_token_num
+        seen, places = tree.custom_mask.view(-1, m, m), tree.positions.view(-1, m)
+        for i, total in enumerate(forward_batch.seq_lens.tolist()):
+            key, value = self._kept(layer, forward_batch.req_pool_indices[i], slice(total + m), q.dtype)
+            hidden = unseen(places[i], torch.cat((torch.arange(total), places[i])), layer)
+            hidden[:, total:] |= ~seen[i]
+            part = slice(i * m, i * m + m)
+            output[part] = attend(q[part], key, value, hidden, layer, sinks)
+        return output
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: int, layer: Any, sinks: Any) -> torch.Tensor:
-    """Output [n, heads * value size] of `q` [n, heads, size], at positions `at` and following, over keys `k` [m, key
-    heads, size] from position 0 on. `layer` gives scale, window and cap; `sinks` [heads] are logits without a value."""
+    def _views(self, q: Any, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries by head, and room for the output."""
+        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        return q, q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+
+    def _kept(self, layer: Any, request: Any, which: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of a request, of `which` of its tokens."""
+        rows = self.req_to_token_pool.req_to_token[request, which]
+        if self._own_pool(layer):
+            rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        return keys[rows].to(dtype), values[rows].to(dtype)
+
+
+class DraftStep(HostAttention):
+    """Attention of one step of a draft. Each of its branches sees what is before the draft, and itself."""
+
+    def __init__(self, runner: Any, topk: int, steps: int, step: int) -> None:
+        super().__init__(runner)
+        self._topk, self._steps, self._step = topk, steps, step
+
+    def forward_decode(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None
+    ) -> torch.Tensor:
+        """Attention output [sequences * branches, heads * value size] of one new token of each branch."""
+        self._save(layer, forward_batch, k, v, save_kv_cache)
+        q, output = self._views(q, layer)
+        for i, total in enumerate(forward_batch.seq_lens.tolist()):
+            for branch in range(self._topk):
+                first, row = total + branch * self._steps, i * self._topk + branch
+                places = torch.cat((torch.arange(total), torch.arange(first, first + self._step + 1)))
+                key, value = self._kept(layer, forward_batch.req_pool_indices[i], places, q.dtype)
+                hidden = unseen(torch.tensor([total + self._step]), torch.arange(len(places)), layer)
+                output[row] = attend(q[row : row + 1], key, value, hidden, layer, sinks)[0]
+        return output
+
+
+class DraftSteps:
+    """Attention of all steps of a draft, as SGLang's worker asks for it."""
+
+    def __init__(self, runner: Any, topk: int, steps: int) -> None:
+        self.attn_backends = [DraftStep(runner, topk, steps, i) for i in range(steps - 1)]
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Prepare all steps of this draft."""
+        for one in self.attn_backends:
+            one.init_forward_metadata(forward_batch)
+
+
+def unseen(here: torch.Tensor, there: torch.Tensor, layer: Any) -> torch.Tensor:
+    """Return which keys [m], at the positions `there`, each of the queries [n], at `here`, does not see (bool)."""
+    hidden = there.unsqueeze(0) > here.unsqueeze(1)
+    if layer.sliding_window_size > -1:
+        hidden |= there.unsqueeze(0) < here.unsqueeze(1) - layer.sliding_window_size
+    return hidden
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor, layer: Any, sinks: Any
+) -> torch.Tensor:
+    """Output [n, heads * value size] of `q` [n, heads, size] over keys `k` [m, key heads, size], of which each query
+    does not see those `hidden` [n, m] from it. `layer` gives scale and cap; `sinks` [heads] are logits without a
+    value."""
     n, heads, size = q.shape
     groups = q.view(n, k.shape[1], heads // k.shape[1], size)
     scores = torch.einsum("ngrd,mgd->grnm", groups, k) * layer.scaling
     if layer.logit_cap > 0:
         scores = layer.logit_cap * torch.tanh(scores / layer.logit_cap)
-    here, there = torch.arange(at, at + n).unsqueeze(1), torch.arange(k.shape[0])
-    hidden = there > here
-    if layer.sliding_window_size > -1:
-        hidden = hidden | (there < here - layer.sliding_window_size)
     scores = scores.masked_fill(hidden, -torch.inf)
     if sinks is not None:
         sink = sinks.to(scores.dtype).view(k.shape[1], -1, 1, 1).expand(-1, -1, n, 1)

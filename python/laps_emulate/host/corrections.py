@@ -153,11 +153,10 @@ class Unpinned:
 
 
 def draft_with_native_attention() -> None:
-    """A draft's pass over a prompt has the attention that the target's has; SGLang knows none for ``torch_native``. Its
-    passes of several steps, which decode servers alone run, have none here."""
+    """A draft's passes have the attention that the target's has; SGLang knows none for ``torch_native``."""
     if module := _loaded("sglang.srt.speculative.draft_utils"):
         module.DraftBackendFactory.create_draft_extend_backend = _draft_attention
-        module.DraftBackendFactory.create_decode_backend = lambda factory: None
+        module.DraftBackendFactory.create_decode_backend = _draft_steps
 
 
 def _draft_attention(factory: Any) -> Any:
@@ -166,6 +165,40 @@ def _draft_attention(factory: Any) -> Any:
     backend = HostAttention(factory.draft_model_runner)
     backend.prefill_attention_backend_str = backend.decode_attention_backend_str = "torch_native"
     return backend
+
+
+def _draft_steps(factory: Any) -> Any:
+    from laps_emulate.host.attention import DraftSteps
+
+    steps = factory.speculative_num_steps
+    return DraftSteps(factory.draft_model_runner, factory.topk, steps) if steps > 1 else None
+
+
+def verify_drafts_without_triton() -> None:
+    """Build trees of drafts, verify them and relay what comes of it. As on CPUs that SGLang knows, verification is
+    greedy whatever the temperature."""
+    from laps_emulate.host import drafts
+
+    if module := _loaded("sglang.srt.speculative.eagle_utils"):
+        module._is_cpu = True
+        module.build_tree_kernel_efficient_func = drafts.build_tree
+        module.verify_tree_greedy_func = drafts.verify_greedily
+    if module := _loaded("sglang.srt.speculative.eagle_worker_common"):
+        module.assign_draft_cache_locs_contiguous_func = drafts.draft_places
+        module.fill_bonus_tokens_func = drafts.last_tokens
+    if module := _loaded("sglang.srt.speculative.spec_utils"):
+        module.fill_front_out_cache_loc_func = drafts.front_places
+        module.fill_accept_out_cache_loc_func = drafts.accepted_places
+    if module := _loaded("sglang.srt.mem_cache.allocation"):
+        module.assign_req_to_token_pool_func = drafts.allocated
+    if module := _loaded("sglang.srt.managers.overlap_utils"):
+        module.gather_spec_extras = drafts.gathered
+
+
+def overlap_drafts() -> None:
+    """SGLang has speculative decoding without its overlap loop on every CPU."""
+    if module := _loaded("sglang.srt.arg_groups.speculative_hook"):
+        module._disable_overlap_schedule_for_cpu = lambda server_args: None
 
 
 OF_MODELS = (
@@ -177,5 +210,6 @@ OF_MODELS = (
     cap_logits_without_triton,
     pin_no_adapters,
     draft_with_native_attention,
+    verify_drafts_without_triton,
 )
 """Called once a model is loaded. Calling them twice does no harm: a draft is a model, too."""

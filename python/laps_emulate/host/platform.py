@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
 GPU_DEFAULTS = (None, "auto", "csgmv")
 """Values of these arguments that stand for the user's silence, or for what needs a GPU."""
 DRAFTS = ("EAGLE", "EAGLE3", "NEXTN")
-"""Speculative algorithms whose draft can follow a prompt here: on prefill servers, with one step."""
+"""Speculative algorithms that run here."""
 
 
 class HostPlatform(CpuDeviceMixin, SRTPlatform):
@@ -45,6 +45,7 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Fill the arguments of DEFAULTS that the user left open."""
+        corrections.overlap_drafts()
         for name, value in DEFAULTS.items():
             if getattr(server_args, name) in GPU_DEFAULTS:
                 setattr(server_args, name, value)
@@ -58,8 +59,14 @@ class HostPlatform(CpuDeviceMixin, SRTPlatform):
         return HostPool
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
-        """Return True if a prefill server's draft model runs here."""
+        """Return True if its draft model runs here."""
         return algorithm in DRAFTS
+
+    def get_speculative_cache_locs_fn(self) -> Any:
+        """Return the function for the places in the KV cache that a verification writes to."""
+        from laps_emulate.host import drafts
+
+        return drafts.verified_places
 
     def init_backend(self) -> None:
         """Say what this platform is, keep Mooncake from pinning host memory through CUDA, and have no slow numbers."""

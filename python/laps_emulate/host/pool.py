@@ -6,7 +6,8 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 
 class HostPool(MHATokenToKVPool):
-    """With speculative decoding the pool would try its kernel at once; prefill servers never move KV."""
+    """With speculative decoding the pool would try its kernel at once."""
 
     def _init_kv_copy_and_warmup(self) -> None:
         self._kv_copy_config = None
+        self.use_native_move_kv_cache = True

@@ -82,6 +82,22 @@ def test_a_pass_that_nobody_waits_for_ends_in_its_pause_and_the_next_runs_whole(
     assert runner.ran == ["attention", "mlp 40"] * 4
 
 
+def test_with_drafts_a_pass_ends_in_a_pause_once_it_is_known_what_they_follow() -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang_laps.abandoned import NoResult
+
+    runner = Runner(4)
+    runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+    result = NoResult(runner)
+    for states, known in ((None, False), (torch.ones(7, 3 * HIDDEN), True)):
+        result.learn(SimpleNamespace(logits_output=SimpleNamespace(hidden_states=states)))
+        assert result.known == known
+    output: Any = result.of(SimpleNamespace(batch_size=2, input_ids=torch.zeros(43)))
+    assert output.logits_output.next_token_logits.shape == (2, runner.model_config.vocab_size)
+    assert output.logits_output.hidden_states.shape == (43, 3 * HIDDEN)
+    assert NoResult(Runner(4)).known
+
+
 def test_a_pass_as_a_whole_pauses_nowhere_and_keeps_its_graphs() -> None:
     runner, seen = Runner(3), []
     slices.Slices(runner)

@@ -1,0 +1,40 @@
+"""The result of a pass that ended in a pause, in the shape that SGLang expects of any pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.model_runner import ModelRunnerOutput
+
+
+class NoResult:
+    """Zeros in the place of one model runner's results."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._drafts = not runner.spec_algorithm.is_none()
+        self._width = 0
+
+    @property
+    def known(self) -> bool:
+        """Return True if the shape of a result is known: a draft model also follows hidden states, of a width that
+        depends on both models."""
+        return self._width > 0 or not self._drafts
+
+    def learn(self, output: Any) -> None:
+        """Learn the shape from a pass that has a result."""
+        states = output.logits_output.hidden_states if self._drafts else None
+        if states is not None:
+            self._width = states.shape[-1]
+
+    def of(self, forward_batch: Any) -> ModelRunnerOutput:
+        """Return the result of this pass."""
+        runner = self._runner
+        shape = forward_batch.batch_size, runner.model_config.vocab_size
+        states = None
+        if self._drafts:
+            tokens = len(forward_batch.input_ids)
+            states = torch.zeros((tokens, self._width), dtype=runner.dtype, device=runner.device)
+        return ModelRunnerOutput(LogitsProcessorOutput(torch.zeros(shape, device=runner.device), states), False)

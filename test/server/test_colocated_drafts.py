@@ -1,0 +1,156 @@
+"""Servers that prefill and decode with a draft model: in the pauses of long prompts they draft and verify, and every
+token is as it is alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import adapters
+import pytest
+from rounds import until_seen
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids, on, started
+
+from .colocated import (
+    EVERY_PAUSE,
+    FEATURES,
+    GRAMMARS,
+    MANY,
+    TWO_CORES,
+    TWO_RANKS,
+    Asked,
+    alone,
+    at_once,
+    mixed,
+    must_be_as,
+    must_be_right,
+    retractions,
+)
+from .slicing import SHAPE
+
+COUNT = int(os.environ.get(MANY, "18"))
+CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
+
+
+def follower_args(base: Path) -> list[str]:
+    made = adapters.follower(base.parent, base)
+    return ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(made)]
+
+
+def eagle3_args(base: Path) -> list[str]:
+    made = adapters.eagle3(base.parent, base)
+    return ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(made)]
+
+
+def served(
+    name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1, **env: str
+) -> Setup:
+    args, shape = (*LAPS, *EVERY_PAUSE, *flags), replace(SHAPE, embedding=60.0, kv_heads=heads)
+    return Setup(f"colocated-drafts-{name}", args, env, shape, more, mode="null")
+
+
+FITTED = (
+    *(served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE)),
+    *((served("tp2", *CHAIN, *TWO_RANKS, heads=2, **TWO_CORES),) if MANY in os.environ else ()),
+)
+"""Servers whose draft is often right."""
+NEXTN = Setup(
+    "colocated-drafts-nextn",
+    (*LAPS, *EVERY_PAUSE, *CHAIN, "--speculative-algorithm", "NEXTN"),
+    shape="glm4moe",
+    mode="null",
+)
+SETUPS = (*FITTED, served("eagle3", *CHAIN, more=eagle3_args), NEXTN)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("clean")]
+
+
+def status(prefill: Prefill) -> tuple[int, int, int]:
+    """Steps in pauses, short batches that preempted, and passes that were abandoned, so far."""
+    said = prefill.get("/laps_status")
+    assert said["enabled"], said["reason"]
+    decode = said["decode"]
+    assert decode["steps_carried"] == 0
+    return decode["steps_in_pauses"], said["preemption"]["by_short_batches"], decode["abandoned_passes"]
+
+
+@on(*SETUPS)[0]
+def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, reference: Reference) -> None:
+    """A third of the clients leave or abort."""
+    before = status(prefill)
+
+    def once(i: int) -> bool:
+        asked = mixed(100 * i + 1, COUNT, f"{prefill.setup.name}-{i}", COUNT / 12)
+        rng = random.Random(2)
+        for a in asked[::3]:
+            a.leaves_s, a.aborts = rng.choice((0.02, 0.1, 0.4, 1.5)) * rng.random(), rng.random() < 0.5
+        asyncio.run(at_once(prefill, asked))
+        must_be_right(asked, reference)
+        prefill.all_tokens_are_free()
+        after = status(prefill)
+        return after[0] > before[0] and after[1] > before[1]
+
+    until_seen(once, "steps and short batches run in pauses")
+
+
+@on(*FITTED)[0]
+def test_features_are_those_of_a_stock_server_one_at_a_time(prefill: Prefill, tmp_path: Path) -> None:
+    """So are the steps that each answer takes: what the draft model has computed is whole."""
+    features: tuple[dict[str, Any], ...] = (*FEATURES, *GRAMMARS[:2], {}, {})
+    asked = mixed(3, 18, f"features-{prefill.setup.name}", 1.0)
+    for i, a in enumerate(asked):
+        a.sampling, a.logprobs, a.new = dict(features[i % len(features)]), i % len(features) == 5, 30
+    asyncio.run(at_once(prefill, asked))
+    prefill.all_tokens_are_free()
+    own, at = prefill.setup, prefill.setup.args.index("--laps-config")
+    flags = tuple(a for a in (*own.args[:at], *own.args[at + 2 :]) if a not in LAPS)
+    with started(replace(own, name=f"{own.name}-stock", args=flags), tmp_path) as stock:
+        expected = alone(stock, asked)
+    must_be_as(asked, expected)
+    assert sum(a.steps for a in asked) == pytest.approx(sum(a.steps for a in expected), rel=0.02)
+    assert sum(a.steps for a in expected) < 0.9 * sum(len(a.tokens) for a in expected), "no draft is right"
+
+
+@on(*FITTED)[0]
+def test_streams_are_retracted_where_memory_runs_out(prefill: Prefill, reference: Reference) -> None:
+    before = retractions(prefill)
+
+    def once(i: int) -> bool:
+        name, seed = f"retract-{i}-{prefill.setup.name}", 800 + 1000 * i
+        asked = [Asked(f"{name}-{i}-x", ids(seed + i, 380), 160, 0.0) for i in range(13)]
+        for a in asked:
+            a.sampling = {"ignore_eos": False}
+        asked += [Asked(f"{name}-{i}-x", ids(seed + i, 1500), 4, 0.5 + i - 13) for i in range(13, 16)]
+        asyncio.run(at_once(prefill, asked))
+        must_be_right(asked, reference)
+        prefill.all_tokens_are_free()
+        return retractions(prefill) > before
+
+    until_seen(once, "a stream is retracted")
+
+
+@on(*SETUPS)[0]
+def test_an_abort_ends_a_paused_prompt_at_its_next_pause(prefill: Prefill, reference: Reference) -> None:
+    before = status(prefill)[2]
+
+    def once(i: int) -> bool:
+        rng, name, seed = random.Random(4), f"mid-pass-{i}-{prefill.setup.name}", 900 + 1000 * i
+        streams = [Asked(f"{name}-stream-{i}-x", ids(seed + i, 100), 150, 0.0) for i in range(2)]
+        prompts = [ids(seed + 10 + i, 950 if i % 2 else 2500) for i in range(24)]
+        aborted = [
+            Asked(f"{name}-{i}-x", p, 4, 0.1 + 0.1 * i, leaves_s=0.1 * rng.random(), aborts=True)
+            for i, p in enumerate(prompts)
+        ]
+        asyncio.run(at_once(prefill, [*streams, *aborted]))
+        must_be_right([*streams, *aborted], reference)
+        gone = [a for a in aborted if not a.tokens]
+        must_be_right(alone(prefill, gone[:6]), reference)
+        prefill.all_tokens_are_free()
+        return status(prefill)[2] > before and bool(gone)
+
+    until_seen(once, "a prompt is aborted in a pause")
