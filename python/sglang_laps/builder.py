@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import Paused, Plan
+from laps_core.policy.types import Paused, Plan
 
 from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder

@@ -14,8 +14,8 @@ from typing import Any
 from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.decode import Decode
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import LOOKAHEAD, Paused, Plan
 from laps_core.policy.queues import changes, without
+from laps_core.policy.types import LOOKAHEAD, Paused, Plan
 
 from sglang_laps.classes import Classes
 from sglang_laps.flights import Flight, InProgress, Lines, Part, Req, Totals, as_waiting
@@ -96,8 +96,7 @@ class LapsCore:
             urgent=self._priority.urgent(short, long, paused),
             paused=paused,
             lacking=self.lacking,
-            frees=frees_memory or bool(self._flights or self.under_way),
-            longs_drain=self.lacking and self._longs_drain(sent),
+            drains=self._drains(frees_memory, sent) if self.lacking else None,
         )
         if self.decode is None:
             return plan
@@ -105,12 +104,14 @@ class LapsCore:
         begins_s = now if paused is not None else self.pacer.free_s(now, self._flights.values())
         return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
 
-    def _longs_drain(self, sent: Sequence[Req]) -> bool:
-        """Long work holds memory, and will give it back."""
+    def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
+        """Return the class of the work that will give memory back, long before short; None if there is none."""
         flights = (*self._flights.values(), *self.under_way)
         if self.parked or any(flight.cls == LONG for flight in flights):
-            return True
-        return any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent)
+            return LONG
+        if any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent):
+            return LONG
+        return SHORT if frees_memory or flights else None
 
     def decided(self, plan: Plan) -> None:
         """Record what the plan, the same on every rank, asks of this round."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from laps_core.length import LONG, SHORT, ClassName
-from laps_core.policy.plan import Running, Waiting
+from laps_core.policy.types import Running, Waiting
 from laps_core.receipts.ledger import Run
 
 from sglang_laps.classes import Tag

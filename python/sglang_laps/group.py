@@ -17,7 +17,7 @@ from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import SLICE_S
 from laps_core.length import LONG
-from laps_core.policy.plan import LOOKAHEAD, Plan, Waiting
+from laps_core.policy.types import LOOKAHEAD, Plan, Waiting
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_laps.flights import as_waiting

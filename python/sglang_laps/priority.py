@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused
+from laps_core.policy.types import Paused
 
 from sglang_laps.flights import Flight, Req, as_waiting
 

@@ -12,7 +12,7 @@ from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, unit_of
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Waiting
+from laps_core.policy.types import Waiting
 
 from .adders import Prompt, adder
 

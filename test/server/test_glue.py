@@ -12,7 +12,7 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Plan
+from laps_core.policy.types import Paused, Plan
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part

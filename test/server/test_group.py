@@ -47,7 +47,7 @@ class World:
         self.groups = [group.Group(scheduler, core, known, chunk=CHUNK, guard=0.15) for _ in range(RANKS)]
 
     def _waiting(self, req: Any, *, begun: bool = False) -> Any:
-        from laps_core.policy.plan import Waiting
+        from laps_core.policy.types import Waiting
 
         return Waiting(req.tokens, req.history, req.laps_tag.since, None, req.tokens, begun)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 
 PLAN = Plan((SHORT, LONG), (2, 0), (1,), 512, threshold=256, reason="idle")
 HEARD = Plan.of(PLAN.numbers())

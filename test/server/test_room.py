@@ -10,7 +10,7 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 

@@ -7,10 +7,10 @@ from typing import Any
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT
-from laps_core.policy.gap import SAVED, Gap
+from laps_core.policy.fairness import SAVED, Gap
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Plan, Running, Waiting
-from laps_core.policy.sizes import BATCH_TOKENS
+from laps_core.policy.predict import BATCH_TOKENS
+from laps_core.policy.types import Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
@@ -56,7 +56,7 @@ def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
 def spend(gap: Gap, at: float) -> None:
     """All that is saved up: from now on each short batch waits for its gap."""
     for _ in range(SAVED):
-        gap.sent(at, F)
+        gap.sent(at)
         gap.ran(at, at)
 
 

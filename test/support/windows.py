@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import SHORT
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import Window
+from laps_core.policy.hold import Window
+from laps_core.policy.types import Plan, Waiting
 
 MS = 1e-3
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT, ClassName, classify
-from laps_core.policy.gap import PATIENCE, SAVED, stretch
+from laps_core.policy.fairness import PATIENCE, SAVED, stretch
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
+from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6

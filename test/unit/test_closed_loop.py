@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import Window
+from laps_core.policy.hold import Window
+from laps_core.policy.types import Plan, Waiting
 
 OFF = LapsConfig(wait_window_ms=0.0)
 AWD = LapsConfig()

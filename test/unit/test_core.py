@@ -9,7 +9,7 @@ import pytest
 from cores import Request, batch, core, flight, requests
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import Decode
-from laps_core.policy.plan import LOOKAHEAD, Plan
+from laps_core.policy.types import LOOKAHEAD, Plan
 from pacers import spend
 from sglang_laps.flights import Lines, Part, Totals
 
@@ -32,7 +32,7 @@ def test_priorities_come_before_classes(short: list[int], long: list[int], low_f
     shorts = [Request("s", 50, priority=p) for p in short]
     longs = [Request("L", 900, priority=p) for p in long]
     # A batch that preempted has just ended: without a priority long work has its turn.
-    me.pacer.gap.sent(0.99, 0.005)
+    me.pacer.gap.sent(0.99)
     me.pacer.gap.ran(0.99, 1.0)
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is first
@@ -55,7 +55,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
 def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     me = core(priority=(lambda r: 3) if by_priority else None)
     spend(me.pacer.gap, 0.99)
-    me.pacer.gap.sent(0.99, 0.005)
+    me.pacer.gap.sent(0.99)
     me.pacer.gap.ran(0.99, 1.0)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)

@@ -13,9 +13,9 @@ from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import LEAST_TARGET_S, PROMPT_SHARE, TIMES, Decode
-from laps_core.policy.guard import Guard
-from laps_core.policy.plan import Paused, Plan, Waiting
-from laps_core.policy.sizes import Sizes
+from laps_core.policy.fairness import Guard
+from laps_core.policy.predict import Sizes
+from laps_core.policy.types import Paused, Plan, Waiting
 
 TOKEN_S = 1e-4
 """Time of a token of a prompt; a step costs nothing else."""

@@ -11,7 +11,7 @@ from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.memory import HOLD_S
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Plan, Running, Waiting
+from laps_core.policy.types import Paused, Plan, Running, Waiting
 from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short, spend
 
 # -- the gap
@@ -27,7 +27,7 @@ def test_a_deadline_comes_before_the_gap_where_it_would_be_missed_and_can_be_met
     def first(now: float, *deadlines: float | None) -> object:
         return me.plan(now, [short(n, arrival=now, deadline=d) for n, d in enumerate(deadlines)], work).order[0]
 
-    assert first(me.gap.opens_s(F), None) is SHORT, "the gap is over"
+    assert first(me.gap.opens_s(), None) is SHORT, "the gap is over"
     now = 1.01
     assert first(now, now + done_s + 1e-4) is SHORT
     assert first(now, now + done_s - 1e-4) is LONG, "too late for that one, whatever is done"
@@ -153,9 +153,9 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
 
 def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> None:
     shorts, late = [short("a")], [long(500, -60.0), long(400, 1.0)]
-    plan = pacer().plan(1.0, shorts, late, lacking=True, longs_drain=True)
+    plan = pacer().plan(1.0, shorts, late, lacking=True, drains=LONG)
     assert (plan.order, plan.longs[0], plan.picked, plan.keeps_memory) == ((LONG, SHORT), 0, (0,), False)
-    beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, longs_drain=True, paused=paused())
+    beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, drains=LONG, paused=paused())
     assert beside.order == (), "no other prompt takes the memory by overtaking"
 
 
@@ -172,10 +172,10 @@ def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
 def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_is_too_little(layers: int) -> None:
     me, shorts, longs = pacer(layers=layers), [short("a")], [long(300, 1.0), long(500, -60.0)]
     assert me.plan(1.0, shorts, longs, lacking=True).keeps_memory
-    plan = me.plan(1.1, shorts, longs, lacking=True, frees=False)
+    plan = me.plan(1.1, shorts, longs, lacking=True, drains=None)
     assert (plan.order, plan.longs[0], plan.mixed, plan.keeps_memory) == ((LONG, SHORT), 1, False, False)
     assert plan.picked == (0,)
-    assert me.plan(1.1 + HOLD_S, shorts, longs, lacking=True, frees=False).longs[0] == 0, "not for ever"
+    assert me.plan(1.1 + HOLD_S, shorts, longs, lacking=True, drains=None).longs[0] == 0, "not for ever"
 
 
 # -- no long work
@@ -183,7 +183,7 @@ def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_i
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
     """The same arrivals through the pacer and through a window of its own, to the last number."""
-    from laps_core.policy.window import Window
+    from laps_core.policy.hold import Window
 
     config = LapsConfig()
     me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS, model=KNOWN.model())

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.policy.batching import OVERTAKE_DEPTH
+from laps_core.policy.fairness import OLDEST_EVERY
 from laps_core.policy.memory import HOLD_S
-from laps_core.policy.order import OLDEST_EVERY, ORDERS
+from laps_core.policy.order import ORDERS
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Waiting
+from laps_core.policy.preemption import OVERTAKE_DEPTH
+from laps_core.policy.types import Waiting
 from pacers import CHUNK, GAP, KNOWN, long, pacer, paused, run, short
 
 
@@ -33,7 +34,7 @@ def test_the_least_work_goes_first() -> None:
 
 
 def test_an_order_is_a_function_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ORDERS, "largest", lambda w, sizes, now: (-w.tokens, w.since_s))
+    monkeypatch.setitem(ORDERS, "largest", lambda w, work_s, lone_s, now: (-w.tokens, w.since_s))
     config = LapsConfig(wait_window_ms=0.0)
     object.__setattr__(config, "order", "largest")
     me = Pacer(config, chunk_tokens=CHUNK, model=KNOWN.model())

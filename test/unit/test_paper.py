@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from laps_core.config import ConfigError, LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.policy.paper import W_MIN_S, PaperPacer, pacer
-from laps_core.policy.plan import Running, Waiting
+from laps_core.paper import W_MIN_S, PaperPacer, pacer
+from laps_core.policy.types import Running, Waiting
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.streams import Open
 from simulated import CHUNK, HOST, MIX

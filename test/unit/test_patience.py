@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.policy.order import OLDEST_EVERY
+from laps_core.policy.fairness import OLDEST_EVERY
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan, Running, Waiting
+from laps_core.policy.types import Plan, Running, Waiting
 
 BUDGET = 1024
 ORDERS = ["fcfs", "edf", "lars", "s-edf"]

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import LOOKAHEAD, PLAN_NUMBERS, Plan
+from laps_core.policy.types import LOOKAHEAD, PLAN_NUMBERS, Plan
 
 views = st.lists(st.integers(0, LOOKAHEAD - 1), unique=True, max_size=LOOKAHEAD).map(tuple)
 tokens = st.integers(0, 1 << 40)

@@ -13,7 +13,7 @@ from cores import batch
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from laps_core.receipts.quote import Ask, QuoteState
 from pacers import KNOWN
 from sglang.srt.managers.schedule_batch import FINISH_ABORT

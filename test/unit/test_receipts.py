@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.length import CLASSES, LONG, SHORT
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from laps_core.receipts.account import Moments, Wait, account
 from laps_core.receipts.holds import held_long, held_short
 from laps_core.receipts.ledger import Ledger, Run

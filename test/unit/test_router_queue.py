@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
-from laps_core.policy.order import OLDEST_EVERY
-from laps_core.policy.plan import Waiting
+from laps_core.policy.fairness import OLDEST_EVERY
+from laps_core.policy.types import Waiting
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.queue import Queue, TurnedAway
 

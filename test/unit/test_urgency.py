@@ -9,10 +9,10 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG
-from laps_core.policy.guard import LATE, Guard
+from laps_core.policy.batching import pack
+from laps_core.policy.fairness import LATE, Guard
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Waiting
-from laps_core.policy.urgency import fill
+from laps_core.policy.types import Paused, Waiting
 from laps_plan.profile import Profile
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks
@@ -49,7 +49,8 @@ def test_a_batch_is_filled_while_its_first_is_in_time() -> None:
     plan = pacer("s-edf").plan(NOW, [], line)
     # 0.1 s of its own and 0.01 s of the step: 0.39 s are left for others, which run whole.
     assert plan.longs == (0, 1, 3)
-    assert fill(line, lambda w: 1e-4 * w.tokens, budget=3000, left_s=9.0) == [0, 1]
+    found = pack(line, lambda w: 1e-4 * w.tokens, budget=3000, fixed_s=0.0, waiting=0, left_s=9.0)
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("order", ["least-work", "s-edf"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import Window
+from laps_core.policy.hold import Window
+from laps_core.policy.types import Plan, Waiting
 from windows import MS, about, held, left, opened, predict, short
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.policy.window import HEAD_MAX, SIGMA_S
+from laps_core.policy.hold import HEAD_MAX, SIGMA_S
 from windows import (
     MS,
     TICK,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.policy.window import TRIAL, Window
+from laps_core.policy.hold import TRIAL, Window
 from windows import FIXED_S, MS, TICK, ask, closed_loop, held, known_bursts, made, short, taking_turns
 
 W_MAX_S = 5 * MS

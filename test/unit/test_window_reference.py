@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.statistics import REASONS
-from laps_core.policy.window import HEAD_MAX, SIGMA_S
+from laps_core.policy.hold import HEAD_MAX, SIGMA_S
+from laps_core.policy.types import Plan, Waiting
+from laps_core.statistics import REASONS
 from windows import MS, opened, predict, short
 
 

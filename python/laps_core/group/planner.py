@@ -12,7 +12,7 @@ from laps_core.group.menu import LADDER, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import SLICE_S, Slices
-from laps_core.policy.guard import Guard
+from laps_core.policy.fairness import Guard
 
 MEMORY_S = 5.0
 """Time constant of the average of arrivals (seconds)."""

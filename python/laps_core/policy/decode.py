@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from laps_core.length import LONG
-from laps_core.policy.plan import Paused, Plan, Waiting
-from laps_core.policy.sizes import Sizes
+from laps_core.policy.predict import Sizes
+from laps_core.policy.types import Paused, Plan, Waiting
 
 TIMES = 4.0
 """The derived target: so many times what a step takes alone. Steps then take a quarter of the device at most."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from laps_core.receipts.receipt import Cause
 
 

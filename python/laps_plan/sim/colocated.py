@@ -10,7 +10,7 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import ClassName
 from laps_core.policy.decode import Decode
-from laps_core.policy.plan import Paused, Plan, Running, Waiting
+from laps_core.policy.types import Paused, Plan, Running, Waiting
 
 from laps_plan.sim.decoding import decode_step
 from laps_plan.sim.device import Device

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import orjson
-from laps_core.policy.plan import Waiting
+from laps_core.policy.types import Waiting
 from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import NOTHING
 from laps_core.pools.pressure import Pool

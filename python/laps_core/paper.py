@@ -12,9 +12,9 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
+from laps_core.policy.hold import DELTA_S, SIGMA_S, TICK_S, Window
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import DELTA_S, SIGMA_S, TICK_S, Window
+from laps_core.policy.types import Plan, Waiting
 
 W_MIN_S = 0.5e-3
 """W_min: a window is never shorter (seconds)."""
@@ -74,7 +74,7 @@ class PaperPacer(Pacer):
         """See Pacer: strictly short first. While the window holds a short batch, long work runs."""
         if not shorts:
             self.window.nothing_waits()
-        plan = self._shorts(self.window.decide, now, shorts, self.threshold_tokens, self.sizes.budget)
+        plan = self._shorts(now, shorts, self.sizes.budget)
         if not longs:
             return plan
         # One prompt is in progress at a time.

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from laps_core.config import LapsConfig
 from laps_core.length import SHORT
 from laps_core.policy.arrivals import Arrivals
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.statistics import Statistics
+from laps_core.policy.types import Plan, Waiting
+from laps_core.statistics import Statistics
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 """(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
