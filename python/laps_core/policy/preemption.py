@@ -1,4 +1,4 @@
-"""Exchanges between those who wait: batches that run in a pause of long work, and steps that are shared. Beyond the paper.
+"""Batches that run in a pause of long work, and steps that classes share. Beyond the paper.
 
 A decision is an exchange: those who go first gain the time that they would have waited, those in the paused batch lose
 the time of the new one, all others who wait lose a step's fixed time. Where few wait, or where long prompts are so long
