@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from laps_core.config import ConfigError, LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.paper import W_MIN_S, PaperPacer, pacer
+from laps_core.paper import W_MIN_S, PaperPacer, Rate, pacer
 from laps_core.policy.types import Running, Waiting
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.streams import Open
@@ -79,3 +79,13 @@ def test_stock_of_tomorrow_lets_short_prompts_pass_long_ones(name: str) -> None:
     outcome, fcfs = (run(VARIANTS[n], load, HOST, chunk=CHUNK) for n in (name, "fcfs"))
     assert sorted(outcome.record.new) == sorted(job.new for job in load.arrivals())
     assert outcome.groups()["short"].ttft["p90"] < fcfs.groups()["short"].ttft["p90"]
+
+
+def test_the_rate_of_arrivals_fades_in_silence() -> None:
+    rate = Rate()
+    for i in range(2000):
+        rate.add(i * 5e-3, 1)
+    assert rate.at(10.0) == pytest.approx(200, rel=0.05)
+    assert rate.at(30.0) < 1.0
+    rate.add(29.0, 1)
+    assert rate.at(30.0) > 0.5, "times may run backwards"

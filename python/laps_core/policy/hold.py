@@ -34,8 +34,6 @@ Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 SIGMA_S = 2e-3
 """sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
 predicted."""
-DELTA_S = 1e-3
-"""delta: taken off the slack when the window is sized (seconds)."""
 HEAD_MAX = 4.0
 """T_max: the head of the short queue is never held longer than this many times W_max."""
 _HORIZON_WINDOWS = 4
@@ -71,10 +69,6 @@ class Window:
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
         self._cap = config.wait_max_batch
-        self._window_s = self._w_max_s
-        """W."""
-        self._depth = self._cap
-        """D."""
         self._arrivals = Arrivals(_HORIZON_WINDOWS * self._w_max_s, self._w_max_s)
         self._started: deque[float] = deque(maxlen=8)
         self._service_s = 0.0
@@ -172,7 +166,7 @@ class Window:
         tokens = sum(shorts[i].tokens for i in picked)
         if not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
-        if k >= self._depth:
+        if k >= self._cap:
             return "depth"
         if slack <= SIGMA_S:
             return "slack"
@@ -183,7 +177,7 @@ class Window:
         # What is left below a tick is over: a timer may wake its sleeper that much early.
         if self._held_since is not None and now > head_end - TICK_S:
             return "head_of_line"
-        end = self._window_end(now, since, shorts, slack, k)
+        end = (min(s.since_s for s in shorts) if self._fixed else since) + self._w_max_s
         if now > end - TICK_S:
             return "window"
         last = min(end, now + slack - SIGMA_S, head_end)
@@ -193,17 +187,6 @@ class Window:
     def _idle_since(self, now: float) -> float:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
         return now if self._held_since is None else max(self._held_since, self._arrivals.completed_s)
-
-    def _window_end(self, now: float, since: float, shorts: Sequence[Waiting], slack: float, k: int) -> float:
-        if self._fixed:
-            return min(s.since_s for s in shorts) + self._w_max_s
-        if slack == math.inf:
-            return since + self._w_max_s
-        w_sla = max(0.0, slack - DELTA_S)
-        due = max(self._arrivals.returning(now), self._arrivals.following(now))
-        rate = self._arrivals.rate(now)
-        w_gr = due.by_s - now if due.requests >= _ONE else (self._depth - k) / max(rate, 1e-9)
-        return min(since + self._w_max_s, now + min(w_sla, w_gr))
 
     def _worth(self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int) -> float | None:
         """Until when to wait, no longer than ``last``, or None if waiting does not pay."""
@@ -219,7 +202,7 @@ class Window:
                 return until
         due = self._arrivals.following(now)
         if due.requests >= _ONE:
-            m = min(due.requests, self._depth - k)
+            m = min(due.requests, self._cap - k)
             until = last if due.by_s == math.inf else min(last, now + (due.by_s - now) * m / due.requests)
             saved = self._saving(shorts, m)
             if m * saved > (k + m) * (until - now):
@@ -267,9 +250,9 @@ class Window:
         """Return the entry on the window in /laps_status (JSON-ready)."""
         return {
             "mode": self._mode,
-            "window_ms": self._window_s * 1e3,
+            "window_ms": self._w_max_s * 1e3,
             "window_max_ms": self._w_max_s * 1e3,
-            "depth": self._depth,
+            "depth": self._cap,
             "depth_max": self._cap,
             **self._statistics.status(),
             "returning_share": self._arrivals.share,
