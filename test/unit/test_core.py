@@ -271,7 +271,9 @@ def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
     me.sent(mixed, built)
     built.started, built.done = 1.0, 1.25
     assert me.ended(built, 1.3)[SHORT] == Totals(1, 1, 50, 0.25)
-    assert (me.decode.steps, me.decode.carried, me.decode.busy_s) == (1, 1, 0.0)
+    assert me.decode is not None
+    counted = me.decode.statistics
+    assert (counted.steps, counted.carried, counted.busy_s) == (1, 1, 0.0)
 
 
 def test_a_request_that_was_retracted_before_its_result_came_is_not_answered() -> None:

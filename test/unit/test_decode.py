@@ -169,8 +169,9 @@ def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
     made.watch(0.05, 4, 400)
     made.sent()
     made.ran(0.05, 0.09, streams=4, within=True, rows_s=0.0004)
-    assert (made.steps, made.steps_within, made.carried) == (2, 1, 1)
-    assert (made.step_s, made.busy_s) == (STEP_S, STEP_S), "of steps of their own alone"
+    counted = made.statistics
+    assert (counted.steps, counted.within, counted.carried) == (2, 1, 1)
+    assert (made.step_s, counted.busy_s) == (STEP_S, STEP_S), "of steps of their own alone"
     assert made.may(0.09)
     assert made.room_s(0.09) == pytest.approx(0.1 - STEP_S)
     assert made.status()["steps_carried"] == 1
@@ -251,7 +252,7 @@ def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: floa
             now += step_s
         else:
             now += sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else slice_s
-    longest = made.gap_s(1.0)
+    longest = made.statistics.gap_s(1.0)
     assert longest is None or longest <= target_ms / 1e3 + 2 * slice_s + step_s
 
 
@@ -260,7 +261,7 @@ def test_times_between_tokens_count_once_for_each_stream() -> None:
     made.watch(0.0, 1)
     made.ran(0.9, 1.0, streams=97, within=False)
     made.ran(2.9, 3.0, streams=3, within=True)
-    assert (made.gap_s(0.5), made.gap_s(0.99), made.gap_s(1.0)) == (1.0, 2.0, 2.0)
+    assert (made.statistics.gap_s(0.5), made.statistics.gap_s(0.99), made.statistics.gap_s(1.0)) == (1.0, 2.0, 2.0)
     said = made.status()
     assert (said["steps"], said["steps_in_pauses"], said["tbt_ms"]["p99"]) == (2, 1, 2000.0)
     assert Decode(None).status()["tbt_ms"] == {"p50": None, "p99": None, "longest": None}

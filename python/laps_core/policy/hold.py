@@ -26,7 +26,7 @@ from laps_core.config import LapsConfig
 from laps_core.length import SHORT
 from laps_core.policy.arrivals import Arrivals
 from laps_core.policy.types import Plan, Waiting
-from laps_core.statistics import Statistics
+from laps_core.statistics import ShortBatches
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 """(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
@@ -78,7 +78,7 @@ class Window:
         """Time that a hold may cost: savings of earlier holds and TRIAL of the time, less the cost of earlier holds."""
         self._credited_s: float | None = None
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
-        self._statistics = Statistics()
+        self._statistics = ShortBatches()
 
     # -- events
 
