@@ -115,7 +115,7 @@ class LapsCore:
 
     def decided(self, plan: Plan) -> None:
         """Record what the plan, the same on every rank, asks of this round."""
-        self.holding, self.decodes = plan.waiting, plan.decode
+        self.holding, self.decodes = plan.held == "window", plan.decode == "first"
         self.classes.use_threshold(plan.threshold)
 
     def nothing_waits(self, now: float) -> None:
@@ -139,7 +139,7 @@ class LapsCore:
             if cls == SHORT:
                 picked, seen = [lines.short[i] for i in plan.picked], set(plan.picked)
                 rest = [r for i, r in enumerate(lines.short[:LOOKAHEAD]) if i not in seen] + lines.short[LOOKAHEAD:]
-                carries = plan.carries and plan.order[0] == SHORT
+                carries = plan.decode == "carried" and plan.order[0] == SHORT
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
             self.note_lack(False)
@@ -147,7 +147,7 @@ class LapsCore:
             first = next((r for r in picked if r in lines.begun), None)
             joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
-            carries = plan.carries and plan.order[0] == LONG
+            carries = plan.decode == "carried" and plan.order[0] == LONG
             yield Part(LONG, queue, first, plan.tokens, whole=beside, carries=carries)
             self._passed_over([r for r in picked if r is not first], lines)
             # A prompt in progress has its memory: it can go on where another cannot start.

@@ -69,7 +69,7 @@ class Rounds:
         if not longs or not self.owed:
             return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
         if self.laps.core.lacking and frees_memory:
-            return Plan((LONG,), longs=(0,), tokens=512, keeps_memory=True)
+            return Plan((LONG,), longs=(0,), tokens=512, held="memory")
         return Plan((LONG, SHORT), self.joining, longs=(0,), tokens=512, mixed=bool(self.joining))
 
     def built(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:

@@ -68,7 +68,7 @@ def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_
     me.lacking, me.pacer.guard.credit_s = True, 1.0
     lines, sent = Lines([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
     plan = me.decide(1.0, lines, None, frees_memory=True, sent=sent)
-    assert (plan.keeps_memory, bool(plan.picked)) == (not goes_on, goes_on)
+    assert (plan.held == "memory", bool(plan.picked)) == (not goes_on, goes_on)
 
 
 def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
@@ -258,7 +258,7 @@ def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
     me = core()
     me.decode = Decode(None)
     short, stream = Request("s", 50), Request("stream", 300)
-    plan = Plan((SHORT, LONG), picked=(0,), carries=True)
+    plan = Plan((SHORT, LONG), picked=(0,), decode="carried")
     mixed = SimpleNamespace(
         reqs=[short, stream], extend_lens=[50, 1], prefix_lens=[0, 299], decoding_reqs=[stream], forward_iter=1
     )

@@ -58,12 +58,12 @@ def test_what_others_have_earned_puts_the_oldest_first() -> None:
     longs = [long(20_000, 0.0), long(600, 1.0), long(500, 2.0)]
     plan = me.plan(3.0, [], longs)
     assert plan.longs[0] == 2
-    assert not plan.oldest
+    assert not plan.account.oldest
     run(me, plan, 3.0, 3.02, (500, 0), stock=False)
     assert me.guard.due()
     plan = me.plan(3.1, [], longs[:2])
     assert plan.longs[0] == 0
-    assert plan.oldest
+    assert plan.account.oldest
     run(me, plan, 3.1, 3.3, (CHUNK, 0), stock=False)
     assert not me.guard.due()
     assert me.plan(3.4, [], [long(20_000, 0.0, done=CHUNK), longs[1]]).longs[0] == 1
@@ -71,11 +71,11 @@ def test_what_others_have_earned_puts_the_oldest_first() -> None:
 
 def test_nobody_is_cut_into_the_batch_of_another() -> None:
     alone = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(4000, 1.0)], waiting=100)
-    assert (alone.longs, alone.tokens, alone.oldest) == ((1,), 4000, False)
+    assert (alone.longs, alone.tokens, alone.account.oldest) == ((1,), 4000, False)
     whole = pacer().plan(1.0, [], [long(4100, 0.0), long(4000, 1.0)], waiting=100)
-    assert (whole.longs, whole.oldest) == ((1, 0), True)
+    assert (whole.longs, whole.account.oldest) == ((1, 0), True)
     first = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(7000, 1.0)])
-    assert (first.longs, first.oldest) == ((0,), True)
+    assert (first.longs, first.account.oldest) == ((0,), True)
 
 
 def test_without_a_guard_the_least_work_is_always_first() -> None:
@@ -101,7 +101,7 @@ def test_the_guard_stands_back_for_what_found_no_memory() -> None:
     run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
     assert me.plan(1.1, [], longs, lacking=True).longs[0] == 0
     later = me.plan(1.2 + HOLD_S, [], longs, lacking=True)
-    assert not later.keeps_memory
+    assert later.held != "memory"
     assert later.longs[0] == 1, "room was kept for it in vain"
     assert me.plan(1.3 + HOLD_S, [], longs).longs[0] == 0
 

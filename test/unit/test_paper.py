@@ -35,10 +35,10 @@ def test_a_preset_gives_defaults_and_no_more() -> None:
 def test_a_batch_is_held_for_the_whole_window_with_nobody_expected() -> None:
     me = made()
     held = me.plan(1.0, [short(1.0)], [])
-    assert held.waiting
+    assert held.held == "window"
     assert held.until_s == pytest.approx(1.0 + W_S)
     left = me.plan(held.until_s, [short(1.0)], [])
-    assert (left.order, left.reason) == ((SHORT,), "window")
+    assert (left.order, left.account.reason) == ((SHORT,), "window")
 
 
 def test_long_work_runs_during_the_window_and_short_requests_go_first_after_it() -> None:
@@ -56,7 +56,7 @@ def test_depth_and_window_follow_as_written() -> None:
     me = made(wait_max_batch=4)
     shorts = [short(1.0) for _ in range(4)]
     plan = me.plan(1.0, shorts, [])
-    assert plan.reason == "depth"
+    assert plan.account.reason == "depth"
     me.launched(1.0, Running(cls=SHORT, shape=[(50, 0)] * 4, short=range(4)), plan)
     # Full at once: the window is the shortest.
     held = me.plan(2.0, [short(2.0)], [])
@@ -64,7 +64,7 @@ def test_depth_and_window_follow_as_written() -> None:
     plan = me.plan(held.until_s, [short(2.0)], [])
     me.launched(held.until_s, Running(cls=SHORT, shape=[(50, 0)], short=range(1)), plan)
     # It came up short: the depth is its own from now on.
-    assert me.plan(3.0, [short(3.0)], []).reason == "depth"
+    assert me.plan(3.0, [short(3.0)], []).account.reason == "depth"
 
 
 def test_classes_are_by_the_whole_prompt_and_nothing_is_lost() -> None:

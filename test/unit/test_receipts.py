@@ -189,10 +189,10 @@ def test_memory_is_bounded() -> None:
         (Plan((SHORT,), (0,)), True, True, None),
         (Plan((SHORT,), (0,)), True, False, "memory"),
         (Plan((LONG,), (0,), (0,), mixed=True), True, True, None),
-        (Plan((), waiting=True), False, False, "window"),
-        (Plan((), keeps_memory=True), True, False, "memory"),
+        (Plan((), held="window"), False, False, "window"),
+        (Plan((), held="memory"), True, False, "memory"),
         (Plan((LONG, SHORT), (0,), (0,)), True, True, "gap"),
-        (Plan((), decode=True), True, False, None),
+        (Plan((), decode="first"), True, False, None),
     ],
 )
 def test_why_short_requests_wait(plan: Plan, long: bool, built: bool, cause: str | None) -> None:

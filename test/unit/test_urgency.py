@@ -57,7 +57,7 @@ def test_a_batch_is_filled_while_its_first_is_in_time() -> None:
 def test_who_is_too_late_goes_behind_those_that_are_not(order: str) -> None:
     plan = pacer(order).plan(NOW, [], [prompt(400, 0.01), prompt(3000, 4.0)])
     assert plan.longs[0] == 1
-    assert plan.oldest_late
+    assert plan.account.oldest_late
 
 
 def test_a_late_prompt_earns_its_turn_more_slowly_but_earns_it() -> None:

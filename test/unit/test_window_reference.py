@@ -141,7 +141,7 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
         served = now + service_s(waiting, budget)
         late = [s.deadline_s is not None and s.deadline_s < served for s in waiting]
         fitting = budget >= sum(s.tokens for s in waiting)
-        if answer.waiting:
+        if answer.held == "window":
             assert not preempts, "while long work waits nothing is held"
             assert model.forced(now, waiting, len(waiting), budget, held) is None
             held = now if held is None else held
@@ -158,12 +158,14 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
         assert answer.picked[0] == late.index(min(late)), "the head is always taken"
         total = sum(waiting[i].tokens for i in answer.picked)
         assert len(answer.picked) == len(waiting) if fitting else (total <= budget or len(answer.picked) == 1)
-        assert answer.late == sum(late[i] for i in answer.picked)
+        assert answer.account.late == sum(late[i] for i in answer.picked)
         forced = "preempt" if preempts else model.forced(now, waiting, len(answer.picked), budget, held)
-        assert answer.reason == forced or (forced is None and answer.reason in ("window", "idle"))
-        assert answer.waited_s == (0.0 if held is None else now - held)
+        assert answer.account.reason == forced or (forced is None and answer.account.reason in ("window", "idle"))
+        assert answer.account.waited_s == (0.0 if held is None else now - held)
         for each in (window, twin):
-            each.dispatched(now, len(answer.picked), answer.waited_s, answer.reason, answer.late)
+            each.dispatched(
+                now, len(answer.picked), answer.account.waited_s, answer.account.reason, answer.account.late
+            )
         said = window.status()
         assert said["window_ms"] * MS == pytest.approx(w_max)
         assert said["depth"] == config.wait_max_batch

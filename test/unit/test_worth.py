@@ -78,7 +78,7 @@ def test_a_short_request_shares_the_step_of_a_long_prompt_that_costs_it_little()
     plan = pacer().plan(1.0, [short("a")], [long(near - 1)])
     assert (plan.mixed, plan.order[0], plan.picked, plan.longs) == (True, LONG, (0,), (0,))
     assert plan.tokens == near - 1 + 50
-    assert pacer().plan(1.0, [short("a")], [long(near)])._replace(reason="").order == (SHORT, LONG)
+    assert pacer().plan(1.0, [short("a")], [long(near)]).order == (SHORT, LONG)
 
 
 def many(n: int = 60) -> list[Waiting]:
@@ -117,7 +117,7 @@ def test_the_oldest_prompt_has_had_no_turn_if_it_was_left_out() -> None:
     spend(me.gap, 1.0)
     for tokens, picked, oldest in ((45, (0, 1, 2), True), (200, (0, 1), False)):
         plan = me.plan(1.0, [short("a", tokens), short("b", tokens)], longs)
-        assert (plan.mixed, plan.longs, plan.oldest) == (True, picked, oldest)
+        assert (plan.mixed, plan.longs, plan.account.oldest) == (True, picked, oldest)
 
 
 def test_nothing_is_shared_that_takes_longer_than_its_patience() -> None:
@@ -194,5 +194,5 @@ def test_the_books_of_the_guard_follow_what_is_left_of_the_batch(since: float) -
     longs = [long(258, 0.5), long(259, since), *many()]
     plan = pacer(chunk=4096).plan(1.0, [short("a")], longs)
     assert plan.mixed
-    assert plan.oldest
+    assert plan.account.oldest
     assert min(range(len(longs)), key=lambda i: longs[i].since_s) in plan.longs

@@ -102,7 +102,8 @@ class LongBatches:
         packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting, left_s=left_s)
         plan = self.cut(plan, longs, [ranks[i] for i in packed], budget, joined)
         late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
-        return plan._replace(oldest=oldest in plan.longs, oldest_late=late, mixed=joined > 0)
+        account = plan.account._replace(oldest=oldest in plan.longs, oldest_late=late)
+        return plan._replace(mixed=joined > 0, account=account)
 
     def cut(self, plan: Plan, longs: Sequence[Waiting], picked: Sequence[int], budget: int, joining: int = 0) -> Plan:
         """The plan with a batch of these, of which the last is cut where the budget (tokens) ends."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from laps_core.length import SHORT
 from laps_core.policy.predict import Sizes
-from laps_core.policy.types import Paused, Plan, Waiting
+from laps_core.policy.types import DecodeTurn, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
 
 TIMES = 4.0
@@ -114,24 +114,24 @@ class Decode:
         # A step that is on the device has ended when this batch begins.
         owed_s = OWED * self.step_s if self._sent else max(0.0, self._ended_s + self._owed_s - now)
         most = sizes.budget if paused is None else sizes.preempting_budget(plan.threshold)
-        step = plan._replace(order=(), picked=(), longs=(), decode=True)
+        step = plan._replace(order=(), picked=(), longs=(), decode="first")
         picked = [shorts[i] for i in plan.picked]
 
-        def carries(batch_s: float, tokens: int) -> bool:
+        def carries(batch_s: float, tokens: int) -> DecodeTurn:
             fair = owed_s + OWED * rows_s - batch_s <= OWED * self.step_s
-            return rows_s < self.step_s and fair and tokens + self.streams <= most
+            return "carried" if rows_s < self.step_s and fair and tokens + self.streams <= most else ""
 
         if plan.order[:1] != (SHORT,) or not picked:
             first_s = _until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
             if plan.longs and not plan.layers and (first_s <= ends_s or not may):
-                plan = plan._replace(carries=carries(first_s, plan.tokens))
-            return step if may and room_s < first_s and not plan.carries else plan
+                plan = plan._replace(decode=carries(first_s, plan.tokens))
+            return step if may and room_s < first_s and not plan.decode else plan
 
         def fitting(within_s: float) -> int:
             """How many of the picked, in order, are predicted to run in this time; all where that is unknown."""
             return bisect_left(range(1, len(picked) + 1), True, key=lambda n: sizes.batch_s(picked[:n]) > within_s)
 
-        def count_carries(count: int) -> bool:
+        def count_carries(count: int) -> DecodeTurn:
             return carries(sizes.batch_s(picked[:count]), sum(w.tokens for w in picked[:count]))
 
         fit = fitting(ends_s)
@@ -141,7 +141,7 @@ class Decode:
                 return step
             # After a step there is no more time than this. The first request runs in any case.
             fit = fit or max(1, fitting(self.target_s - self.step_s - slice_s))
-        return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), carries=count_carries(fit))
+        return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), decode=count_carries(fit))
 
     # -- steps
 

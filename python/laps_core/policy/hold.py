@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from laps_core.config import LapsConfig
 from laps_core.length import SHORT
 from laps_core.policy.arrivals import Arrivals
-from laps_core.policy.types import Plan, Waiting
+from laps_core.policy.types import Account, Plan, Waiting
 from laps_core.statistics import ShortBatches
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
@@ -134,7 +134,7 @@ class Window:
             return self._left(now, picked, slacks, verdict)
         if self._held_since is None:
             self._held_since = now
-        return Plan((), waiting=True, until_s=verdict)
+        return Plan((), held="window", until_s=verdict)
 
     def _filled(
         self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool
@@ -154,7 +154,7 @@ class Window:
     def _left(self, now: float, picked: Sequence[int], slacks: Sequence[float], reason: str) -> Plan:
         waited_s = 0.0 if self._held_since is None else now - self._held_since
         late = sum(slacks[i] < 0.0 for i in picked)
-        return Plan((SHORT,), tuple(picked), reason=reason, waited_s=waited_s, late=late)
+        return Plan((SHORT,), tuple(picked), account=Account(reason, waited_s, late))
 
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int

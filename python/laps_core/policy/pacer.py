@@ -23,7 +23,7 @@ from laps_core.policy.memory import MemoryHold
 from laps_core.policy.order import line
 from laps_core.policy.predict import BATCH_TOKENS, Sizes
 from laps_core.policy.preemption import Preemption
-from laps_core.policy.types import Paused, Plan, Running, Waiting
+from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
 from laps_core.slo import SloLedger
 
 FAR_BEHIND = 3.0
@@ -137,7 +137,7 @@ class Pacer:
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
         back = self._memory_hold.stand_back(now, lacking=owed, drains=drains)
         if SHORT in back:
-            plan = plan._replace(picked=(), keeps_memory=True)
+            plan = plan._replace(picked=(), held="memory")
             return plan if paused is not None else self.longs.add_next(plan, now, longs, waiting, oldest_first=True)
         by_worth = urgent is None and not pressed and known
         if paused is not None:
@@ -161,9 +161,8 @@ class Pacer:
 
     def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, *, contended: bool = False) -> Plan:
         """The short batch that could leave; without `contended` work AWD may hold it instead (LAPS, s3.1, Alg. 1)."""
-        plan = Plan((), threshold=self.threshold_tokens, contended=contended)
         if not shorts:
-            return plan
+            return Plan((), threshold=self.threshold_tokens, account=Account(contended=contended))
         ranks: Sequence[int] = range(len(shorts))
         by_arrival = self._short_patience.due
         if by_arrival:
@@ -176,9 +175,8 @@ class Pacer:
         return said._replace(
             order=() if contended else said.order,
             picked=picked,
-            threshold=plan.threshold,
-            contended=contended,
-            passed_over=passes_over(shorts, picked),
+            threshold=self.threshold_tokens,
+            account=said.account._replace(contended=contended, passed_over=passes_over(shorts, picked)),
         )
 
     # -- batches
@@ -186,13 +184,12 @@ class Pacer:
     def launched(self, now: float, batch: Running, plan: Plan) -> None:
         """This batch of the plan goes to the device."""
         self._blind = True
-        batch.preempts = batch.cls == SHORT and plan.contended
-        batch.oldest, batch.oldest_late = plan.oldest, plan.oldest_late
+        account = batch.account = plan.account
         if batch.short:
-            self.window.dispatched(now, len(batch.short), plan.waited_s, plan.reason or "idle", plan.late)
-            self._short_patience.served(plan.passed_over)
+            self.window.dispatched(now, len(batch.short), account.waited_s, account.reason or "idle", account.late)
+            self._short_patience.served(account.passed_over)
         if batch.cls == LONG:
-            self.longs.patience.served(not plan.oldest)
+            self.longs.patience.served(not account.oldest)
             self.shared += bool(batch.short)
         if batch.preempts:
             self.gap.sent(now)
@@ -220,7 +217,7 @@ class Pacer:
         if rows_s:
             self.guard.delayed(rows_s)
         if batch.cls == LONG:
-            self.guard.ran(took_s - rows_s, oldest=batch.oldest, late=batch.oldest_late)
+            self.guard.ran(took_s - rows_s, oldest=batch.account.oldest, late=batch.account.oldest_late)
             if batch.within:
                 self._overtook_s = end
         if batch.stock:

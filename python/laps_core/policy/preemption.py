@@ -94,7 +94,8 @@ class Preemption:
         if mine * later_s > step_costs(fixed_s, others):
             return plan
         shared = self._longs.cut(plan, longs, plan.longs[:count], room, joining)
-        return shared._replace(oldest=plan.oldest and count == len(plan.longs), mixed=True)
+        oldest = plan.account.oldest and count == len(plan.longs)
+        return shared._replace(mixed=True, account=plan.account._replace(oldest=oldest))
 
     def add_overtaking(
         self, now: float, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan

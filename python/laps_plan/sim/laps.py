@@ -156,7 +156,7 @@ class Laps:
                 return self._send(cls, batch, plan, now)
         if self._under_way:
             return self._slice(self._under_way[-1])
-        if plan.waiting:
+        if plan.held == "window":
             return plan.until_s
         return None if self._memory is None else self._memory.fetched_s
 
