@@ -68,13 +68,13 @@ class PaperWindow(Window):
             return "depth"
         if slack <= SIGMA_S:
             return "slack"
-        if k < len(shorts) or sum(shorts[i].tokens for i in picked) >= token_budget:
+        if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget:
             return "tokens"
         window_s = self._window_s
         if slack < math.inf:
             filled_s = (self._depth - k) / max(self._rate.at(now), 1e-9)
             window_s = self._clipped(min(max(0.0, slack - DELTA_S), filled_s))
-        end = (now if self._held_since is None else self._held_since) + window_s
+        end = min(now, self._held_since) + window_s
         return "window" if now > end - TICK_S else end
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:

@@ -72,11 +72,12 @@ class Window:
         self._arrivals = Arrivals(_HORIZON_WINDOWS * self._w_max_s, self._w_max_s)
         self._started: deque[float] = deque(maxlen=8)
         self._service_s = 0.0
-        self._held_since: float | None = None
+        self._held_since = math.inf
+        """Infinite while nothing is held."""
         self._hold: Hold | None = None
         self._credit_s = self._w_max_s
         """Time that a hold may cost: savings of earlier holds and TRIAL of the time, less the cost of earlier holds."""
-        self._credited_s: float | None = None
+        self._credited_s = math.inf
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
         self._statistics = ShortBatches()
 
@@ -91,11 +92,10 @@ class Window:
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
-        idle_s = now - self._idle_since(now)
-        self._settle(now, idle_s, depth)
+        self._settle(now, now - self._idle_since(now), depth)
         self._arrivals.dispatched(now, depth)
         self._started.append(now)
-        self._held_since = self._hold = None
+        self._held_since, self._hold = math.inf, None
         self._statistics.left(depth, waited_s, reason, late)
 
     def completed(self, now: float, n: int) -> None:
@@ -108,7 +108,7 @@ class Window:
     def nothing_waits(self) -> None:
         """No short request waits (those held back were aborted, say): a later one begins a hold of its own."""
         self._arrivals.waiting(0)
-        self._held_since = self._hold = None
+        self._held_since, self._hold = math.inf, None
 
     # -- decisions
 
@@ -126,14 +126,13 @@ class Window:
         self._arrivals.waiting(len(shorts))
         picked, slacks = self._filled(now, shorts, token_budget, late_last)
         # One whose time ran out while it was held, its waker being late, counts: more waiting is of no use to it.
-        held_since = now if self._held_since is None else self._held_since
+        held_since = min(now, self._held_since)
         held = (max(held_since, s.since_s) - now for s in shorts)
         slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
         verdict = self._judge(now, shorts, picked, slack, token_budget)
         if isinstance(verdict, str):
             return self._left(now, picked, slacks, verdict)
-        if self._held_since is None:
-            self._held_since = now
+        self._held_since = held_since
         return Plan((), held="window", until_s=verdict)
 
     def _filled(
@@ -142,8 +141,6 @@ class Window:
         """(Those that fit: late ones last, the first always; the slack of each of ``shorts`` in seconds.)"""
         slacks = self._slacks(now, shorts, token_budget)
         order = sorted(range(len(shorts)), key=lambda i: late_last and slacks[i] < 0.0)
-        if sum(s.tokens for s in shorts) <= token_budget:
-            return order, slacks
         picked, room = order[:1], token_budget - shorts[order[0]].tokens
         for i in order[1:]:
             if shorts[i].tokens <= room:
@@ -152,7 +149,7 @@ class Window:
         return picked, slacks
 
     def _left(self, now: float, picked: Sequence[int], slacks: Sequence[float], reason: str) -> Plan:
-        waited_s = 0.0 if self._held_since is None else now - self._held_since
+        waited_s = max(0.0, now - self._held_since)
         late = sum(slacks[i] < 0.0 for i in picked)
         return Plan((SHORT,), tuple(picked), account=Account(reason, waited_s, late))
 
@@ -163,19 +160,18 @@ class Window:
         if self._w_max_s == 0.0:
             return "idle"
         k = len(picked)
-        tokens = sum(shorts[i].tokens for i in picked)
         if not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
         if k >= self._cap:
             return "depth"
         if slack <= SIGMA_S:
             return "slack"
-        if k < len(shorts) or tokens >= token_budget:
+        if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget:
             return "tokens"
         since = self._idle_since(now)
-        head_end = (now if self._held_since is None else self._held_since) + HEAD_MAX * self._w_max_s
+        head_end = min(now, self._held_since) + HEAD_MAX * self._w_max_s
         # What is left below a tick is over: a timer may wake its sleeper that much early.
-        if self._held_since is not None and now > head_end - TICK_S:
+        if now > head_end - TICK_S:
             return "head_of_line"
         end = (min(s.since_s for s in shorts) if self._fixed else since) + self._w_max_s
         if now > end - TICK_S:
@@ -186,7 +182,7 @@ class Window:
 
     def _idle_since(self, now: float) -> float:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
-        return now if self._held_since is None else max(self._held_since, self._arrivals.completed_s)
+        return max(min(now, self._held_since), self._arrivals.completed_s)
 
     def _worth(self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int) -> float | None:
         """Until when to wait, no longer than ``last``, or None if waiting does not pay."""
@@ -240,7 +236,7 @@ class Window:
 
         Bound: of any time T, holds cost at most T TRIAL + 2 W_max more than they are predicted to have saved.
         """
-        earned_s = 0.0 if self._credited_s is None else TRIAL * max(0.0, now - self._credited_s)
+        earned_s = TRIAL * max(0.0, now - self._credited_s)
         self._credited_s = now
         if self._hold and idle_s > 0.0:
             earned_s += (self._hold.saving_s if depth > self._hold.depth else 0.0) - idle_s

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from laps_core.busy import BusyMeter
-from laps_core.config import AUTO, LapsConfig
-from laps_core.latency.boundary import AutoThreshold
+from laps_core.config import LapsConfig
+from laps_core.latency.boundary import Threshold
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
 from laps_core.length import LONG, SHORT, ClassName, usable_threshold
@@ -28,8 +28,6 @@ from laps_core.slo import SloLedger
 
 FAR_BEHIND = 3.0
 """A long prompt is far behind once it has waited this many times its own lone time."""
-START_THRESHOLD = 256
-"""First value of the automatic threshold (tokens)."""
 
 
 class Pacer:
@@ -62,11 +60,8 @@ class Pacer:
             self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s,
             batch_tokens=batch_tokens, even=even,
         )  # fmt: skip
-        auto = config.length_threshold == AUTO
-        self._threshold = usable_threshold(
-            START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
-        )
-        self._auto = AutoThreshold(self._threshold) if auto else None
+        configured = config.length_threshold
+        self._threshold = Threshold(None if isinstance(configured, str) else configured)
         self.gap = Gap(config.preempt_overhead, sizes)
         self.guard = Guard(config.guard)
         self.window = Window(config, self.model.predict)
@@ -83,8 +78,7 @@ class Pacer:
     @property
     def threshold_tokens(self) -> int:
         """Longest short request (tokens): as configured, or from the latency model."""
-        tokens = self._threshold if self._auto is None else self._auto.tokens
-        return usable_threshold(tokens, self.sizes.chunk, self.sizes.unit)
+        return usable_threshold(self._threshold.tokens, self.sizes.chunk, self.sizes.unit)
 
     # -- one decision
 
@@ -118,8 +112,7 @@ class Pacer:
         plan. `lacking`: the first long prompt lacked memory when last tried. `drains`: class of the work under way that
         will free memory, long before short; None = there is none.
         """
-        if self._auto is not None:
-            self._auto.update(now, self.model.boundary)
+        self._threshold.update(now, self.model.boundary)
         if not shorts:
             self.window.nothing_waits()
         if not longs and paused is None:
@@ -249,7 +242,7 @@ class Pacer:
             "threshold": {
                 "tokens": self.threshold_tokens,
                 "basis": self._config.length_basis,
-                "source": "fixed" if self._auto is None else self._auto.source,
+                "source": self._threshold.source,
             },
             "preemption": {
                 "gap_ms": self.gap.seconds * 1e3,
