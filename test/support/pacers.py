@@ -45,8 +45,10 @@ def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float |
     return Waiting(tokens, 0, arrival, deadline)
 
 
-def long(tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, rank: int = 0) -> Waiting:
-    return Waiting(tokens - done, done, since, deadline, tokens, done > 0, rank)
+def long(
+    tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, priority: int = 0
+) -> Waiting:
+    return Waiting(tokens - done, done, since, deadline, tokens, done > 0, priority)
 
 
 def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:

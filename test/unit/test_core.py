@@ -46,7 +46,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
     me.under_way.append(running)
     shorts = [Request("s", 50, priority=short)]
     paused = me.paused(running, 20, 28)
-    assert paused.rank == -3
+    assert paused.priority == -3
     plan = me.decide(1.0, Lines(shorts, [], []), paused, frees_memory=False)
     assert plan.order == ((SHORT,) if goes else ())
 

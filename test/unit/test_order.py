@@ -47,7 +47,7 @@ def test_every_order_can_be_configured(name: Any) -> None:
 
 @pytest.mark.parametrize("name", list(ORDERS))
 def test_priority_comes_first(name: str) -> None:
-    urgent = Waiting(5000, 0, 99.0, None, 5000, rank=-1)
+    urgent = Waiting(5000, 0, 99.0, None, 5000, priority=-1)
     assert order(name, [job(90.0, 101.0, 0.1, 0.1), urgent]) == [1, 0]
 
 

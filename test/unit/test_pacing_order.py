@@ -143,7 +143,7 @@ def test_patience_bounds_how_often_the_other_orders_pass_a_long_prompt_over() ->
 
 def test_a_higher_priority_comes_before_work_and_guard() -> None:
     me = pacer()
-    longs = [long(500, 0.0), long(20_000, 1.0, rank=-1), long(30_000, 2.0, rank=-1)]
+    longs = [long(500, 0.0), long(20_000, 1.0, priority=-1), long(30_000, 2.0, priority=-1)]
     for i in range(3):
         plan = me.plan(3.0 + i, [], longs)
         assert plan.longs[0] == 1
@@ -157,9 +157,9 @@ def test_for_a_short_request_of_higher_priority_nothing_long_overtakes() -> None
 
 
 def test_nothing_of_lower_priority_overtakes_what_is_paused() -> None:
-    plan = pacer().plan(1.0, [], [long(400, rank=1), long(500, rank=0)], paused=paused(1.0))
+    plan = pacer().plan(1.0, [], [long(400, priority=1), long(500, priority=0)], paused=paused(1.0))
     assert plan.longs == (1,)
-    assert pacer().plan(1.0, [], [long(400, rank=1)], paused=paused(1.0)).order == ()
+    assert pacer().plan(1.0, [], [long(400, priority=1)], paused=paused(1.0)).order == ()
 
 
 def test_what_is_much_smaller_overtakes_what_is_paused() -> None:

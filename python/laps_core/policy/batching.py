@@ -84,15 +84,15 @@ class LongBatches:
         step where it cannot be paused. `oldest_first`: the oldest prompt leads; None = if the guard says so."""
         if not longs:
             return plan
-        sizes, ranks = self._sizes, line(self.order, longs, self._sizes, now)
+        sizes, turns = self._sizes, line(self.order, longs, self._sizes, now)
         oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
         if oldest_first is None:
             due = self._guard.due() if self.least_work else self.patience.due
-            oldest_first = due and longs[oldest].rank == longs[ranks[0]].rank
+            oldest_first = due and longs[oldest].priority == longs[turns[0]].priority
         if oldest_first:
-            ranks.remove(oldest)
-            ranks.insert(0, oldest)
-        batch = [longs[i] for i in ranks]
+            turns.remove(oldest)
+            turns.insert(0, oldest)
+        batch = [longs[i] for i in turns]
         budget, joined = sizes.budget // sizes.unit * sizes.unit, 0
         if not sizes.layers and sizes.chunk is not None:
             joined = sum(sizes.whole_units(w.tokens) for w in joining)
@@ -100,7 +100,7 @@ class LongBatches:
         fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
         left_s = None if self.least_work else ends_s(batch[0], sizes, now)
         packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting, left_s=left_s)
-        plan = self.cut(plan, longs, [ranks[i] for i in packed], budget, joined)
+        plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
         late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
         account = plan.account._replace(oldest=oldest in plan.longs, oldest_late=late)
         return plan._replace(mixed=joined > 0, account=account)

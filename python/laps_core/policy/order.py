@@ -78,6 +78,6 @@ def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float) -> 
 
     def key(i: int) -> Key:
         w = waiting[i]
-        return w.rank, *order(w, sizes.work_s(w), sizes.lone_s(w), now)
+        return w.priority, *order(w, sizes.work_s(w), sizes.lone_s(w), now)
 
     return sorted(range(len(waiting)), key=key)

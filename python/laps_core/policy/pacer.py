@@ -156,15 +156,15 @@ class Pacer:
         """The short batch that could leave; without `contended` work AWD may hold it instead (LAPS, s3.1, Alg. 1)."""
         if not shorts:
             return Plan((), threshold=self.threshold_tokens, account=Account(contended=contended))
-        ranks: Sequence[int] = range(len(shorts))
+        turns: Sequence[int] = range(len(shorts))
         by_arrival = self._short_patience.due
         if by_arrival:
-            ranks = sorted(ranks, key=lambda i: shorts[i].since_s)
+            turns = sorted(turns, key=lambda i: shorts[i].since_s)
         elif not self.longs.least_work:
-            ranks = line(self.longs.order, shorts, self.sizes, now)
+            turns = line(self.longs.order, shorts, self.sizes, now)
         ask = self.window.leave if contended else self.window.decide
-        said = ask(now, [shorts[i] for i in ranks], token_budget=budget, late_last=not by_arrival)
-        picked = tuple(ranks[i] for i in said.picked)
+        said = ask(now, [shorts[i] for i in turns], token_budget=budget, late_last=not by_arrival)
+        picked = tuple(turns[i] for i in said.picked)
         return said._replace(
             order=() if contended else said.order,
             picked=picked,

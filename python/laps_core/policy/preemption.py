@@ -105,7 +105,7 @@ class Preemption:
         sizes = self._sizes
         if sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH:
             return plan
-        new = [i for i, w in enumerate(longs) if not w.started and w.rank <= paused.rank]
+        new = [i for i, w in enumerate(longs) if not w.started and w.priority <= paused.priority]
         if self._longs.least_work:
             new.sort(key=lambda i: sizes.work_s(longs[i]))
             packed = overtake(

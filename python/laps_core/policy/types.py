@@ -36,7 +36,7 @@ class Waiting(NamedTuple):
     """Tokens to prefill when it came; 0 = what is left."""
     started: bool = False
     """In progress: it has run a chunk."""
-    rank: int = 0
+    priority: int = 0
     """Priority among long prompts; smaller goes first, whatever the work."""
 
 
@@ -48,7 +48,7 @@ class Paused(NamedTuple):
     requests: int
     depth: int
     """Batches of long work under way."""
-    rank: int = 0
+    priority: int = 0
     """Highest priority among their requests; smaller is higher."""
     weight: float = 0.0
     """Weight of its requests (1/seconds), by ``Sizes.weight``."""
