@@ -120,7 +120,7 @@ def test_a_batch_that_preempts_takes_all_that_is_there_and_is_not_held() -> None
     window, now = known_bursts(LapsConfig())
     assert ask(window, now, [short(now)]).held == "window"
     later = now + 1 * MS
-    answer = window.leave(later, [short(now), short(later, deadline=now)], token_budget=8192)
+    answer = window.decide(later, [short(now), short(later, deadline=now)], token_budget=8192, contended=True)
     assert answer == left((0, 1), "preempt", about(1 * MS), late=1)
 
 

@@ -133,8 +133,7 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
             continue
         preempts = step.long_waits
         answers: list[Plan] = [
-            (each.leave if preempts else each.decide)(now, tuple(waiting), token_budget=budget)
-            for each in (window, twin)
+            each.decide(now, tuple(waiting), token_budget=budget, contended=preempts) for each in (window, twin)
         ]
         answer = answers[0]
         assert answers[1] == answer, "equal inputs, equal outputs"

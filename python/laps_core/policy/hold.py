@@ -112,16 +112,15 @@ class Window:
 
     # -- decisions
 
-    def leave(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
-        """The batch that leaves where long work waits or is paused, out of ``shorts`` (not empty). See ``decide``."""
-        return self._left(now, *self._filled(now, shorts, token_budget, late_last), "preempt")
-
-    def decide(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
+    def decide(
+        self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True,
+        contended: bool = False,
+    ) -> Plan:  # fmt: skip
         """The batch that leaves now, or how long to wait; where something arrives before, decide again.
 
-        Asked only where nothing else could run meanwhile. ``shorts``: all that wait (not empty), in the order to serve
-        them. ``token_budget``: new tokens one batch may hold; the first request is taken whatever its size.
-        ``late_last``: those that can no longer make their deadline go behind the others.
+        ``shorts``: all that wait (not empty), in the order to serve them. ``token_budget``: new tokens one batch may
+        hold; the first request is taken whatever its size. ``late_last``: those that can no longer make their deadline
+        go behind the others. ``contended``: long work waits or is paused, so that nothing is held.
         """
         self._arrivals.waiting(len(shorts))
         picked, slacks = self._filled(now, shorts, token_budget, late_last)
@@ -129,9 +128,10 @@ class Window:
         held_since = min(now, self._held_since)
         held = (max(held_since, s.since_s) - now for s in shorts)
         slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
-        verdict = self._judge(now, shorts, picked, slack, token_budget)
+        verdict = "preempt" if contended else self._judge(now, shorts, picked, slack, token_budget)
         if isinstance(verdict, str):
-            return self._left(now, picked, slacks, verdict)
+            late = sum(slacks[i] < 0.0 for i in picked)
+            return Plan((SHORT,), tuple(picked), account=Account(verdict, now - held_since, late))
         self._held_since = held_since
         return Plan((), held="window", until_s=verdict)
 
@@ -147,11 +147,6 @@ class Window:
                 picked.append(i)
                 room -= shorts[i].tokens
         return picked, slacks
-
-    def _left(self, now: float, picked: Sequence[int], slacks: Sequence[float], reason: str) -> Plan:
-        waited_s = max(0.0, now - self._held_since)
-        late = sum(slacks[i] < 0.0 for i in picked)
-        return Plan((SHORT,), tuple(picked), account=Account(reason, waited_s, late))
 
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int

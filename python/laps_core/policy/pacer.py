@@ -162,8 +162,8 @@ class Pacer:
             turns = sorted(turns, key=lambda i: shorts[i].since_s)
         elif not self.longs.least_work:
             turns = line(self.longs.order, shorts, self.sizes, now)
-        ask = self.window.leave if contended else self.window.decide
-        said = ask(now, [shorts[i] for i in turns], token_budget=budget, late_last=not by_arrival)
+        offered = [shorts[i] for i in turns]
+        said = self.window.decide(now, offered, token_budget=budget, late_last=not by_arrival, contended=contended)
         picked = tuple(turns[i] for i in said.picked)
         return said._replace(
             order=() if contended else said.order,
