@@ -118,7 +118,7 @@ class PaperPacer(Pacer):
         # One prompt is in progress at a time.
         first = min(range(len(longs)), key=lambda i: (not longs[i].started, longs[i].priority, longs[i].since_s))
         both = self.longs.cut(plan, longs, [first], self.sizes.budget // self.sizes.unit * self.sizes.unit)
-        both = both._replace(held="", until_s=math.inf, account=both.account._replace(oldest=True))
+        both = both._replace(held="", account=both.account._replace(oldest=True, until_s=math.inf))
         # Where the memory is missing for short requests, the long one goes on.
         return both._replace(order=(SHORT, LONG)) if plan.order else both
 

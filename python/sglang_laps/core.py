@@ -143,17 +143,17 @@ class LapsCore:
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
             self.note_lack(False)
-            picked = [lines.long[i] for i in plan.longs]
+            picked = [lines.long[i] for i in plan.long.picked]
             first = next((r for r in picked if r in lines.begun), None)
             joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
             carries = plan.decode == "carried" and plan.order[0] == LONG
-            yield Part(LONG, queue, first, plan.tokens, whole=beside, carries=carries)
+            yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
             self._passed_over([r for r in picked if r is not first], lines)
             # A prompt in progress has its memory: it can go on where another cannot start.
             for req in lines.begun if not beside else ():
                 if req is not first:
-                    yield Part(LONG, [], req, plan.tokens, whole=False)
+                    yield Part(LONG, [], req, plan.long.tokens, whole=False)
 
     def note_lack(self, lacking: bool) -> None:
         """Record if the first long prompt found too little memory as it was tried."""
@@ -211,8 +211,8 @@ class LapsCore:
             batch=batch,
             reqs=reqs,
             cut=cut,
-            layers=plan.layers if cls == LONG and sliced else 0,
-            parts=plan.parts,
+            layers=plan.long.layers if cls == LONG and sliced else 0,
+            parts=plan.long.parts,
             rows_s=self.decode.rows_s(self.pacer.sizes) if rows and self.decode is not None else 0.0,
         )
         self.pacer.launched(now, self._next, plan)

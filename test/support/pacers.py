@@ -67,7 +67,7 @@ def launch(
 ) -> Running:
     """The first batch of the plan, or what shares its step."""
     cls, shorts = plan.order[0], len(plan.picked)
-    count = shorts if cls == SHORT else len(plan.longs) + shorts * plan.mixed
+    count = shorts if cls == SHORT else len(plan.long.picked) + shorts * plan.mixed
     short = range(shorts if cls == SHORT or plan.mixed else 0)
     sent = Running(cls=cls, shape=list(shape) or [(50, 0)] * count, short=short, within=within, stock=stock)
     me.launched(at, sent, plan)

@@ -42,7 +42,7 @@ def left(picked: tuple[int, ...], reason: str, waited_s: float = 0.0, late: int 
 
 def held(until_s: float) -> Plan:
     """The window waits."""
-    return Plan((), held="window", until_s=until_s)
+    return Plan((), held="window", account=Account(until_s=until_s))
 
 
 class Told:

@@ -89,7 +89,7 @@ def closed_loop(
             said = window.decide(now, waiting, token_budget=budget) if waiting else nothing(window)
             if said.held != "window":
                 break
-            wake = min([said.until_s, *(p[0] for p in pending[:1])])
+            wake = min([said.account.until_s, *(p[0] for p in pending[:1])])
         batch = [(waiting[i], whose[i]) for i in said.picked]
         left = [i for i in range(len(waiting)) if i not in set(said.picked)]
         waiting, whose = [waiting[i] for i in left], [whose[i] for i in left]

@@ -9,7 +9,7 @@ import pytest
 from cores import Request, batch, core, flight, requests
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import Decode
-from laps_core.policy.types import LOOKAHEAD, Plan
+from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan
 from pacers import spend
 from sglang_laps.flights import Lines, Part, Totals
 
@@ -77,7 +77,7 @@ def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
     lines = me.lines([new], held)
     assert (lines.short, lines.long, lines.begun) == ([], [held, parked, new], [held, parked])
     plan = me.decide(1.0, lines, None, frees_memory=False)
-    assert plan.longs[0] == 0, "200 tokens are left of it: the least work"
+    assert plan.long.picked[0] == 0, "200 tokens are left of it: the least work"
 
 
 def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress() -> None:
@@ -144,7 +144,7 @@ def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
     a, b = Request("a", 300), Request("b", 600)
     me = core()
     lines = me.lines([a, b], None)
-    for _ in me.parts(Plan((LONG,), longs=(0,), tokens=300), lines, beside=False):
+    for _ in me.parts(Plan((LONG,), long=LongBatch((0,), 300)), lines, beside=False):
         me.lacking = True
     assert (me.lines([a, b], None).long, me.holding) == ([a, b], False)
 
@@ -158,7 +158,7 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
     lines = Lines(shorts, [parked, *longs], [parked])
 
     def parts(cls: Any, beside: bool) -> Any:
-        plan = Plan((cls,), picked=(2, 0), longs=(1,), tokens=300)
+        plan = Plan((cls,), picked=(2, 0), long=LongBatch((1,), 300))
         return [(p.queue, p.slot) for p in me.parts(plan, lines, beside=beside)]
 
     # The builder fills a whole chunk: beside the activations of what is paused there is room for half of one.
@@ -171,7 +171,7 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
 
 def test_short_requests_join_a_long_batch_where_the_plan_says_so() -> None:
     shorts, long = requests("s1", "s2"), Request("L", 900)
-    plan = Plan((LONG,), picked=(1,), longs=(0,), tokens=300, mixed=True)
+    plan = Plan((LONG,), picked=(1,), long=LongBatch((0,), 300), mixed=True)
     (part,) = core().parts(plan, Lines(shorts, [long], []), beside=False)
     assert (part.queue, part.tokens, part.whole) == ([shorts[1], long], 300, False)
 
@@ -230,7 +230,9 @@ def test_a_batch_of_whole_requests_parks_nobody() -> None:
 def test_a_long_batch_is_run_in_slices_where_it_can_be(sliced: bool) -> None:
     me, new = core(), Request("L", 900)
     me.under_way.append(flight(me))
-    me.built(Part(LONG, [new], None, 300), batch(new), Plan((LONG,), layers=3), None, [], 1.0, sliced=sliced)
+    me.built(
+        Part(LONG, [new], None, 300), batch(new), Plan((LONG,), long=LongBatch(layers=3)), None, [], 1.0, sliced=sliced
+    )
     built = me.take_next()
     assert built is not None
     assert (built.layers, built.within) == (3 if sliced else 0, True)
@@ -240,7 +242,7 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
     me = core()
     short, long, cut = Request("s", 50), Request("L", 400), Request("C", 900)
     short.laps_tag.slo_s = 0.5
-    plan = Plan((LONG,), picked=(0,), longs=(0,), mixed=True)
+    plan = Plan((LONG,), picked=(0,), long=LongBatch((0,)), mixed=True)
     me.built(
         Part(LONG, [short, long], None, 900, whole=False), batch(short, long, cut), plan, cut, [], 1.0, sliced=False
     )

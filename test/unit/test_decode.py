@@ -15,7 +15,7 @@ from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import LEAST_TARGET_S, PROMPT_SHARE, TIMES, Decode
 from laps_core.policy.fairness import Guard
 from laps_core.policy.predict import Sizes
-from laps_core.policy.types import Account, Paused, Plan, Waiting
+from laps_core.policy.types import Account, LongBatch, Paused, Plan, Waiting
 
 TOKEN_S = 1e-4
 """Time of a token of a prompt; a step costs nothing else."""
@@ -97,7 +97,7 @@ def test_without_prompts_sglang_decodes_anyhow() -> None:
     ("tokens", "layers", "goes"), [(400, 0, False), (900, 0, True), (4000, 1, False), (4000, 5, True)]
 )
 def test_between_two_batches_a_long_one_counts_to_its_first_pause(tokens: int, layers: int, goes: bool) -> None:
-    plan = Plan((LONG,), longs=(0,), tokens=tokens, layers=layers)
+    plan = Plan((LONG,), long=LongBatch((0,), tokens, layers))
     made = decode().turn(0.045, plan, [], waiting(tokens), None, sizes())
     assert (made.decode == "first") == goes
     assert made.order == (() if goes else (LONG,))
@@ -155,9 +155,9 @@ def test_rows_have_their_tokens_in_time() -> None:
 
 
 def test_a_long_batch_in_one_piece_carries_the_streams_and_one_in_slices_does_not() -> None:
-    whole = Plan((LONG,), longs=(0,), tokens=900)
+    whole, sliced = (Plan((LONG,), long=LongBatch((0,), 900, layers)) for layers in (0, 1))
     assert carrying(0.005, whole, longs=(900,)) == whole._replace(decode="carried")
-    assert carrying(0.005, whole._replace(layers=1), longs=(900,)) == whole._replace(layers=1)
+    assert carrying(0.005, sliced, longs=(900,)) == sliced
     assert carrying(0.02, whole, longs=(900,)).decode == "first", "it would end too late"
 
 

@@ -62,7 +62,7 @@ def test_the_device_is_free_once_all_that_it_was_given_has_run() -> None:
 
 def test_short_requests_go_first_all_of_them_in_their_order() -> None:
     plan = pacer().plan(1.0, [short("a"), short("b")], [long(5000)])
-    assert (plan.order, plan.picked, plan.longs) == ((SHORT, LONG), (0, 1), (0,))
+    assert (plan.order, plan.picked, plan.long.picked) == ((SHORT, LONG), (0, 1), (0,))
     assert plan.account.contended
 
 
@@ -133,7 +133,7 @@ def test_room_is_kept_for_a_prompt_that_is_owed_only() -> None:
     run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
     plan = me.plan(1.1, shorts, longs, lacking=True)
     assert plan.held == "memory"
-    assert (plan.order, plan.picked, plan.longs[0]) == ((LONG,), (), 0)
+    assert (plan.order, plan.picked, plan.long.picked[0]) == ((LONG,), (), 0)
     assert Plan.of(plan.numbers()).held == "memory"
     for at, kept in ((1.2, True), (1.1 + HOLD_S, False), (1.1 + 2 * HOLD_S, True)):
         plan = me.plan(at, shorts, longs, lacking=True)
@@ -154,7 +154,7 @@ def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
 def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> None:
     shorts, late = [short("a")], [long(500, -60.0), long(400, 1.0)]
     plan = pacer().plan(1.0, shorts, late, lacking=True, drains=LONG)
-    assert (plan.order, plan.longs[0], plan.picked, plan.held == "memory") == ((LONG, SHORT), 0, (0,), False)
+    assert (plan.order, plan.long.picked[0], plan.picked, plan.held == "memory") == ((LONG, SHORT), 0, (0,), False)
     beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, drains=LONG, paused=paused())
     assert beside.order == (), "no other prompt takes the memory by overtaking"
 
@@ -173,9 +173,9 @@ def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_i
     me, shorts, longs = pacer(layers=layers), [short("a")], [long(300, 1.0), long(500, -60.0)]
     assert me.plan(1.0, shorts, longs, lacking=True).held == "memory"
     plan = me.plan(1.1, shorts, longs, lacking=True, drains=None)
-    assert (plan.order, plan.longs[0], plan.mixed, plan.held == "memory") == ((LONG, SHORT), 1, False, False)
+    assert (plan.order, plan.long.picked[0], plan.mixed, plan.held == "memory") == ((LONG, SHORT), 1, False, False)
     assert plan.picked == (0,)
-    assert me.plan(1.1 + HOLD_S, shorts, longs, lacking=True, drains=None).longs[0] == 0, "not for ever"
+    assert me.plan(1.1 + HOLD_S, shorts, longs, lacking=True, drains=None).long.picked[0] == 0, "not for ever"
 
 
 # -- no long work
@@ -205,8 +205,8 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         said = window.decide(now, waiting, token_budget=CHUNK)
         plan = me.plan(now, waiting, [])
         if said.held == "window":
-            assert (plan.order, plan.held == "window", plan.until_s) == ((), True, said.until_s)
-            now = min([said.until_s, *came[:1]])
+            assert (plan.order, plan.held == "window", plan.account.until_s) == ((), True, said.account.until_s)
+            now = min([said.account.until_s, *came[:1]])
             held += 1
             continue
         assert (plan.order, plan.picked, plan.account.reason) == ((SHORT,), said.picked, said.account.reason)

@@ -36,20 +36,26 @@ def test_a_batch_is_held_for_the_whole_window_with_nobody_expected() -> None:
     me = made()
     held = me.plan(1.0, [short(1.0)], [])
     assert held.held == "window"
-    assert held.until_s == pytest.approx(1.0 + W_S)
-    left = me.plan(held.until_s, [short(1.0)], [])
+    assert held.account.until_s == pytest.approx(1.0 + W_S)
+    left = me.plan(held.account.until_s, [short(1.0)], [])
     assert (left.order, left.account.reason) == ((SHORT,), "window")
 
 
 def test_long_work_runs_during_the_window_and_short_requests_go_first_after_it() -> None:
     me, long = made(), [Waiting(10_000, 0, 0.5), Waiting(300, 0, 0.6)]
     plan = me.plan(1.0, [short(1.0)], long)
-    assert (plan.order, plan.longs, plan.tokens, plan.mixed, plan.layers) == ((LONG,), (0,), CHUNK, False, 0)
+    assert (plan.order, plan.long.picked, plan.long.tokens, plan.mixed, plan.long.layers) == (
+        (LONG,),
+        (0,),
+        CHUNK,
+        False,
+        0,
+    )
     begun = [Waiting(300, 0, 0.4), long[0]._replace(started=True)]
     plan = me.plan(1.0 + 2 * W_S, [short(1.0)], begun)
     assert plan.order[0] == SHORT
     assert not plan.mixed
-    assert me.plan(1.1, [], begun).longs == (1,), "one prompt at a time"
+    assert me.plan(1.1, [], begun).long.picked == (1,), "one prompt at a time"
 
 
 def test_depth_and_window_follow_as_written() -> None:
@@ -60,9 +66,9 @@ def test_depth_and_window_follow_as_written() -> None:
     me.launched(1.0, Running(cls=SHORT, shape=[(50, 0)] * 4, short=range(4)), plan)
     # Full at once: the window is the shortest.
     held = me.plan(2.0, [short(2.0)], [])
-    assert held.until_s == pytest.approx(2.0 + W_MIN_S)
-    plan = me.plan(held.until_s, [short(2.0)], [])
-    me.launched(held.until_s, Running(cls=SHORT, shape=[(50, 0)], short=range(1)), plan)
+    assert held.account.until_s == pytest.approx(2.0 + W_MIN_S)
+    plan = me.plan(held.account.until_s, [short(2.0)], [])
+    me.launched(held.account.until_s, Running(cls=SHORT, shape=[(50, 0)], short=range(1)), plan)
     # It came up short: the depth is its own from now on.
     assert me.plan(3.0, [short(3.0)], []).account.reason == "depth"
 

@@ -90,7 +90,7 @@ def test_the_oldest_long_request_is_served_within_its_turns(
         turns = turns + 1 if head == oldest else 1
         oldest = head
         sent(me, now, plan)
-        served = {waiting[i].since_s for i in plan.longs}
+        served = {waiting[i].since_s for i in plan.long.picked}
         assert head in served or turns < OLDEST_EVERY
         waiting = [w for w in waiting if w.since_s not in served]
 

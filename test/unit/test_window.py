@@ -26,7 +26,7 @@ def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[in
             waiting.append(short(pending.pop(0)))
         answer = ask(window, now, waiting)
         if answer.held == "window":
-            now = min([answer.until_s, *pending[:1]])
+            now = min([answer.account.until_s, *pending[:1]])
             continue
         window.dispatched(now, len(answer.picked), answer.account.waited_s, answer.account.reason)
         depths.append(len(answer.picked))
@@ -81,7 +81,7 @@ def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
     window, now = known_bursts(LapsConfig())
     answer = ask(window, now, [short(now)])
     assert answer.held == "window"
-    assert 2 * MS < answer.until_s - now < 5 * MS
+    assert 2 * MS < answer.account.until_s - now < 5 * MS
     window.arrived(now + 1 * MS, 7)
     full = ask(window, now + 1 * MS, [short(now)] * 8)
     assert full == left(tuple(range(8)), "depth", about(1 * MS))
@@ -91,7 +91,7 @@ def test_leaves_at_the_end_when_the_burst_does_not_come() -> None:
     window, now = known_bursts(LapsConfig())
     answer = ask(window, now, [short(now)])
     assert answer.held == "window"
-    after = ask(window, answer.until_s, [short(now)])
+    after = ask(window, answer.account.until_s, [short(now)])
     assert after.held != "window"
     assert after.account.reason in ("idle", "window")
 
@@ -101,7 +101,7 @@ def test_a_tight_deadline_is_not_waited_away() -> None:
     service = predict([(100, 0)])
     assert ask(window, now, [short(now, deadline=now + service + 1.9 * MS)]) == left((0,), "slack")
     answer = ask(window, now, [short(now, deadline=now + service + 5 * MS)])
-    assert answer.until_s <= now + 3 * MS if answer.held == "window" else answer.account.reason == "idle"
+    assert answer.account.until_s <= now + 3 * MS if answer.held == "window" else answer.account.reason == "idle"
     assert window.status()["mode"] == "sla"
 
 

@@ -185,8 +185,8 @@ def test_a_deadline_that_is_far_changes_nothing_of_a_hold() -> None:
         now += 11 * MS
     done, now = now - 1 * MS, now - 0.9 * MS
     window.arrived(now)
-    until_s = ask(window, now, [short(now, deadline=now + 1.0)]).until_s
-    assert until_s == ask(window, now, [short(now)]).until_s
+    until_s = ask(window, now, [short(now, deadline=now + 1.0)]).account.until_s
+    assert until_s == ask(window, now, [short(now)]).account.until_s
     assert until_s > done + 1.2 * MS
 
 

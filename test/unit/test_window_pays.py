@@ -39,7 +39,7 @@ class Chances:
         answer = ask(window, first, [short(first)])
         waited, there = answer.held == "window", [short(first)]
         if waited:
-            self.now = first + 2 * MS if comes else answer.until_s
+            self.now = first + 2 * MS if comes else answer.account.until_s
             if comes:
                 window.arrived(self.now, 7)
                 there += [short(self.now)] * 7

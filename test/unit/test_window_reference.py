@@ -145,12 +145,12 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
             assert model.forced(now, waiting, len(waiting), budget, held) is None
             held = now if held is None else held
             assert fitting
-            assert now < answer.until_s
-            assert answer.until_s <= held + HEAD_MAX * w_max + 1e-12
-            assert answer.until_s <= max(held, completed) + w_max + 1e-12
+            assert now < answer.account.until_s
+            assert answer.account.until_s <= held + HEAD_MAX * w_max + 1e-12
+            assert answer.account.until_s <= max(held, completed) + w_max + 1e-12
             for s, lost in zip(waiting, late, strict=True):
                 if s.deadline_s is not None and not lost:
-                    assert answer.until_s + served - now <= s.deadline_s + 1e-12, "it could have made it"
+                    assert answer.account.until_s + served - now <= s.deadline_s + 1e-12, "it could have made it"
             continue
         assert len(set(answer.picked)) == len(answer.picked)
         assert late[answer.picked[0]] <= min(late), "late ones last"

@@ -9,7 +9,7 @@ from laps_core.length import LONG
 from laps_core.policy.fairness import Gap, Guard, Patience
 from laps_core.policy.order import LEAST_WORK, ORDERS, line, slack_s
 from laps_core.policy.predict import Sizes
-from laps_core.policy.types import LOOKAHEAD, Plan, Waiting
+from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 
 AHEAD = 2.0
 """Each request that waits stands for this many that a saved step serves sooner: those behind it are still to come."""
@@ -102,18 +102,13 @@ class LongBatches:
         packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting, left_s=left_s)
         plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
         late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
-        account = plan.account._replace(oldest=oldest in plan.longs, oldest_late=late)
+        account = plan.account._replace(oldest=oldest in plan.long.picked, oldest_late=late)
         return plan._replace(mixed=joined > 0, account=account)
 
     def cut(self, plan: Plan, longs: Sequence[Waiting], picked: Sequence[int], budget: int, joining: int = 0) -> Plan:
         """The plan with a batch of these, of which the last is cut where the budget (tokens) ends."""
-        sizes, batch = self._sizes, [longs[i] for i in picked[:LOOKAHEAD]]
+        sizes, picked = self._sizes, tuple(picked[:LOOKAHEAD])
+        batch = [longs[i] for i in picked]
         tokens = min(budget, sum(w.tokens for w in batch))
-        layers, parts = sizes.slice_layers(batch, tokens)
-        return plan._replace(
-            order=(LONG,),
-            longs=tuple(picked[:LOOKAHEAD]),
-            tokens=0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining),
-            layers=layers,
-            parts=parts,
-        )
+        holds = 0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining)
+        return plan._replace(order=(LONG,), long=LongBatch(picked, holds, *sizes.slice_layers(batch, tokens)))

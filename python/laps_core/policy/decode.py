@@ -17,7 +17,7 @@ from typing import Any
 
 from laps_core.length import SHORT
 from laps_core.policy.predict import Sizes
-from laps_core.policy.types import DecodeTurn, Paused, Plan, Waiting
+from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
 from laps_core.statistics import DecodeSteps
 
 TIMES = 4.0
@@ -114,7 +114,7 @@ class Decode:
         # A step that is on the device has ended when this batch begins.
         owed_s = OWED * self.step_s if self._sent else max(0.0, self._ended_s + self._owed_s - now)
         most = sizes.budget if paused is None else sizes.preempting_budget(plan.threshold)
-        step = plan._replace(order=(), picked=(), longs=(), decode="first")
+        step = plan._replace(order=(), picked=(), long=LongBatch(), decode="first")
         picked = [shorts[i] for i in plan.picked]
 
         def carries(batch_s: float, tokens: int) -> DecodeTurn:
@@ -123,8 +123,8 @@ class Decode:
 
         if plan.order[:1] != (SHORT,) or not picked:
             first_s = _until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
-            if plan.longs and not plan.layers and (first_s <= ends_s or not may):
-                plan = plan._replace(decode=carries(first_s, plan.tokens))
+            if plan.long.picked and not plan.long.layers and (first_s <= ends_s or not may):
+                plan = plan._replace(decode=carries(first_s, plan.long.tokens))
             return step if may and room_s < first_s and not plan.decode else plan
 
         def fitting(within_s: float) -> int:
@@ -179,10 +179,11 @@ class Decode:
 
 def _until_pause_s(plan: Plan, joining: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes) -> float:
     """Predicted time of a batch that is about to start, to its first pause or its end; 0 = unknown."""
-    left, shape = plan.tokens or sizes.budget, [(w.tokens, w.history) for w in joining if plan.mixed]
+    long = plan.long
+    left, shape = long.tokens or sizes.budget, [(w.tokens, w.history) for w in joining if plan.mixed]
     left -= sum(new for new, _ in shape)
-    for w in (longs[i] for i in plan.longs):
+    for w in (longs[i] for i in long.picked):
         shape.append((min(w.tokens, max(0, left)), w.history))
         left -= shape[-1][0]
     took_s = sizes.model.predict(shape) or 0.0
-    return took_s * plan.layers / (sizes.layers * plan.parts) if plan.layers and sizes.layers else took_s
+    return took_s * long.layers / (sizes.layers * long.parts) if long.layers and sizes.layers else took_s

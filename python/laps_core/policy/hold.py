@@ -133,7 +133,7 @@ class Window:
             late = sum(slacks[i] < 0.0 for i in picked)
             return Plan((SHORT,), tuple(picked), account=Account(verdict, now - held_since, late))
         self._held_since = held_since
-        return Plan((), held="window", until_s=verdict)
+        return Plan((), held="window", account=Account(until_s=verdict))
 
     def _filled(
         self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool

@@ -83,18 +83,18 @@ class Preemption:
         nobody else waits for a step of its own."""
         sizes, picked = self._sizes, [shorts[i] for i in plan.picked]
         fixed_s, joining = sizes.fixed_s or 0.0, sum(sizes.whole_units(w.tokens) for w in picked)
-        room = min(plan.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
-        if room < plan.tokens and joining > sizes.budget // 2:
+        room = min(plan.long.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
+        if room < plan.long.tokens and joining > sizes.budget // 2:
             return plan  # it would cut the long batch to less than half of a step
-        count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
+        count, long_s = sizes.filling([longs[i] for i in plan.long.picked], room)
         later_s = max(0.0, now + long_s - max(now, self._gap.opens_s(now)))
         if not count or long_s > PATIENCE * self._gap.seconds or self.misses(now, picked, later_s):
             return plan
         mine, others = sizes.weights(picked, [*shorts, *longs])
         if mine * later_s > step_costs(fixed_s, others):
             return plan
-        shared = self._longs.cut(plan, longs, plan.longs[:count], room, joining)
-        oldest = plan.account.oldest and count == len(plan.longs)
+        shared = self._longs.cut(plan, longs, plan.long.picked[:count], room, joining)
+        oldest = plan.account.oldest and count == len(plan.long.picked)
         return shared._replace(mixed=True, account=plan.account._replace(oldest=oldest))
 
     def add_overtaking(

@@ -59,7 +59,7 @@ class Paused(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Statistics and charges of the batch that a plan makes, for ``Pacer.launched``. They stay on the leading rank."""
+    """Statistics and charges of a plan, for ``Pacer.launched``, and its time. They stay on the leading rank."""
 
     reason: str = ""
     """Why a short batch leaves, one of statistics.REASONS."""
@@ -75,6 +75,8 @@ class Account(NamedTuple):
     """The prompt that has waited longest is too late for its deadline."""
     contended: bool = False
     """Long work waits or is paused."""
+    until_s: float = math.inf
+    """Until when short requests are held, if nothing comes before (the leading rank's clock)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +111,19 @@ class Running:
         return self.cls == SHORT and self.account.contended
 
 
+class LongBatch(NamedTuple):
+    """The next batch of long prompts."""
+
+    picked: tuple[int, ...] = ()
+    """Indices into those given, in order."""
+    tokens: int = 0
+    """New tokens; 0 = what the server's chunk holds."""
+    layers: int = 0
+    """Layers a slice; 0 = in one piece."""
+    parts: int = 1
+    """Slices a layer, where one layer takes longer than a slice should."""
+
+
 class Plan(NamedTuple):
     """One decision."""
 
@@ -116,14 +131,7 @@ class Plan(NamedTuple):
     """Classes to try, in turn; empty = run nothing now, or go on with what is paused."""
     picked: tuple[int, ...] = ()
     """Short requests to take first, as indices into the short view; the others follow in their own order."""
-    longs: tuple[int, ...] = ()
-    """Long prompts of the next long batch, as indices into those given, in order."""
-    tokens: int = 0
-    """New tokens of the long batch; 0 = what the server's chunk holds."""
-    layers: int = 0
-    """Layers a slice of the long batch; 0 = in one piece."""
-    parts: int = 1
-    """Slices a layer of it, where one layer takes longer than a slice should."""
+    long: LongBatch = LongBatch()
     threshold: int = 0
     """Longest short request from the next round on (tokens)."""
     mixed: bool = False
@@ -137,22 +145,19 @@ class Plan(NamedTuple):
     decode: DecodeTurn = ""
     """A decode step of the running batch goes first, or the batch of the first class in ``order`` carries a row of each
     stream, so that it is a decode step, too."""
-    until_s: float = math.inf
-    """Until when, if nothing comes before (the leading rank's clock, which does not travel)."""
     account: Account = Account()
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
         kinds = [_TURNS.index(self.order), _HELD.index(self.held), _DECODE.index(self.decode)]
-        sizes = [self.tokens, self.layers, self.parts, self.threshold, len(self.picked), len(self.longs)]
-        body = [*kinds, int(self.mixed), int(self.split), *sizes, *self.picked, *self.longs]
-        return body + [0] * (PLAN_NUMBERS - len(body))
+        longs, *sizes = self.long
+        head = [*kinds, int(self.mixed), int(self.split), self.threshold, *sizes, len(self.picked), len(longs)]
+        return [*head, *self.picked, *longs] + [0] * (2 * LOOKAHEAD - len(self.picked) - len(longs))
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        turn, held, decode, mixed, split, tokens, layers, parts, threshold, picks, longs = numbers[:11]
+        turn, held, decode, mixed, split, threshold, *sizes, picks, longs = numbers[:11]
         both = tuple(numbers[11 : 11 + picks + longs])
-        sizes = tokens, layers, parts, threshold
         flags = bool(mixed), bool(split), _HELD[held], _DECODE[decode]
-        return cls(_TURNS[turn], both[:picks], both[picks:], *sizes, *flags)
+        return cls(_TURNS[turn], both[:picks], LongBatch(both[picks:], *sizes), threshold, *flags)

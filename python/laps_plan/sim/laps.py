@@ -157,7 +157,7 @@ class Laps:
         if self._under_way:
             return self._slice(self._under_way[-1])
         if plan.held == "window":
-            return plan.until_s
+            return plan.account.until_s
         return None if self._memory is None else self._memory.fetched_s
 
     def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch | float | None:
@@ -178,9 +178,9 @@ class Laps:
         batch.running = Running(cls=cls, shape=shape, short=short, within=bool(self._under_way))
         self.pacer.launched(now, batch.running, plan)
         batch.whole = None
-        if cls == LONG and plan.layers and self._device is not None:
+        if cls == LONG and plan.long.layers and self._device is not None:
             whole_s = self._device.seconds(batch)
-            each_s = whole_s / self._layers * plan.layers / plan.parts
+            each_s = whole_s / self._layers * plan.long.layers / plan.long.parts
             slices = self._device.profile.slices(whole_s, shape, each_s)
             self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, slices[::-1]))
             first = self._slice(self._under_way[-1])
@@ -253,9 +253,9 @@ class Laps:
     def _longs(self, longs: list[Request], plan: Plan, now: float, taken: int = 0) -> Batch | None:
         """Return a batch of the picked long prompts, the last one cut where the budget, less `taken`, ends. None starts
         unless the memory for all of it is free."""
-        room = min(plan.tokens or self._room, self._room) - taken
+        room = min(plan.long.tokens or self._room, self._room) - taken
         memory, self._lacking = self._memory, False
-        picked = [longs[i] for i in plan.longs]
+        picked = [longs[i] for i in plan.long.picked]
         parts: list[tuple[Request, int, int]] = []
         ending: list[Request] = []
         for r in [*picked, *(r for r in longs if r.started >= 0.0 and r not in picked)]:
