@@ -13,7 +13,7 @@ from laps_core.policy import batching, fairness, hold, order, preemption
 from laps_core.policy.arrivals import Arrivals, Expected
 from laps_core.policy.fairness import Gap, Patience
 from laps_core.policy.hold import Window
-from laps_core.policy.order import LEAST_WORK, Key
+from laps_core.policy.order import LEAST_WORK, Key, Lone
 from laps_core.policy.predict import Sizes
 from laps_core.policy.preemption import Preemption
 from laps_core.policy.types import Paused, Plan, Waiting
@@ -67,11 +67,11 @@ class Rule:
 # -- what is done instead
 
 
-def _by_arrival(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+def _by_arrival(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     return (w.since_s,)
 
 
-def _late_as_others(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+def _late_as_others(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     return work_s, w.since_s
 
 

@@ -124,11 +124,13 @@ class Window:
         """
         self._arrivals.waiting(len(shorts))
         picked, slacks = self._filled(now, shorts, token_budget, late_last)
-        # One whose time ran out while it was held, its waker being late, counts: more waiting is of no use to it.
         held_since = min(now, self._held_since)
-        held = (max(held_since, s.since_s) - now for s in shorts)
-        slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
-        verdict = "preempt" if contended else self._judge(now, shorts, picked, slack, token_budget)
+        verdict: str | float = "preempt"
+        if not contended:
+            # One whose time ran out while it was held, its waker being late, counts: more waiting is of no use to it.
+            held = (max(held_since, s.since_s) - now for s in shorts)
+            slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
+            verdict = self._judge(now, shorts, picked, slack, token_budget)
         if isinstance(verdict, str):
             late = sum(slacks[i] < 0.0 for i in picked)
             return Plan((SHORT,), tuple(picked), account=Account(verdict, now - held_since, late))

@@ -9,9 +9,11 @@ from laps_core.policy.predict import Sizes
 from laps_core.policy.types import Waiting
 
 Key = tuple[float, ...]
-Order = Callable[[Waiting, float, float, float], Key]
-"""(request, predicted time of what is left, of all of it alone on the server, now; all seconds) -> sort key. Its last
-element is the time of arrival: ``preemption`` leaves that out when it compares a prompt with a paused batch."""
+Lone = Callable[[Waiting], float]
+"""Predicts the time of all of a request, alone on the server (seconds)."""
+Order = Callable[[Waiting, float, Lone, float], Key]
+"""(request, predicted time of what is left, predicts the time of all of it, now; seconds) -> sort key. Its last element
+is the time of arrival: ``preemption`` leaves that out when it compares a prompt with a paused batch."""
 
 _IN_TIME, _NO_DEADLINE, _LATE = 0.0, 1.0, 2.0
 
@@ -21,7 +23,7 @@ def slack_s(w: Waiting, work_s: float, now: float) -> float:
     return math.inf if w.deadline_s is None else w.deadline_s - now - work_s
 
 
-def least_work(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+def least_work(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     """Least remaining work first, with a guard for the prompt that has waited longest.
 
     Those that are too late go behind all others: a lost deadline must not cost another one.
@@ -29,12 +31,12 @@ def least_work(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
     return float(w.deadline_s is not None and w.deadline_s - now < work_s), work_s, w.since_s
 
 
-def fcfs(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+def fcfs(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     """First come, first served."""
     return (w.since_s,)
 
 
-def edf(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+def edf(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     """Earliest deadline first among those that can still make it.
 
     Then those without a deadline, then those too late, each by arrival: a lost deadline must not cost another one.
@@ -46,16 +48,16 @@ def edf(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
     return _IN_TIME, w.deadline_s, w.since_s
 
 
-def lars(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+def lars(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     """Smallest slack relative to total work first (Medha).
 
     A late request keeps its place at the front and goes on gaining, so nothing starves; ``edf`` puts it behind.
     Without a deadline: after all others, by arrival.
     """
-    return slack_s(w, work_s, now) / max(lone_s, 1e-9), w.since_s
+    return slack_s(w, work_s, now) / max(lone_s(w), 1e-9), w.since_s
 
 
-def s_edf(w: Waiting, work_s: float, lone_s: float, now: float) -> Key:
+def s_edf(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     """Largest sgn(slack) / deadline first (FlowPrefill).
 
     In time: earliest deadline first. Too late: after those, latest deadline first (it is the least late). No slack
@@ -78,6 +80,6 @@ def line(order: Order, waiting: Sequence[Waiting], sizes: Sizes, now: float) -> 
 
     def key(i: int) -> Key:
         w = waiting[i]
-        return w.priority, *order(w, sizes.work_s(w), sizes.lone_s(w), now)
+        return w.priority, *order(w, sizes.work_s(w), sizes.lone_s, now)
 
     return sorted(range(len(waiting)), key=key)

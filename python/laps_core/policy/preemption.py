@@ -126,5 +126,5 @@ class Preemption:
             return False
         order, sizes = self._longs.order, self._sizes
         whole_s = max(paused.left_s, paused.requests / paused.weight if paused.weight else 0.0)
-        mine = order(item, sizes.work_s(item), sizes.lone_s(item), now)
-        return mine[:-1] < order(Waiting(0, 0, now, paused.deadline_s), paused.left_s, whole_s, now)[:-1]
+        mine = order(item, sizes.work_s(item), sizes.lone_s, now)
+        return mine[:-1] < order(Waiting(0, 0, now, paused.deadline_s), paused.left_s, lambda _: whole_s, now)[:-1]

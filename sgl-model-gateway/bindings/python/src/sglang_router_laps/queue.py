@@ -53,7 +53,7 @@ def _key(ticket: _Ticket, now: float) -> tuple[float, ...]:
     # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
     w = ticket.waiting
     work_s = w.tokens * TOKEN_S
-    return w.priority, *edf(w, work_s, work_s, now)
+    return w.priority, *edf(w, work_s, lambda _: work_s, now)
 
 
 class Queue:
