@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from laps_core.policy.gap import PATIENCE
+from laps_core.policy.fairness import PATIENCE
 from laps_plan.traffic import named
 
 from benchmark.load.prompts import Prompts

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from laps_core.policy.gap import SAVED, stretch
+from laps_core.policy.fairness import SAVED, stretch
 from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
 from benchmark.load.client import Answer

@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from inspect import getattr_static
 from typing import Any
 
-from laps_core.policy import batching, gap, guard, order, pacer, packing, window, worth
+from laps_core.policy import batching, fairness, hold, order, preemption
 from laps_core.policy.arrivals import Arrivals, Expected
-from laps_core.policy.batching import LongBatches
-from laps_core.policy.gap import Gap
-from laps_core.policy.order import LEAST_WORK, Key, Patience
-from laps_core.policy.pacer import Pacer
-from laps_core.policy.packing import Beside
-from laps_core.policy.plan import Paused, Plan, Waiting
-from laps_core.policy.sizes import Sizes
-from laps_core.policy.window import Window
+from laps_core.policy.fairness import Gap, Patience
+from laps_core.policy.hold import Window
+from laps_core.policy.order import LEAST_WORK, Key, Lone
+from laps_core.policy.predict import Sizes
+from laps_core.policy.preemption import Preemption
+from laps_core.policy.types import Paused, Plan, Waiting
 
 from benchmark.sim.loads import Kind
 
@@ -38,11 +36,6 @@ def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
 def put(where: Any, name: str, value: Any) -> Patch:
     """Another value for an attribute of a module or a class, while the context lasts."""
     return lambda: _replaced(where, name, value)
-
-
-def in_both(name: str, value: Any) -> list[Patch]:
-    """Another value for what the pacer and its long batches both import."""
-    return [put(pacer, name, value), put(batching, name, value)]
 
 
 @dataclass(frozen=True)
@@ -74,15 +67,18 @@ class Rule:
 # -- what is done instead
 
 
-def _by_arrival(w: Waiting, sizes: Sizes, now: float) -> Key:
+def _by_arrival(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
     return (w.since_s,)
 
 
-def _late_as_others(w: Waiting, sizes: Sizes, now: float) -> Key:
-    return sizes.work_s(w), w.since_s
+def _late_as_others(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
+    return work_s, w.since_s
 
 
-def fills(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: float, waiting: int) -> list[int]:
+def fills(
+    items: Sequence[Waiting], beside_s: Callable[[Waiting], float], *, budget: int, fixed_s: float, waiting: int,
+    left_s: float | None = None,
+) -> list[int]:  # fmt: skip
     """In place of ``pack``: in order until the chunk is full, the last one cut."""
     picked: list[int] = []
     room, slot_taken = budget, False
@@ -98,16 +94,14 @@ def fills(items: Sequence[Waiting], beside_s: Beside, *, budget: int, fixed_s: f
     return picked
 
 
-def _unshared(
-    self: LongBatches, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
-) -> Plan:
+def _unshared(self: Preemption, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan) -> Plan:
     return plan
 
 
 def _cheap(
-    self: Pacer, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
+    self: Preemption, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
 ) -> bool:
-    return False
+    return True
 
 
 def _whole_chunk(self: Sizes, threshold: int) -> int:
@@ -118,7 +112,7 @@ def _nobody(self: Arrivals, now: float) -> Expected:
     return Expected(0.0, now)
 
 
-def _never(self: Gap, fixed_s: float | None) -> float:
+def _never(self: Gap) -> float:
     return math.inf
 
 
@@ -131,22 +125,20 @@ ARRIVAL = {**order.ORDERS, LEAST_WORK: _by_arrival}
 
 RULES = (
     Rule("two classes", "all are long", {"length_threshold": 1}),
-    Rule("least work first", "by arrival", patches=in_both("ORDERS", ARRIVAL)),
+    Rule("least work first", "by arrival", patches=[put(batching, "ORDERS", ARRIVAL)]),
     Rule("guard", "no share for the oldest", {"guard": 0.0}, bound="wait of a long prompt"),
     Rule("packing", "chunks are filled", patches=[put(batching, "pack", fills)]),
-    Rule("overtaking", "long prompts preempt none", patches=[put(batching, "OVERTAKE_DEPTH", 0)]),
+    Rule("overtaking", "long prompts preempt none", patches=[put(preemption, "OVERTAKE_DEPTH", 0)]),
     Rule("slices", "whole batches", {"slice_ms": 0.0}, bound="wait of a short request"),
     Rule("gap", "the shortest there is", {"preempt_overhead": 1.0}, bound="share of the long class"),
-    Rule("saved-up preemptions", "none are saved", patches=[put(gap, "SAVED", 1)]),
-    Rule("preempting must pay", "whenever the gap allows", patches=[put(Pacer, "_too_dear", _cheap)]),
+    Rule("saved-up preemptions", "none are saved", patches=[put(fairness, "SAVED", 1)]),
+    Rule("preempting must pay", "whenever the gap allows", patches=[put(Preemption, "pays", _cheap)]),
     Rule(
-        "eight gaps at most", "as long as it does not pay", patches=in_both("PATIENCE", math.inf),
+        "eight gaps at most", "as long as it does not pay", patches=[put(preemption, "PATIENCE", math.inf)],
         bound="wait of a short request",
     ),
-    Rule("shared steps", "steps of one class", patches=[put(LongBatches, "sharing", _unshared)]),
-    Rule(
-        "those still to come", "who waits counts once", patches=[put(packing, "AHEAD", 1.0), put(worth, "AHEAD", 1.0)]
-    ),
+    Rule("shared steps", "steps of one class", patches=[put(Preemption, "share", _unshared)]),
+    Rule("those still to come", "who waits counts once", patches=[put(batching, "AHEAD", 1.0)]),
     Rule(
         "half a chunk preempts", "a whole one", patches=[put(Sizes, "preempting_budget", _whole_chunk)],
         bound="memory of activations",
@@ -159,8 +151,8 @@ RULES = (
     Rule("returning clients", "not waited for", patches=[put(Arrivals, "returning", _nobody)]),
     Rule("following a burst", "not waited for", patches=[put(Arrivals, "following", _nobody)]),
     Rule("credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _free)], bound="cost of holds"),
-    Rule("four windows at most", "no limit", patches=[put(window, "HEAD_MAX", math.inf)], bound="longest hold"),
+    Rule("four windows at most", "no limit", patches=[put(hold, "HEAD_MAX", math.inf)], bound="longest hold"),
     Rule("deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _never)], deadlines=True),
-    Rule("late ones last", "as any other", patches=in_both("ORDERS", LATE_LAST), deadlines=True),
-    Rule("a tenth of the guard if late", "the whole share", patches=[put(guard, "LATE", 1.0)], deadlines=True),
+    Rule("late ones last", "as any other", patches=[put(batching, "ORDERS", LATE_LAST)], deadlines=True),
+    Rule("a tenth of the guard if late", "the whole share", patches=[put(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import Paused, Plan
+from laps_core.policy.types import Paused, Plan
 
 from sglang_laps import slices
 from sglang_laps.adder import LapsPrefillAdder, ShortPrefillAdder, WholePrefillAdder
@@ -144,7 +144,7 @@ class Builder:
     def _built(self, part: Part, batch: ScheduleBatch, plan: Plan, cut: Req | None, begun: list[Req]) -> None:
         sched = self._scheduler
         # It looks at every request: asked of those batches alone that are to be cut.
-        sliced = part.cls == LONG and plan.layers > 0 and self._cutter is not None and slices.fits(batch)
+        sliced = part.cls == LONG and plan.long.layers > 0 and self._cutter is not None and slices.fits(batch)
         flight = self._core.built(part, batch, plan, cut, begun, time.perf_counter(), sliced=sliced)
         if self._group is not None:
             self._group.built(flight)

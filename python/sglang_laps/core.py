@@ -14,8 +14,8 @@ from typing import Any
 from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.decode import Decode
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import LOOKAHEAD, Paused, Plan
 from laps_core.policy.queues import changes, without
+from laps_core.policy.types import LOOKAHEAD, Paused, Plan
 
 from sglang_laps.classes import Classes
 from sglang_laps.flights import Flight, InProgress, Lines, Part, Req, Totals, as_waiting
@@ -96,8 +96,7 @@ class LapsCore:
             urgent=self._priority.urgent(short, long, paused),
             paused=paused,
             lacking=self.lacking,
-            frees=frees_memory or bool(self._flights or self.under_way),
-            longs_drain=self.lacking and self._longs_drain(sent),
+            drains=self._drains(frees_memory, sent) if self.lacking else None,
         )
         if self.decode is None:
             return plan
@@ -105,16 +104,18 @@ class LapsCore:
         begins_s = now if paused is not None else self.pacer.free_s(now, self._flights.values())
         return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
 
-    def _longs_drain(self, sent: Sequence[Req]) -> bool:
-        """Long work holds memory, and will give it back."""
+    def _drains(self, frees_memory: bool, sent: Sequence[Req]) -> ClassName | None:
+        """Return the class of the work that will give memory back, long before short; None if there is none."""
         flights = (*self._flights.values(), *self.under_way)
         if self.parked or any(flight.cls == LONG for flight in flights):
-            return True
-        return any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent)
+            return LONG
+        if any(r.laps_tag is not None and self.classes.of(r) == LONG for r in sent):
+            return LONG
+        return SHORT if frees_memory or flights else None
 
     def decided(self, plan: Plan) -> None:
         """Record what the plan, the same on every rank, asks of this round."""
-        self.holding, self.decodes = plan.waiting, plan.decode
+        self.holding, self.decodes = plan.held == "window", plan.decode == "first"
         self.classes.use_threshold(plan.threshold)
 
     def nothing_waits(self, now: float) -> None:
@@ -138,21 +139,21 @@ class LapsCore:
             if cls == SHORT:
                 picked, seen = [lines.short[i] for i in plan.picked], set(plan.picked)
                 rest = [r for i, r in enumerate(lines.short[:LOOKAHEAD]) if i not in seen] + lines.short[LOOKAHEAD:]
-                carries = plan.carries and plan.order[0] == SHORT
+                carries = plan.decode == "carried" and plan.order[0] == SHORT
                 yield Part(SHORT, picked if beside or plan.split else picked + rest, carries=carries)
                 continue
             self.note_lack(False)
-            picked = [lines.long[i] for i in plan.longs]
+            picked = [lines.long[i] for i in plan.long.picked]
             first = next((r for r in picked if r in lines.begun), None)
             joining = [lines.short[i] for i in plan.picked] if plan.mixed else []
             queue = [*joining, *(r for r in picked if r is not first)]
-            carries = plan.carries and plan.order[0] == LONG
-            yield Part(LONG, queue, first, plan.tokens, whole=beside, carries=carries)
+            carries = plan.decode == "carried" and plan.order[0] == LONG
+            yield Part(LONG, queue, first, plan.long.tokens, whole=beside, carries=carries)
             self._passed_over([r for r in picked if r is not first], lines)
             # A prompt in progress has its memory: it can go on where another cannot start.
             for req in lines.begun if not beside else ():
                 if req is not first:
-                    yield Part(LONG, [], req, plan.tokens, whole=False)
+                    yield Part(LONG, [], req, plan.long.tokens, whole=False)
 
     def note_lack(self, lacking: bool) -> None:
         """Record if the first long prompt found too little memory as it was tried."""
@@ -210,8 +211,8 @@ class LapsCore:
             batch=batch,
             reqs=reqs,
             cut=cut,
-            layers=plan.layers if cls == LONG and sliced else 0,
-            parts=plan.parts,
+            layers=plan.long.layers if cls == LONG and sliced else 0,
+            parts=plan.long.parts,
             rows_s=self.decode.rows_s(self.pacer.sizes) if rows and self.decode is not None else 0.0,
         )
         self.pacer.launched(now, self._next, plan)

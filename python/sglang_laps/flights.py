@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from laps_core.length import LONG, SHORT, ClassName
-from laps_core.policy.plan import Running, Waiting
+from laps_core.policy.types import Running, Waiting
 from laps_core.receipts.ledger import Run
 
 from sglang_laps.classes import Tag
@@ -125,10 +125,10 @@ class Totals:
         self.busy_s += other.busy_s
 
 
-def as_waiting(req: Req, rank: int = 0, *, begun: bool = False) -> Waiting:
+def as_waiting(req: Req, priority: int = 0, *, begun: bool = False) -> Waiting:
     """Return a request as the rules see it. `begun`: it is between two of its chunks."""
     tag: Tag = req.laps_tag
     if not begun:
-        return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, rank)
+        return Waiting(tag.new_tokens, tag.history, tag.since, tag.deadline_s, tag.new_tokens, False, priority)
     done = max(req.prefix_len, req.extend_end or 0)
-    return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, rank)
+    return Waiting(req.seqlen - done, done, tag.since, tag.deadline_s, tag.new_tokens, True, priority)

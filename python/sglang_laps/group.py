@@ -17,7 +17,7 @@ from laps_core.group.planner import NOTHING, GroupPlanner
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import SLICE_S
 from laps_core.length import LONG
-from laps_core.policy.plan import LOOKAHEAD, Plan, Waiting
+from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_laps.flights import as_waiting
@@ -128,7 +128,7 @@ class Group:
             return nothing
         shorts, longs = (tuple(at[i][1] for i, _ in picks if at[i][0] is short) for short in (True, False))
         tokens = sum(n for _, n in picks)
-        return nothing._replace(order=(LONG,), picked=shorts, longs=longs, tokens=tokens, mixed=bool(shorts))
+        return nothing._replace(order=(LONG,), picked=shorts, long=LongBatch(longs, tokens), mixed=bool(shorts))
 
     def begins(self) -> int:
         """All ranks start a step now: its number of slices, at least one; 0 where they did not plan it together."""

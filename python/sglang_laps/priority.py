@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from laps_core.length import LONG, SHORT, ClassName
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused
+from laps_core.policy.types import Paused
 
 from sglang_laps.flights import Flight, Req, as_waiting
 
@@ -30,7 +30,7 @@ class Priority:
         """Return the class with the strictly higher priority, if any. The requests that are paused are long."""
         if self._of is None or not shorts or not (longs or paused):
             return None
-        long = min([*map(self._of, longs), *([] if paused is None else [paused.rank])])
+        long = min([*map(self._of, longs), *([] if paused is None else [paused.priority])])
         short = min(map(self._of, shorts))
         return None if short == long else SHORT if short < long else LONG
 

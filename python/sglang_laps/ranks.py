@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from sglang.srt.runtime_context import get_parallel
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from laps_core.length import LONG, SHORT, ClassName, classify
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from laps_core.receipts.account import account
 from laps_core.receipts.extract import extract
 from laps_core.receipts.holds import held_long, held_short

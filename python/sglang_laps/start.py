@@ -14,9 +14,9 @@ import torch
 from laps_core.config import AUTO, ConfigError, LapsConfig
 from laps_core.group.slices import slice_s_of
 from laps_core.length import unit_of
+from laps_core.paper import pacer as pacer_of
 from laps_core.policy.decode import Decode
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.paper import pacer as pacer_of
 from laps_plan.profile import Profile
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.schedule_policy import PrefillAdder

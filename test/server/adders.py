@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from sglang_laps.classes import Tag
 
 

@@ -12,7 +12,7 @@ from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, unit_of
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Waiting
+from laps_core.policy.types import Waiting
 
 from .adders import Prompt, adder
 
@@ -38,14 +38,14 @@ def test_every_long_prompt_runs_to_its_end_in_whole_units(
         done = prompt.extend_end
         plan = me.plan(0.0, [], [Waiting(30_000 - done, done, 0.0, None, 30_000, done > 0)])
         assert plan.order == (LONG,)
-        builder = adder(page, min(plan.tokens, server_chunk))
+        builder = adder(page, min(plan.long.tokens, server_chunk))
         prompt.prefix_len = done
         if done == 0:
             builder.add_one_req(prompt, has_chunked_req=False, truncation_align_size=align)
         else:
             builder.add_chunked_req(prompt)
         cuts.append(prompt.extend_end - done)
-        assert cuts[-1] > 0, f"nothing of the prompt fits a chunk of {plan.tokens}"
+        assert cuts[-1] > 0, f"nothing of the prompt fits a chunk of {plan.long.tokens}"
     assert all(cut % unit == 0 for cut in cuts[:-1]), cuts
     assert max(cuts) <= server_chunk
 

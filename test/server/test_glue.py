@@ -12,7 +12,7 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Plan
+from laps_core.policy.types import LongBatch, Paused, Plan
 from sglang_laps.classes import Classes, Tag
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Part
@@ -97,7 +97,7 @@ def test_a_cut_in_a_batch_of_whole_requests_is_an_error_and_nothing_is_lost(cls:
     def stock(_: Any) -> Any:
         me.chunked_req = one
 
-    plan = Plan((cls,), picked=(0,), longs=(0,))
+    plan = Plan((cls,), picked=(0,), long=LongBatch((0,)))
     me.laps.core.decide = lambda *_, **__: plan
     me.disagg_prefill_inflight_queue = []
     one.laps_tag.new_tokens = 300 if cls is LONG else 30

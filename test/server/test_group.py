@@ -47,7 +47,7 @@ class World:
         self.groups = [group.Group(scheduler, core, known, chunk=CHUNK, guard=0.15) for _ in range(RANKS)]
 
     def _waiting(self, req: Any, *, begun: bool = False) -> Any:
-        from laps_core.policy.plan import Waiting
+        from laps_core.policy.types import Waiting
 
         return Waiting(req.tokens, req.history, req.laps_tag.since, None, req.tokens, begun)
 
@@ -83,9 +83,9 @@ def test_short_requests_ride_along_and_long_ones_take_what_is_left(monkeypatch: 
     mine, theirs = world.round(
         lines([world.req(50), world.req(100)], [world.req(90_000)]), lines([], [world.req(60_000), world.req(700)])
     )
-    assert (mine.order, mine.picked, mine.longs, mine.mixed) == ((LONG,), (0, 1), (0,), True)
-    assert 150 < mine.tokens <= CHUNK, "a piece of the long one"
-    assert theirs.longs[0] == 1, "least work first"
+    assert (mine.order, mine.picked, mine.long.picked, mine.mixed) == ((LONG,), (0, 1), (0,), True)
+    assert 150 < mine.long.tokens <= CHUNK, "a piece of the long one"
+    assert theirs.long.picked[0] == 1, "least work first"
     assert mine.threshold == theirs.threshold == 256
 
 
@@ -102,7 +102,7 @@ def test_of_several_prompts_in_progress_one_is_in_a_batch(monkeypatch: pytest.Mo
     world = World(monkeypatch, COST)
     begun = [world.req(900, 4000), world.req(300, 4000), world.req(2000, 4000)]
     plan, _ = world.round(lines([], [world.req(40)], begun=begun), lines())
-    assert [i for i in plan.longs if i < len(begun)] == [1], "the slot is for one, the one with least left"
+    assert [i for i in plan.long.picked if i < len(begun)] == [1], "the slot is for one, the one with least left"
 
 
 def test_each_decides_for_itself_until_times_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Account, LongBatch, Plan
 
-PLAN = Plan((SHORT, LONG), (2, 0), (1,), 512, threshold=256, reason="idle")
+PLAN = Plan((SHORT, LONG), (2, 0), LongBatch((1,), 512), threshold=256, account=Account("idle"))
 HEARD = Plan.of(PLAN.numbers())
 """Without what only the leading rank counts."""
 

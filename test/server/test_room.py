@@ -10,7 +10,7 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import LongBatch, Plan
 from sglang_laps.classes import Classes
 from sglang_laps.core import LapsCore
 
@@ -67,10 +67,10 @@ class Rounds:
     def decide(self, now: float, lines: Any, *_: Any, frees_memory: bool, sent: Any) -> Plan:
         longs = lines.long
         if not longs or not self.owed:
-            return Plan((SHORT, LONG) if longs else (SHORT,), longs=(0,) if longs else (), tokens=512)
+            return Plan((SHORT, LONG) if longs else (SHORT,), long=LongBatch((0,) if longs else (), 512))
         if self.laps.core.lacking and frees_memory:
-            return Plan((LONG,), longs=(0,), tokens=512, keeps_memory=True)
-        return Plan((LONG, SHORT), self.joining, longs=(0,), tokens=512, mixed=bool(self.joining))
+            return Plan((LONG,), long=LongBatch((0,), 512), held="memory")
+        return Plan((LONG, SHORT), self.joining, long=LongBatch((0,), 512), mixed=bool(self.joining))
 
     def built(self, part: Any, batch: Any, *_: Any, **__: Any) -> None:
         self.batch = batch.reqs

@@ -14,7 +14,7 @@ import pytest
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
-from laps_core.policy.gap import stretch
+from laps_core.policy.fairness import stretch
 from laps_core.policy.memory import HOLD_S
 from laps_core.policy.pacer import Pacer
 from laps_plan.profile import Profile

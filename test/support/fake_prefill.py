@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
-from laps_core.policy.paper import pacer
+from laps_core.paper import pacer
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, TRACE_ROUTE, Receipts
 from made_up import History
 from sglang.srt.utils.auth import AuthLevel, add_api_key_middleware, auth_level

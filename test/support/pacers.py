@@ -7,10 +7,10 @@ from typing import Any
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import SHORT
-from laps_core.policy.gap import SAVED, Gap
+from laps_core.policy.fairness import SAVED, Gap
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Plan, Running, Waiting
-from laps_core.policy.sizes import BATCH_TOKENS
+from laps_core.policy.predict import BATCH_TOKENS
+from laps_core.policy.types import Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
@@ -45,8 +45,10 @@ def short(key: object, tokens: int = 50, arrival: float = 0.0, deadline: float |
     return Waiting(tokens, 0, arrival, deadline)
 
 
-def long(tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, rank: int = 0) -> Waiting:
-    return Waiting(tokens - done, done, since, deadline, tokens, done > 0, rank)
+def long(
+    tokens: int, since: float = 0.0, *, done: int = 0, deadline: float | None = None, priority: int = 0
+) -> Waiting:
+    return Waiting(tokens - done, done, since, deadline, tokens, done > 0, priority)
 
 
 def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
@@ -56,7 +58,7 @@ def paused(left_s: float = 0.2, requests: int = 1, depth: int = 1) -> Paused:
 def spend(gap: Gap, at: float) -> None:
     """All that is saved up: from now on each short batch waits for its gap."""
     for _ in range(SAVED):
-        gap.sent(at, F)
+        gap.sent(at)
         gap.ran(at, at)
 
 
@@ -65,7 +67,7 @@ def launch(
 ) -> Running:
     """The first batch of the plan, or what shares its step."""
     cls, shorts = plan.order[0], len(plan.picked)
-    count = shorts if cls == SHORT else len(plan.longs) + shorts * plan.mixed
+    count = shorts if cls == SHORT else len(plan.long.picked) + shorts * plan.mixed
     short = range(shorts if cls == SHORT or plan.mixed else 0)
     sent = Running(cls=cls, shape=list(shape) or [(50, 0)] * count, short=short, within=within, stock=stock)
     me.launched(at, sent, plan)

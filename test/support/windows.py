@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import SHORT
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import Window
+from laps_core.policy.hold import Window
+from laps_core.policy.types import Account, Plan, Waiting
 
 MS = 1e-3
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
@@ -37,12 +37,12 @@ def opened(config: LapsConfig | None = None) -> Window:
 
 def left(picked: tuple[int, ...], reason: str, waited_s: float = 0.0, late: int = 0) -> Plan:
     """The window lets a batch go."""
-    return Plan((SHORT,), picked, reason=reason, waited_s=waited_s, late=late)
+    return Plan((SHORT,), picked, account=Account(reason, waited_s, late))
 
 
 def held(until_s: float) -> Plan:
     """The window waits."""
-    return Plan((), waiting=True, until_s=until_s)
+    return Plan((), held="window", account=Account(until_s=until_s))
 
 
 class Told:

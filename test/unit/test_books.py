@@ -7,7 +7,7 @@ from laps_core.busy import BusyMeter
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Running
+from laps_core.policy.types import Running
 
 
 def batch(started: float | None, done: float | None, *, within: bool = False, short: bool = False) -> Running:

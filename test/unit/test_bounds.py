@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT, ClassName, classify
-from laps_core.policy.gap import PATIENCE, SAVED, stretch
+from laps_core.policy.fairness import PATIENCE, SAVED, stretch
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
+from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Running, Waiting
 from laps_plan.profile import Profile
 
 F, TOKEN = 5e-3, 25e-6
@@ -115,9 +115,9 @@ class Toy:
 
     def _launch(self, plan: Plan, longs: list[Job]) -> None:
         cls, parts = plan.order[0], []
-        room = (plan.tokens or CHUNK) if cls is LONG else CHUNK if not self.paused else CHUNK // 2
+        room = (plan.long.tokens or CHUNK) if cls is LONG else CHUNK if not self.paused else CHUNK // 2
         picked = [self.shorts[i] for i in plan.picked] if cls is SHORT or plan.mixed else []
-        picked += [longs[i] for i in plan.longs] if cls is LONG else []
+        picked += [longs[i] for i in plan.long.picked] if cls is LONG else []
         for job in picked:
             part = min(room, job.tokens - job.done)
             assert part > 0
@@ -133,12 +133,12 @@ class Toy:
         shape = [(part, job.done) for job, part in parts]
         took = MODEL.predict(shape)
         assert took is not None
-        count = len(parts) - len(plan.longs) if plan.mixed and cls is LONG else 0
+        count = len(parts) - len(plan.long.picked) if plan.mixed and cls is LONG else 0
         within = bool(self.paused)
         short = range(len(parts) if cls == SHORT else count)
         running = Running(cls=cls, shape=shape, short=short, within=within, stock=False)
         self.pacer.launched(self.now, running, plan)
-        slices = -(-self.layers // plan.layers) if cls is LONG and plan.layers else 1
+        slices = -(-self.layers // plan.long.layers) if cls is LONG and plan.long.layers else 1
         self.shorts = [j for j in self.shorts if j not in picked]
         self.paused.append(Batch(cls, parts, running, took / slices, slices, within, self.now))
 

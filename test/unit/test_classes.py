@@ -50,8 +50,8 @@ def test_by_the_whole_prompt_the_class_counts_history_and_the_work_does_not() ->
     lines = me.lines([req], None)
     assert lines.long == [req]
     plan = me.decide(5.0, lines, None, frees_memory=False)
-    assert plan.tokens == 50
-    assert plan.layers == 0, "it is too small to be worth a pause"
+    assert plan.long.tokens == 50
+    assert plan.long.layers == 0, "it is too small to be worth a pause"
     assert me.classes.seen([req], 6.0)[LONG][0].new_tokens == 50
 
 

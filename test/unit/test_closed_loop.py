@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import Window
+from laps_core.policy.hold import Window
+from laps_core.policy.types import Plan, Waiting
 
 OFF = LapsConfig(wait_window_ms=0.0)
 AWD = LapsConfig()
@@ -21,7 +21,7 @@ AWD = LapsConfig()
 def nothing(window: Window) -> Plan:
     """Nothing waits."""
     window.nothing_waits()
-    return Plan((), waiting=True)
+    return Plan((), held="window")
 
 
 @dataclass
@@ -87,14 +87,14 @@ def closed_loop(
                     window.arrived(at)
             blind = None
             said = window.decide(now, waiting, token_budget=budget) if waiting else nothing(window)
-            if not said.waiting:
+            if said.held != "window":
                 break
-            wake = min([said.until_s, *(p[0] for p in pending[:1])])
+            wake = min([said.account.until_s, *(p[0] for p in pending[:1])])
         batch = [(waiting[i], whose[i]) for i in said.picked]
         left = [i for i in range(len(waiting)) if i not in set(said.picked)]
         waiting, whose = [waiting[i] for i in left], [whose[i] for i in left]
-        window.dispatched(now, len(batch), said.waited_s, said.reason)
-        run.waits.append(said.waited_s)
+        window.dispatched(now, len(batch), said.account.waited_s, said.account.reason)
+        run.waits.append(said.account.waited_s)
         run.depths.append(len(batch))
         blind = now
         now += predict([(s.tokens, s.history) for s, _ in batch]) * rng.lognormvariate(0.0, noise)

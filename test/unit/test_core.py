@@ -9,7 +9,7 @@ import pytest
 from cores import Request, batch, core, flight, requests
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import Decode
-from laps_core.policy.plan import LOOKAHEAD, Plan
+from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan
 from pacers import spend
 from sglang_laps.flights import Lines, Part, Totals
 
@@ -32,7 +32,7 @@ def test_priorities_come_before_classes(short: list[int], long: list[int], low_f
     shorts = [Request("s", 50, priority=p) for p in short]
     longs = [Request("L", 900, priority=p) for p in long]
     # A batch that preempted has just ended: without a priority long work has its turn.
-    me.pacer.gap.sent(0.99, 0.005)
+    me.pacer.gap.sent(0.99)
     me.pacer.gap.ran(0.99, 1.0)
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
     assert plan.order[0] is first
@@ -46,7 +46,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
     me.under_way.append(running)
     shorts = [Request("s", 50, priority=short)]
     paused = me.paused(running, 20, 28)
-    assert paused.rank == -3
+    assert paused.priority == -3
     plan = me.decide(1.0, Lines(shorts, [], []), paused, frees_memory=False)
     assert plan.order == ((SHORT,) if goes else ())
 
@@ -55,7 +55,7 @@ def test_what_is_paused_counts_with_its_priority(short: int, goes: bool) -> None
 def test_equal_priorities_or_none_change_nothing(by_priority: bool) -> None:
     me = core(priority=(lambda r: 3) if by_priority else None)
     spend(me.pacer.gap, 0.99)
-    me.pacer.gap.sent(0.99, 0.005)
+    me.pacer.gap.sent(0.99)
     me.pacer.gap.ran(0.99, 1.0)
     shorts, longs = [Request("s", 50, priority=9)], [Request("L", 900, priority=1)]
     plan = me.decide(1.0, Lines(shorts, longs, []), None, frees_memory=False)
@@ -68,7 +68,7 @@ def test_short_requests_go_on_while_a_long_prompt_is_fetched(fetched: int, goes_
     me.lacking, me.pacer.guard.credit_s = True, 1.0
     lines, sent = Lines([Request("s", 50)], [Request("L", 900)], []), [Request("F", fetched)]
     plan = me.decide(1.0, lines, None, frees_memory=True, sent=sent)
-    assert (plan.keeps_memory, bool(plan.picked)) == (not goes_on, goes_on)
+    assert (plan.held == "memory", bool(plan.picked)) == (not goes_on, goes_on)
 
 
 def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
@@ -77,7 +77,7 @@ def test_a_prompt_in_progress_goes_on_from_where_it_is() -> None:
     lines = me.lines([new], held)
     assert (lines.short, lines.long, lines.begun) == ([], [held, parked, new], [held, parked])
     plan = me.decide(1.0, lines, None, frees_memory=False)
-    assert plan.longs[0] == 0, "200 tokens are left of it: the least work"
+    assert plan.long.picked[0] == 0, "200 tokens are left of it: the least work"
 
 
 def test_a_prompt_that_a_paused_batch_has_cut_is_not_in_progress() -> None:
@@ -144,7 +144,7 @@ def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
     a, b = Request("a", 300), Request("b", 600)
     me = core()
     lines = me.lines([a, b], None)
-    for _ in me.parts(Plan((LONG,), longs=(0,), tokens=300), lines, beside=False):
+    for _ in me.parts(Plan((LONG,), long=LongBatch((0,), 300)), lines, beside=False):
         me.lacking = True
     assert (me.lines([a, b], None).long, me.holding) == ([a, b], False)
 
@@ -158,7 +158,7 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
     lines = Lines(shorts, [parked, *longs], [parked])
 
     def parts(cls: Any, beside: bool) -> Any:
-        plan = Plan((cls,), picked=(2, 0), longs=(1,), tokens=300)
+        plan = Plan((cls,), picked=(2, 0), long=LongBatch((1,), 300))
         return [(p.queue, p.slot) for p in me.parts(plan, lines, beside=beside)]
 
     # The builder fills a whole chunk: beside the activations of what is paused there is room for half of one.
@@ -171,7 +171,7 @@ def test_beside_a_paused_batch_it_is_shown_what_was_picked_and_nothing_else() ->
 
 def test_short_requests_join_a_long_batch_where_the_plan_says_so() -> None:
     shorts, long = requests("s1", "s2"), Request("L", 900)
-    plan = Plan((LONG,), picked=(1,), longs=(0,), tokens=300, mixed=True)
+    plan = Plan((LONG,), picked=(1,), long=LongBatch((0,), 300), mixed=True)
     (part,) = core().parts(plan, Lines(shorts, [long], []), beside=False)
     assert (part.queue, part.tokens, part.whole) == ([shorts[1], long], 300, False)
 
@@ -230,7 +230,9 @@ def test_a_batch_of_whole_requests_parks_nobody() -> None:
 def test_a_long_batch_is_run_in_slices_where_it_can_be(sliced: bool) -> None:
     me, new = core(), Request("L", 900)
     me.under_way.append(flight(me))
-    me.built(Part(LONG, [new], None, 300), batch(new), Plan((LONG,), layers=3), None, [], 1.0, sliced=sliced)
+    me.built(
+        Part(LONG, [new], None, 300), batch(new), Plan((LONG,), long=LongBatch(layers=3)), None, [], 1.0, sliced=sliced
+    )
     built = me.take_next()
     assert built is not None
     assert (built.layers, built.within) == (3 if sliced else 0, True)
@@ -240,7 +242,7 @@ def test_both_classes_of_a_shared_step_are_counted_and_the_device_once() -> None
     me = core()
     short, long, cut = Request("s", 50), Request("L", 400), Request("C", 900)
     short.laps_tag.slo_s = 0.5
-    plan = Plan((LONG,), picked=(0,), longs=(0,), mixed=True)
+    plan = Plan((LONG,), picked=(0,), long=LongBatch((0,)), mixed=True)
     me.built(
         Part(LONG, [short, long], None, 900, whole=False), batch(short, long, cut), plan, cut, [], 1.0, sliced=False
     )
@@ -258,7 +260,7 @@ def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
     me = core()
     me.decode = Decode(None)
     short, stream = Request("s", 50), Request("stream", 300)
-    plan = Plan((SHORT, LONG), picked=(0,), carries=True)
+    plan = Plan((SHORT, LONG), picked=(0,), decode="carried")
     mixed = SimpleNamespace(
         reqs=[short, stream], extend_lens=[50, 1], prefix_lens=[0, 299], decoding_reqs=[stream], forward_iter=1
     )
@@ -271,7 +273,9 @@ def test_rows_of_streams_are_a_decode_step_and_no_prefill() -> None:
     me.sent(mixed, built)
     built.started, built.done = 1.0, 1.25
     assert me.ended(built, 1.3)[SHORT] == Totals(1, 1, 50, 0.25)
-    assert (me.decode.steps, me.decode.carried, me.decode.busy_s) == (1, 1, 0.0)
+    assert me.decode is not None
+    counted = me.decode.statistics
+    assert (counted.steps, counted.carried, counted.busy_s) == (1, 1, 0.0)
 
 
 def test_a_request_that_was_retracted_before_its_result_came_is_not_answered() -> None:

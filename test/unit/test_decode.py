@@ -13,9 +13,9 @@ from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT
 from laps_core.policy.decode import LEAST_TARGET_S, PROMPT_SHARE, TIMES, Decode
-from laps_core.policy.guard import Guard
-from laps_core.policy.plan import Paused, Plan, Waiting
-from laps_core.policy.sizes import Sizes
+from laps_core.policy.fairness import Guard
+from laps_core.policy.predict import Sizes
+from laps_core.policy.types import Account, LongBatch, Paused, Plan, Waiting
 
 TOKEN_S = 1e-4
 """Time of a token of a prompt; a step costs nothing else."""
@@ -65,47 +65,47 @@ def test_what_a_step_takes_follows_the_streams() -> None:
 def test_in_a_pause_a_step_runs_as_late_as_it_may(now: float, goes: bool) -> None:
     """0.1 s after the last one, less a step and the next slice."""
     plan = decode().turn(now, Plan(()), [], [], paused(), sizes())
-    assert (plan.decode, plan.order) == (goes, ())
+    assert (plan.decode == "first", plan.order) == (goes, ())
 
 
 @pytest.mark.parametrize("streams", [0, 4])
 def test_without_streams_or_a_target_nothing_is_due(streams: int) -> None:
     made = decode(0.0 if streams else 100.0)
     made.watch(5.0, streams)
-    assert not made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode
+    assert made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
 
 
 def test_streams_that_have_just_begun_have_their_time() -> None:
     made = decode()
     made.watch(1.0, 0)
     made.watch(7.0, 2)
-    assert not made.turn(7.05, Plan(()), [], [], paused(), sizes()).decode
-    assert made.turn(7.09, Plan(()), [], [], paused(), sizes()).decode
+    assert made.turn(7.05, Plan(()), [], [], paused(), sizes()).decode != "first"
+    assert made.turn(7.09, Plan(()), [], [], paused(), sizes()).decode == "first"
 
 
 def test_no_step_goes_while_one_is_on_the_device() -> None:
     made = decode()
     made.sent()
-    assert not made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode
+    assert made.turn(9.0, Plan(()), [], [], paused(), sizes()).decode != "first"
 
 
 def test_without_prompts_sglang_decodes_anyhow() -> None:
-    assert not decode().turn(9.0, Plan(()), [], [], None, sizes()).decode
+    assert decode().turn(9.0, Plan(()), [], [], None, sizes()).decode != "first"
 
 
 @pytest.mark.parametrize(
     ("tokens", "layers", "goes"), [(400, 0, False), (900, 0, True), (4000, 1, False), (4000, 5, True)]
 )
 def test_between_two_batches_a_long_one_counts_to_its_first_pause(tokens: int, layers: int, goes: bool) -> None:
-    plan = Plan((LONG,), longs=(0,), tokens=tokens, layers=layers)
+    plan = Plan((LONG,), long=LongBatch((0,), tokens, layers))
     made = decode().turn(0.045, plan, [], waiting(tokens), None, sizes())
-    assert made.decode == goes
+    assert (made.decode == "first") == goes
     assert made.order == (() if goes else (LONG,))
 
 
 def test_a_short_batch_that_fits_runs_and_one_that_does_not_is_split() -> None:
     shorts = waiting(100, 100, 100, 100)
-    plan = Plan((SHORT,), picked=(2, 0, 1, 3), contended=True)
+    plan = Plan((SHORT,), picked=(2, 0, 1, 3), account=Account(contended=True))
     assert decode().turn(0.03, plan, shorts, [], paused(), sizes()) == plan
     split = decode().turn(0.0555, plan, shorts, [], paused(), sizes())
     assert (split.picked, split.split, split.order) == ((2, 0, 1), True, (SHORT,))
@@ -113,9 +113,11 @@ def test_a_short_batch_that_fits_runs_and_one_that_does_not_is_split() -> None:
 
 def test_a_short_batch_that_cannot_be_split_enough_waits_for_the_step_and_then_runs() -> None:
     shorts, plan = waiting(2000, 100), Plan((SHORT,), picked=(0, 1))
-    assert decode().turn(0.03, plan, shorts, [], paused(), sizes()).decode
+    assert decode().turn(0.03, plan, shorts, [], paused(), sizes()).decode == "first"
     after = decode().turn(0.001, plan, shorts, [], paused(), sizes())
-    assert (after.decode, after.picked) == (False, (0,)), "prompts have not had their share since the last step"
+    assert (after.decode == "first", after.picked) == (False, (0,)), (
+        "prompts have not had their share since the last step"
+    )
 
 
 ROW_S = TOKEN_S
@@ -132,36 +134,38 @@ def carrying(
 
 
 def test_a_short_batch_carries_the_streams_whether_a_prompt_is_paused_or_not() -> None:
-    plan = Plan((SHORT,), picked=(1, 0), contended=True)
+    plan = Plan((SHORT,), picked=(1, 0), account=Account(contended=True))
     for beside in (None, paused()):
-        assert carrying(0.03, plan, shorts=(100, 100), beside=beside) == plan._replace(carries=True)
-    assert not carrying(0.03, plan, shorts=(100, 100), context=None).carries, "SGLang mixes none of these"
-    assert not carrying(0.03, plan, shorts=(100, 100), streams=0).carries
-    assert not carrying(0.03, plan, shorts=(100, 100), streams=120).carries, "rows of 12 ms, and a step takes 10"
-    assert not carrying(0.03, plan, shorts=(100, 100), chunk=202).carries, "more tokens than a batch may have"
+        assert carrying(0.03, plan, shorts=(100, 100), beside=beside) == plan._replace(decode="carried")
+    assert carrying(0.03, plan, shorts=(100, 100), context=None).decode != "carried", "SGLang mixes none of these"
+    assert carrying(0.03, plan, shorts=(100, 100), streams=0).decode != "carried"
+    assert carrying(0.03, plan, shorts=(100, 100), streams=120).decode != "carried", (
+        "rows of 12 ms, and a step takes 10"
+    )
+    assert carrying(0.03, plan, shorts=(100, 100), chunk=202).decode != "carried", "more tokens than a batch may have"
 
 
 def test_rows_have_their_tokens_in_time() -> None:
     """At 0.1 s, with the time of the step that they save: as many prompts run with them as end by then."""
     plan = Plan((SHORT,), picked=(0, 1, 2))
     split = carrying(0.0705, plan, shorts=(100, 100, 100), beside=paused())
-    assert (split.carries, split.picked, split.split) == (True, (0, 1), True)
+    assert (split.decode == "carried", split.picked, split.split) == (True, (0, 1), True)
     late = carrying(0.0905, plan, shorts=(100, 100, 100), beside=paused())
-    assert (late.decode, late.carries) == (True, False)
+    assert late.decode == "first"
 
 
 def test_a_long_batch_in_one_piece_carries_the_streams_and_one_in_slices_does_not() -> None:
-    whole = Plan((LONG,), longs=(0,), tokens=900)
-    assert carrying(0.005, whole, longs=(900,)) == whole._replace(carries=True)
-    assert carrying(0.005, whole._replace(layers=1), longs=(900,)) == whole._replace(layers=1)
-    assert carrying(0.02, whole, longs=(900,)).decode, "it would end too late"
+    whole, sliced = (Plan((LONG,), long=LongBatch((0,), 900, layers)) for layers in (0, 1))
+    assert carrying(0.005, whole, longs=(900,)) == whole._replace(decode="carried")
+    assert carrying(0.005, sliced, longs=(900,)) == sliced
+    assert carrying(0.02, whole, longs=(900,)).decode == "first", "it would end too late"
 
 
 def test_after_a_step_prompts_have_their_share_before_rows_run() -> None:
     plan = Plan((SHORT,), picked=(0,))
-    assert not carrying(0.0, plan, shorts=(40,), streams=80).carries, "rows of 8 ms in a batch of 4 ms"
-    assert carrying(0.0, plan, shorts=(90,), streams=80).carries
-    assert carrying(0.01, plan, shorts=(40,), streams=80).carries
+    assert carrying(0.0, plan, shorts=(40,), streams=80).decode != "carried", "rows of 8 ms in a batch of 4 ms"
+    assert carrying(0.0, plan, shorts=(90,), streams=80).decode == "carried"
+    assert carrying(0.01, plan, shorts=(40,), streams=80).decode == "carried"
 
 
 def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
@@ -169,8 +173,9 @@ def test_rows_count_as_a_step_that_has_ended_with_their_batch() -> None:
     made.watch(0.05, 4, 400)
     made.sent()
     made.ran(0.05, 0.09, streams=4, within=True, rows_s=0.0004)
-    assert (made.steps, made.steps_within, made.carried) == (2, 1, 1)
-    assert (made.step_s, made.busy_s) == (STEP_S, STEP_S), "of steps of their own alone"
+    counted = made.statistics
+    assert (counted.steps, counted.within, counted.carried) == (2, 1, 1)
+    assert (made.step_s, counted.busy_s) == (STEP_S, STEP_S), "of steps of their own alone"
     assert made.may(0.09)
     assert made.room_s(0.09) == pytest.approx(0.1 - STEP_S)
     assert made.status()["steps_carried"] == 1
@@ -195,7 +200,7 @@ def test_prompts_keep_their_share_whatever_streams_ask_for(
     made.watch(now, 64)
     log: list[tuple[bool, float]] = []
     for _ in range(150):
-        steps = made.turn(now, Plan(()), [], [], paused(slice_s), sizes()).decode
+        steps = made.turn(now, Plan(()), [], [], paused(slice_s), sizes()).decode == "first"
         took = (step_s if steps else slice_s) * rng.uniform(0.5, 2.0)
         if steps:
             made.sent()
@@ -222,8 +227,8 @@ def test_prompts_keep_their_share_with_rows_in_their_batches(seed: int, target_m
         plan = Plan((SHORT,) if shorts else (), picked=tuple(range(len(shorts))))
         plan = made.turn(now, plan, shorts, [], paused(), sizes())
         prompts_s = sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else 0.0
-        if plan.decode or plan.carries:
-            took, rows = (prompts_s + rows_s, rows_s) if plan.carries else (step_s, None)
+        if plan.decode:
+            took, rows = (prompts_s + rows_s, rows_s) if plan.decode == "carried" else (step_s, None)
             made.sent()
             made.ran(now, now + took, streams=streams, within=True, rows_s=rows)
             log.append((took - prompts_s, prompts_s))
@@ -251,7 +256,7 @@ def test_no_token_is_late_while_a_step_is_what_it_was(seed: int, target_ms: floa
             now += step_s
         else:
             now += sum(shorts[i].tokens for i in plan.picked) * TOKEN_S if plan.order else slice_s
-    longest = made.gap_s(1.0)
+    longest = made.statistics.gap_s(1.0)
     assert longest is None or longest <= target_ms / 1e3 + 2 * slice_s + step_s
 
 
@@ -260,7 +265,7 @@ def test_times_between_tokens_count_once_for_each_stream() -> None:
     made.watch(0.0, 1)
     made.ran(0.9, 1.0, streams=97, within=False)
     made.ran(2.9, 3.0, streams=3, within=True)
-    assert (made.gap_s(0.5), made.gap_s(0.99), made.gap_s(1.0)) == (1.0, 2.0, 2.0)
+    assert (made.statistics.gap_s(0.5), made.statistics.gap_s(0.99), made.statistics.gap_s(1.0)) == (1.0, 2.0, 2.0)
     said = made.status()
     assert (said["steps"], said["steps_in_pauses"], said["tbt_ms"]["p99"]) == (2, 1, 2000.0)
     assert Decode(None).status()["tbt_ms"] == {"p50": None, "p99": None, "longest": None}

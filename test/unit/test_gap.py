@@ -4,92 +4,99 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.policy.gap import RUN, SAVED, START_S, UNKNOWN, Gap, stretch
+from laps_core.policy.fairness import RUN, SAVED, START_S, UNKNOWN, Gap, stretch
 from pacers import spend
 
 F = 0.0045
 
 
+def made(overhead: float, fixed_s: float | None = F) -> Gap:
+    sizes: Any = SimpleNamespace(fixed_s=fixed_s)
+    return Gap(overhead, sizes)
+
+
 def ran(gap: Gap, begin: float, end: float) -> None:
-    gap.sent()
+    gap.sent(begin)
     gap.ran(begin, end)
 
 
 def test_the_first_preempts_at_once() -> None:
-    assert Gap(0.15).opens_s(F) == -math.inf
+    assert made(0.15).opens_s() == -math.inf
 
 
 def test_two_are_as_far_apart_as_the_overhead_allows() -> None:
-    gap = Gap(0.15)
+    gap = made(0.15)
     spend(gap, 1.0)
     ran(gap, 1.0, 1.01)
-    assert gap.opens_s(F) == pytest.approx(1.01 + F / 0.15)
-    assert Gap(0.5).seconds(F) == pytest.approx(2 * F)
+    assert gap.opens_s() == pytest.approx(1.01 + F / 0.15)
+    assert made(0.5).seconds == pytest.approx(2 * F)
 
 
 def test_those_not_needed_are_saved_up_one_a_gap() -> None:
-    gap, at = Gap(0.15), 1.0
-    g = gap.seconds(F)
+    gap, at = made(0.15), 1.0
+    g = gap.seconds
     for saved in (SAVED, 2, SAVED):
         for _ in range(saved):
-            assert gap.opens_s(F) <= at
-            gap.sent(at, F)
+            assert gap.opens_s() <= at
+            gap.sent(at)
             gap.ran(at, at)
-        assert gap.opens_s(F) == pytest.approx(at + g)
+        assert gap.opens_s() == pytest.approx(at + g)
         at += 2 * g if saved == SAVED else 100 * g
 
 
 def test_one_that_is_still_on_the_device_keeps_the_next_away() -> None:
-    gap = Gap(0.15)
+    gap = made(0.15)
     spend(gap, 0.0)
-    gap.sent()
-    assert gap.opens_s(F) == math.inf
-    gap.sent()  # a second was under way before the first had ended
+    gap.sent(0.0)
+    assert gap.opens_s() == math.inf
+    gap.sent(0.0)  # a second was under way before the first had ended
     gap.ran(0.0, 0.1)
-    assert gap.opens_s(F) == math.inf
+    assert gap.opens_s() == math.inf
     gap.ran(0.1, 0.2)
-    assert gap.opens_s(F) == pytest.approx(0.2 + F / 0.15)
+    assert gap.opens_s() == pytest.approx(0.2 + F / 0.15)
 
 
 def test_what_is_on_the_device_is_taken_to_end_now_by_whoever_cannot_wait_to_know() -> None:
-    gap = Gap(0.15)
-    g = gap.seconds(F)
-    assert gap.soonest_s(1.0, F) == gap.opens_s(F), "nothing is there"
-    gap.sent(1.0, F)
-    assert gap.soonest_s(1.5, F) == 1.5, "others are saved up"
+    gap = made(0.15)
+    g = gap.seconds
+    assert gap.opens_s(1.0) == gap.opens_s(), "nothing is there"
+    gap.sent(1.0)
+    assert gap.opens_s(1.5) == 1.5, "others are saved up"
     gap.ran(1.0, 2.0)
     spend(gap, 2.0)
-    assert gap.soonest_s(2.0, F) == gap.opens_s(F) == pytest.approx(2.0 + g)
-    gap.sent(2.0 + g, F)
-    assert gap.soonest_s(2.5, F) == pytest.approx(2.5 + g)
+    assert gap.opens_s(2.0) == gap.opens_s() == pytest.approx(2.0 + g)
+    gap.sent(2.0 + g)
+    assert gap.opens_s(2.5) == pytest.approx(2.5 + g)
 
 
 def test_batches_that_a_deadline_presses_follow_each_other_for_some_gaps() -> None:
-    gap = Gap(0.15)
-    g, took, at = gap.seconds(F), 0.9 * gap.seconds(F), 1.0
+    gap = made(0.15)
+    g, took, at = gap.seconds, 0.9 * gap.seconds, 1.0
     spend(gap, at)
     for _ in range(3):
-        assert gap.presses_s(F) == pytest.approx(at + F)
-        assert gap.opens_s(F) == pytest.approx(at + g)
-        gap.sent(at + F, F)
+        assert gap.presses_s() == pytest.approx(at + F)
+        assert gap.opens_s() == pytest.approx(at + g)
+        gap.sent(at + F)
         gap.ran(at + F, at + F + took)
         at += F + took
-    assert gap.presses_s(F) == math.inf, "long work has its gap"
-    gap.sent(at + g, F)
-    assert gap.presses_s(F) == math.inf, "it is on the device"
+    assert gap.presses_s() == math.inf, "long work has its gap"
+    gap.sent(at + g)
+    assert gap.presses_s() == math.inf, "it is on the device"
     gap.ran(at + g, at + g + took)
-    assert gap.presses_s(F) == pytest.approx(at + g + took + F), "another run"
+    assert gap.presses_s() == pytest.approx(at + g + took + F), "another run"
 
 
 def test_an_unknown_fixed_time_is_taken_from_the_last_batch() -> None:
-    gap = Gap(0.15)
-    assert gap.seconds(None) == START_S
+    gap = made(0.15, None)
+    assert gap.seconds == START_S
     ran(gap, 0.0, 0.02)
-    assert gap.seconds(None) == pytest.approx(UNKNOWN * 0.02)
+    assert gap.seconds == pytest.approx(UNKNOWN * 0.02)
 
 
 @settings(deadline=None, max_examples=100)
@@ -97,12 +104,12 @@ def test_an_unknown_fixed_time_is_taken_from_the_last_batch() -> None:
 def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead: float, share: float) -> None:
     """While short requests always wait, long work has at least (T - R - P) G / (G + R) of T, P = (SAVED - 1) S. R = S,
     or RUN G + S where for a share of the batches a deadline presses."""
-    rng, gap, now, log = random.Random(seed), Gap(overhead), 0.0, []
+    rng, gap, now, log = random.Random(seed), made(overhead), 0.0, []
     for _ in range(200):
         presses = rng.random() < share
-        if now >= gap.opens_s(F) or (presses and now >= gap.presses_s(F)):
+        if now >= gap.opens_s() or (presses and now >= gap.presses_s()):
             took = rng.uniform(0.001, 0.05)
-            gap.sent(now, F)
+            gap.sent(now)
             gap.ran(now, now + took)
             log.append(("short", now, now + took))
         else:
@@ -110,7 +117,7 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead:
             log.append(("long", now, now + took))
         now += took
     widest = max(end - begin for kind, begin, end in log if kind == "short")
-    g = gap.seconds(F)
+    g = gap.seconds
     most = RUN * g * (share > 0.0) + widest
     assert g / (g + most) == pytest.approx(1.0 / stretch(g, widest, deadlines=share > 0.0))
     for i in range(0, len(log), 17):
@@ -122,15 +129,15 @@ def test_the_long_class_has_its_part_of_any_stretch_of_time(seed: int, overhead:
 
 
 def test_times_are_of_any_clock() -> None:
-    gap = Gap(0.15)
+    gap = made(0.15, None)
     ran(gap, 7.0, 7.02)
-    assert gap.seconds(None) == pytest.approx(UNKNOWN * 0.02)
+    assert gap.seconds == pytest.approx(UNKNOWN * 0.02)
 
 
 def test_a_run_is_over_once_it_has_lasted_for_its_gaps() -> None:
     for short_of, runs in ((0.001, True), (0.0, False)):
-        gap = Gap(0.5)
+        gap = made(0.5, 0.125)
         spend(gap, 1.0)
-        gap.sent(1.25, 0.125)
+        gap.sent(1.25)
         gap.ran(1.25, 1.25 + 0.25 * RUN - short_of)
-        assert (gap.presses_s(0.125) < math.inf) == runs
+        assert (gap.presses_s() < math.inf) == runs

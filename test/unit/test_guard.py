@@ -6,7 +6,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.policy.guard import Guard
+from laps_core.policy.fairness import Guard
 
 
 def test_the_oldest_is_due_once_others_have_earned_it_a_turn() -> None:

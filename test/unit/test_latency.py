@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError
-from laps_core.latency.boundary import AutoThreshold, knee
+from laps_core.latency.boundary import Threshold, knee
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients, StepSample, StepShape
 from sglang_laps import saved_model
@@ -174,7 +174,7 @@ def test_the_boundary_is_the_knee_of_what_was_fitted() -> None:
 
 
 def test_auto_threshold_is_clamped_slow_and_does_not_flap() -> None:
-    auto = AutoThreshold()
+    auto = Threshold(None)
 
     def at(now: float, boundary: float | None) -> int:
         auto.update(now, lambda: boundary)

@@ -9,8 +9,8 @@ import pytest
 from laps_core.latency.fitting import fit
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients, StepSample, StepShape
-from laps_core.policy.plan import Waiting
-from laps_core.policy.sizes import Sizes
+from laps_core.policy.predict import Sizes
+from laps_core.policy.types import Waiting
 from laps_plan.profile import Profile
 from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import lone_s

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.config import ConfigError, LapsConfig
-from laps_core.policy.order import OLDEST_EVERY, ORDERS, Patience, line, passes_over, slack_s
-from laps_core.policy.plan import Waiting
+from laps_core.policy.fairness import OLDEST_EVERY, Patience, passes_over
+from laps_core.policy.order import ORDERS, line, slack_s
+from laps_core.policy.types import Waiting
 
 NOW = 100.0
 SIZES: Any = SimpleNamespace(work_s=lambda w: w.tokens * 1e-3, lone_s=lambda w: w.new_tokens * 1e-3)
@@ -46,7 +47,7 @@ def test_every_order_can_be_configured(name: Any) -> None:
 
 @pytest.mark.parametrize("name", list(ORDERS))
 def test_priority_comes_first(name: str) -> None:
-    urgent = Waiting(5000, 0, 99.0, None, 5000, rank=-1)
+    urgent = Waiting(5000, 0, 99.0, None, 5000, priority=-1)
     assert order(name, [job(90.0, 101.0, 0.1, 0.1), urgent]) == [1, 0]
 
 
@@ -62,7 +63,7 @@ def test_every_order_serves_each_once_and_ties_by_arrival(name: str, jobs: list[
 @given(JOBS)
 def test_edf_serves_who_can_make_it_then_open_ended_then_late(jobs: list[Waiting]) -> None:
     got = [jobs[i] for i in order("edf", jobs)]
-    rank = [1 if w.deadline_s is None else 2 if slack_s(w, SIZES, NOW) < 0 else 0 for w in got]
+    rank = [1 if w.deadline_s is None else 2 if slack_s(w, SIZES.work_s(w), NOW) < 0 else 0 for w in got]
     assert rank == sorted(rank)
     in_time = [w.deadline_s or 0.0 for w, r in zip(got, rank, strict=True) if r == 0]
     assert in_time == sorted(in_time)
@@ -71,7 +72,7 @@ def test_edf_serves_who_can_make_it_then_open_ended_then_late(jobs: list[Waiting
 @given(JOBS)
 def test_s_edf_is_the_formula_of_the_paper(jobs: list[Waiting]) -> None:
     def priority(w: Waiting) -> float:
-        slack = slack_s(w, SIZES, NOW)
+        slack = slack_s(w, SIZES.work_s(w), NOW)
         return 0.0 if w.deadline_s is None else ((slack > 0) - (slack < 0)) / w.deadline_s
 
     got = [priority(jobs[i]) for i in order("s-edf", jobs)]

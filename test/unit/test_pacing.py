@@ -11,7 +11,7 @@ from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.memory import HOLD_S
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Plan, Running, Waiting
+from laps_core.policy.types import Paused, Plan, Running, Waiting
 from pacers import CHUNK, GAP, KNOWN, LAYERS, TOKEN, F, ended, launch, long, pacer, paused, run, short, spend
 
 # -- the gap
@@ -27,7 +27,7 @@ def test_a_deadline_comes_before_the_gap_where_it_would_be_missed_and_can_be_met
     def first(now: float, *deadlines: float | None) -> object:
         return me.plan(now, [short(n, arrival=now, deadline=d) for n, d in enumerate(deadlines)], work).order[0]
 
-    assert first(me.gap.opens_s(F), None) is SHORT, "the gap is over"
+    assert first(me.gap.opens_s(), None) is SHORT, "the gap is over"
     now = 1.01
     assert first(now, now + done_s + 1e-4) is SHORT
     assert first(now, now + done_s - 1e-4) is LONG, "too late for that one, whatever is done"
@@ -62,14 +62,14 @@ def test_the_device_is_free_once_all_that_it_was_given_has_run() -> None:
 
 def test_short_requests_go_first_all_of_them_in_their_order() -> None:
     plan = pacer().plan(1.0, [short("a"), short("b")], [long(5000)])
-    assert (plan.order, plan.picked, plan.longs) == ((SHORT, LONG), (0, 1), (0,))
-    assert plan.contended
+    assert (plan.order, plan.picked, plan.long.picked) == ((SHORT, LONG), (0, 1), (0,))
+    assert plan.account.contended
 
 
 def test_nothing_waits_and_nothing_runs() -> None:
     plan = pacer().plan(1.0, [], [])
     assert plan.order == ()
-    assert not plan.waiting
+    assert plan.held != "window"
 
 
 def test_after_a_short_batch_the_long_class_has_the_gap() -> None:
@@ -129,33 +129,33 @@ def test_a_higher_priority_comes_before_the_gap(paused: Paused | None) -> None:
 def test_room_is_kept_for_a_prompt_that_is_owed_only() -> None:
     me = pacer()
     shorts, longs = [short("a")], [long(20_000, 0.0), long(500, 1.0)]
-    assert not me.plan(1.0, shorts, longs, lacking=True).keeps_memory, "it is owed nothing yet"
+    assert me.plan(1.0, shorts, longs, lacking=True).held != "memory", "it is owed nothing yet"
     run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
     plan = me.plan(1.1, shorts, longs, lacking=True)
-    assert plan.keeps_memory
-    assert (plan.order, plan.picked, plan.longs[0]) == ((LONG,), (), 0)
-    assert Plan.of(plan.numbers()).keeps_memory
+    assert plan.held == "memory"
+    assert (plan.order, plan.picked, plan.long.picked[0]) == ((LONG,), (), 0)
+    assert Plan.of(plan.numbers()).held == "memory"
     for at, kept in ((1.2, True), (1.1 + HOLD_S, False), (1.1 + 2 * HOLD_S, True)):
         plan = me.plan(at, shorts, longs, lacking=True)
-        assert (plan.keeps_memory, bool(plan.picked)) == (kept, not kept)
-    assert not me.plan(20.0, shorts, longs).keeps_memory, "it has found room"
-    assert not me.plan(21.0, shorts, [], lacking=True).keeps_memory
+        assert (plan.held == "memory", bool(plan.picked)) == (kept, not kept)
+    assert me.plan(20.0, shorts, longs).held != "memory", "it has found room"
+    assert me.plan(21.0, shorts, [], lacking=True).held != "memory"
 
 
 def test_room_is_kept_for_what_is_far_behind_or_urgent_too() -> None:
     late, shorts = [long(500, -60.0)], [short("a")]
-    assert pacer().plan(1.0, shorts, late, lacking=True).keeps_memory
-    assert pacer().plan(1.0, shorts, [long(5000, 1.0)], lacking=True, urgent=LONG).keeps_memory
+    assert pacer().plan(1.0, shorts, late, lacking=True).held == "memory"
+    assert pacer().plan(1.0, shorts, [long(5000, 1.0)], lacking=True, urgent=LONG).held == "memory"
     beside = pacer().plan(1.0, shorts, late, lacking=True, paused=paused())
-    assert beside.keeps_memory
+    assert beside.held == "memory"
     assert (beside.order, beside.picked) == ((), ()), "what is paused goes on and gives its memory back"
 
 
 def test_short_requests_run_while_other_long_work_gives_its_memory_back() -> None:
     shorts, late = [short("a")], [long(500, -60.0), long(400, 1.0)]
-    plan = pacer().plan(1.0, shorts, late, lacking=True, longs_drain=True)
-    assert (plan.order, plan.longs[0], plan.picked, plan.keeps_memory) == ((LONG, SHORT), 0, (0,), False)
-    beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, longs_drain=True, paused=paused())
+    plan = pacer().plan(1.0, shorts, late, lacking=True, drains=LONG)
+    assert (plan.order, plan.long.picked[0], plan.picked, plan.held == "memory") == ((LONG, SHORT), 0, (0,), False)
+    beside = pacer().plan(1.0, [], [long(500, -60.0), long(20, 1.0)], lacking=True, drains=LONG, paused=paused())
     assert beside.order == (), "no other prompt takes the memory by overtaking"
 
 
@@ -165,17 +165,17 @@ def test_nobody_joins_a_prompt_that_lacks_memory(layers: int) -> None:
     shorts, longs = [short("a")], [long(260, 1.0)] * 60
     assert pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs).mixed
     plan = pacer(layers=layers, chunk=4096).plan(1.0, shorts, longs, lacking=True)
-    assert (plan.mixed, plan.keeps_memory, set(plan.order)) == (False, False, {SHORT, LONG})
+    assert (plan.mixed, plan.held == "memory", set(plan.order)) == (False, False, {SHORT, LONG})
 
 
 @pytest.mark.parametrize("layers", [0, 28])
 def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_is_too_little(layers: int) -> None:
     me, shorts, longs = pacer(layers=layers), [short("a")], [long(300, 1.0), long(500, -60.0)]
-    assert me.plan(1.0, shorts, longs, lacking=True).keeps_memory
-    plan = me.plan(1.1, shorts, longs, lacking=True, frees=False)
-    assert (plan.order, plan.longs[0], plan.mixed, plan.keeps_memory) == ((LONG, SHORT), 1, False, False)
+    assert me.plan(1.0, shorts, longs, lacking=True).held == "memory"
+    plan = me.plan(1.1, shorts, longs, lacking=True, drains=None)
+    assert (plan.order, plan.long.picked[0], plan.mixed, plan.held == "memory") == ((LONG, SHORT), 1, False, False)
     assert plan.picked == (0,)
-    assert me.plan(1.1 + HOLD_S, shorts, longs, lacking=True, frees=False).longs[0] == 0, "not for ever"
+    assert me.plan(1.1 + HOLD_S, shorts, longs, lacking=True, drains=None).long.picked[0] == 0, "not for ever"
 
 
 # -- no long work
@@ -183,7 +183,7 @@ def test_once_all_memory_is_free_it_is_tried_first_and_the_others_if_even_that_i
 
 def test_without_long_work_the_window_decides_as_if_alone() -> None:
     """The same arrivals through the pacer and through a window of its own, to the last number."""
-    from laps_core.policy.window import Window
+    from laps_core.policy.hold import Window
 
     config = LapsConfig()
     me = Pacer(config, chunk_tokens=CHUNK, layers=LAYERS, model=KNOWN.model())
@@ -204,14 +204,14 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
         before_s, looked_s = now, None
         said = window.decide(now, waiting, token_budget=CHUNK)
         plan = me.plan(now, waiting, [])
-        if said.waiting:
-            assert (plan.order, plan.waiting, plan.until_s) == ((), True, said.until_s)
-            now = min([said.until_s, *came[:1]])
+        if said.held == "window":
+            assert (plan.order, plan.held == "window", plan.account.until_s) == ((), True, said.account.until_s)
+            now = min([said.account.until_s, *came[:1]])
             held += 1
             continue
-        assert (plan.order, plan.picked, plan.reason) == ((SHORT,), said.picked, said.reason)
-        assert not plan.contended
-        window.dispatched(now, len(said.picked), said.waited_s, said.reason)
+        assert (plan.order, plan.picked, plan.account.reason) == ((SHORT,), said.picked, said.account.reason)
+        assert not plan.account.contended
+        window.dispatched(now, len(said.picked), said.account.waited_s, said.account.reason)
         sent, begin = launch(me, now, plan), now
         looked_s = before_s
         now += F + 50 * TOKEN * len(said.picked)
@@ -226,10 +226,10 @@ def test_without_long_work_the_window_decides_as_if_alone() -> None:
 
 def test_while_long_work_waits_nothing_is_held() -> None:
     me = pacer(window="fixed", wait_window_ms=50.0)
-    assert me.plan(1.0, [short("a", arrival=1.0)], []).waiting
+    assert me.plan(1.0, [short("a", arrival=1.0)], []).held == "window"
     plan = me.plan(1.001, [short("a", arrival=1.0)], [long(5000)])
-    assert (plan.order[0], plan.reason, plan.waiting) == (SHORT, "preempt", False)
-    assert plan.waited_s == pytest.approx(0.001)
+    assert (plan.order[0], plan.account.reason, plan.held == "window") == (SHORT, "preempt", False)
+    assert plan.account.waited_s == pytest.approx(0.001)
 
 
 # -- the latency model, the status

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.policy.batching import OVERTAKE_DEPTH
+from laps_core.policy.fairness import OLDEST_EVERY
 from laps_core.policy.memory import HOLD_S
-from laps_core.policy.order import OLDEST_EVERY, ORDERS
+from laps_core.policy.order import ORDERS
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Waiting
+from laps_core.policy.preemption import OVERTAKE_DEPTH
+from laps_core.policy.types import Waiting
 from pacers import CHUNK, GAP, KNOWN, long, pacer, paused, run, short
 
 
@@ -19,7 +20,7 @@ def order_of(me: Pacer, now: float, longs: list[Waiting]) -> list[int]:
     """The order in which these would be served, were each a batch of its own."""
     left, found = list(range(len(longs))), []
     while left:
-        first = left[me.plan(now, [], [longs[i] for i in left], waiting=1).longs[0]]
+        first = left[me.plan(now, [], [longs[i] for i in left], waiting=1).long.picked[0]]
         found.append(first)
         left.remove(first)
     return found
@@ -33,7 +34,7 @@ def test_the_least_work_goes_first() -> None:
 
 
 def test_an_order_is_a_function_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ORDERS, "largest", lambda w, sizes, now: (-w.tokens, w.since_s))
+    monkeypatch.setitem(ORDERS, "largest", lambda w, work_s, lone_s, now: (-w.tokens, w.since_s))
     config = LapsConfig(wait_window_ms=0.0)
     object.__setattr__(config, "order", "largest")
     me = Pacer(config, chunk_tokens=CHUNK, model=KNOWN.model())
@@ -42,46 +43,46 @@ def test_an_order_is_a_function_and_a_name(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_idle_server_runs_the_small_one_alone_and_a_loaded_one_fills_the_batch() -> None:
     longs = [long(2000 + i) for i in range(3)]
-    assert pacer().plan(0.0, [], longs).longs == (0,)
-    assert pacer().plan(0.0, [], longs, waiting=100).longs == (0, 1, 2)
+    assert pacer().plan(0.0, [], longs).long.picked == (0,)
+    assert pacer().plan(0.0, [], longs, waiting=100).long.picked == (0, 1, 2)
 
 
 def test_short_requests_wait_behind_a_long_batch_too() -> None:
     longs = [long(300), long(700)]
-    assert pacer().plan(0.0, [], longs).longs == (0,)
-    assert pacer().plan(0.0, [short("a")], longs).longs == (0, 1)
+    assert pacer().plan(0.0, [], longs).long.picked == (0,)
+    assert pacer().plan(0.0, [short("a")], longs).long.picked == (0, 1)
 
 
 def test_what_others_have_earned_puts_the_oldest_first() -> None:
     me = pacer()
     longs = [long(20_000, 0.0), long(600, 1.0), long(500, 2.0)]
     plan = me.plan(3.0, [], longs)
-    assert plan.longs[0] == 2
-    assert not plan.oldest
+    assert plan.long.picked[0] == 2
+    assert not plan.account.oldest
     run(me, plan, 3.0, 3.02, (500, 0), stock=False)
     assert me.guard.due()
     plan = me.plan(3.1, [], longs[:2])
-    assert plan.longs[0] == 0
-    assert plan.oldest
+    assert plan.long.picked[0] == 0
+    assert plan.account.oldest
     run(me, plan, 3.1, 3.3, (CHUNK, 0), stock=False)
     assert not me.guard.due()
-    assert me.plan(3.4, [], [long(20_000, 0.0, done=CHUNK), longs[1]]).longs[0] == 1
+    assert me.plan(3.4, [], [long(20_000, 0.0, done=CHUNK), longs[1]]).long.picked[0] == 1
 
 
 def test_nobody_is_cut_into_the_batch_of_another() -> None:
     alone = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(4000, 1.0)], waiting=100)
-    assert (alone.longs, alone.tokens, alone.oldest) == ((1,), 4000, False)
+    assert (alone.long.picked, alone.long.tokens, alone.account.oldest) == ((1,), 4000, False)
     whole = pacer().plan(1.0, [], [long(4100, 0.0), long(4000, 1.0)], waiting=100)
-    assert (whole.longs, whole.oldest) == ((1, 0), True)
+    assert (whole.long.picked, whole.account.oldest) == ((1, 0), True)
     first = pacer(chunk=4096).plan(1.0, [], [long(6000, 0.0), long(7000, 1.0)])
-    assert (first.longs, first.oldest) == ((0,), True)
+    assert (first.long.picked, first.account.oldest) == ((0,), True)
 
 
 def test_without_a_guard_the_least_work_is_always_first() -> None:
     me = pacer(guard=0.0)
     for i in range(50):
         plan = me.plan(float(i), [], [long(20_000, 0.0), long(500, float(i))])
-        assert plan.longs[0] == 1
+        assert plan.long.picked[0] == 1
         run(me, plan, float(i), i + 0.1, (500, 0), stock=False)
 
 
@@ -98,11 +99,11 @@ def test_the_guard_stands_back_for_what_found_no_memory() -> None:
     me = pacer()
     longs = [long(20_000, 0.0), long(500, 1.0)]
     run(me, me.plan(1.0, [], longs), 1.0, 1.1, (500, 0), stock=False)
-    assert me.plan(1.1, [], longs, lacking=True).longs[0] == 0
+    assert me.plan(1.1, [], longs, lacking=True).long.picked[0] == 0
     later = me.plan(1.2 + HOLD_S, [], longs, lacking=True)
-    assert not later.keeps_memory
-    assert later.longs[0] == 1, "room was kept for it in vain"
-    assert me.plan(1.3 + HOLD_S, [], longs).longs[0] == 0
+    assert later.held != "memory"
+    assert later.long.picked[0] == 1, "room was kept for it in vain"
+    assert me.plan(1.3 + HOLD_S, [], longs).long.picked[0] == 0
 
 
 @pytest.mark.parametrize("order", ["fcfs", "edf", "lars", "s-edf"])
@@ -135,17 +136,17 @@ def test_patience_bounds_how_often_the_other_orders_pass_a_long_prompt_over() ->
         now = float(turns)
         plan = me.plan(now, [], [long(9000, 0.0), long(9000, now, deadline=now + 60.0)], waiting=1)
         run(me, plan, now, now + 0.2, (CHUNK, 0), stock=False)
-        if plan.longs[0] == 0:
+        if plan.long.picked[0] == 0:
             break
     assert turns == OLDEST_EVERY
 
 
 def test_a_higher_priority_comes_before_work_and_guard() -> None:
     me = pacer()
-    longs = [long(500, 0.0), long(20_000, 1.0, rank=-1), long(30_000, 2.0, rank=-1)]
+    longs = [long(500, 0.0), long(20_000, 1.0, priority=-1), long(30_000, 2.0, priority=-1)]
     for i in range(3):
         plan = me.plan(3.0 + i, [], longs)
-        assert plan.longs[0] == 1
+        assert plan.long.picked[0] == 1
         run(me, plan, 3.0 + i, 3.2 + i, (CHUNK, 0), stock=False)
 
 
@@ -156,17 +157,17 @@ def test_for_a_short_request_of_higher_priority_nothing_long_overtakes() -> None
 
 
 def test_nothing_of_lower_priority_overtakes_what_is_paused() -> None:
-    plan = pacer().plan(1.0, [], [long(400, rank=1), long(500, rank=0)], paused=paused(1.0))
-    assert plan.longs == (1,)
-    assert pacer().plan(1.0, [], [long(400, rank=1)], paused=paused(1.0)).order == ()
+    plan = pacer().plan(1.0, [], [long(400, priority=1), long(500, priority=0)], paused=paused(1.0))
+    assert plan.long.picked == (1,)
+    assert pacer().plan(1.0, [], [long(400, priority=1)], paused=paused(1.0)).order == ()
 
 
 def test_what_is_much_smaller_overtakes_what_is_paused() -> None:
     me = pacer()
     longs = [long(9000), long(400), long(300), long(50_000, done=49_900)]
     plan = me.plan(1.0, [], longs, paused=paused(0.5))
-    assert (plan.order, plan.longs) == ((LONG,), (2, 1))
-    assert plan.tokens == 700
+    assert (plan.order, plan.long.picked) == ((LONG,), (2, 1))
+    assert plan.long.tokens == 700
     assert me.plan(1.0, [], longs, paused=paused(0.01)).order == (), "what is paused is nearly done"
     assert me.plan(1.0, [], longs, paused=paused(0.5, depth=OVERTAKE_DEPTH)).order == ()
     assert me.plan(1.0, [], longs, paused=paused(0.5), waiting=400).order == (), "all of them would pay for it"

@@ -28,24 +28,24 @@ def test_a_batch_stays_within_the_chunk_and_what_preempts_within_half() -> None:
 
 def test_a_long_batch_is_whole_units() -> None:
     me = pacer(chunk=1000, unit=64)
-    assert me.plan(0.0, [], [long(5000)]).tokens == 960
-    assert me.plan(0.0, [], [long(300)]).tokens == 320
-    assert pacer(chunk=None).plan(0.0, [], [long(5000)]).tokens == 0
-    assert pacer(chunk=1024).plan(0.0, [], [long(1 << 20)]).tokens == 1024
+    assert me.plan(0.0, [], [long(5000)]).long.tokens == 960
+    assert me.plan(0.0, [], [long(300)]).long.tokens == 320
+    assert pacer(chunk=None).plan(0.0, [], [long(5000)]).long.tokens == 0
+    assert pacer(chunk=1024).plan(0.0, [], [long(1 << 20)]).long.tokens == 1024
 
 
 def test_a_chunk_that_holds_no_unit_is_refused() -> None:
     with pytest.raises(ConfigError, match="32 is less than 64 tokens"):
         pacer(chunk=32, unit=64)
-    assert pacer(chunk=64, unit=64).plan(0.0, [], [long(5000)]).tokens == 64
+    assert pacer(chunk=64, unit=64).plan(0.0, [], [long(5000)]).long.tokens == 64
 
 
 def test_a_lone_long_prompt_goes_chunk_after_chunk() -> None:
     me, done = pacer(chunk=1024, layers=0), 0
     while done < 5000:
         plan = me.plan(float(done), [], [long(5000, done=done)])
-        assert (plan.order, plan.longs) == ((LONG,), (0,))
-        done += plan.tokens
+        assert (plan.order, plan.long.picked) == ((LONG,), (0,))
+        done += plan.long.tokens
     assert done == 5000
 
 
@@ -53,10 +53,10 @@ def test_a_batch_that_the_host_could_not_keep_up_with_runs_whole() -> None:
     me = pacer()
     tokens = 2000
     took = F + tokens * TOKEN
-    assert me.plan(0.0, [], [long(tokens)]).layers > 0
+    assert me.plan(0.0, [], [long(tokens)]).long.layers > 0
     me.sizes.launch_s = 0.51 * took
-    assert me.plan(0.0, [], [long(tokens)]).layers == 0
-    assert me.plan(0.0, [], [long(2 * tokens)]).layers > 0
+    assert me.plan(0.0, [], [long(tokens)]).long.layers == 0
+    assert me.plan(0.0, [], [long(2 * tokens)]).long.layers > 0
 
 
 def test_pauses_cost_a_fiftieth_of_a_pass_and_a_slice_takes_at_most_sixteen_times_as_long() -> None:
@@ -65,43 +65,43 @@ def test_pauses_cost_a_fiftieth_of_a_pass_and_a_slice_takes_at_most_sixteen_time
     for pause_s in (0.0, 1e-4, 1e-3, 1.2e-3, 1e-2, 1.0):
         me.sizes.pause_s = pause_s
         plan = me.plan(0.0, [], waits)
-        slice_s = layer_s * plan.layers / plan.parts
+        slice_s = layer_s * plan.long.layers / plan.long.parts
         assert slice_s <= 16 * 4e-3, "whatever a pause costs"
         assert pause_s > 16 * 4e-3 * 0.02 or pause_s <= 2 * 0.02 * slice_s, "parts of a layer are whole numbers"
     never = pacer(slice_ms=0.01)
     never.sizes.pause_s = 1.0
     plan = never.plan(0.0, [], waits)
-    assert plan.layers == 1
-    assert plan.parts > 16, "who asks for the finest slices gets them"
+    assert plan.long.layers == 1
+    assert plan.long.parts > 16, "who asks for the finest slices gets them"
 
 
 def test_slices_take_their_time_from_the_model() -> None:
     me = pacer()
     took = F + CHUNK * TOKEN
     plan = me.plan(0.0, [], [long(20_000)])
-    assert plan.layers == max(1, int(4e-3 / (took / LAYERS)))
-    assert pacer(slice_ms=50.0).plan(0.0, [], [long(20_000)]).layers == int(50e-3 / (took / LAYERS))
-    assert pacer(slice_ms=1000.0).plan(0.0, [], [long(20_000)]).layers == 0, "two slices are not worth a pause"
-    assert me.plan(0.0, [], [long(100)]).layers == 0
-    assert pacer(known=False).plan(0.0, [], [long(20_000)]).layers == 1, "nothing is known: as often as it can be"
-    assert pacer(layers=0).plan(0.0, [], [long(20_000)]).layers == 0
+    assert plan.long.layers == max(1, int(4e-3 / (took / LAYERS)))
+    assert pacer(slice_ms=50.0).plan(0.0, [], [long(20_000)]).long.layers == int(50e-3 / (took / LAYERS))
+    assert pacer(slice_ms=1000.0).plan(0.0, [], [long(20_000)]).long.layers == 0, "two slices are not worth a pause"
+    assert me.plan(0.0, [], [long(100)]).long.layers == 0
+    assert pacer(known=False).plan(0.0, [], [long(20_000)]).long.layers == 1, "nothing is known: as often as it can be"
+    assert pacer(layers=0).plan(0.0, [], [long(20_000)]).long.layers == 0
     whole = pacer(slice_ms=6.0)
-    assert whole.plan(0.0, [], [long(280)]).layers == 0
-    assert whole.plan(0.0, [], [long(281)]).layers > 0
+    assert whole.plan(0.0, [], [long(280)]).long.layers == 0
+    assert whole.plan(0.0, [], [long(281)]).long.layers > 0
 
 
 def test_without_slices_a_chunk_takes_no_longer_than_the_gap() -> None:
     me = pacer(layers=0)
-    tokens = me.plan(0.0, [], [long(20_000)]).tokens
+    tokens = me.plan(0.0, [], [long(20_000)]).long.tokens
     assert tokens == int(GAP / TOKEN)
-    assert pacer(layers=0, unit=64).plan(0.0, [], [long(20_000)]).tokens == tokens // 64 * 64
-    assert pacer(layers=0, unit=4096).plan(0.0, [], [long(20_000)]).tokens == 4096, "one unit at least"
-    assert pacer(layers=0, known=False).plan(0.0, [], [long(20_000)]).tokens == CHUNK
-    assert pacer(layers=0, preempt_overhead=0.01).plan(0.0, [], [long(20_000)]).tokens == CHUNK
+    assert pacer(layers=0, unit=64).plan(0.0, [], [long(20_000)]).long.tokens == tokens // 64 * 64
+    assert pacer(layers=0, unit=4096).plan(0.0, [], [long(20_000)]).long.tokens == 4096, "one unit at least"
+    assert pacer(layers=0, known=False).plan(0.0, [], [long(20_000)]).long.tokens == CHUNK
+    assert pacer(layers=0, preempt_overhead=0.01).plan(0.0, [], [long(20_000)]).long.tokens == CHUNK
     slow = pacer(layers=0)
     model: Any = slow.model
     model.predict = lambda requests: F + sum(TOKEN * n + 1e-9 * n * (n + 2 * h) for n, h in requests)
-    tokens = slow.plan(0.0, [], [long(200_000, done=100_000)]).tokens
+    tokens = slow.plan(0.0, [], [long(200_000, done=100_000)]).long.tokens
     assert model.predict([(tokens, 100_000)]) - F <= GAP < model.predict([(tokens + 1, 100_000)]) - F
 
 
@@ -112,20 +112,20 @@ def test_a_long_history_does_not_make_for_tiny_chunks() -> None:
     me = Pacer(LapsConfig(), chunk_tokens=CHUNK, model=replace(KNOWN, coefficients=costs).model())
     least_s = F + 1e-6 * history
     assert least_s > GAP
-    assert me.plan(0.0, [], [long(200_000, done=history)]).tokens == pytest.approx(least_s / TOKEN, abs=1)
+    assert me.plan(0.0, [], [long(200_000, done=history)]).long.tokens == pytest.approx(least_s / TOKEN, abs=1)
 
 
 def test_without_slices_short_requests_share_the_step() -> None:
     me = pacer(layers=0)
     plan = me.plan(1.0, [short("a"), short("b", 100)], [long(20_000)])
     assert plan.mixed
-    assert (plan.order[0], plan.picked, plan.longs) == (LONG, (0, 1), (0,))
-    assert plan.tokens == int(GAP / TOKEN) + 150
+    assert (plan.order[0], plan.picked, plan.long.picked) == (LONG, (0, 1), (0,))
+    assert plan.long.tokens == int(GAP / TOKEN) + 150
     paged = pacer(layers=0, unit=64, preempt_overhead=1.0).plan(1.0, [short("a", 1), short("b", 65)], [long(20_000)])
-    assert paged.tokens == int(F / TOKEN) // 64 * 64 + 64 + 128, "each begins a page of its own"
+    assert paged.long.tokens == int(F / TOKEN) // 64 * 64 + 64 + 128, "each begins a page of its own"
     assert not me.plan(1.0, [], [long(20_000)]).mixed
     assert not pacer().plan(1.0, [short("a")], [long(20_000)]).mixed
-    assert pacer(layers=0, chunk=1024).plan(1.0, [short("a", 250)], [long(20_000)]).tokens == 1024
+    assert pacer(layers=0, chunk=1024).plan(1.0, [short("a", 250)], [long(20_000)]).long.tokens == 1024
 
 
 def test_a_shared_step_counts_for_both() -> None:
@@ -143,4 +143,4 @@ def test_without_slices_short_requests_leave_the_chunk_half_of_the_step() -> Non
     assert plan.mixed
     joining = sum(256 for _ in plan.picked)
     assert 0 < joining <= CHUNK // 2
-    assert plan.tokens > joining
+    assert plan.long.tokens > joining

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from laps_core.policy.packing import AHEAD, overtake, pack
-from laps_core.policy.plan import Waiting
+from laps_core.policy.batching import AHEAD, pack
+from laps_core.policy.preemption import overtake
+from laps_core.policy.types import Waiting
 
 F = 0.005
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.policy.order import OLDEST_EVERY
+from laps_core.policy.fairness import OLDEST_EVERY
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan, Running, Waiting
+from laps_core.policy.types import Plan, Running, Waiting
 
 BUDGET = 1024
 ORDERS = ["fcfs", "edf", "lars", "s-edf"]
@@ -60,7 +60,7 @@ def test_the_oldest_short_request_is_served_within_its_turns(
         if not waiting:
             continue
         plan = me.plan(now, waiting, [])
-        if plan.waiting:
+        if plan.held == "window":
             continue
         head = min(w.since_s for w in waiting)
         turns = turns + 1 if head == oldest else 1
@@ -90,7 +90,7 @@ def test_the_oldest_long_request_is_served_within_its_turns(
         turns = turns + 1 if head == oldest else 1
         oldest = head
         sent(me, now, plan)
-        served = {waiting[i].since_s for i in plan.longs}
+        served = {waiting[i].since_s for i in plan.long.picked}
         assert head in served or turns < OLDEST_EVERY
         waiting = [w for w in waiting if w.since_s not in served]
 
@@ -123,7 +123,7 @@ def test_the_short_batch_after_a_failed_long_one_keeps_its_order() -> None:
     plan = me.plan(1.0, shorts, work, urgent=LONG)
     assert plan.order == (LONG, SHORT)
     assert plan.picked == (3, 2, 1, 0)
-    assert plan.late == 1
+    assert plan.account.late == 1
     many = [Waiting(200, 0, 0.0, 0.5), *(Waiting(200, 0, 0.5, 9.0) for _ in range(9))]
     assert pacer("fcfs").plan(1.0, many, work, urgent=LONG).picked == (1, 2)
 
@@ -136,12 +136,12 @@ def test_a_hold_ends_with_the_requests_that_were_held() -> None:
         lambda now: me.plan(now, [], [Waiting(5000, 0, 0.0)]),
     ):
         me.arrived(1.0, 1)
-        assert me.plan(1.0, [Waiting(50, 0, 1.0, None)], []).waiting
+        assert me.plan(1.0, [Waiting(50, 0, 1.0, None)], []).held == "window"
         forget(1.001)
         me.arrived(600.0, 1)
         later: list[Waiting] = [Waiting(50, 0, 600.0, None)]
-        assert me.plan(600.0, later, []).waiting
+        assert me.plan(600.0, later, []).held == "window"
         plan = me.plan(600.006, later, [])
-        assert (plan.order, plan.reason) == ((SHORT,), "window")
-        assert plan.waited_s < 0.01
+        assert (plan.order, plan.account.reason) == ((SHORT,), "window")
+        assert plan.account.waited_s < 0.01
         sent(me, 600.006, plan)

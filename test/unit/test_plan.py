@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import LOOKAHEAD, PLAN_NUMBERS, Plan
+from laps_core.policy.types import LOOKAHEAD, PLAN_NUMBERS, Account, LongBatch, Plan
 
 views = st.lists(st.integers(0, LOOKAHEAD - 1), unique=True, max_size=LOOKAHEAD).map(tuple)
 tokens = st.integers(0, 1 << 40)
@@ -21,11 +21,11 @@ plans = st.fixed_dictionaries(
     {
         "order": st.sampled_from([(), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT)]),
         "picked": views,
-        "longs": views,
-        "tokens": tokens,
-        "layers": st.integers(0, 1000),
+        "long": st.builds(LongBatch, views, tokens, st.integers(0, 1000), st.integers(1, 64)),
         "threshold": tokens,
-        **{flag: st.booleans() for flag in ("waiting", "mixed", "keeps_memory", "decode", "split", "carries")},
+        **{flag: st.booleans() for flag in ("mixed", "split")},
+        "held": st.sampled_from(["", "window", "memory"]),
+        "decode": st.sampled_from(["", "first", "carried"]),
     }
 ).map(made)
 
@@ -40,12 +40,11 @@ def test_a_plan_arrives_as_it_was_made(plan: Plan) -> None:
 
 def test_the_fullest_plan_fits() -> None:
     every = tuple(range(LOOKAHEAD))
-    plan = Plan((SHORT, LONG), every, every, 1 << 40, 99, 1 << 40, True, True, True)
+    plan = Plan((SHORT, LONG), every, LongBatch(every, 1 << 40, 99, 7), 1 << 40, True, True, "memory", "carried")
     assert len(plan.numbers()) == PLAN_NUMBERS
     assert Plan.of(plan.numbers()) == plan
 
 
 def test_the_leaders_books_do_not_travel() -> None:
-    plan = Plan((SHORT,), (1,), until_s=5.0, reason="preempt", waited_s=0.1, late=1, passed_over=True, oldest=True,
-                contended=True)  # fmt: skip
+    plan = Plan((SHORT,), (1,), account=Account("preempt", 0.1, 1, True, True, contended=True, until_s=5.0))
     assert Plan.of(plan.numbers()) == Plan((SHORT,), (1,))

@@ -13,7 +13,7 @@ from cores import batch
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import LongBatch, Plan
 from laps_core.receipts.quote import Ask, QuoteState
 from pacers import KNOWN
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -93,7 +93,9 @@ def test_a_prompt_in_progress_waits_with_what_is_left_of_it() -> None:
     lines = core.lines(reqs, None)
     whole_s = sum(s.seconds for s in core.quoter.backlog.long)
     part = SimpleNamespace(reqs=[req], extend_lens=[8192], prefix_lens=[0], decoding_reqs=None)
-    core.built(Part(LONG, reqs, whole=False), part, Plan((LONG,), longs=(0,)), req, lines.begun, 10.0, sliced=False)
+    core.built(
+        Part(LONG, reqs, whole=False), part, Plan((LONG,), long=LongBatch((0,))), req, lines.begun, 10.0, sliced=False
+    )
     left_s = sum(s.seconds for s in core.quoter.backlog.long)
     assert 0.0 < left_s < whole_s
 

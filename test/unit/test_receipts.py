@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.length import CLASSES, LONG, SHORT
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import LongBatch, Plan
 from laps_core.receipts.account import Moments, Wait, account
 from laps_core.receipts.holds import held_long, held_short
 from laps_core.receipts.ledger import Ledger, Run
@@ -188,11 +188,11 @@ def test_memory_is_bounded() -> None:
     [
         (Plan((SHORT,), (0,)), True, True, None),
         (Plan((SHORT,), (0,)), True, False, "memory"),
-        (Plan((LONG,), (0,), (0,), mixed=True), True, True, None),
-        (Plan((), waiting=True), False, False, "window"),
-        (Plan((), keeps_memory=True), True, False, "memory"),
-        (Plan((LONG, SHORT), (0,), (0,)), True, True, "gap"),
-        (Plan((), decode=True), True, False, None),
+        (Plan((LONG,), (0,), LongBatch((0,)), mixed=True), True, True, None),
+        (Plan((), held="window"), False, False, "window"),
+        (Plan((), held="memory"), True, False, "memory"),
+        (Plan((LONG, SHORT), (0,), LongBatch((0,))), True, True, "gap"),
+        (Plan((), decode="first"), True, False, None),
     ],
 )
 def test_why_short_requests_wait(plan: Plan, long: bool, built: bool, cause: str | None) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("sglang_router")
 
-from laps_core.policy.order import OLDEST_EVERY
-from laps_core.policy.plan import Waiting
+from laps_core.policy.fairness import OLDEST_EVERY
+from laps_core.policy.types import Waiting
 from sglang_router.router_args import RouterArgs
 from sglang_router_laps.queue import Queue, TurnedAway
 
@@ -40,7 +40,7 @@ async def served(made: Queue, requests: list[Waiting]) -> list[int]:
 
 
 def waiting(now: float, *, long: bool = False, due_in: float | None = None) -> Waiting:
-    return Waiting(100, 0, now, None if due_in is None else now + due_in, rank=int(long))
+    return Waiting(100, 0, now, None if due_in is None else now + due_in, priority=int(long))
 
 
 def test_short_before_long_and_the_earliest_deadline_that_can_be_kept_first() -> None:

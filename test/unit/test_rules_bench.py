@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from laps_core.config import LapsConfig
-from laps_core.policy import batching, gap
-from laps_core.policy.plan import Waiting
+from laps_core.policy import fairness, preemption
+from laps_core.policy.types import Waiting
 from laps_plan.profile import Profile
 from laps_plan.traffic.lengths import fixed
 
@@ -22,14 +22,14 @@ PLACE = Case("overlap", "h200-qwen3-8b", "mix 50%")
 
 
 def test_a_rule_is_back_once_the_simulation_is_over() -> None:
-    rule = Rule("", "", patches=[put(gap, "SAVED", 1), put(batching, "OVERTAKE_DEPTH", 0)])
-    before = gap.SAVED, batching.OVERTAKE_DEPTH
+    rule = Rule("", "", patches=[put(fairness, "SAVED", 1), put(preemption, "OVERTAKE_DEPTH", 0)])
+    before = fairness.SAVED, preemption.OVERTAKE_DEPTH
     with rule.taken_out():
-        assert (gap.SAVED, batching.OVERTAKE_DEPTH) == (1, 0)
-    assert before == (gap.SAVED, batching.OVERTAKE_DEPTH)
+        assert (fairness.SAVED, preemption.OVERTAKE_DEPTH) == (1, 0)
+    assert before == (fairness.SAVED, preemption.OVERTAKE_DEPTH)
     with pytest.raises(KeyError), rule.taken_out():
         raise KeyError
-    assert before == (gap.SAVED, batching.OVERTAKE_DEPTH)
+    assert before == (fairness.SAVED, preemption.OVERTAKE_DEPTH)
 
 
 def test_the_book_lists_every_rule() -> None:

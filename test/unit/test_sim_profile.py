@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from laps_core.config import LapsConfig
 from laps_core.latency.step import Coefficients, StepShape
-from laps_core.policy.plan import Waiting
-from laps_core.policy.sizes import Sizes
+from laps_core.policy.predict import Sizes
+from laps_core.policy.types import Waiting
 from laps_plan.profile import FOLDER, Profile, names
 from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import lone_s

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients, Requests
-from laps_core.policy.plan import Waiting
-from laps_core.policy.sizes import REMEMBERED, TOKEN_S, Sizes
+from laps_core.policy.predict import REMEMBERED, TOKEN_S, Sizes
+from laps_core.policy.types import Waiting
 
 TOKEN, HISTORY, REQUEST, FIXED = 1 / 1024, 1 / 8192, 1 / 16, 3 / 16
 """Seconds. Sums of such numbers are exact."""

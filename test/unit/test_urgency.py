@@ -9,10 +9,10 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG
-from laps_core.policy.guard import LATE, Guard
+from laps_core.policy.batching import pack
+from laps_core.policy.fairness import LATE, Guard
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Paused, Waiting
-from laps_core.policy.urgency import fill
+from laps_core.policy.types import Paused, Waiting
 from laps_plan.profile import Profile
 from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks
@@ -37,7 +37,7 @@ def prompt(tokens: int, due_s: float | None, since_s: float = 99.0) -> Waiting:
 def test_an_order_by_deadlines_preempts_what_is_paused(order: str) -> None:
     paused = Paused(0.5, 1, 1, weight=1.0, deadline_s=NOW + 5.0)
     plan = pacer(order).plan(NOW, [], [prompt(3000, 6.0), prompt(1000, 0.3)], paused=paused)
-    assert (plan.order, plan.longs) == ((LONG,), (1,))
+    assert (plan.order, plan.long.picked) == ((LONG,), (1,))
     urgent = Paused(0.5, 1, 1, weight=1.0, deadline_s=NOW + 0.6)
     assert not pacer(order).plan(NOW, [], [prompt(3000, 6.0), prompt(1000, 3.0)], paused=urgent).order
     assert not pacer(order).plan(NOW, [], [prompt(1000, None)], paused=urgent).order
@@ -48,15 +48,16 @@ def test_a_batch_is_filled_while_its_first_is_in_time() -> None:
     line = [prompt(1000, 0.5), prompt(2000, 3.0), prompt(4000, 4.0), prompt(500, 5.0)]
     plan = pacer("s-edf").plan(NOW, [], line)
     # 0.1 s of its own and 0.01 s of the step: 0.39 s are left for others, which run whole.
-    assert plan.longs == (0, 1, 3)
-    assert fill(line, lambda w: 1e-4 * w.tokens, budget=3000, left_s=9.0) == [0, 1]
+    assert plan.long.picked == (0, 1, 3)
+    found = pack(line, lambda w: 1e-4 * w.tokens, budget=3000, fixed_s=0.0, waiting=0, left_s=9.0)
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("order", ["least-work", "s-edf"])
 def test_who_is_too_late_goes_behind_those_that_are_not(order: str) -> None:
     plan = pacer(order).plan(NOW, [], [prompt(400, 0.01), prompt(3000, 4.0)])
-    assert plan.longs[0] == 1
-    assert plan.oldest_late
+    assert plan.long.picked[0] == 1
+    assert plan.account.oldest_late
 
 
 def test_a_late_prompt_earns_its_turn_more_slowly_but_earns_it() -> None:

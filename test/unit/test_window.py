@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from laps_core.config import LapsConfig
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import Window
+from laps_core.policy.hold import Window
+from laps_core.policy.types import Plan, Waiting
 from windows import MS, about, held, left, opened, predict, short
 
 
@@ -25,10 +25,10 @@ def serve(window: Window, at: float, times: list[float]) -> tuple[float, list[in
             window.arrived(pending[0])
             waiting.append(short(pending.pop(0)))
         answer = ask(window, now, waiting)
-        if answer.waiting:
-            now = min([answer.until_s, *pending[:1]])
+        if answer.held == "window":
+            now = min([answer.account.until_s, *pending[:1]])
             continue
-        window.dispatched(now, len(answer.picked), answer.waited_s, answer.reason)
+        window.dispatched(now, len(answer.picked), answer.account.waited_s, answer.account.reason)
         depths.append(len(answer.picked))
         now += predict([(waiting[i].tokens, 0) for i in answer.picked])
         window.completed(now, len(answer.picked))
@@ -80,8 +80,8 @@ def known_bursts(config: LapsConfig, at: float = 1.0) -> tuple[Window, float]:
 def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
     window, now = known_bursts(LapsConfig())
     answer = ask(window, now, [short(now)])
-    assert answer.waiting
-    assert 2 * MS < answer.until_s - now < 5 * MS
+    assert answer.held == "window"
+    assert 2 * MS < answer.account.until_s - now < 5 * MS
     window.arrived(now + 1 * MS, 7)
     full = ask(window, now + 1 * MS, [short(now)] * 8)
     assert full == left(tuple(range(8)), "depth", about(1 * MS))
@@ -90,10 +90,10 @@ def test_waits_for_a_known_burst_and_leaves_when_it_is_full() -> None:
 def test_leaves_at_the_end_when_the_burst_does_not_come() -> None:
     window, now = known_bursts(LapsConfig())
     answer = ask(window, now, [short(now)])
-    assert answer.waiting
-    after = ask(window, answer.until_s, [short(now)])
-    assert not after.waiting
-    assert after.reason in ("idle", "window")
+    assert answer.held == "window"
+    after = ask(window, answer.account.until_s, [short(now)])
+    assert after.held != "window"
+    assert after.account.reason in ("idle", "window")
 
 
 def test_a_tight_deadline_is_not_waited_away() -> None:
@@ -101,7 +101,7 @@ def test_a_tight_deadline_is_not_waited_away() -> None:
     service = predict([(100, 0)])
     assert ask(window, now, [short(now, deadline=now + service + 1.9 * MS)]) == left((0,), "slack")
     answer = ask(window, now, [short(now, deadline=now + service + 5 * MS)])
-    assert answer.until_s <= now + 3 * MS if answer.waiting else answer.reason == "idle"
+    assert answer.account.until_s <= now + 3 * MS if answer.held == "window" else answer.account.reason == "idle"
     assert window.status()["mode"] == "sla"
 
 
@@ -109,18 +109,18 @@ def test_who_can_make_it_goes_first_and_late_ones_are_counted_not_dropped() -> N
     window = opened(LapsConfig(wait_window_ms=0.0))
     shorts = [short(0, deadline=-1.0), short(0, deadline=9.0), short(0), short(0, deadline=0.001)]
     answer = ask(window, 0.0, shorts)
-    assert not answer.waiting
+    assert answer.held != "window"
     assert answer.picked == (1, 2, 0, 3)
-    assert answer.late == 2
-    window.dispatched(0.0, 4, 0.0, answer.reason, answer.late)
+    assert answer.account.late == 2
+    window.dispatched(0.0, 4, 0.0, answer.account.reason, answer.account.late)
     assert window.status()["late"] == 2
 
 
 def test_a_batch_that_preempts_takes_all_that_is_there_and_is_not_held() -> None:
     window, now = known_bursts(LapsConfig())
-    assert ask(window, now, [short(now)]).waiting
+    assert ask(window, now, [short(now)]).held == "window"
     later = now + 1 * MS
-    answer = window.leave(later, [short(now), short(later, deadline=now)], token_budget=8192)
+    answer = window.decide(later, [short(now), short(later, deadline=now)], token_budget=8192, contended=True)
     assert answer == left((0, 1), "preempt", about(1 * MS), late=1)
 
 
@@ -136,8 +136,8 @@ def test_fixed_window_waits_from_the_first_arrival() -> None:
     assert ask(window, 1.003, [short(0.998)]) == left((0,), "window", about(3 * MS))
     assert ask(window, 1.0, [short(1.0)] * 8) == left(tuple(range(8)), "depth")
     # A timer that wakes its sleeper a few microseconds early has ended the window all the same.
-    assert not (early := ask(window, 1.002_990, [short(0.998)])).waiting
-    assert early.reason == "window"
+    early = ask(window, 1.002_990, [short(0.998)])
+    assert early.account.reason == "window"
 
 
 def test_a_fixed_window_does_not_wait_a_deadline_away() -> None:
@@ -154,11 +154,11 @@ def test_over_budget_those_that_fit_go_in_their_order() -> None:
 
 def test_aborts_leave_no_ghosts() -> None:
     window, now = known_bursts(LapsConfig())
-    assert ask(window, now, [short(now)]).waiting
+    assert ask(window, now, [short(now)]).held == "window"
     window.nothing_waits()
     answer = ask(window, now + 30 * MS, [short(now + 30 * MS)])
-    assert not answer.waiting
-    assert answer.waited_s == 0.0
+    assert answer.held != "window"
+    assert answer.account.waited_s == 0.0
 
 
 def test_behind_a_backlog_the_first_requests_are_not_late() -> None:
@@ -167,6 +167,6 @@ def test_behind_a_backlog_the_first_requests_are_not_late() -> None:
     # Ten fit one batch and can make it; all two hundred in one step could not.
     shorts = [short(deadline=batch_s + 5 * MS) for _ in range(200)]
     answer = window.decide(0.0, shorts, token_budget=1000)
-    assert not answer.waiting
+    assert answer.held != "window"
     assert answer.picked == tuple(range(10))
-    assert answer.late == 0
+    assert answer.account.late == 0

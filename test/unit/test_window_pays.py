@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laps_core.policy.window import TRIAL, Window
+from laps_core.policy.hold import TRIAL, Window
 from windows import FIXED_S, MS, TICK, ask, closed_loop, held, known_bursts, made, short, taking_turns
 
 W_MAX_S = 5 * MS
@@ -37,17 +37,17 @@ class Chances:
         window, first = self.window, self.now
         window.arrived(first)
         answer = ask(window, first, [short(first)])
-        waited, there = answer.waiting, [short(first)]
+        waited, there = answer.held == "window", [short(first)]
         if waited:
-            self.now = first + 2 * MS if comes else answer.until_s
+            self.now = first + 2 * MS if comes else answer.account.until_s
             if comes:
                 window.arrived(self.now, 7)
                 there += [short(self.now)] * 7
                 self.saved_s += FIXED_S
             answer = ask(window, self.now, there)
             self.spent_s += self.now - first
-        assert not answer.waiting
-        window.dispatched(self.now, len(answer.picked), answer.waited_s, answer.reason)
+        assert answer.held != "window"
+        window.dispatched(self.now, len(answer.picked), answer.account.waited_s, answer.account.reason)
         window.completed(self.now + 9 * MS, len(answer.picked))
         self.now += self.pause_s
         return waited
@@ -94,11 +94,11 @@ def test_holds_that_paid_outweigh_some_that_did_not() -> None:
 def test_a_wait_behind_what_runs_is_free_and_earns_nothing() -> None:
     window, now = known_bursts()
     for fails in range(5):
-        assert ask(window, now, [short(now)]).waiting, fails
+        assert ask(window, now, [short(now)]).held == "window", fails
         now += 2 * MS
         window.completed(now, 1)
         answer = ask(window, now, [short(now)])
-        window.dispatched(now, 1, answer.waited_s, answer.reason)
+        window.dispatched(now, 1, answer.account.waited_s, answer.account.reason)
         window.completed(now + 9 * MS, 1)
         for _ in range(3):
             now += 0.2
@@ -115,7 +115,7 @@ def test_a_hold_has_paid_whoever_comes_while_its_batch_runs(late: int) -> None:
     window, now = closed_loop(4)
     for _ in range(5):
         window.arrived(now)
-        assert ask(window, now, [short(now)]).waiting
+        assert ask(window, now, [short(now)]).held == "window"
         window.arrived(now + 1 * MS, 3)
         window.dispatched(now + 1 * MS, 4, 1 * MS, "idle")
         window.arrived(now + 5 * MS, late)

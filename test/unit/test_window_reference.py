@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laps_core.config import LapsConfig
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.statistics import REASONS
-from laps_core.policy.window import HEAD_MAX, SIGMA_S
+from laps_core.policy.hold import HEAD_MAX, SIGMA_S
+from laps_core.policy.types import Plan, Waiting
+from laps_core.statistics import REASONS
 from windows import MS, opened, predict, short
 
 
@@ -133,37 +133,38 @@ def test_follows_the_reference_and_never_waits_wrongly(config: LapsConfig, steps
             continue
         preempts = step.long_waits
         answers: list[Plan] = [
-            (each.leave if preempts else each.decide)(now, tuple(waiting), token_budget=budget)
-            for each in (window, twin)
+            each.decide(now, tuple(waiting), token_budget=budget, contended=preempts) for each in (window, twin)
         ]
         answer = answers[0]
         assert answers[1] == answer, "equal inputs, equal outputs"
         served = now + service_s(waiting, budget)
         late = [s.deadline_s is not None and s.deadline_s < served for s in waiting]
         fitting = budget >= sum(s.tokens for s in waiting)
-        if answer.waiting:
+        if answer.held == "window":
             assert not preempts, "while long work waits nothing is held"
             assert model.forced(now, waiting, len(waiting), budget, held) is None
             held = now if held is None else held
             assert fitting
-            assert now < answer.until_s
-            assert answer.until_s <= held + HEAD_MAX * w_max + 1e-12
-            assert answer.until_s <= max(held, completed) + w_max + 1e-12
+            assert now < answer.account.until_s
+            assert answer.account.until_s <= held + HEAD_MAX * w_max + 1e-12
+            assert answer.account.until_s <= max(held, completed) + w_max + 1e-12
             for s, lost in zip(waiting, late, strict=True):
                 if s.deadline_s is not None and not lost:
-                    assert answer.until_s + served - now <= s.deadline_s + 1e-12, "it could have made it"
+                    assert answer.account.until_s + served - now <= s.deadline_s + 1e-12, "it could have made it"
             continue
         assert len(set(answer.picked)) == len(answer.picked)
         assert late[answer.picked[0]] <= min(late), "late ones last"
         assert answer.picked[0] == late.index(min(late)), "the head is always taken"
         total = sum(waiting[i].tokens for i in answer.picked)
         assert len(answer.picked) == len(waiting) if fitting else (total <= budget or len(answer.picked) == 1)
-        assert answer.late == sum(late[i] for i in answer.picked)
+        assert answer.account.late == sum(late[i] for i in answer.picked)
         forced = "preempt" if preempts else model.forced(now, waiting, len(answer.picked), budget, held)
-        assert answer.reason == forced or (forced is None and answer.reason in ("window", "idle"))
-        assert answer.waited_s == (0.0 if held is None else now - held)
+        assert answer.account.reason == forced or (forced is None and answer.account.reason in ("window", "idle"))
+        assert answer.account.waited_s == (0.0 if held is None else now - held)
         for each in (window, twin):
-            each.dispatched(now, len(answer.picked), answer.waited_s, answer.reason, answer.late)
+            each.dispatched(
+                now, len(answer.picked), answer.account.waited_s, answer.account.reason, answer.account.late
+            )
         said = window.status()
         assert said["window_ms"] * MS == pytest.approx(w_max)
         assert said["depth"] == config.wait_max_batch

@@ -14,9 +14,8 @@ LADDER: tuple[float, ...] = tuple(0.035 * 2.0 ** (k / 2.0) for k in range(12))
 """Budgets of a rank's own part (seconds): 35 ms to 1.6 s. The smallest is a step hardly longer than an empty one; the
 largest unpacks a history of 128k tokens and does as much for its new tokens again."""
 _EACH = 4
-ROW = _EACH * len(LADDER) + 14
+ROW = _EACH * len(LADDER) + 13
 """Integers in a menu's row."""
-_NO_AGE = -1
 
 
 class Level(NamedTuple):
@@ -43,8 +42,6 @@ class Waits(NamedTuple):
     """Weight of the short requests, in thousandths."""
     longs: int
     """Number of long prompts."""
-    oldest_ms: int | None
-    """Wait of the oldest long prompt; None if there is none."""
     least: int
     """First level at which the oldest long prompt makes progress, if it goes first."""
 
@@ -71,9 +68,7 @@ class Menu(NamedTuple):
 
     def row(self) -> list[int]:
         """Return the menu as ROW integers."""
-        *head, oldest, least = self.waits
-        age = _NO_AGE if oldest is None else oldest
-        return [*(n for level in self.levels for n in level), *head, age, least, *self.terms, *self.ran]
+        return [*(n for level in self.levels for n in level), *self.waits, *self.terms, *self.ran]
 
     @classmethod
     def read(cls, row: Sequence[int]) -> Menu:
@@ -82,6 +77,5 @@ class Menu(NamedTuple):
             raise ValueError(f"a menu of {len(row)} numbers, not {ROW}: ranks of different releases?")
         end = _EACH * len(LADDER)
         levels = tuple(Level(*row[i : i + _EACH]) for i in range(0, end, _EACH))
-        weight, coming, shorts, longs, age, least = row[end : end + 6]
-        waits = Waits(weight, coming, shorts, longs, None if age == _NO_AGE else age, least)
-        return cls(levels, waits, Terms(*row[end + 6 : end + 10]), OwnShape(*row[end + 10 :]))
+        waits, terms, ran = row[end : end + 5], row[end + 5 : end + 9], row[end + 9 :]
+        return cls(levels, Waits(*waits), Terms(*terms), OwnShape(*ran))

@@ -50,18 +50,16 @@ class Offer:
         *,
         chunk: int,
         first: int | None = None,
-        parks: int | None = None,
         whole: bool = False,
         ladder: Sequence[float] = LADDER,
     ) -> None:
-        """``chunk``: most new tokens of a batch, for which there is memory. ``parks``: most prompts in progress; None:
-        no limit. ``whole``: nothing is cut, and no prompt in progress goes on."""
+        """``chunk``: most new tokens of a batch, for which there is memory. ``whole``: nothing is cut, and no prompt in
+        progress goes on."""
         self._cost, self._prompts, self._chunk, self._first = cost, prompts, chunk, first
         # The slot for a prompt in progress belongs to the step that is preempted.
         others = (i for i, p in enumerate(prompts) if i != first and not (whole and p.started))
         self._order = sorted(others, key=lambda i: (prompts[i].work_s, i))
         self._whole = whole
-        self._may_cut = parks is None or sum(p.started for p in prompts) < parks
         ordered = [prompts[i] for i in self._order]
         self._tokens = list(accumulate((p.tokens for p in ordered), initial=0))
         self._own_s = list(accumulate((self._takes_s(p, p.tokens) for p in ordered), initial=0.0))
@@ -124,7 +122,7 @@ class Offer:
         """Yield the prompts that may be cut, in order: the one that goes first, and the next of the others."""
         if self._first is not None:
             yield self._first
-        yield from (i for i in self._order[whole:] if self._may_cut or self._prompts[i].started)
+        yield from self._order[whole:]
 
     def _piece(self, p: Prompt, left_s: float, room: int, last: bool, alone: bool) -> int:
         """Return the new tokens of a prompt that fit an own part of ``left_s`` more and ``room`` tokens; 0 if no chunk

@@ -12,7 +12,7 @@ from laps_core.group.menu import LADDER, Menu, Terms, Waits
 from laps_core.group.offer import Offer, Pick
 from laps_core.group.prompt import Prompt
 from laps_core.group.slices import SLICE_S, Slices
-from laps_core.policy.guard import Guard
+from laps_core.policy.fairness import Guard
 
 MEMORY_S = 5.0
 """Time constant of the average of arrivals (seconds)."""
@@ -40,16 +40,13 @@ class GroupPlanner:
         *,
         chunk: int,
         guard: float = LapsConfig.guard,
-        parks: int | None = None,
         layers: int | None = None,
         slice_s: float = SLICE_S,
     ) -> None:
-        """``chunk``: most new tokens of a rank's batch. ``guard``: see above. ``parks``: most prompts in progress on a
-        rank (None: no limit). ``layers``: layers of the model, if steps run in slices; None: they run whole.
-        ``slice_s``: time of a slice, about (seconds)."""
+        """``chunk``: most new tokens of a rank's batch. ``guard``: see above. ``layers``: layers of the model,
+        if steps run in slices; None: they run whole. ``slice_s``: time of a slice, about (seconds)."""
         self.cost = cost
         self.chunk = chunk
-        self._parks = parks
         self._guard = Guard(guard)
         self.slices = None if layers is None else Slices(layers, slice_s)
         self._offer: Offer | None = None
@@ -65,28 +62,25 @@ class GroupPlanner:
         """Count a request of ``weight`` that has arrived at this rank."""
         self._came += weight
 
-    def menu(self, now: float, prompts: Sequence[Prompt], ran: OwnShape = NOTHING, *, room: int | None = None) -> Menu:
-        """Make this rank's menu. ``ran``: its batch in the step before. ``room``: new tokens for which there is memory
-        now, if fewer than the chunk."""
+    def menu(self, now: float, prompts: Sequence[Prompt], ran: OwnShape = NOTHING) -> Menu:
+        """Make this rank's menu. ``ran``: its batch in the step before."""
         self._learn_arrivals(now)
         longs = [i for i, p in enumerate(prompts) if p.long]
         oldest = min(longs, key=lambda i: (prompts[i].since_s, i), default=None)
         within = self.slices is not None and self.slices.paused
         # The activations of a step that preempts need memory beside those of what is paused.
-        most = self.chunk // 2 if within else self.chunk
-        chunk = most if room is None else max(0, min(most, room))
+        chunk = self.chunk // 2 if within else self.chunk
         first = oldest if self.due and not within else None
         # Budgets scale with the device: where the smallest step takes twice as long, budgets double.
         scale = max(self.cost.step_s, LEAST_STEP_S) / STEP_S
         ladder = [scale * budget_s for budget_s in LADDER]
-        made = Offer(self.cost, prompts, first=first, chunk=chunk, parks=self._parks, whole=within, ladder=ladder)
+        made = Offer(self.cost, prompts, first=first, chunk=chunk, whole=within, ladder=ladder)
         self._offer = made
         waits = Waits(
             round(1e3 * sum(p.weight for p in prompts)),
             round(1e3 * self._coming),
             round(1e3 * sum(p.weight for p in prompts if not p.long)),
             len(longs),
-            None if oldest is None else max(0, round(1e3 * (now - prompts[oldest].since_s))),
             made.least(),
         )
         cost = self.cost

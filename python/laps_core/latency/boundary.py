@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 LOW, HIGH = 64, 1024
 """Clamps of the automatic threshold (tokens). Below, nearly every request would be long; above, a short batch would
 itself be long work."""
+START = 256
+"""First value of the automatic threshold (tokens)."""
 PERIOD_S = 10.0
 """The automatic threshold moves no more often than this (seconds)."""
 _HYSTERESIS = 0.15
@@ -26,23 +29,25 @@ def knee(alpha: float, linear: float, fixed: float) -> float:
     return fixed / linear if linear > 0.0 else math.inf
 
 
-class AutoThreshold:
-    """``--laps-length-threshold auto``: the first-turn boundary, clamped, and slow to move so that classes do not flap.
+class Threshold:
+    """The longest short request: as configured, or with ``auto`` the first-turn boundary, clamped, and slow to move so
+    that classes do not flap.
 
-    Moves at most once per PERIOD_S, and only when the boundary is 15% away from the threshold in force.
+    It moves at most once per PERIOD_S, and only when the boundary is 15% away from the threshold in force.
     """
 
-    def __init__(self, start: int = 256) -> None:
-        self.tokens = min(max(start, LOW), HIGH)
+    def __init__(self, configured: int | None) -> None:
+        """`configured`: tokens; None = auto."""
+        self.tokens = START if configured is None else configured
         """Longest short request (tokens, inclusive)."""
-        self.source = "default"
-        """Source of ``tokens``: "default" until steps are measured, then "knee"."""
+        self.source: Literal["fixed", "default", "knee"] = "default" if configured is None else "fixed"
+        """Source of ``tokens``; of auto: "default" until steps are measured, then "knee"."""
         self._read_s = -math.inf
 
     def update(self, now: float, boundary: Callable[[], float | None]) -> None:
         """Read the boundary again (new tokens; infinite: never compute-bound; None: unknown) if the period is over at
         ``now`` (seconds)."""
-        if now - self._read_s < PERIOD_S or (found := boundary()) is None:
+        if self.source == "fixed" or now - self._read_s < PERIOD_S or (found := boundary()) is None:
             return
         self._read_s = now
         wanted = round(min(max(found, LOW), HIGH))

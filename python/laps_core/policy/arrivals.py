@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_HALF_LIFE_S = 1.0
 _REMEMBERED = 16
 _REMEMBERED_S = 5.0
 """Time after which a burst is forgotten (seconds)."""
@@ -86,8 +85,6 @@ class Arrivals:
         self._waiting = 0
         self._in_service = 0
         self._started_s = math.inf
-        self._seen_s = -math.inf
-        self._recent = 0.0
         self._batches: deque[_Group] = deque()
         self.share = 0.0
         """Smoothed share of a completed batch whose clients come back within the horizon (0..1)."""
@@ -106,8 +103,6 @@ class Arrivals:
             return
         earliest = now if blind_since is None else blind_since
         during_service = earliest < self.completed_s
-        self._fade(now)
-        self._recent += n
         if self._waiting + self._in_service == 0 and not during_service:
             if self._first:
                 self._bursts.append(self._first)
@@ -144,11 +139,6 @@ class Arrivals:
                 self._returned.append(batch)
         self._batches.append(_Group(now, max(1, n)))
 
-    def rate(self, now: float) -> float:
-        """Arrivals per second over the last second or two; fades to zero in silence."""
-        self._fade(now)
-        return self._recent * math.log(2.0) / _HALF_LIFE_S
-
     def returning(self, now: float) -> Expected:
         """Return the requests that are still due back from the last completed batch."""
         if not self._batches:
@@ -166,11 +156,6 @@ class Arrivals:
             return Expected(0.0, now)
         more = sum(b.came - first.came for b in alike) / len(alike)
         return _left(now, first.at_s + _usual(alike, now), more)
-
-    def _fade(self, now: float) -> None:
-        if now > self._seen_s:
-            self._recent *= 0.5 ** ((now - self._seen_s) / _HALF_LIFE_S)
-            self._seen_s = now
 
 
 def _usual(groups: Iterable[_Group], now: float) -> float:

@@ -1,25 +1,70 @@
-"""Batches of long prompts: who is in the next one, with whom it shares its step, and who overtakes what is paused.
-
-A smaller long prompt that preempts a paused long batch overtakes it.
-"""
+"""Batches of long prompts: least remaining work first, together as long as sharing a step pays. Beyond the paper."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from laps_core.length import LONG
-from laps_core.policy.gap import PATIENCE, Gap
-from laps_core.policy.guard import Guard
-from laps_core.policy.order import LEAST_WORK, ORDERS, Patience, line, slack_s
-from laps_core.policy.packing import overtake, pack
-from laps_core.policy.plan import LOOKAHEAD, Paused, Plan, Waiting
-from laps_core.policy.sizes import Sizes
-from laps_core.policy.urgency import fill, left_s, misses, preempting
-from laps_core.policy.worth import sharing_pays
+from laps_core.policy.fairness import Gap, Guard, Patience
+from laps_core.policy.order import LEAST_WORK, ORDERS, line, slack_s
+from laps_core.policy.predict import Sizes
+from laps_core.policy.types import LOOKAHEAD, LongBatch, Plan, Waiting
 
-OVERTAKE_DEPTH = 2
-"""Batches of long work under way at once: one that runs, and one that it has overtaken."""
+AHEAD = 2.0
+"""Each request that waits stands for this many that a saved step serves sooner: those behind it are still to come."""
+
+
+def step_costs(fixed_s: float, others: float) -> float:
+    """Cost of one more step, of which `fixed_s` (seconds) is fixed time: all `others` who wait have to wait longer, be
+    it their number (then seconds) or the sum of their weights (then a ratio)."""
+    return fixed_s * AHEAD * others
+
+
+def pack(
+    items: Sequence[Waiting], beside_s: Callable[[Waiting], float], *, budget: int, fixed_s: float, waiting: int,
+    left_s: float | None = None,
+) -> list[int]:  # fmt: skip
+    """Indices of the first of `items`, and of those behind it that it pays to take along, in order.
+
+    A prompt taken along saves the step it would have had (`fixed_s`, for it and all who wait behind it) and delays
+    those already in the batch by its own time. It goes along while the sum of latencies falls. An idle server runs
+    small batches, each first token as early as can be; a loaded one fills them. Only a prompt of its own is cut: the
+    piece of another would delay a batch and be a first token to nobody.
+
+    Where the first has to end within `left_s` (seconds), others go along that fit into that time (FlowPrefill,
+    SLO-aware batching).
+
+    items: in the order to serve them. beside_s: predicts the time of what is left of one, beside others in a batch
+    (seconds). budget: new tokens a batch may hold. waiting: requests of both classes that wait. A batch holds one
+    prompt in progress at most, as SGLang has one slot for it.
+    """
+    picked: list[int] = []
+    room, slot_taken = budget, False
+    for i, item in enumerate(items):
+        if room <= 0 or (picked and left_s is not None and left_s <= 0.0):
+            break
+        if item.started and slot_taken:
+            continue
+        seconds = beside_s(item)
+        if picked and left_s is not None and (item.tokens > room or seconds > left_s):
+            continue
+        if picked and left_s is None:
+            delay = len(picked) * seconds
+            if item.tokens > room or delay > step_costs(fixed_s, waiting - len(picked)):
+                break
+        picked.append(i)
+        room -= min(item.tokens, room)
+        left_s = None if left_s is None else left_s - seconds
+        slot_taken |= item.started
+    return picked
+
+
+def ends_s(first: Waiting, sizes: Sizes, now: float) -> float | None:
+    """Time within which a batch has to end for its first prompt to be in time, less the fixed time of its step
+    (seconds); None without a deadline, or if that one is too late."""
+    slack = slack_s(first, sizes.work_s(first), now)
+    return slack + sizes.work_s(first) - (sizes.fixed_s or 0.0) if 0.0 <= slack < math.inf else None
 
 
 class LongBatches:
@@ -27,93 +72,43 @@ class LongBatches:
 
     def __init__(self, order: str, sizes: Sizes, gap: Gap, guard: Guard) -> None:
         """`order`: a name in ORDERS."""
-        self._order, self._least_work = ORDERS[order], order == LEAST_WORK
+        self.order, self.least_work = ORDERS[order], order == LEAST_WORK
         self._sizes, self._gap, self._guard = sizes, gap, guard
         self.patience = Patience()
 
-    def make(
-        self, now: float, longs: Sequence[Waiting], waiting: int, plan: Plan, *, joining: Sequence[Waiting] = (),
-        lacking: bool = False, oldest_first: bool = False,
+    def add_next(
+        self, plan: Plan, now: float, longs: Sequence[Waiting], waiting: int, *, joining: Sequence[Waiting] = (),
+        oldest_first: bool | None = None,
     ) -> Plan:  # fmt: skip
         """The plan with the next long batch. `waiting`: how many wait in all. `joining`: short requests that share the
-        step where it cannot be paused. `lacking`: the last first prompt found no memory, so the guard stands back
-        once."""
+        step where it cannot be paused. `oldest_first`: the oldest prompt leads; None = if the guard says so."""
         if not longs:
             return plan
-        sizes, ranks = self._sizes, line(self._order, longs, self._sizes, now)
+        sizes, turns = self._sizes, line(self.order, longs, self._sizes, now)
         oldest = min(range(len(longs)), key=lambda i: longs[i].since_s)
-        due = (self._guard.due() if self._least_work else self.patience.due) and not lacking
-        if oldest_first or (due and longs[oldest].rank == longs[ranks[0]].rank):
-            ranks.remove(oldest)
-            ranks.insert(0, oldest)
-        fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
+        if oldest_first is None:
+            due = self._guard.due() if self.least_work else self.patience.due
+            oldest_first = due and longs[oldest].priority == longs[turns[0]].priority
+        if oldest_first:
+            turns.remove(oldest)
+            turns.insert(0, oldest)
+        batch = [longs[i] for i in turns]
         budget, joined = sizes.budget // sizes.unit * sizes.unit, 0
         if not sizes.layers and sizes.chunk is not None:
             joined = sum(sizes.whole_units(w.tokens) for w in joining)
-            budget = sizes.timely_chunk(longs[ranks[0]], joined, self._gap.seconds(sizes.fixed_s))
-        batch = [longs[i] for i in ranks]
-        ends_s = left_s(batch[0], sizes, now)
-        if self._least_work or not 0.0 <= ends_s < math.inf:
-            packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting)
-        else:
-            packed = fill(batch, sizes.beside_s, budget=budget, left_s=ends_s)
-        picked = [ranks[i] for i in packed]
-        plan = self.cut(plan, longs, picked, budget, joined)
-        late = slack_s(longs[oldest], sizes, now) < 0.0
-        return plan._replace(oldest=oldest in plan.longs, oldest_late=late, mixed=joined > 0)
-
-    def sharing(
-        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, soonest_s: float
-    ) -> Plan:
-        """The long batch with the short requests in its step, if that pays. `soonest_s`: from when on they could
-        preempt it."""
-        sizes, picked = self._sizes, [shorts[i] for i in plan.picked]
-        fixed_s, joining = sizes.fixed_s or 0.0, sum(sizes.whole_units(w.tokens) for w in picked)
-        room = min(plan.tokens or sizes.budget, sizes.budget - joining) // sizes.unit * sizes.unit
-        if room < plan.tokens and joining > sizes.budget // 2:
-            return plan  # it would cut the long batch to less than half of a step
-        count, long_s = sizes.filling([longs[i] for i in plan.longs], room)
-        later_s = max(0.0, now + long_s - soonest_s)
-        if (
-            not count
-            or long_s > PATIENCE * self._gap.seconds(fixed_s)
-            or misses(self._sizes.model, now, picked, later_s)
-        ):
-            return plan
-        mine, others = sizes.weights(picked, [*shorts, *longs])
-        if not sharing_pays(mine, later_s=later_s, others=others, fixed_s=fixed_s):
-            return plan
-        shared = self.cut(plan, longs, plan.longs[:count], room, joining)
-        return shared._replace(oldest=plan.oldest and count == len(plan.longs), mixed=True)
-
-    def overtaking(
-        self, now: float, longs: Sequence[Waiting], waiting: int, paused: Paused, budget: int, plan: Plan
-    ) -> Plan:
-        """Never the oldest's turn: it is one that is paused, or will come when that is done. An order by deadlines says
-        itself who goes before what is paused."""
-        sizes = self._sizes
-        if sizes.fixed_s is None or paused.depth >= OVERTAKE_DEPTH or (self._least_work and self._guard.due()):
-            return plan
-        new = [i for i, w in enumerate(longs) if not w.started and w.rank <= paused.rank]
-        if not self._least_work:
-            first = preempting(self._order, [longs[i] for i in new], paused, sizes, now, budget)
-            return self.cut(plan, longs, [new[i] for i in first], budget) if first else plan
-        new.sort(key=lambda i: sizes.work_s(longs[i]))
-        packed = overtake(
-            [longs[i] for i in new], sizes.beside_s, budget=budget, left_s=paused.left_s, running=paused.requests,
-            fixed_s=sizes.fixed_s, waiting=waiting,
-        )  # fmt: skip
-        return self.cut(plan, longs, [new[i] for i in packed], budget) if packed else plan
+            budget = sizes.timely_chunk(batch[0], joined, self._gap.seconds)
+        fixed_s = math.inf if sizes.fixed_s is None else sizes.fixed_s
+        left_s = None if self.least_work else ends_s(batch[0], sizes, now)
+        packed = pack(batch, sizes.beside_s, budget=budget, fixed_s=fixed_s, waiting=waiting, left_s=left_s)
+        plan = self.cut(plan, longs, [turns[i] for i in packed], budget, joined)
+        late = slack_s(longs[oldest], sizes.work_s(longs[oldest]), now) < 0.0
+        account = plan.account._replace(oldest=oldest in plan.long.picked, oldest_late=late)
+        return plan._replace(mixed=joined > 0, account=account)
 
     def cut(self, plan: Plan, longs: Sequence[Waiting], picked: Sequence[int], budget: int, joining: int = 0) -> Plan:
-        """The batch of these, of which the last is cut where the budget (tokens) ends."""
-        sizes, batch = self._sizes, [longs[i] for i in picked[:LOOKAHEAD]]
+        """The plan with a batch of these, of which the last is cut where the budget (tokens) ends."""
+        sizes, picked = self._sizes, tuple(picked[:LOOKAHEAD])
+        batch = [longs[i] for i in picked]
         tokens = min(budget, sum(w.tokens for w in batch))
-        layers, parts = sizes.slice_layers(batch, tokens)
-        return plan._replace(
-            order=(LONG,),
-            longs=tuple(picked[:LOOKAHEAD]),
-            tokens=0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining),
-            layers=layers,
-            parts=parts,
-        )
+        holds = 0 if sizes.chunk is None else min(sizes.budget, sizes.whole_units(tokens) + joining)
+        return plan._replace(order=(LONG,), long=LongBatch(picked, holds, *sizes.slice_layers(batch, tokens)))

@@ -10,14 +10,15 @@ weights are read once for both. So the step that comes next anyhow is done early
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from laps_core.length import LONG
-from laps_core.policy.plan import Paused, Plan, Waiting
-from laps_core.policy.sizes import Sizes
+from laps_core.length import SHORT
+from laps_core.policy.predict import Sizes
+from laps_core.policy.types import DecodeTurn, LongBatch, Paused, Plan, Waiting
+from laps_core.statistics import DecodeSteps
 
 TIMES = 4.0
 """The derived target: so many times what a step takes alone. Steps then take a quarter of the device at most."""
@@ -29,8 +30,6 @@ OWED = PROMPT_SHARE / (1.0 - PROMPT_SHARE)
 """Seconds that prompts have for each second of decoding."""
 REMEMBERED = 32
 """Steps whose time is remembered: they grow and shrink with the streams."""
-WINDOW = 1024
-"""Steps that the times between tokens are told of."""
 
 
 class Decode:
@@ -46,25 +45,17 @@ class Decode:
         self._target_s = None if target_ms is None else target_ms / 1e3
         self.streams = 0
         """Requests that a step would serve."""
+        self.step_s = 0.0
+        """Median device time of the latest steps (seconds); 0 while none was measured."""
+        self.statistics = DecodeSteps()
         self._context: int | None = None
-        self.steps = self.steps_within = self.carried = 0
-        """Steps so far; those of them in pauses of a prefill batch; those that were rows of one."""
-        self.busy_s = 0.0
-        """Device time of all but the last (seconds)."""
         self._since_s = self._ended_s = -math.inf
         self._owed_s = 0.0
         """Owed to prompts when the last step ended."""
         self._sent = 0
         self._took: deque[float] = deque(maxlen=REMEMBERED)
-        self._sorted: list[float] = []
-        self._gaps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
 
     # -- what is known
-
-    @property
-    def step_s(self) -> float:
-        """Median device time of the latest steps (seconds); 0 while none was measured."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
     @property
     def target_s(self) -> float:
@@ -98,15 +89,6 @@ class Decode:
             return math.inf
         return self.streams * known.work_s(1, self._context // self.streams)
 
-    def _carries(self, now: float, batch_s: float, tokens: int, most: int, sizes: Sizes) -> bool:
-        """Return True if rows run in a batch of `tokens` that takes `batch_s` without them. `most`: tokens that a
-        batch may have here."""
-        rows_s = self.rows_s(sizes)
-        # A step that is on the device has ended when this batch begins.
-        owed_s = OWED * self.step_s if self._sent else max(0.0, self._ended_s + self._owed_s - now)
-        fair = owed_s + OWED * rows_s - batch_s <= OWED * self.step_s
-        return rows_s < self.step_s and fair and tokens + self.streams <= most
-
     # -- one decision
 
     def turn(
@@ -126,31 +108,40 @@ class Decode:
         if not self.streams or not (plan.order or paused):
             return plan
         slice_s = 0.0 if paused is None else paused.slice_s
-        room_s, step = self.room_s(now) - slice_s, plan._replace(order=(), picked=(), longs=(), decode=True)
+        room_s, rows_s, may = self.room_s(now) - slice_s, self.rows_s(sizes), self.may(now)
         # With rows it may last as long as the step that it saves, too.
-        ends_s = room_s + max(0.0, self.step_s - self.rows_s(sizes))
+        ends_s = room_s + max(0.0, self.step_s - rows_s)
+        # A step that is on the device has ended when this batch begins.
+        owed_s = OWED * self.step_s if self._sent else max(0.0, self._ended_s + self._owed_s - now)
         most = sizes.budget if paused is None else sizes.preempting_budget(plan.threshold)
-        may = self.may(now)
+        step = plan._replace(order=(), picked=(), long=LongBatch(), decode="first")
         picked = [shorts[i] for i in plan.picked]
-        if not plan.order or plan.order[0] == LONG or not picked:
+
+        def carries(batch_s: float, tokens: int) -> DecodeTurn:
+            fair = owed_s + OWED * rows_s - batch_s <= OWED * self.step_s
+            return "carried" if rows_s < self.step_s and fair and tokens + self.streams <= most else ""
+
+        if plan.order[:1] != (SHORT,) or not picked:
             first_s = _until_pause_s(plan, picked, longs, sizes) if plan.order else 0.0
-            if plan.order and plan.longs and not plan.layers and (first_s <= ends_s or not may):
-                plan = plan._replace(carries=self._carries(now, first_s, plan.tokens, most, sizes))
-            return step if may and room_s < first_s and not plan.carries else plan
+            if plan.long.picked and not plan.long.layers and (first_s <= ends_s or not may):
+                plan = plan._replace(decode=carries(first_s, plan.long.tokens))
+            return step if may and room_s < first_s and not plan.decode else plan
 
-        def carries(count: int) -> bool:
-            batch = picked[:count]
-            return self._carries(now, _seconds(batch, sizes), sum(w.tokens for w in batch), most, sizes)
+        def fitting(within_s: float) -> int:
+            """How many of the picked, in order, are predicted to run in this time; all where that is unknown."""
+            return bisect_left(range(1, len(picked) + 1), True, key=lambda n: sizes.batch_s(picked[:n]) > within_s)
 
-        fit = _fitting(picked, ends_s, sizes)
-        if not fit or not carries(fit):
-            fit = _fitting(picked, room_s, sizes)
+        def count_carries(count: int) -> DecodeTurn:
+            return carries(sizes.batch_s(picked[:count]), sum(w.tokens for w in picked[:count]))
+
+        fit = fitting(ends_s)
+        if not fit or not count_carries(fit):
+            fit = fitting(room_s)
             if not fit and may:
                 return step
             # After a step there is no more time than this. The first request runs in any case.
-            fit = fit or max(1, _fitting(picked, self.target_s - self.step_s - slice_s, sizes))
-        split = plan.split or fit < len(picked)
-        return plan._replace(picked=plan.picked[:fit], split=split, carries=carries(fit))
+            fit = fit or max(1, fitting(self.target_s - self.step_s - slice_s))
+        return plan._replace(picked=plan.picked[:fit], split=fit < len(picked), decode=count_carries(fit))
 
     # -- steps
 
@@ -165,67 +156,34 @@ class Decode:
         self._sent = max(0, self._sent - 1)
         took_s = max(0.0, end - begin)
         owed_s = max(0.0, self._ended_s + self._owed_s - begin)
-        last_s = max(self._since_s, self._ended_s)
-        if math.isfinite(last_s) and end > last_s:
-            self._gaps.append((end - last_s, streams))
+        since_s = max(self._since_s, self._ended_s)
         self._ended_s = max(self._ended_s, end)
-        self.steps += 1
-        self.steps_within += within
+        self.statistics.ran(end - since_s, streams, within=within, own_s=took_s if rows_s is None else None)
         if rows_s is not None:
             rows_s = min(rows_s, took_s)
             self._owed_s = max(0.0, owed_s + OWED * rows_s - (took_s - rows_s))
-            self.carried += 1
             return
         self._owed_s = OWED * took_s
-        if len(self._took) == REMEMBERED:
-            del self._sorted[bisect_left(self._sorted, self._took[0])]
         self._took.append(took_s)
-        insort(self._sorted, took_s)
-        self.busy_s += took_s
-
-    def gap_s(self, share: float) -> float | None:
-        """Quantile of the latest times between tokens, each counted once for each stream; None if there are none."""
-        gaps = sorted(self._gaps)
-        left = share * sum(n for _, n in gaps)
-        for gap, n in gaps:
-            left -= n
-            if left <= 0:
-                return gap
-        return None
+        self.step_s = sorted(self._took)[len(self._took) // 2]
 
     def status(self) -> dict[str, Any]:
         """Return the entry on decode steps in /laps_status (JSON-ready)."""
-        target_s, tbt = self.target_s, {"p50": 0.5, "p99": 0.99, "longest": 1.0}
-        ms = {name: self.gap_s(share) for name, share in tbt.items()}
         return {
-            "target_ms": None if math.isinf(target_s) else 1e3 * target_s,
+            "target_ms": None if math.isinf(self.target_s) else 1e3 * self.target_s,
             "step_ms": 1e3 * self.step_s if self._took else None,
             "streams": self.streams,
-            "steps": self.steps,
-            "steps_in_pauses": self.steps_within,
-            "steps_carried": self.carried,
-            "busy_s": self.busy_s,
-            "tbt_ms": {name: None if s is None else 1e3 * s for name, s in ms.items()},
+            **self.statistics.status(),
         }
 
 
 def _until_pause_s(plan: Plan, joining: Sequence[Waiting], longs: Sequence[Waiting], sizes: Sizes) -> float:
     """Predicted time of a batch that is about to start, to its first pause or its end; 0 = unknown."""
-    left, shape = plan.tokens or sizes.budget, [(w.tokens, w.history) for w in joining if plan.mixed]
+    long = plan.long
+    left, shape = long.tokens or sizes.budget, [(w.tokens, w.history) for w in joining if plan.mixed]
     left -= sum(new for new, _ in shape)
-    for w in (longs[i] for i in plan.longs):
+    for w in (longs[i] for i in long.picked):
         shape.append((min(w.tokens, max(0, left)), w.history))
         left -= shape[-1][0]
     took_s = sizes.model.predict(shape) or 0.0
-    return took_s * plan.layers / (sizes.layers * plan.parts) if plan.layers and sizes.layers else took_s
-
-
-def _fitting(picked: Sequence[Waiting], room_s: float, sizes: Sizes) -> int:
-    """How many of these, in order, are predicted to run in this time; all where that is unknown."""
-
-    return bisect_left(range(1, len(picked) + 1), True, key=lambda n: _seconds(picked[:n], sizes) > room_s)
-
-
-def _seconds(batch: Sequence[Waiting], sizes: Sizes) -> float:
-    """Predicted time of a batch of these; 0 = unknown."""
-    return sizes.model.predict([(w.tokens, w.history) for w in batch]) or 0.0
+    return took_s * long.layers / (sizes.layers * long.parts) if long.layers and sizes.layers else took_s

@@ -24,11 +24,11 @@ class MemoryHold:
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def stand_back(self, now: float, *, lacking: bool, longs_drain: bool = False) -> tuple[ClassName, ...]:
+    def stand_back(self, now: float, *, lacking: bool, drains: ClassName | None) -> tuple[ClassName, ...]:
         """Return the classes of which nothing else starts. Ask in every round.
 
-        lacking: the long request, tried first, did not fit last time; False where none is owed its turn. longs_drain:
-        other long work will give memory back.
+        lacking: the long request, tried first, did not fit last time; False where none is owed its turn. drains: class
+        of the other work that will give memory back, long before short; None = there is none.
         """
         if not lacking:
             self._since_s = None
@@ -39,4 +39,4 @@ class MemoryHold:
         if turn % 2:
             return ()
         # It may never drain: then short requests stand back by the third turn.
-        return (LONG,) if longs_drain and not turn else (LONG, SHORT)
+        return (LONG,) if drains is None or (drains == LONG and not turn) else (LONG, SHORT)

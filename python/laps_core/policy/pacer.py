@@ -3,38 +3,35 @@
 Everything here hangs on a clock or on measured times, which differ from rank to rank: only the leading rank asks it,
 and its ``Plan`` travels to the others as whole numbers.
 
-Preemption is decided at the end of ``Pacer.plan``: ``gap`` says from when on short requests may preempt, ``worth`` if
-that pays, ``batching`` if a smaller long prompt does (it overtakes). With data-parallel attention: ``group.slices``.
+Preemption is decided at the end of ``Pacer.plan``: ``fairness.Gap`` says from when on short requests may preempt,
+``preemption`` if that pays, or if a smaller long prompt does (it overtakes). With data-parallel attention:
+``group.slices``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from laps_core.busy import BusyMeter
-from laps_core.config import AUTO, LapsConfig
-from laps_core.latency.boundary import AutoThreshold
+from laps_core.config import LapsConfig
+from laps_core.latency.boundary import Threshold
 from laps_core.latency.model import LatencyModel
 from laps_core.latency.step import StepSample
 from laps_core.length import LONG, SHORT, ClassName, usable_threshold
 from laps_core.policy.batching import LongBatches
-from laps_core.policy.gap import PATIENCE, Gap
-from laps_core.policy.guard import Guard
+from laps_core.policy.fairness import Gap, Guard, Patience, passes_over
+from laps_core.policy.hold import Window
 from laps_core.policy.memory import MemoryHold
-from laps_core.policy.order import LEAST_WORK, ORDERS, Patience, line, passes_over
-from laps_core.policy.plan import Paused, Plan, Running, Waiting
-from laps_core.policy.sizes import BATCH_TOKENS, Sizes
-from laps_core.policy.urgency import misses
-from laps_core.policy.window import Window
-from laps_core.policy.worth import preempting_pays
+from laps_core.policy.order import line
+from laps_core.policy.predict import BATCH_TOKENS, Sizes
+from laps_core.policy.preemption import Preemption
+from laps_core.policy.types import Account, Paused, Plan, Running, Waiting
 from laps_core.slo import SloLedger
 
 FAR_BEHIND = 3.0
 """A long prompt is far behind once it has waited this many times its own lone time."""
-START_THRESHOLD = 256
-"""First value of the automatic threshold (tokens)."""
 
 
 class Pacer:
@@ -63,34 +60,29 @@ class Pacer:
         self.model = LatencyModel() if model is None else model
         """How long a step takes."""
         slice_s = config.slice_ms / 1e3
-        self.sizes = Sizes(
+        sizes = self.sizes = Sizes(
             self.model, chunk_tokens=chunk_tokens, unit=unit, layers=layers, slice_s=slice_s,
             batch_tokens=batch_tokens, even=even,
         )  # fmt: skip
-        auto = config.length_threshold == AUTO
-        self._threshold = usable_threshold(
-            START_THRESHOLD if auto else int(config.length_threshold), chunk_tokens, unit
-        )
-        self._auto = AutoThreshold(self._threshold) if auto else None
-        self.gap = Gap(config.preempt_overhead)
+        configured = config.length_threshold
+        self._threshold = Threshold(None if isinstance(configured, str) else configured)
+        self.gap = Gap(config.preempt_overhead, sizes)
         self.guard = Guard(config.guard)
-        self.slo = SloLedger()
         self.window = Window(config, self.model.predict)
+        self.longs = LongBatches(config.order, sizes, self.gap, self.guard)
+        self._preemption = Preemption(sizes, self.gap, self.longs)
+        self._memory_hold = MemoryHold()
+        self._short_patience = Patience()
         self._seen_s: float | None = None
         self._blind = False
-        self._order, self._least_work = ORDERS[config.order], config.order == LEAST_WORK
         self._overtook_s = self._last_end_s = -math.inf
-        self.busy = BusyMeter()
-        self._short_patience = Patience()
-        self.longs = LongBatches(config.order, self.sizes, self.gap, self.guard)
-        self._memory_hold = MemoryHold()
+        self.slo, self.busy = SloLedger(), BusyMeter()
         self.preemptions = self.overtakes = self.shared = 0
 
     @property
     def threshold_tokens(self) -> int:
         """Longest short request (tokens): as configured, or from the latency model."""
-        tokens = self._threshold if self._auto is None else self._auto.tokens
-        return usable_threshold(tokens, self.sizes.chunk, self.sizes.unit)
+        return usable_threshold(self._threshold.tokens, self.sizes.chunk, self.sizes.unit)
 
     # -- one decision
 
@@ -116,88 +108,72 @@ class Pacer:
         urgent: ClassName | None = None,
         paused: Paused | None = None,
         lacking: bool = False,
-        frees: bool = True,
-        longs_drain: bool = False,
+        drains: ClassName | None = SHORT,
     ) -> Plan:
         """The next batch. `shorts`, `longs`: those waiting, in order. `waiting`: how many wait in all.
 
-        `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: preempted by
-        the classes in ``Plan.order``, resumed if that is empty. `lacking`: the first long prompt lacked memory when
-        last tried. `frees`: work under way will free memory; `longs_drain`: long work will.
+        `urgent`: the class of strictly higher priority, if the server schedules by it. `paused`: preempted by the
+        classes in ``Plan.order``, resumed if that is empty. `lacking`: the first long prompt lacked memory when last
+        tried. `drains`: class of the work under way that will free memory, long before short; None = there is none.
         """
-        if self._auto is not None:
-            self._auto.update(now, self.model.boundary)
-        threshold = self.threshold_tokens
+        self._threshold.update(now, self.model.boundary)
         if not shorts:
             self.window.nothing_waits()
         if not longs and paused is None:
             self.guard.none_waits()
-            # AWD decides when the short batch leaves (LAPS, s3.1, Alg. 1).
-            return self._shorts(self.window.decide, now, shorts, threshold, self.sizes.budget)
+            return self._shorts(now, shorts, self.sizes.budget)
         waiting = len(shorts) + len(longs) if waiting is None else waiting
+        gap, preemption, known = self.gap, self._preemption, self.sizes.fixed_s is not None
         # Without slices short requests share the step of a chunk, which is left half of it.
-        alone = paused is None and bool(self.sizes.layers)
-        budget = self.sizes.budget if alone else self.sizes.preempting_budget(threshold)
-        plan = self._shorts(self.window.leave, now, shorts, threshold, budget, contended=True)._replace(order=())
-        opens_s = self.gap.opens_s(self.sizes.fixed_s)
-        picked = [shorts[i] for i in plan.picked]
-        pressed = now >= self.gap.presses_s(self.sizes.fixed_s) and misses(self.model, now, picked, opens_s - now)
+        starts = paused is None and bool(self.sizes.layers)
+        budget = self.sizes.budget if starts else self.sizes.preempting_budget(self.threshold_tokens)
+        plan = self._shorts(now, shorts, budget, contended=True)
+        picked, opens_s = [shorts[i] for i in plan.picked], gap.opens_s()
+        pressed = now >= gap.presses_s() and preemption.misses(now, picked, opens_s - now)
         due = now >= opens_s or pressed if urgent is None else urgent == SHORT
         owed = lacking and (self.guard.due() or self.sizes.behind(now, longs) > FAR_BEHIND or urgent == LONG)
-        back = self._memory_hold.stand_back(now, lacking=owed, longs_drain=longs_drain)
-        kept = LONG in back
-        if SHORT in back and frees:
-            plan = plan._replace(picked=(), keeps_memory=True)
-            return plan if paused is not None else self.longs.make(now, longs, waiting, plan, oldest_first=True)
-        by_worth = urgent is None and not pressed and self.sizes.fixed_s is not None
-        if paused is None:
-            # Those that join would take the memory first.
-            joining = () if lacking else picked
-            plan = self.longs.make(
-                now, longs, waiting, plan, joining=joining, lacking=lacking and not kept, oldest_first=kept
-            )
-            if by_worth and alone and joining:
-                soonest_s = now if due else self.gap.soonest_s(now, self.sizes.fixed_s)
-                plan = self.longs.sharing(now, shorts, longs, plan, soonest_s)
-            order = ((LONG,) if longs else ()) + ((SHORT,) if shorts else ())
-            return plan._replace(order=order[::-1] if due and not plan.mixed and not kept else order)
-        if shorts and due and not (by_worth and self._too_dear(now, shorts, longs, plan, paused)):
-            return plan._replace(order=(SHORT,))
-        may = not kept and now >= self._overtook_s + self.gap.seconds(self.sizes.fixed_s) and urgent != SHORT
-        return self.longs.overtaking(now, longs, waiting, paused, budget, plan) if may else plan
-
-    def _too_dear(
-        self, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
-    ) -> bool:
-        """Return True if the short batch had better wait for the end of what is paused."""
-        picked, fixed_s = [shorts[i] for i in plan.picked], self.sizes.fixed_s or 0.0
-        waited_s = now - min(w.since_s for w in picked)
-        if waited_s >= PATIENCE * self.gap.seconds(fixed_s) or misses(self.model, now, picked, paused.left_s):
-            return False
-        took_s = self.model.predict([(w.tokens, w.history) for w in picked]) or fixed_s
-        mine, others = self.sizes.weights(picked, [*shorts, *longs])
-        return not preempting_pays(mine, paused, took_s=took_s, others=others, fixed_s=fixed_s)
-
-    def _shorts(
-        self, ask: Callable[..., Plan], now: float, shorts: Sequence[Waiting], threshold: int, budget: int, *,
-        contended: bool = False,
-    ) -> Plan:  # fmt: skip
-        """The short batch that leaves, or how long it is held, if there are `shorts`. `ask`: of the window."""
+        back = self._memory_hold.stand_back(now, lacking=owed, drains=drains)
+        if SHORT in back:
+            plan = plan._replace(picked=(), held="memory")
+            return plan if paused is not None else self.longs.add_next(plan, now, longs, waiting, oldest_first=True)
+        by_worth = urgent is None and not pressed and known
+        if paused is not None:
+            if shorts and due and (not by_worth or preemption.pays(now, shorts, longs, plan, paused)):
+                return plan._replace(order=(SHORT,))
+            # Never the oldest's turn: it is one that is paused, or will come when that is done.
+            turn = self.longs.least_work and self.guard.due()
+            if back or turn or urgent == SHORT or now < self._overtook_s + gap.seconds:
+                return plan
+            return preemption.add_overtaking(now, longs, waiting, paused, budget, plan)
+        # Those that join would take the memory first.
+        joining = () if lacking else picked
+        # One that found no memory does not lead again at once, unless the others leave it to it.
+        oldest_first = True if back else False if lacking else None
+        plan = self.longs.add_next(plan, now, longs, waiting, joining=joining, oldest_first=oldest_first)
+        if by_worth and starts and joining:
+            plan = preemption.share(now, shorts, longs, plan)
         if not shorts:
-            return Plan((), threshold=threshold, contended=contended)
-        ranks: Sequence[int] = range(len(shorts))
+            return plan
+        return plan._replace(order=(SHORT, LONG) if due and not plan.mixed and not back else (LONG, SHORT))
+
+    def _shorts(self, now: float, shorts: Sequence[Waiting], budget: int, *, contended: bool = False) -> Plan:
+        """The short batch that could leave; without `contended` work AWD may hold it instead (LAPS, s3.1, Alg. 1)."""
+        if not shorts:
+            return Plan((), threshold=self.threshold_tokens, account=Account(contended=contended))
+        turns: Sequence[int] = range(len(shorts))
         by_arrival = self._short_patience.due
         if by_arrival:
-            ranks = sorted(ranks, key=lambda i: shorts[i].since_s)
-        elif not self._least_work:
-            ranks = line(self._order, shorts, self.sizes, now)
-        said = ask(now, [shorts[i] for i in ranks], token_budget=budget, late_last=not by_arrival)
-        picked = tuple(ranks[i] for i in said.picked)
+            turns = sorted(turns, key=lambda i: shorts[i].since_s)
+        elif not self.longs.least_work:
+            turns = line(self.longs.order, shorts, self.sizes, now)
+        offered = [shorts[i] for i in turns]
+        said = self.window.decide(now, offered, token_budget=budget, late_last=not by_arrival, contended=contended)
+        picked = tuple(turns[i] for i in said.picked)
         return said._replace(
+            order=() if contended else said.order,
             picked=picked,
-            threshold=threshold,
-            contended=contended,
-            passed_over=passes_over(shorts, picked),
+            threshold=self.threshold_tokens,
+            account=said.account._replace(contended=contended, passed_over=passes_over(shorts, picked)),
         )
 
     # -- batches
@@ -205,16 +181,15 @@ class Pacer:
     def launched(self, now: float, batch: Running, plan: Plan) -> None:
         """This batch of the plan goes to the device."""
         self._blind = True
-        batch.preempts = batch.cls == SHORT and plan.contended
-        batch.oldest, batch.oldest_late = plan.oldest, plan.oldest_late
+        account = batch.account = plan.account
         if batch.short:
-            self.window.dispatched(now, len(batch.short), plan.waited_s, plan.reason or "idle", plan.late)
-            self._short_patience.served(plan.passed_over)
+            self.window.dispatched(now, len(batch.short), account.waited_s, account.reason or "idle", account.late)
+            self._short_patience.served(account.passed_over)
         if batch.cls == LONG:
-            self.longs.patience.served(not plan.oldest)
+            self.longs.patience.served(not account.oldest)
             self.shared += bool(batch.short)
         if batch.preempts:
-            self.gap.sent(now, self.sizes.fixed_s)
+            self.gap.sent(now)
         if batch.within:
             self.preemptions += batch.cls == SHORT
             self.overtakes += batch.cls == LONG
@@ -239,7 +214,7 @@ class Pacer:
         if rows_s:
             self.guard.delayed(rows_s)
         if batch.cls == LONG:
-            self.guard.ran(took_s - rows_s, oldest=batch.oldest, late=batch.oldest_late)
+            self.guard.ran(took_s - rows_s, oldest=batch.account.oldest, late=batch.account.oldest_late)
             if batch.within:
                 self._overtook_s = end
         if batch.stock:
@@ -271,10 +246,10 @@ class Pacer:
             "threshold": {
                 "tokens": self.threshold_tokens,
                 "basis": self._config.length_basis,
-                "source": "fixed" if self._auto is None else self._auto.source,
+                "source": self._threshold.source,
             },
             "preemption": {
-                "gap_ms": self.gap.seconds(self.sizes.fixed_s) * 1e3,
+                "gap_ms": self.gap.seconds * 1e3,
                 "by_short_batches": self.preemptions,
                 "by_smaller_prompts": self.overtakes,
                 "steps_shared": self.shared,

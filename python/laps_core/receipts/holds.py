@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laps_core.length import LONG, SHORT
-from laps_core.policy.plan import Plan
+from laps_core.policy.types import Plan
 from laps_core.receipts.receipt import Cause
 
 
@@ -12,13 +12,11 @@ def held_short(plan: Plan, *, long: bool, joint: bool, built: bool) -> Cause | N
     of all data-parallel ranks. `built`: a batch was made."""
     if plan.picked and (plan.mixed or plan.order[:1] == (SHORT,)):
         return None if built else "memory"
-    if plan.keeps_memory:
-        return "memory"
-    if plan.waiting:
-        return "window"
+    if plan.held:
+        return plan.held
     if joint:
         return "ranks"
-    return "gap" if long and not plan.decode else None
+    return "gap" if long and plan.decode != "first" else None
 
 
 def held_long(plan: Plan, *, lacking: bool, joint: bool) -> Cause | None:

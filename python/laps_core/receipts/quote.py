@@ -9,7 +9,7 @@ import msgspec
 
 from laps_core.latency.step import Coefficients
 from laps_core.length import LONG, SHORT, ClassName, classify
-from laps_core.policy.gap import RUN, SAVED
+from laps_core.policy.fairness import RUN, SAVED
 from laps_core.receipts.backlog import size_of, work_s
 from laps_core.receipts.calibration import START, Factors
 
@@ -170,8 +170,8 @@ def _long_s(state: QuoteState, own_s: float) -> float:
 
 
 def bound_s(state: QuoteState, new: int, cached: int) -> float | None:
-    """Longest time to first token of a long request that comes now, by the guard and the gap (see ``policy.guard`` and
-    ``policy.gap``); None for a short one, and where nothing is guaranteed (seconds)."""
+    """Longest time to first token of a long request that comes now, by the guard and the gap (see
+    ``policy.fairness``); None for a short one, and where nothing is guaranteed (seconds)."""
     if state.kind(new, cached) != LONG or state.share <= 0.0 or not state.least_work or state.gap_s <= 0.0:
         return None
     model, longest = state.model, max(state.longest, new + cached)

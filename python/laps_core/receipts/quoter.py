@@ -9,7 +9,7 @@ from itertools import islice
 
 from laps_core.config import LapsConfig
 from laps_core.length import CLASSES, LONG, SHORT, ClassName
-from laps_core.policy.guard import LATE
+from laps_core.policy.fairness import LATE
 from laps_core.policy.order import LEAST_WORK
 from laps_core.policy.pacer import Pacer
 from laps_core.receipts.backlog import Backlog, work_s
@@ -130,8 +130,8 @@ class Quoter:
         if model is None:
             return None
         sizes, gap = pacer.sizes, pacer.gap
-        gap_s = gap.seconds(sizes.fixed_s)
-        opens_s = gap.soonest_s(now + device.left_s, sizes.fixed_s)
+        gap_s = gap.seconds
+        opens_s = gap.opens_s(now + device.left_s)
         rate, share = backlog.short_rate(now)
         threshold = pacer.threshold_tokens
         waiting = ((i, s.requests, max(0.0, s.seconds)) for i, s in enumerate(backlog.long) if s.requests)

@@ -10,7 +10,7 @@ from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import ClassName
 from laps_core.policy.decode import Decode
-from laps_core.policy.plan import Paused, Plan, Running, Waiting
+from laps_core.policy.types import Paused, Plan, Running, Waiting
 
 from laps_plan.sim.decoding import decode_step
 from laps_plan.sim.device import Device
@@ -93,14 +93,14 @@ class LapsColocated(Laps):
         return self.decode.turn(begins_s, plan, shorts, longs, paused, self.pacer.sizes)
 
     def _carry_out(self, now: float, plan: Plan, longs: list[Request]) -> Batch | float | None:
-        step = self._step() if plan.decode else None
+        step = self._step() if plan.decode == "first" else None
         if step is not None:
             return step
         said = super()._carry_out(now, plan, longs)
         return said if isinstance(said, Batch) else self._step() or said
 
     def _send(self, cls: ClassName, batch: Batch, plan: Plan, now: float, shorts: int = 0) -> Batch:
-        carries = plan.carries and cls == plan.order[0] and self._streams.count > 0
+        carries = plan.decode == "carried" and cls == plan.order[0] and self._streams.count > 0
         rows_s = self.decode.rows_s(self.pacer.sizes)
         if carries:
             self._streams.step(batch)

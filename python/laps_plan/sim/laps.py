@@ -12,8 +12,8 @@ from itertools import islice
 from laps_core.config import LapsConfig
 from laps_core.latency.model import LatencyModel
 from laps_core.length import CLASSES, LONG, SHORT, ClassName, classify, new_tokens
-from laps_core.policy.paper import pacer
-from laps_core.policy.plan import LOOKAHEAD, Paused, Plan, Running, Waiting
+from laps_core.paper import pacer
+from laps_core.policy.types import LOOKAHEAD, Paused, Plan, Running, Waiting
 
 from laps_plan.sim.device import Device
 from laps_plan.sim.memory import Memory
@@ -122,8 +122,7 @@ class Laps:
         shorts, lines = [r.view for r in islice(self._short, LOOKAHEAD)], [r.line or _long(r) for r in longs]
         plan = pacer.plan(
             now, shorts, lines, waiting=len(self._short) + len(self._long), paused=paused, lacking=self._lacking,
-            frees=self._memory is not None and (bool(under_way) or self._memory.fetched_s is not None),
-            longs_drain=self._lacking and self._longs_drain(),
+            drains=self._drains(),
         )  # fmt: skip
         plan = self._turn(now, plan, shorts, lines, paused)
         said = self._carry_out(now, plan, longs)
@@ -134,10 +133,14 @@ class Laps:
             return self._slice(launched)
         return said
 
-    def _longs_drain(self) -> bool:
-        """Long work holds memory, and will give it back."""
-        begun = any(r.started >= 0.0 for r in self._long)
-        return begun or (self._memory is not None and self._memory.holds_more_than(self._threshold))
+    def _drains(self) -> ClassName | None:
+        """See Pacer.plan."""
+        memory = self._memory
+        if memory is None or not self._lacking:
+            return None
+        if memory.holds_more_than(self._threshold) or any(r.started >= 0.0 for r in self._long):
+            return LONG
+        return SHORT if self._under_way or memory.fetched_s is not None else None
 
     def _turn(self, now: float, plan: Plan, shorts: list[Waiting], longs: list[Waiting], paused: Paused | None) -> Plan:
         """The plan, where other work of the server may change it. `shorts`, `longs`: what it picks from."""
@@ -153,8 +156,8 @@ class Laps:
                 return self._send(cls, batch, plan, now)
         if self._under_way:
             return self._slice(self._under_way[-1])
-        if plan.waiting:
-            return plan.until_s
+        if plan.held == "window":
+            return plan.account.until_s
         return None if self._memory is None else self._memory.fetched_s
 
     def _shared(self, longs: list[Request], plan: Plan, now: float) -> Batch | float | None:
@@ -175,9 +178,9 @@ class Laps:
         batch.running = Running(cls=cls, shape=shape, short=short, within=bool(self._under_way))
         self.pacer.launched(now, batch.running, plan)
         batch.whole = None
-        if cls == LONG and plan.layers and self._device is not None:
+        if cls == LONG and plan.long.layers and self._device is not None:
             whole_s = self._device.seconds(batch)
-            each_s = whole_s / self._layers * plan.layers / plan.parts
+            each_s = whole_s / self._layers * plan.long.layers / plan.long.parts
             slices = self._device.profile.slices(whole_s, shape, each_s)
             self._under_way.append(Sliced(batch.parts, batch.ending, batch.running, slices[::-1]))
             first = self._slice(self._under_way[-1])
@@ -250,9 +253,9 @@ class Laps:
     def _longs(self, longs: list[Request], plan: Plan, now: float, taken: int = 0) -> Batch | None:
         """Return a batch of the picked long prompts, the last one cut where the budget, less `taken`, ends. None starts
         unless the memory for all of it is free."""
-        room = min(plan.tokens or self._room, self._room) - taken
+        room = min(plan.long.tokens or self._room, self._room) - taken
         memory, self._lacking = self._memory, False
-        picked = [longs[i] for i in plan.longs]
+        picked = [longs[i] for i in plan.long.picked]
         parts: list[tuple[Request, int, int]] = []
         ending: list[Request] = []
         for r in [*picked, *(r for r in longs if r.started >= 0.0 and r not in picked)]:

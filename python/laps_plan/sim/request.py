@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from laps_core.policy.plan import Running
+from laps_core.policy.types import Running
 
 from laps_plan.traffic.job import Job
 

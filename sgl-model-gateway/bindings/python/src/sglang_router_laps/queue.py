@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from laps_core.policy.order import Patience, edf
-from laps_core.policy.plan import LOOKAHEAD, Waiting
-from laps_core.policy.sizes import TokenWork
+from laps_core.policy.fairness import Patience
+from laps_core.policy.order import edf
+from laps_core.policy.predict import TOKEN_S
+from laps_core.policy.types import LOOKAHEAD, Waiting
 from sglang_router.router_args import RouterArgs
 
 MOST = 8192
@@ -48,6 +49,13 @@ class _Ticket:
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
+def _key(ticket: _Ticket, now: float) -> tuple[float, ...]:
+    # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
+    w = ticket.waiting
+    work_s = w.tokens * TOKEN_S
+    return w.priority, *edf(w, work_s, lambda _: work_s, now)
+
+
 class Queue:
     """Admits ``most`` requests at a time, and queues up to --queue-size more.
 
@@ -67,8 +75,6 @@ class Queue:
         self._stranded = 0
         """Requests that have been admitted and wait for a healthy server."""
         self._patience = Patience()
-        # Work is counted in tokens: the server, and so its latency model, is not chosen yet.
-        self._work = TokenWork()
 
     @property
     def waiting(self) -> int:
@@ -134,11 +140,8 @@ class Queue:
     def _next(self) -> _Ticket:
         now = time.monotonic()
         oldest = next(iter(self._line))
-        if self._patience.due:
-            first = oldest
-        else:
-            line = islice(self._line, LOOKAHEAD)
-            first = min(line, key=lambda t: (t.waiting.rank, *edf(t.waiting, self._work, now)))
+        line = [oldest] if self._patience.due else islice(self._line, LOOKAHEAD)
+        first = min(line, key=lambda ticket: _key(ticket, now))
         self._patience.served(first is not oldest)
         return first
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import orjson
-from laps_core.policy.plan import Waiting
+from laps_core.policy.types import Waiting
 from laps_core.pools.prefill import PrefillInstance
 from laps_core.pools.prefixes import NOTHING
 from laps_core.pools.pressure import Pool
@@ -93,7 +93,7 @@ class Call:
     def waiting(self, new: int, threshold: int) -> Waiting:
         """Return the request as ``laps_core``'s rules see it, with ``new`` tokens expected to be computed."""
         due = None if self.slo_ms is None else self.arrived + self.slo_ms / 1e3
-        return Waiting(new, self.ask.total - new, self.arrived, due, rank=int(new > threshold))
+        return Waiting(new, self.ask.total - new, self.arrived, due, priority=int(new > threshold))
 
     def wires(self, prefiller: PrefillInstance, rank: Rank[Any] | None = None) -> tuple[bytes, bytes]:
         """Return the bodies of an attempt for the prefill and the decode server, which meet in fresh bootstrap rooms:

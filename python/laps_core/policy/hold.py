@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from laps_core.config import LapsConfig
 from laps_core.length import SHORT
 from laps_core.policy.arrivals import Arrivals
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.statistics import Statistics
+from laps_core.policy.types import Account, Plan, Waiting
+from laps_core.statistics import ShortBatches
 
 Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 """(new, history) tokens of each request of a step -> seconds, or None when nothing is known."""
@@ -34,8 +34,6 @@ Predict = Callable[[Sequence[tuple[int, int]]], "float | None"]
 SIGMA_S = 2e-3
 """sigma: a batch leaves at once when its smallest slack is this small (seconds): what a step may last longer than
 predicted."""
-DELTA_S = 1e-3
-"""delta: taken off the slack when the window is sized (seconds)."""
 HEAD_MAX = 4.0
 """T_max: the head of the short queue is never held longer than this many times W_max."""
 _HORIZON_WINDOWS = 4
@@ -71,20 +69,17 @@ class Window:
         self._fixed = config.window == "fixed"
         self._w_max_s = config.wait_window_ms / 1e3
         self._cap = config.wait_max_batch
-        self._window_s = self._w_max_s
-        """W."""
-        self._depth = self._cap
-        """D."""
         self._arrivals = Arrivals(_HORIZON_WINDOWS * self._w_max_s, self._w_max_s)
         self._started: deque[float] = deque(maxlen=8)
         self._service_s = 0.0
-        self._held_since: float | None = None
+        self._held_since = math.inf
+        """Infinite while nothing is held."""
         self._hold: Hold | None = None
         self._credit_s = self._w_max_s
         """Time that a hold may cost: savings of earlier holds and TRIAL of the time, less the cost of earlier holds."""
-        self._credited_s: float | None = None
+        self._credited_s = math.inf
         self._mode = "off" if self._w_max_s == 0.0 else "fixed" if self._fixed else "deadline-free"
-        self._statistics = Statistics()
+        self._statistics = ShortBatches()
 
     # -- events
 
@@ -97,11 +92,10 @@ class Window:
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
         """A batch of ``depth`` short requests starts at ``now``; the rest is from the plan that said so."""
-        idle_s = now - self._idle_since(now)
-        self._settle(now, idle_s, depth)
+        self._settle(now, now - self._idle_since(now), depth)
         self._arrivals.dispatched(now, depth)
         self._started.append(now)
-        self._held_since = self._hold = None
+        self._held_since, self._hold = math.inf, None
         self._statistics.left(depth, waited_s, reason, late)
 
     def completed(self, now: float, n: int) -> None:
@@ -114,33 +108,34 @@ class Window:
     def nothing_waits(self) -> None:
         """No short request waits (those held back were aborted, say): a later one begins a hold of its own."""
         self._arrivals.waiting(0)
-        self._held_since = self._hold = None
+        self._held_since, self._hold = math.inf, None
 
     # -- decisions
 
-    def leave(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
-        """The batch that leaves where long work waits or is paused, out of ``shorts`` (not empty). See ``decide``."""
-        return self._left(now, *self._filled(now, shorts, token_budget, late_last), "preempt")
-
-    def decide(self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True) -> Plan:
+    def decide(
+        self, now: float, shorts: Sequence[Waiting], *, token_budget: int, late_last: bool = True,
+        contended: bool = False,
+    ) -> Plan:  # fmt: skip
         """The batch that leaves now, or how long to wait; where something arrives before, decide again.
 
-        Asked only where nothing else could run meanwhile. ``shorts``: all that wait (not empty), in the order to serve
-        them. ``token_budget``: new tokens one batch may hold; the first request is taken whatever its size.
-        ``late_last``: those that can no longer make their deadline go behind the others.
+        ``shorts``: all that wait (not empty), in the order to serve them. ``token_budget``: new tokens one batch may
+        hold; the first request is taken whatever its size. ``late_last``: those that can no longer make their deadline
+        go behind the others. ``contended``: long work waits or is paused, so that nothing is held.
         """
         self._arrivals.waiting(len(shorts))
         picked, slacks = self._filled(now, shorts, token_budget, late_last)
-        # One whose time ran out while it was held, its waker being late, counts: more waiting is of no use to it.
-        held_since = now if self._held_since is None else self._held_since
-        held = (max(held_since, s.since_s) - now for s in shorts)
-        slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
-        verdict = self._judge(now, shorts, picked, slack, token_budget)
+        held_since = min(now, self._held_since)
+        verdict: str | float = "preempt"
+        if not contended:
+            # One whose time ran out while it was held, its waker being late, counts: more waiting is of no use to it.
+            held = (max(held_since, s.since_s) - now for s in shorts)
+            slack = min((s for s, spent in zip(slacks, held, strict=True) if spent <= s < math.inf), default=math.inf)
+            verdict = self._judge(now, shorts, picked, slack, token_budget)
         if isinstance(verdict, str):
-            return self._left(now, picked, slacks, verdict)
-        if self._held_since is None:
-            self._held_since = now
-        return Plan((), waiting=True, until_s=verdict)
+            late = sum(slacks[i] < 0.0 for i in picked)
+            return Plan((SHORT,), tuple(picked), account=Account(verdict, now - held_since, late))
+        self._held_since = held_since
+        return Plan((), held="window", account=Account(until_s=verdict))
 
     def _filled(
         self, now: float, shorts: Sequence[Waiting], token_budget: int, late_last: bool
@@ -148,19 +143,12 @@ class Window:
         """(Those that fit: late ones last, the first always; the slack of each of ``shorts`` in seconds.)"""
         slacks = self._slacks(now, shorts, token_budget)
         order = sorted(range(len(shorts)), key=lambda i: late_last and slacks[i] < 0.0)
-        if sum(s.tokens for s in shorts) <= token_budget:
-            return order, slacks
         picked, room = order[:1], token_budget - shorts[order[0]].tokens
         for i in order[1:]:
             if shorts[i].tokens <= room:
                 picked.append(i)
                 room -= shorts[i].tokens
         return picked, slacks
-
-    def _left(self, now: float, picked: Sequence[int], slacks: Sequence[float], reason: str) -> Plan:
-        waited_s = 0.0 if self._held_since is None else now - self._held_since
-        late = sum(slacks[i] < 0.0 for i in picked)
-        return Plan((SHORT,), tuple(picked), reason=reason, waited_s=waited_s, late=late)
 
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
@@ -169,21 +157,20 @@ class Window:
         if self._w_max_s == 0.0:
             return "idle"
         k = len(picked)
-        tokens = sum(shorts[i].tokens for i in picked)
         if not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
-        if k >= self._depth:
+        if k >= self._cap:
             return "depth"
         if slack <= SIGMA_S:
             return "slack"
-        if k < len(shorts) or tokens >= token_budget:
+        if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget:
             return "tokens"
         since = self._idle_since(now)
-        head_end = (now if self._held_since is None else self._held_since) + HEAD_MAX * self._w_max_s
+        head_end = min(now, self._held_since) + HEAD_MAX * self._w_max_s
         # What is left below a tick is over: a timer may wake its sleeper that much early.
-        if self._held_since is not None and now > head_end - TICK_S:
+        if now > head_end - TICK_S:
             return "head_of_line"
-        end = self._window_end(now, since, shorts, slack, k)
+        end = (min(s.since_s for s in shorts) if self._fixed else since) + self._w_max_s
         if now > end - TICK_S:
             return "window"
         last = min(end, now + slack - SIGMA_S, head_end)
@@ -192,18 +179,7 @@ class Window:
 
     def _idle_since(self, now: float) -> float:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
-        return now if self._held_since is None else max(self._held_since, self._arrivals.completed_s)
-
-    def _window_end(self, now: float, since: float, shorts: Sequence[Waiting], slack: float, k: int) -> float:
-        if self._fixed:
-            return min(s.since_s for s in shorts) + self._w_max_s
-        if slack == math.inf:
-            return since + self._w_max_s
-        w_sla = max(0.0, slack - DELTA_S)
-        due = max(self._arrivals.returning(now), self._arrivals.following(now))
-        rate = self._arrivals.rate(now)
-        w_gr = due.by_s - now if due.requests >= _ONE else (self._depth - k) / max(rate, 1e-9)
-        return min(since + self._w_max_s, now + min(w_sla, w_gr))
+        return max(min(now, self._held_since), self._arrivals.completed_s)
 
     def _worth(self, now: float, since: float, last: float, shorts: Sequence[Waiting], k: int) -> float | None:
         """Until when to wait, no longer than ``last``, or None if waiting does not pay."""
@@ -219,7 +195,7 @@ class Window:
                 return until
         due = self._arrivals.following(now)
         if due.requests >= _ONE:
-            m = min(due.requests, self._depth - k)
+            m = min(due.requests, self._cap - k)
             until = last if due.by_s == math.inf else min(last, now + (due.by_s - now) * m / due.requests)
             saved = self._saving(shorts, m)
             if m * saved > (k + m) * (until - now):
@@ -257,7 +233,7 @@ class Window:
 
         Bound: of any time T, holds cost at most T TRIAL + 2 W_max more than they are predicted to have saved.
         """
-        earned_s = 0.0 if self._credited_s is None else TRIAL * max(0.0, now - self._credited_s)
+        earned_s = TRIAL * max(0.0, now - self._credited_s)
         self._credited_s = now
         if self._hold and idle_s > 0.0:
             earned_s += (self._hold.saving_s if depth > self._hold.depth else 0.0) - idle_s
@@ -267,9 +243,9 @@ class Window:
         """Return the entry on the window in /laps_status (JSON-ready)."""
         return {
             "mode": self._mode,
-            "window_ms": self._window_s * 1e3,
+            "window_ms": self._w_max_s * 1e3,
             "window_max_ms": self._w_max_s * 1e3,
-            "depth": self._depth,
+            "depth": self._cap,
             "depth_max": self._cap,
             **self._statistics.status(),
             "returning_share": self._arrivals.share,

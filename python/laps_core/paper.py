@@ -12,17 +12,51 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
+from laps_core.policy.hold import SIGMA_S, TICK_S, Predict, Window
 from laps_core.policy.pacer import Pacer
-from laps_core.policy.plan import Plan, Waiting
-from laps_core.policy.window import DELTA_S, SIGMA_S, TICK_S, Window
+from laps_core.policy.types import Plan, Waiting
 
 W_MIN_S = 0.5e-3
 """W_min: a window is never shorter (seconds)."""
+DELTA_S = 1e-3
+"""delta: taken off the slack when the window is sized (seconds)."""
+_HALF_LIFE_S = 1.0
+
+
+class Rate:
+    """Arrivals per second over the last second or two. Times are seconds of one clock, which may run backwards."""
+
+    def __init__(self) -> None:
+        self._recent, self._seen_s = 0.0, -math.inf
+
+    def add(self, now: float, n: int) -> None:
+        """So many requests arrived."""
+        self.at(now)
+        self._recent += n
+
+    def at(self, now: float) -> float:
+        """Arrivals per second; fades to zero in silence."""
+        if now > self._seen_s:
+            self._recent *= 0.5 ** ((now - self._seen_s) / _HALF_LIFE_S)
+            self._seen_s = now
+        return self._recent * math.log(2.0) / _HALF_LIFE_S
 
 
 class PaperWindow(Window):
     """Algorithm 1 to the letter: a batch is held until the window ends or it is D deep, whether or not anybody is
     expected; W is set to the time in which it became so deep, and D to the depth of a batch that did not."""
+
+    def __init__(self, config: LapsConfig, predict: Predict) -> None:
+        """See Window."""
+        super().__init__(config, predict)
+        self._window_s, self._depth = self._w_max_s, self._cap
+        """W and D."""
+        self._rate = Rate()
+
+    def arrived(self, now: float, n: int = 1, blind_since: float | None = None) -> None:
+        """See Window."""
+        super().arrived(now, n, blind_since)
+        self._rate.add(now, n)
 
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
@@ -34,13 +68,13 @@ class PaperWindow(Window):
             return "depth"
         if slack <= SIGMA_S:
             return "slack"
-        if k < len(shorts) or sum(shorts[i].tokens for i in picked) >= token_budget:
+        if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget:
             return "tokens"
         window_s = self._window_s
         if slack < math.inf:
-            filled_s = (self._depth - k) / max(self._arrivals.rate(now), 1e-9)
+            filled_s = (self._depth - k) / max(self._rate.at(now), 1e-9)
             window_s = self._clipped(min(max(0.0, slack - DELTA_S), filled_s))
-        end = (now if self._held_since is None else self._held_since) + window_s
+        end = min(now, self._held_since) + window_s
         return "window" if now > end - TICK_S else end
 
     def dispatched(self, now: float, depth: int, waited_s: float, reason: str, late: int = 0) -> None:
@@ -51,6 +85,10 @@ class PaperWindow(Window):
             self._window_s = self._clipped(tau_s)
         else:
             self._depth = depth
+
+    def status(self) -> dict[str, Any]:
+        """See Window."""
+        return {**super().status(), "window_ms": self._window_s * 1e3, "depth": self._depth}
 
     def _clipped(self, seconds: float) -> float:
         return min(max(seconds, W_MIN_S), self._w_max_s)
@@ -74,13 +112,13 @@ class PaperPacer(Pacer):
         """See Pacer: strictly short first. While the window holds a short batch, long work runs."""
         if not shorts:
             self.window.nothing_waits()
-        plan = self._shorts(self.window.decide, now, shorts, self.threshold_tokens, self.sizes.budget)
+        plan = self._shorts(now, shorts, self.sizes.budget)
         if not longs:
             return plan
         # One prompt is in progress at a time.
-        first = min(range(len(longs)), key=lambda i: (not longs[i].started, longs[i].rank, longs[i].since_s))
+        first = min(range(len(longs)), key=lambda i: (not longs[i].started, longs[i].priority, longs[i].since_s))
         both = self.longs.cut(plan, longs, [first], self.sizes.budget // self.sizes.unit * self.sizes.unit)
-        both = both._replace(waiting=False, until_s=math.inf, oldest=True)
+        both = both._replace(held="", account=both.account._replace(oldest=True, until_s=math.inf))
         # Where the memory is missing for short requests, the long one goes on.
         return both._replace(order=(SHORT, LONG)) if plan.order else both
 

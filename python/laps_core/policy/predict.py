@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from laps_core.config import ConfigError
 from laps_core.latency.model import LatencyModel
-from laps_core.policy.plan import Waiting
+from laps_core.policy.types import Waiting
 
 TOKEN_S = 1e-4
 """Work of a token (seconds) while the latency model is not fitted; only orders use it."""
@@ -22,18 +22,6 @@ PAUSES = 0.02
 """Share of a pass that its pauses may cost: where they cost more, slices are longer than ``slice_ms``."""
 LONGEST_SLICE = 16.0
 """Times ``slice_ms``: no slice is meant to take longer, whatever its pause costs."""
-
-
-class TokenWork:
-    """Work of requests by their tokens alone, where there is no latency model."""
-
-    def work_s(self, w: Waiting) -> float:
-        """Return the time of what is left (seconds)."""
-        return w.tokens * TOKEN_S
-
-    def lone_s(self, w: Waiting) -> float:
-        """Return the time of all of it, alone on the server (seconds)."""
-        return (w.new_tokens or w.tokens) * TOKEN_S
 
 
 class Sizes:
@@ -102,6 +90,10 @@ class Sizes:
         if took is None:
             took = self._alone[shape] = self.model.predict([shape]) or new * TOKEN_S
         return took
+
+    def batch_s(self, items: Iterable[Waiting]) -> float:
+        """Predicted time of a batch of these; 0 = unknown."""
+        return self.model.predict([(w.tokens, w.history) for w in items]) or 0.0
 
     def beside_s(self, w: Waiting) -> float:
         """Predicted time of what is left, beside others in a batch."""

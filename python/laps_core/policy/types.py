@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from laps_core.length import LONG, SHORT, ClassName
 
 LOOKAHEAD = 512
 """Waiting requests of a class that are looked at; no batch of them is longer than this."""
-PLAN_NUMBERS = 13 + 2 * LOOKAHEAD
+PLAN_NUMBERS = 11 + 2 * LOOKAHEAD
 """Length of a Plan in whole numbers."""
+Held = Literal["", "window", "memory"]
+DecodeTurn = Literal["", "first", "carried"]
 _TURNS: tuple[tuple[ClassName, ...], ...] = ((), (SHORT,), (LONG,), (SHORT, LONG), (LONG, SHORT))
+_HELD: tuple[Held, ...] = ("", "window", "memory")
+_DECODE: tuple[DecodeTurn, ...] = ("", "first", "carried")
 
 
 class Waiting(NamedTuple):
@@ -32,7 +36,7 @@ class Waiting(NamedTuple):
     """Tokens to prefill when it came; 0 = what is left."""
     started: bool = False
     """In progress: it has run a chunk."""
-    rank: int = 0
+    priority: int = 0
     """Priority among long prompts; smaller goes first, whatever the work."""
 
 
@@ -44,7 +48,7 @@ class Paused(NamedTuple):
     requests: int
     depth: int
     """Batches of long work under way."""
-    rank: int = 0
+    priority: int = 0
     """Highest priority among their requests; smaller is higher."""
     weight: float = 0.0
     """Weight of its requests (1/seconds), by ``Sizes.weight``."""
@@ -52,6 +56,27 @@ class Paused(NamedTuple):
     """The earliest of their deadlines (the caller's clock)."""
     slice_s: float = 0.0
     """Device time of its next slice (seconds); 0 = unknown."""
+
+
+class Account(NamedTuple):
+    """Statistics and charges of a plan, for ``Pacer.launched``, and its time. They stay on the leading rank."""
+
+    reason: str = ""
+    """Why a short batch leaves, one of statistics.REASONS."""
+    waited_s: float = 0.0
+    """How long the window held it (not the queueing before it)."""
+    late: int = 0
+    """How many of those picked can no longer make their deadline."""
+    passed_over: bool = False
+    """A short request older than one of those picked stays behind."""
+    oldest: bool = False
+    """The long batch holds the prompt that has waited longest, first in it or whole."""
+    oldest_late: bool = False
+    """The prompt that has waited longest is too late for its deadline."""
+    contended: bool = False
+    """Long work waits or is paused."""
+    until_s: float = math.inf
+    """Until when short requests are held, if nothing comes before (the leading rank's clock)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,12 +90,8 @@ class Running:
     """Which of its requests are short."""
     within: bool = False
     """True if it runs while another is paused."""
-    preempts: bool = False
-    """A short batch while long work waits or is paused."""
-    oldest: bool = False
-    """A long batch with the prompt that has waited longest, first in it or whole."""
-    oldest_late: bool = False
-    """That prompt is too late for its deadline."""
+    account: Account = field(default_factory=Account)
+    """Charges, from its plan."""
     started: float | None = None
     """When it went to the device."""
     done: float | None = None
@@ -84,6 +105,24 @@ class Running:
     stock: bool = True
     """The latency model may learn from it: it was not replayed from a graph of LAPS."""
 
+    @property
+    def preempts(self) -> bool:
+        """True for a short batch while long work waits or is paused."""
+        return self.cls == SHORT and self.account.contended
+
+
+class LongBatch(NamedTuple):
+    """The next batch of long prompts."""
+
+    picked: tuple[int, ...] = ()
+    """Indices into those given, in order."""
+    tokens: int = 0
+    """New tokens; 0 = what the server's chunk holds."""
+    layers: int = 0
+    """Layers a slice; 0 = in one piece."""
+    parts: int = 1
+    """Slices a layer, where one layer takes longer than a slice should."""
+
 
 class Plan(NamedTuple):
     """One decision."""
@@ -92,61 +131,33 @@ class Plan(NamedTuple):
     """Classes to try, in turn; empty = run nothing now, or go on with what is paused."""
     picked: tuple[int, ...] = ()
     """Short requests to take first, as indices into the short view; the others follow in their own order."""
-    longs: tuple[int, ...] = ()
-    """Long prompts of the next long batch, as indices into those given, in order."""
-    tokens: int = 0
-    """New tokens of the long batch; 0 = what the server's chunk holds."""
-    layers: int = 0
-    """Layers a slice of the long batch; 0 = in one piece."""
-    parts: int = 1
-    """Slices a layer of it, where one layer takes longer than a slice should."""
+    long: LongBatch = LongBatch()
     threshold: int = 0
     """Longest short request from the next round on (tokens)."""
-    waiting: bool = False
-    """A short batch is held back."""
     mixed: bool = False
     """The short requests picked share the step of the long batch: that serves everybody sooner, or it cannot make way
     for them (Medha)."""
-    keeps_memory: bool = False
-    """A long prompt is owed the memory that it lacks: nothing new starts in its place."""
-    decode: bool = False
-    """A decode step of the running batch goes first."""
     split: bool = False
     """No other short requests than those picked: more would make the next decode step late."""
-    carries: bool = False
-    """The batch of the first class in ``order`` has a row of each stream, so that it is a decode step, too."""
-    until_s: float = math.inf
-    """Until when, if nothing comes before (the leading rank's clock)."""
-    reason: str = ""
-    """Why a short batch leaves, one of statistics.REASONS. This and what follows stays on
-    the leading rank: ``Pacer.launched`` counts it, and charges guard, gap and patience by it."""
-    waited_s: float = 0.0
-    """How long the window held it (not the queueing before it)."""
-    late: int = 0
-    """How many of those picked can no longer make their deadline."""
-    passed_over: bool = False
-    """A short request older than one of those picked stays behind."""
-    oldest: bool = False
-    """The long batch holds the prompt that has waited longest, first in it or whole."""
-    oldest_late: bool = False
-    """The prompt that has waited longest is too late for its deadline."""
-    contended: bool = False
-    """Long work waits or is paused."""
+    held: Held = ""
+    """Why short requests that wait are held back: until the window ends, or as a long prompt is owed the memory that it
+    lacks, and nothing new starts in its place."""
+    decode: DecodeTurn = ""
+    """A decode step of the running batch goes first, or the batch of the first class in ``order`` carries a row of each
+    stream, so that it is a decode step, too."""
+    account: Account = Account()
 
     def numbers(self) -> list[int]:
         """The decision as PLAN_NUMBERS whole numbers."""
-        sizes = [self.tokens, self.layers, self.parts, self.threshold, len(self.picked), len(self.longs)]
-        flags = self.waiting, self.mixed, self.keeps_memory, self.decode, self.split, self.carries
-        head = [_TURNS.index(self.order), *map(int, flags), *sizes]
-        body = [*head, *self.picked, *self.longs]
-        return body + [0] * (PLAN_NUMBERS - len(body))
+        kinds = [_TURNS.index(self.order), _HELD.index(self.held), _DECODE.index(self.decode)]
+        longs, *sizes = self.long
+        head = [*kinds, int(self.mixed), int(self.split), self.threshold, *sizes, len(self.picked), len(longs)]
+        return [*head, *self.picked, *longs] + [0] * (2 * LOOKAHEAD - len(self.picked) - len(longs))
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Plan:
         """Undo ``numbers``."""
-        turn, *flags = numbers[:7]
-        tokens, layers, parts, threshold, picks, longs = numbers[7:13]
-        waiting, mixed, keeps, decode, split, carries = map(bool, flags)
-        both = tuple(numbers[13 : 13 + picks + longs])
-        sizes = tokens, layers, parts, threshold
-        return cls(_TURNS[turn], both[:picks], both[picks:], *sizes, waiting, mixed, keeps, decode, split, carries)
+        turn, held, decode, mixed, split, threshold, *sizes, picks, longs = numbers[:11]
+        both = tuple(numbers[11 : 11 + picks + longs])
+        flags = bool(mixed), bool(split), _HELD[held], _DECODE[decode]
+        return cls(_TURNS[turn], both[:picks], LongBatch(both[picks:], *sizes), threshold, *flags)

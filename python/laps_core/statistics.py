@@ -1,0 +1,84 @@
+"""Counters of a scheduler's decisions, for the status."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, deque
+from typing import Any
+
+REASONS = ("depth", "window", "slack", "head_of_line", "preempt", "idle", "tokens")
+TOKEN_TIMES = 1024
+"""Steps whose times between tokens are remembered."""
+WAIT_EDGES_MS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+"""Upper edges of the histogram of waits; the last bucket is above them."""
+
+
+class ShortBatches:
+    """Short batches that have left since the start."""
+
+    def __init__(self) -> None:
+        self._reasons: Counter[str] = Counter()
+        self._waits = [0] * (len(WAIT_EDGES_MS) + 1)
+        self._depths: Counter[int] = Counter()
+        self._late = 0
+
+    def left(self, depth: int, waited_s: float, reason: str, late: int) -> None:
+        """A batch of `depth` requests left after `waited_s`, for one of REASONS; `late` of them miss their deadline."""
+        self._reasons[reason] += 1
+        self._waits[bisect_left(WAIT_EDGES_MS, waited_s * 1e3)] += 1
+        self._depths[1 << max(0, depth - 1).bit_length()] += 1
+        self._late += late
+
+    def status(self) -> dict[str, Any]:
+        """For /laps_status (JSON-ready)."""
+        edges = [*(f"<={e:g}" for e in WAIT_EDGES_MS), f">{WAIT_EDGES_MS[-1]:g}"]
+        return {
+            "dispatched": {r: self._reasons[r] for r in REASONS},
+            "waits_ms": dict(zip(edges, self._waits, strict=True)),
+            "depths": {f"<={d}": n for d, n in sorted(self._depths.items())},
+            "late": self._late,
+        }
+
+
+class DecodeSteps:
+    """Decode steps since the start."""
+
+    def __init__(self) -> None:
+        self.steps = self.within = self.carried = 0
+        """Steps so far; those of them in pauses of a prefill batch; those that were rows of one."""
+        self.busy_s = 0.0
+        """Device time of all but the last (seconds)."""
+        self._gaps: deque[tuple[float, int]] = deque(maxlen=TOKEN_TIMES)
+
+    def ran(self, gap_s: float, streams: int, *, within: bool, own_s: float | None) -> None:
+        """A step of so many `streams` ended `gap_s` after the one before (seconds; infinite for the first). `within`:
+        in a pause. `own_s`: device time; None = it was rows of a prefill batch."""
+        if 0.0 < gap_s < math.inf:
+            self._gaps.append((gap_s, streams))
+        self.steps += 1
+        self.within += within
+        self.carried += own_s is None
+        self.busy_s += own_s or 0.0
+
+    def gap_s(self, share: float) -> float | None:
+        """Quantile of the latest times between tokens (seconds), each counted once for each stream; None if there are
+        none."""
+        gaps = sorted(self._gaps)
+        left = share * sum(n for _, n in gaps)
+        for gap, n in gaps:
+            left -= n
+            if left <= 0:
+                return gap
+        return None
+
+    def status(self) -> dict[str, Any]:
+        """For /laps_status (JSON-ready)."""
+        ms = {name: self.gap_s(share) for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1.0))}
+        return {
+            "steps": self.steps,
+            "steps_in_pauses": self.within,
+            "steps_carried": self.carried,
+            "busy_s": self.busy_s,
+            "tbt_ms": {name: None if s is None else 1e3 * s for name, s in ms.items()},
+        }
