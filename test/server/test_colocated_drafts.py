@@ -49,15 +49,16 @@ def eagle3_args(base: Path) -> list[str]:
 
 
 def served(
-    name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1, **env: str
-) -> Setup:
+    name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1,
+    env: dict[str, str] | None = None,
+) -> Setup:  # fmt: skip
     args, shape = (*LAPS, *EVERY_PAUSE, *flags), replace(SHAPE, embedding=60.0, kv_heads=heads)
-    return Setup(f"colocated-drafts-{name}", args, env, shape, more, mode="null")
+    return Setup(f"colocated-drafts-{name}", args, env or {}, shape, more, mode="null")
 
 
 FITTED = (
     *(served("normal", *CHAIN, *NORMAL_LOOP), served("overlap", *CHAIN), served("tree", *TREE)),
-    *((served("tp2", *CHAIN, *TWO_RANKS, heads=2, **TWO_CORES),) if MANY in os.environ else ()),
+    *((served("tp2", *CHAIN, *TWO_RANKS, heads=2, env=TWO_CORES),) if MANY in os.environ else ()),
 )
 """Servers whose draft is often right."""
 NEXTN = Setup(
