@@ -57,7 +57,7 @@ def test_streams_that_are_retracted_keep_their_penalties_and_grammars(prefill: P
         asked += [Asked(f"{name}-{i}-x", ids(seed + i, 1500), 4, 0.5 + i - 14) for i in range(14, 16)]
         asyncio.run(at_once(prefill, asked))
         prefill.all_tokens_are_free()
-        must_be_as(asked, alone(prefill, asked))
+        must_be_as(asked, alone(prefill, asked, clients=5))
         prefill.all_tokens_are_free()
         return retractions(prefill) > before
 
