@@ -21,8 +21,13 @@ def test_a_dry_run_leaves_a_page_and_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With fewer prompts than on a GPU."""
-    for where, name, count in ((answers, "LONGS", 12), (answers, "SHORTS", 60), (latency, "REPEATS", 1)):
-        monkeypatch.setattr(where, name, count)
+    for where, name, value in (
+        (answers, "LONGS", 12),
+        (answers, "SHORTS", 60),
+        (latency, "REPEATS", 1),
+        (latency, "TOKENS", (16, 256, 4096)),
+    ):
+        monkeypatch.setattr(where, name, value)
     words = ["--dry-run", "--only", "answers,latency", "--out", str(tmp_path)]
     assert gpu.main(words) == 0, capsys.readouterr()
     piece = json.loads((tmp_path / "gpu-answers" / "piece.json").read_text())
