@@ -19,7 +19,7 @@ from served import checkpoint
 from benchmark import demo
 from benchmark.load.client import UNANSWERED, Answer
 from benchmark.results.piece import Piece
-from benchmark.rig import variants
+from benchmark.rig import fleet, variants
 from benchmark.rig.model import REPO
 from benchmark.rig.servers import ServerError
 
@@ -35,7 +35,9 @@ def ends_of(logs: Path) -> str:
 def test_the_demo_writes_a_table_a_picture_and_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a smaller model than a user's demo has."""
+    """With a smaller model than a user's demo has, and shorter prompts to warm up."""
+    warm_up = fleet.warm_up
+    monkeypatch.setattr(fleet, "warm_up", lambda target, prompts, longest: warm_up(target, prompts, 256))
     monkeypatch.setattr(demo, "DEVICE", replace(demo.DEVICE, checkpoint=checkpoint))
     monkeypatch.setenv(warm.COLD, variants.ON)  # one server imports for itself, as a user's do
     try:

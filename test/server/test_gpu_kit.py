@@ -12,6 +12,7 @@ import warm
 from benchmark.gpu import __main__ as gpu
 from benchmark.gpu import answers, latency
 from benchmark.results import page
+from benchmark.rig import fleet
 from benchmark.rig.model import REPO
 
 
@@ -20,7 +21,7 @@ from benchmark.rig.model import REPO
 def test_a_dry_run_leaves_a_page_and_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With fewer prompts than on a GPU."""
+    """With fewer prompts than on a GPU, and shorter ones to warm up."""
     for where, name, value in (
         (answers, "LONGS", 12),
         (answers, "SHORTS", 60),
@@ -28,6 +29,8 @@ def test_a_dry_run_leaves_a_page_and_is_not_run_again(
         (latency, "TOKENS", (16, 256, 4096)),
     ):
         monkeypatch.setattr(where, name, value)
+    warm_up = fleet.warm_up
+    monkeypatch.setattr(fleet, "warm_up", lambda target, prompts, longest: warm_up(target, prompts, 256))
     words = ["--dry-run", "--only", "answers,latency", "--out", str(tmp_path)]
     assert gpu.main(words) == 0, capsys.readouterr()
     piece = json.loads((tmp_path / "gpu-answers" / "piece.json").read_text())
