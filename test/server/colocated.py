@@ -141,16 +141,22 @@ async def at_once(prefill: Prefill, asked: list[Asked]) -> None:
         await asyncio.gather(*(a.come(http, prefill.server.url) for a in asked))
 
 
-async def one_by_one(prefill: Prefill, asked: list[Asked]) -> None:
-    async with load.session() as http:
-        for a in asked:
+async def one_by_one(prefill: Prefill, asked: list[Asked], clients: int) -> None:
+    free = asyncio.Semaphore(clients)
+
+    async def one(http: Any, a: Asked) -> None:
+        async with free:
             await a.ask(http, prefill.server.url)
 
+    async with load.session() as http:
+        await asyncio.gather(*(one(http, a) for a in asked))
 
-def alone(prefill: Prefill, asked: list[Asked], name: str = "alone") -> list[Asked]:
-    """Send the same requests one at a time, from clients that stay."""
+
+def alone(prefill: Prefill, asked: list[Asked], name: str = "alone", clients: int = 1) -> list[Asked]:
+    """Send the same requests one at a time, from clients that stay. ``clients``: how many at a time; memory must hold
+    what all of them need."""
     again = [replace(a, rid=f"{a.rid}-{name}", leaves_s=None, tokens=[], probabilities=[], end=None) for a in asked]
-    asyncio.run(one_by_one(prefill, again))
+    asyncio.run(one_by_one(prefill, again, clients))
     return again
 
 

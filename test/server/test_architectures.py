@@ -1,5 +1,5 @@
-"""Stock SGLang on the host platform computes each architecture as Hugging Face transformers does: chunks, batches,
-prefixes from the cache, adapters, draft models, and data-parallel attention."""
+"""Stock SGLang on the host platform computes as Hugging Face transformers does: chunks, batches, prefixes from the
+cache, draft models, and data-parallel attention. ``test_slices_models`` compares every architecture, with LAPS."""
 
 from __future__ import annotations
 
@@ -42,23 +42,17 @@ def eagle_args(base: Path) -> list[str]:
     return ["--speculative-draft-model-path", str(adapters.draft(base.parent, base.name.partition("-")[0]))]
 
 
-PLAIN = tuple(stock(name) for name in ("gemma2", "gptoss"))
-"""Without LAPS. ``test_slices_models`` compares every architecture, with it."""
 DRAFTS = (stock("glm4moe", *ONE_STEP, "NEXTN", name="-nextn"),)
 TOGETHER = (stock("qwen3moe", *DP_ATTENTION, name="-dp", env=TWO_CORES),)
-"""Without LAPS, too; those that ``test_slices_models`` serves with it are not served once more."""
-LORA = (stock("qwen2", name="-lora", more=lora_args),)
+"""Served here only: others run with LAPS, in ``test_slices_models``."""
+pytestmark = on(*DRAFTS, *TOGETHER)
 
 
-async def first_tokens(
-    prefill: Prefill, prompts: list[list[int]], adapter: list[str | None] | None = None
-) -> list[dict[str, Any]]:
+async def first_tokens(prefill: Prefill, prompts: list[list[int]]) -> list[dict[str, Any]]:
     """The answers to all prompts, sent at once; rooms alternate between data-parallel ranks."""
 
     async def one(http: Any, i: int) -> dict[str, Any]:
         body = ask(1000 + i, prompts[i]) | {"return_logprob": True}
-        if adapter is not None:
-            body["lora_path"] = adapter[i]
         async with http.post(prefill.server.url + "/generate", json=body) as reply:
             answer: dict[str, Any] = await reply.json()
             assert reply.status == 200, answer
@@ -83,8 +77,6 @@ def with_adapters(reference: Reference) -> dict[str | None, Reference]:
     return models
 
 
-@on(*PLAIN, *DRAFTS, *TOGETHER)[0]
-@on(*PLAIN)[1]
 def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Reference) -> None:
     document = ids(77, CHUNK + 200)
     prompts = [document, *(ids(i, n) for i, n in enumerate((5, 60, 129, 300, CHUNK + 1, 2100)))]
@@ -96,16 +88,3 @@ def test_first_tokens_are_those_of_transformers(prefill: Prefill, reference: Ref
         must_be(want[tuple(prompt)], answer, prompt)
     assert sum(answer["meta_info"]["cached_tokens"] >= len(document) - 1 for answer in answers) >= 2
     assert len({token for token, _ in want.values()}) >= len(want) - 2, "a server that is wrong would not be found out"
-
-
-@on(*LORA)[0]
-@on(*LORA)[1]
-def test_two_adapters_and_none_in_one_batch(prefill: Prefill, reference: Reference) -> None:
-    models = with_adapters(reference)
-    prompts = [ids(i, n) for i, n in enumerate((5, 60, 300, CHUNK + 1)) for _ in models]
-    chosen = [*models] * 4
-    answers = asyncio.run(first_tokens(prefill, prompts, chosen))
-    want = [models[name].first(p) for name, p in zip(chosen, prompts, strict=True)]
-    for prompt, answer, right in zip(prompts, answers, want, strict=True):
-        must_be(right, answer, prompt)
-    assert len({token for token, _ in want}) >= len(want) - 2, "an adapter that is left out would not be found out"

@@ -9,18 +9,16 @@ import random
 import http_load as load
 import pytest
 from rounds import until_seen
-from served import Prefill, Reference, ids, on
+from served import Prefill, Reference, on
 
 from .colocated import (
     COUNT,
     SETUPS,
-    Asked,
     alone,
     at_once,
     mixed,
     must_be_as,
     must_be_right,
-    retractions,
     with_features,
 )
 
@@ -58,25 +56,6 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
         return True
 
     until_seen(once, "steps and short batches run in pauses")
-
-
-def test_streams_are_retracted_where_memory_runs_out(prefill: Prefill, reference: Reference) -> None:
-    """In pauses, too: long prompts hold the memory that streams lack."""
-    before = retractions(prefill)
-
-    def once(i: int) -> bool:
-        name, seed = f"retract-{i}-{prefill.setup.name}", 800 + 1000 * i
-        # All at once, and so long that the first is not done when the last begins, unless the machine is held up.
-        asked = [Asked(f"{name}-{i}-x", ids(seed + i, 380), 160, 0.0) for i in range(13)]
-        for a in asked:
-            a.sampling = {"ignore_eos": False}
-        asked += [Asked(f"{name}-{i}-x", ids(seed + i, 1500), 4, 0.5 + i - 13) for i in range(13, 16)]
-        asyncio.run(at_once(prefill, asked))
-        must_be_right(asked, reference)
-        prefill.all_tokens_are_free()
-        return retractions(prefill) > before
-
-    until_seen(once, "a stream is retracted")
 
 
 def test_a_pause_of_the_server_retracts_what_is_parked_too(prefill: Prefill, reference: Reference) -> None:

@@ -77,7 +77,7 @@ def test_short_batches_carry_streams_of_every_kind(prefill: Prefill, reference: 
     must_be_right(plain, reference)
     prefill.all_tokens_are_free()
     other = [a for a in asked if a.sampling]
-    must_be_as(other, alone(prefill, other))
+    must_be_as(other, alone(prefill, other, clients=5))
     prefill.all_tokens_are_free()
 
 
@@ -88,5 +88,5 @@ def test_streams_with_log_probabilities_have_steps_of_their_own(prefill: Prefill
     asked = [Asked(f"{name}-{i}-x", ids(1400 + i, 60), 40, 0.1 * i, logprobs=True) for i in range(10)]
     asyncio.run(at_once(prefill, asked))
     assert carried(prefill) == before
-    must_be_as(asked, alone(prefill, asked))
+    must_be_as(asked, alone(prefill, asked, clients=5))
     prefill.all_tokens_are_free()

@@ -7,17 +7,19 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import warm
 from laps_plan.traffic.job import Job
+from served import checkpoint
 
-from benchmark.demo import require_answers
+from benchmark import demo
 from benchmark.load.client import UNANSWERED, Answer
 from benchmark.results.piece import Piece
-from benchmark.rig import variants
+from benchmark.rig import fleet, variants
 from benchmark.rig.model import REPO
 from benchmark.rig.servers import ServerError
 
@@ -30,18 +32,19 @@ def ends_of(logs: Path) -> str:
 
 
 @pytest.mark.timeout(750)
-def test_the_demo_writes_a_table_a_picture_and_a_record(tmp_path: Path) -> None:
-    command, env = warm.benchmark("benchmark.demo")
-    command += ["--rounds", "1", "--seconds", "3", "--out", str(tmp_path)]
-    env[warm.COLD] = variants.ON  # one server imports for itself, as a user's do
-    demo = subprocess.Popen(command, env=env, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_the_demo_writes_a_table_a_picture_and_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a smaller model than a user's demo has, and shorter prompts to warm up."""
+    warm_up = fleet.warm_up
+    monkeypatch.setattr(fleet, "warm_up", lambda target, prompts, longest: warm_up(target, prompts, 256))
+    monkeypatch.setattr(demo, "DEVICE", replace(demo.DEVICE, checkpoint=checkpoint))
+    monkeypatch.setenv(warm.COLD, variants.ON)  # one server imports for itself, as a user's do
     try:
-        said, told = demo.communicate(timeout=600)
-    except subprocess.TimeoutExpired:
-        demo.terminate()  # a killed one could not stop its servers
-        said, told = demo.communicate(timeout=120)
-    assert demo.returncode == 0, told[-2000:] + ends_of(tmp_path / "logs")
-    assert "laps / fcfs" in said
+        assert demo.main(["--rounds", "1", "--seconds", "1", "--out", str(tmp_path)]) == 0
+    except (SystemExit, AssertionError) as e:
+        pytest.fail(f"{e}{ends_of(tmp_path / 'logs')}")
+    assert "laps / fcfs" in capsys.readouterr().out
     piece = Piece.read(tmp_path)
     assert piece.machine
     assert piece.versions
@@ -56,9 +59,9 @@ def test_the_demo_writes_a_table_a_picture_and_a_record(tmp_path: Path) -> None:
 def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
     job = Job(0.0, 40)
     answers = [Answer(job, 0.0, 0.0, 0.1), Answer(job, 0.0, 0.0, None, UNANSWERED)]
-    require_answers(answers[:1], "fcfs", tmp_path)
+    demo.require_answers(answers[:1], "fcfs", tmp_path)
     with pytest.raises(ServerError, match="1 of 2 requests to fcfs had no answer"):
-        require_answers(answers, "fcfs", tmp_path)
+        demo.require_answers(answers, "fcfs", tmp_path)
 
 
 def command_of(process: psutil.Process) -> str:
@@ -70,18 +73,18 @@ def command_of(process: psutil.Process) -> str:
 
 
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
-    demo = subprocess.Popen([*DEMO, "--out", str(tmp_path)], cwd=REPO, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen([*DEMO, "--out", str(tmp_path)], cwd=REPO, stderr=subprocess.PIPE, text=True)
     children: list[psutil.Process] = []
     end = time.monotonic() + 300
     while not any("launch_server" in command_of(c) for c in children):
         assert time.monotonic() < end, "it starts no server"
         time.sleep(0.5)
-        children = psutil.Process(demo.pid).children(recursive=True)
-    time.sleep(3.0)
-    children = psutil.Process(demo.pid).children(recursive=True)
-    demo.send_signal(signal.SIGINT)
-    _, told = demo.communicate(timeout=180)
-    assert demo.returncode == 130
+        children = psutil.Process(running.pid).children(recursive=True)
+    time.sleep(1.0)
+    children = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate(timeout=180)
+    assert running.returncode == 130
     assert "every server it started has been stopped" in told
     assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
 

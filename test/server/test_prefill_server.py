@@ -71,8 +71,8 @@ def test_health_checks_pass_under_load(prefill: Prefill) -> None:
 
 @pytest.mark.timeout(600)
 def test_an_abort_storm_leaves_nothing_behind(prefill: Prefill) -> None:
-    """2,000 mixed requests, a third aborted at random ages: waiting, parked and in flight."""
-    count = 2000 if prefill.setup is NORMAL else 600
+    """600 mixed requests, a third aborted at random ages: waiting, parked and in flight."""
+    count = 600
     rng = random.Random(9)
 
     async def one(http: Any, i: int) -> str:

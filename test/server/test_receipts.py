@@ -20,18 +20,13 @@ from rounds import until_seen
 from served import CHUNK, LAPS, NORMAL, NORMAL_LOOP, OVERLAP, Prefill, Setup, ask, ids, on
 from sglang_laps import compat
 
-from benchmark.rig import model
+from .test_emulated import ON_LAPS as EMULATED
 
 COLOCATED = [
     Setup(f"receipts-colocated-{name}", (*LAPS, *flags, "--laps-config", '{"slice_ms": 1.0}'), mode="null")
     for name, flags in (("normal", NORMAL_LOOP), ("overlap", ()))
 ]
-EMULATED = Setup(
-    "receipts-emulated",
-    (*LAPS, "--chunked-prefill-size", "8192", "--laps-emulate", "h200-qwen3-8b,slow=4"),
-    shape=model.EMULATED,
-)
-COUNT = int(os.environ.get("LAPS_RECEIPT_REQUESTS", "200"))
+COUNT = int(os.environ.get("LAPS_RECEIPT_REQUESTS", "80"))
 """Requests to each server."""
 
 pytestmark = [pytest.mark.timeout(600), *on(NORMAL, OVERLAP, *COLOCATED, EMULATED)]
@@ -207,7 +202,7 @@ def test_a_receipt_names_the_long_prompt_that_it_waited_behind(prefill: Prefill)
 
 
 def test_receipts_are_found_by_id_class_time_and_length(prefill: Prefill) -> None:
-    mixed(prefill, f"find-{prefill.setup.name}", 40, aborts=False)
+    mixed(prefill, f"find-{prefill.setup.name}", 30, aborts=False)
     slowest = prefill.get("/laps_receipts?slowest=3&class=long")["receipts"]
     assert [r["class"] for r in slowest] == ["long"] * 3
     assert slowest == sorted(slowest, key=lambda r: -r["ttft_ms"])
@@ -220,7 +215,7 @@ def test_receipts_are_found_by_id_class_time_and_length(prefill: Prefill) -> Non
 
 
 def test_the_timeline_has_one_device_lane_without_overlaps(prefill: Prefill) -> None:
-    mixed(prefill, f"lane-{prefill.setup.name}", 60)
+    mixed(prefill, f"lane-{prefill.setup.name}", 30)
     trace = prefill.get("/laps_trace?seconds=60")
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert sorted(lanes.values()) == ["device", "long held back", "short held back"]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 
 from laps_core.receipts.receipt import META_KEY
-from served import LAPS, Prefill, Setup, ask, ids, on
+from served import NO_PREFIX_CACHE, Prefill, ask, ids, on
 
-OFF = Setup("receipts-off", (*LAPS, "--laps-config", '{"receipts": false}'))
-
-pytestmark = on(OFF)
+pytestmark = on(NO_PREFIX_CACHE)
 
 
 def test_there_is_nothing_where_nothing_is_kept(prefill: Prefill) -> None:

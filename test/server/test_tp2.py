@@ -18,11 +18,11 @@ pytestmark = on(TP2)
 
 
 @pytest.mark.timeout(600)
-def test_a_thousand_mixed_requests_in_step(prefill: Prefill, reference: Reference) -> None:
+def test_mixed_requests_in_step(prefill: Prefill, reference: Reference) -> None:
     rng = random.Random(11)
-    prompts = [ids(i, 2 * CHUNK + i % 40 if i % 50 == 0 else rng.randint(4, 60)) for i in range(1000)]
-    got = asyncio.run(send_all(prefill, prompts, spread_s=10.0))
-    for i in range(0, 1000, 25):
+    prompts = [ids(i, 2 * CHUNK + i % 40 if i % 50 == 0 else rng.randint(4, 60)) for i in range(500)]
+    got = asyncio.run(send_all(prefill, prompts, spread_s=5.0))
+    for i in range(0, 500, 25):
         assert got[i] == reference.greedy(prompts[i], 1)[0], f"prompt {i} of {len(prompts[i])} tokens"
     totals = prefill.totals()
     assert totals["long"]["tokens"] >= sum(len(p) for p in prompts if len(p) > 256)

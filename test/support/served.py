@@ -31,6 +31,8 @@ NORMAL_LOOP = ("--disable-overlap-schedule",)
 AT_ONCE = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 """A server that has answered its own first request says at once that it is ready: it has no need of another, for which
 the route of its health waits a second."""
+SOON = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
+"""A decode server learns within 4 s (10 by default) that a prefill server is dead. Until then it spins."""
 HICACHE = Path(__file__).with_name("hicache")
 """Plugin with which HiCache copies between device and host without a GPU."""
 FOLDER = "FOLDER"
@@ -60,7 +62,11 @@ class Setup:
 STOCK = Setup("stock", NORMAL_LOOP, group=SEVERAL)
 NORMAL = Setup("normal", (*LAPS, *NORMAL_LOOP), group=SEVERAL)
 OVERLAP = Setup("overlap", LAPS, group=SEVERAL)
-NO_PREFIX_CACHE = Setup("no-prefix-cache", (*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0"))
+NO_PREFIX_CACHE = Setup(
+    "no-prefix-cache",
+    (*LAPS, "--disable-radix-cache", "--laps-wait-window-ms", "0", "--laps-config", '{"receipts": false}'),
+)
+"""Without receipts, too."""
 SAVED = "model.json"
 SLOW_WINDOW = Setup(
     "slow-window",
@@ -182,7 +188,7 @@ class Beside:
         """The decode server, running."""
         if self._decode is None:
             log = factory.mktemp("decode") / "server.log"
-            server = servers.decode(checkpoint(), log, "--max-total-tokens", "131072")
+            server = servers.decode(checkpoint(), log, "--max-total-tokens", "131072", env=SOON)
             self._ends.enter_context(servers.running(server))
             self._decode = server
         return self._decode

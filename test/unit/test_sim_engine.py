@@ -65,10 +65,10 @@ def test_every_request_is_answered_once_and_every_token_computed_once(name: str,
                 computed[r.number] = computed.get(r.number, 0) + new
             assert sum(new for _, new, _ in said.parts) <= CHUNK
 
-    workload = Open(MIX, 30.0, 3000, seed=3)
+    workload = Open(MIX, 30.0, 1000, seed=3)
     sizes = {job.number: job.new for job in workload.arrivals()}
     outcome = watch(name, workload, count, profile)
-    assert len(outcome.record) == outcome.sent == 3000
+    assert len(outcome.record) == outcome.sent == 1000
     assert computed == sizes
     assert min(outcome.record.ttft) > 0.0
     assert min(outcome.record.wait) >= 0.0
@@ -80,8 +80,8 @@ def test_never_idle_while_anything_waits(name: str) -> None:
     def check(now: float, said: Any, waiting: int) -> None:
         assert isinstance(said, Batch) or waiting == 0
 
-    watch(name, Open(MIX, 40.0, 3000, seed=4), check)
-    watch(name, Closed(MIX, 16, 3000, seed=4), check)
+    watch(name, Open(MIX, 40.0, 1500, seed=4), check)
+    watch(name, Closed(MIX, 16, 1500, seed=4), check)
 
 
 def test_the_window_is_the_only_reason_to_idle_and_is_bounded() -> None:
@@ -109,19 +109,19 @@ def test_a_short_request_shares_the_step_of_long_ones_that_wait_only_and_is_neve
             for r, new, _ in said.parts:
                 assert r.class_tokens > 256 or new == r.prompt - r.cached
 
-    workload = Open(MIX, 40.0, 4000, seed=6)
+    workload = Open(MIX, 40.0, 1500, seed=6)
     short = sum(job.new + job.cached <= 256 for job in workload.arrivals())
     for name in ("dual", "laps", "laps-graphs"):
         groups = watch(name, workload, check).groups()
         assert groups["short"].requests == short
-        assert groups["short"].requests + groups["long"].requests == groups["all"].requests == 4000
+        assert groups["short"].requests + groups["long"].requests == groups["all"].requests == 1500
     assert kinds == {True, False}
 
 
 @pytest.mark.parametrize("name", ["fcfs", "laps-graphs"])
 def test_the_same_seed_gives_the_same_run(name: str) -> None:
     def once(seed: int) -> tuple[Sequence[float], float]:
-        outcome = run(VARIANTS[name], Sessions(MIX, 20, 1500, seed, turn=uniform(8, 200)), HOST, servers=3,
+        outcome = run(VARIANTS[name], Sessions(MIX, 20, 700, seed, turn=uniform(8, 200)), HOST, servers=3,
                       router="pools", chunk=CHUNK, seed=seed)  # fmt: skip
         return list(outcome.record.ttft), outcome.seconds
 

@@ -29,7 +29,7 @@ def ttft_ms(jobs: list[Job], name: str = "fcfs", profile: Profile = STEPS, **how
 @pytest.mark.parametrize("ahead", [False, True])
 def test_every_request_is_answered_once(name: str, ahead: bool) -> None:
     profile = replace(HOST, ahead=ahead, launch_s=2e-3, slices_launch_s=8e-3, layers=20)
-    for workload in (Open(MIX, 30.0, 2000, seed=3), Closed(MIX, 16, 1000, seed=4)):
+    for workload in (Open(MIX, 30.0, 1000, seed=3), Closed(MIX, 16, 600, seed=4)):
         outcome = run(VARIANTS[name], workload, profile, chunk=CHUNK, overlap=True)
         assert len(outcome.record) == outcome.sent
         assert outcome.busy_s[0] <= outcome.seconds

@@ -69,5 +69,5 @@ def test_a_failed_capture_leaves_the_server_as_it_was(
         sound(self, *args, **kwargs)
 
     monkeypatch.setattr(FullCudaGraphBackend, "capture_one", fails)
-    assert off(runner, caplog) == "OutOfMemoryError: no memory left"
+    assert off(runner, caplog, graph_lengths=[8, 16], graph_batches=[1]) == "OutOfMemoryError: no memory left"
     serve(runner, runner.stock_path, [ids(random.Random(9), 9)])

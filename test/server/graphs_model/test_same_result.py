@@ -10,7 +10,7 @@ import pytest
 from .models import compare, graphs, ids, poison, serve
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_mixes_equal_the_stock_path(runner: Any, always: Any, cuda: bool, seed: int) -> None:
     rng = random.Random(seed)
     hits = 0
