@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import statistics
 import sys
@@ -28,14 +27,12 @@ import aiohttp
 from laps_core.policy.decode import LEAST_TARGET_S
 
 from benchmark.results import bars
-from benchmark.results.comparison import Column, Comparison
+from benchmark.results.command import Command, Parser, count, positive
+from benchmark.results.comparison import Column, Comparison, in_turns
 from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, count, parser, positive
-from benchmark.results.rounds import in_turns
+from benchmark.results.piece import Figure, Piece
 from benchmark.rig import model, servers
-from benchmark.rig.devices import CPU, MODELS, Device, add_emulated
-from benchmark.rig.fleet import command_line
-from benchmark.rig.progress import Progress
+from benchmark.rig.devices import CPU, MODELS, Device, add_device, with_path
 from benchmark.rig.variants import Variant
 
 SHAPE = model.Shape(hidden=32, layers=24, heads=1, kv_heads=1, intermediate=2560, context=16384)
@@ -117,6 +114,10 @@ def load(seed: int, args: argparse.Namespace) -> list[Request]:
     return [*streams, *longs, *(request("short", 10, 256, 8, 1.0 + span_s * rng.random()) for _ in range(args.shorts))]
 
 
+Rounds = dict[str, list[tuple[list[Request], float]]]
+"""By variant: the requests of each round, answered, and how long it took (seconds)."""
+
+
 async def serve(url: str, requests: Sequence[Request]) -> float:
     """Seconds from the first request to the last token. Raises ConnectionError, also where a server hangs."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S)
@@ -151,18 +152,33 @@ def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
         flags = [*device.args_of(Variant(name, VARIANTS[name]))]
     else:
         checkpoint, flags = model.make(MODELS, SHAPE), [*VARIANTS[name], "--max-total-tokens", "65536"]
-        env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROWS), os.environ.get("PYTHONPATH"))))}
+        env = with_path({}, ROWS)
     if name == LAPS and tbt_ms is not None:
         flags += ["--laps-tbt-ms", str(tbt_ms)]
     log = folder / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
     return servers.colocated(checkpoint, log, *flags, env=env, name=f"server ({name})")
 
 
-def warm_up(url: str, args: argparse.Namespace, streams: int, longs: int = 0) -> None:
-    """So many of the streams and, at once, of the long prompts. Raises ConnectionError."""
-    requests = load(-1, args)
-    documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
-    asyncio.run(serve(url, [*requests[:streams], *documents]))
+def played(
+    names: Sequence[str], rounds: int, args: argparse.Namespace, warm: tuple[int, int], tokens: int | None = None
+) -> tuple[Rounds, dict[str, Any]]:
+    """Run all rounds, the servers in turns; return them, and what LAPS says of its decode steps. ``warm``: streams and
+    long prompts that warm a server up; ``tokens``: of each stream. Raises ServerError or ConnectionError."""
+    running, say = {name: server(name, args.out, args) for name in names}, args.say
+    streams, longs = warm
+    say("starting the servers")
+    with servers.running(*running.values(), say=say):
+        for name, one in running.items():
+            say(f"warming up {name}")
+            requests = load(-1, args)
+            documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
+            asyncio.run(serve(one.url, [*requests[:streams], *documents]))
+
+        def once(i: int, name: str) -> tuple[list[Request], float]:
+            requests = [replace(r, new=tokens or r.new) if r.kind == "stream" else r for r in load(args.seed + i, args)]
+            return requests, asyncio.run(serve(running[name].url, requests))
+
+        return in_turns(names, rounds, once, say), running[LAPS].laps_status()["decode"]
 
 
 class Tokens(NamedTuple):
@@ -209,54 +225,46 @@ def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[st
         Figure.of(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar)
         for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST))
     ]
-    return Piece(
-        name="colocated",
-        title="Servers that prefill and decode",
-        text=f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
+    text = (
+        f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
         f"and {settings['shorts']} of 10 to 256 come within {settings['seconds']:g} s, the same for each server, in "
         f"turns. {settings['device']}. The overlap loop. Stock settings with a P99 between tokens no longer than that "
-        f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms.",
-        seed=seed,
-        tables=[seen.table("Time between tokens and to the first one (ms)", "server", COLUMNS)],
-        figures=figures,
-        data={**settings, "rounds": seen.rounds, "decode": decode},
+        f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms."
     )
+    tables = [seen.table("Time between tokens and to the first one (ms)", "server", COLUMNS)]
+    data = {**settings, "rounds": seen.rounds, "decode": decode}
+    return Piece("colocated", "Servers that prefill and decode", text, seed, tables, figures, data=data)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench colocated", __doc__, "colocated", rounds="(3)", seed=1, seconds=12.0, whole=True)
-    p.set_defaults(rounds=3)
-    for flag, default in (("streams", 8), ("longs", 3), ("shorts", 12)):
+def add_load(p: Parser, streams: int, longs: int, shorts: int) -> None:
+    """Add the options of the load, with these defaults."""
+    for flag, default in (("streams", streams), ("longs", longs), ("shorts", shorts)):
         p.add_argument(f"--{flag}", type=count, default=default, help=f"({default})")
-    p.add_argument("--tbt-ms", type=positive, help="--laps-tbt-ms (derived; 50 times as slow on an emulated device)")
-    add_emulated(p, CPU)
-    args = p.parse_args(argv)
-    with command_line("bench colocated"):
-        found = run(args)
-    found.leave(args.out, "benchmark.colocated", argv)
-    return 0
+    words = "--laps-tbt-ms (derived; 50 times as slow on an emulated device)"
+    p.add_argument("--tbt-ms", type=positive, help=words)
+
+
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    add_load(p, 8, 3, 12)
+    add_device(p, CPU)
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the load."""
+    return {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
 
 
 def run(args: argparse.Namespace) -> Piece:
-    """All rounds, the servers in turns. Raises ServerError or ConnectionError."""
-    running = {name: server(name, args.out, args) for name in VARIANTS}
-    say = Progress()
-    say("starting the servers")
-    with servers.running(*running.values()):
+    """Compare all servers."""
+    seen, decode = played(tuple(VARIANTS), args.rounds, args, (args.streams // 2 + 1, 0))
+    what = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
+    rounds = {name: [figures(*one) for one in of] for name, of in seen.items()}
+    return piece(Comparison(rounds), decode, args.seed, {**settings(args), "device": what})
 
-        def once(i: int, name: str) -> dict[str, float]:
-            requests = load(args.seed + i, args)
-            return figures(requests, asyncio.run(serve(running[name].url, requests)))
 
-        for name in running:
-            say(f"warming up {name}")
-            warm_up(running[name].url, args, args.streams // 2 + 1)
-        seen = in_turns(tuple(VARIANTS), args.rounds, once, say)
-        decode = running[LAPS].laps_status()["decode"]
-    settings = {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
-    settings["device"] = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
-    return piece(Comparison(seen), decode, args.seed, settings)
-
+COMMAND = Command("./run bench colocated", __doc__, run, options, out="colocated", rounds=3, seed=1, seconds=12.0)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main())

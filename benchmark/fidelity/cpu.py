@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from benchmark.fidelity.calibration import Alone, Setup, alone
 from benchmark.fidelity.compare import KEYS, Accuracy, Simulator, add_again, again, drawn, gather, measure
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import SIMULATED
+from benchmark.results.command import Command, Parser
 from benchmark.results.pictures import against
-from benchmark.results.piece import Figure, Parser, Piece
+from benchmark.results.piece import Figure, Piece
 from benchmark.rig import model
 from benchmark.rig.devices import CPU, DEVICES
 from benchmark.rig.fleet import Fleet, busy_s, get_json
-from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, ON, Variant
 
 CHUNK = 1024
@@ -77,35 +78,31 @@ def run(args: argparse.Namespace) -> Piece:
         f"{1e3 * (profile.front_s + profile.reply_s):.2f} ms and {1e6 * profile.front_token_s:.1f} us/token "
         f"per request, {1e3 * (profile.step_host_s + profile.poll_s):.2f} ms per step."
     )
-    told = {policy: seen.seconds(policy) for policy in seen.policies}
+    told = {policy: seen.seconds(policy) for policy in seen.measured.rounds}
     against(told, args.out / "validate.svg")
-    return Piece(
-        "validate",
-        "The simulator against real servers",
+    text = (
         f"The same {raw['rate']:.1f} requests/s (Poisson; 90% of {SHORT[0]} to {SHORT[1]} tokens, 10% of {LONG}; "
         f"{args.utilisation:.0%} of the scheduler process by lone requests) for {args.span:g} s a round on a real "
         "prefill server of this CPU and in the simulator. The simulator was calibrated before: on lone requests, and "
-        "on a training load during which the LAPS server fitted its step model.",
-        args.seed,
-        [table],
-        figures,
-        {"validate.svg": "Simulated and measured TTFT on the same arrivals."},
-        {"rate_per_s": raw["rate"], "coefficients": raw["coefficients"], "host": profile.details, "seconds": told},
+        "on a training load during which the LAPS server fitted its step model."
     )
+    captions = {"validate.svg": "Simulated and measured TTFT on the same arrivals."}
+    data = {"rate_per_s": raw["rate"], "coefficients": raw["coefficients"], "host": profile.details, "seconds": told}
+    title = "The simulator against real servers"
+    return Piece("validate", title, text, args.seed, [table], figures, captions, data)
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Run everything that needs real servers."""
-    device, say = DEVICES[CPU], Progress()
-    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
-    learnt = args.out / "latency.json"
+    device = replace(DEVICES[CPU], chunk=CHUNK)
+    prompts, learnt = Prompts(device.vocabulary, args.seed, device.longest), args.out / "latency.json"
     learnt.unlink(missing_ok=True)  # of an earlier run
     found = [BUILT_IN[FCFS], Variant(LAPS, (ON, "--laps-config", json.dumps({"profile": str(learnt)})))]
-    with Fleet(device, CHUNK, found, False, args.out, prompts, say, True) as fleet:
+    with Fleet(device, found, prompts, args.out, args.say, together=True) as fleet:
         seen = alone(fleet, LAPS, LADDER, args.seed, lambda: busy_s(fleet.target(LAPS)) or 0.0)
         short_s, long_s = (
-            statistics.mean(s for n, s in zip(seen.tokens, seen.ttft, strict=True) if wanted(n))
-            for wanted in (lambda n: n <= SHORT[1], lambda n: n == LONG)
+            statistics.mean(s for n, s in zip(seen.tokens, seen.ttft, strict=True) if low <= n <= high)
+            for low, high in ((0, SHORT[1]), (LONG, LONG))
         )
         guess = 0.6 / ((1 - LONG_SHARE) * short_s + LONG_SHARE * long_s)
         training = drawn(sizes(), guess, TRAINING_S, f"{args.seed} training")
@@ -115,16 +112,13 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"the latency model is not fitted: {fitted['why_not']}")
         known = setup(Coefficients(**fitted["coefficients"]))
         rate = args.utilisation / mean_s(known.under_load(seen, LAPS, training, trained))
-        say(f"{rate:.1f} requests/s")
+        args.say(f"{rate:.1f} requests/s")
         rounds = [drawn(sizes(), rate, args.span, f"{args.seed}/{i}") for i in range(args.rounds)]
         return {
-            "rate": rate,
-            "coefficients": fitted["coefficients"],
-            "fit_error": fitted["error"],
-            "alone": vars(seen),
+            "rate": rate, "coefficients": fitted["coefficients"], "fit_error": fitted["error"], "alone": vars(seen),
             "training": {"rows": [(job.at_s, job.new) for job in training], "ttft": trained},
-            "loads": gather(fleet, MIXED, rounds, (FCFS, LAPS), args.seed, say),
-        }
+            "loads": gather(fleet, MIXED, rounds, (FCFS, LAPS), args.seed),
+        }  # fmt: skip
 
 
 def mean_s(profile: Profile) -> float:
@@ -135,3 +129,6 @@ def mean_s(profile: Profile) -> float:
 
     short_s = statistics.mean(alone_s(n) for n in range(SHORT[0], SHORT[1] + 1))
     return (1 - LONG_SHARE) * short_s + LONG_SHARE * alone_s(LONG)
+
+
+COMMAND = Command("benchmark.fidelity cpu", __doc__, run, options, out="validate", rounds=5, seed=1, every=True)

@@ -22,10 +22,11 @@ class Prompts:
     seed: int
     longest: int
     """Length (tokens) of the streams whose beginnings are the histories."""
-    reuse: bool
+    reuse: bool = False
     """True if the cached part is sent, too. Requests through the fake bootstrap host never enter the prefix cache, so
     there the new tokens stand alone."""
-    prefill_only: bool
+    prefill_only: bool = True
+    """True without a decode server."""
     answer: int = 1
     """Tokens asked for; more than one are streamed."""
     systems: int = 1

@@ -1,18 +1,39 @@
-"""Figures of all rounds of a comparison: medians, ratios, the best variant, and tables of them."""
+"""Comparison of variants: the same work in turns, one ratio per round, and no verdict that the rounds do not
+support."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmark.results.bars import Bar
 from benchmark.results.piece import Figure, Table
-from benchmark.results.rounds import Ratio, ratio
+from benchmark.results.ratio import Ratio, ratio
+
+T = TypeVar("T")
+
+
+def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Yield (round, name) as A B C, C B A, ... so that a drifting machine favours no variant."""
+    for i in range(rounds):
+        for name in names if i % 2 == 0 else reversed(names):
+            yield i, name
+
+
+def in_turns(
+    names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
+) -> dict[str, list[T]]:
+    """Call ``once(round, name)`` interleaved and return its results by name; ``what``: printed before the round."""
+    seen: dict[str, list[T]] = {name: [] for name in names}
+    for i, name in interleaved(names, rounds):
+        say(f"{what}round {i + 1} of {rounds}, {name}")
+        seen[name].append(once(i, name))
+    return seen
 
 
 @dataclass(frozen=True)
@@ -34,9 +55,8 @@ class Column:
         return "-" if math.isnan(value) else f"{value:{self.form}}"
 
 
-def failed(head: str = "failed") -> Column:
-    """Return the column of requests that failed in all rounds."""
-    return Column(head, ("failed",), ".0f", over=sum)
+FAILED = Column("failed", ("failed",), over=sum)
+"""Requests that failed in all rounds."""
 
 
 @dataclass(frozen=True)

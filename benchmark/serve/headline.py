@@ -11,20 +11,21 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from laps_core.policy.gap import PATIENCE
 from laps_plan.traffic import named
 
 from benchmark.load.prompts import Prompts
 from benchmark.results.bars import NO_MORE
+from benchmark.results.command import Command
 from benchmark.results.metrics import KINDS
-from benchmark.results.piece import Figure, Piece, Table, parser
+from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, command_line, get_json
-from benchmark.rig.progress import Progress
+from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
 from benchmark.serve.command import LONG_CHUNKS, how_served, piece_of_open
 from benchmark.serve.compare import Bench, Compared, Measured, Settings
@@ -56,46 +57,36 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
     return Table("Longest waits under overload", heads, rows, note), figures
 
 
-def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Terms:
+def terms(fleet: Fleet, measured: Measured, longest: int) -> Terms:
     """Return the bounds' terms on this machine; gap and settings are read from the LAPS server."""
     fleet.target(LAPS)
     status = get_json(fleet.prefill(LAPS), "/laps_status")
     assert status is not None
     gap_s, config = status["preemption"]["gap_ms"] / 1e3, status["config"]
-    return Terms(measured.lone, gap_s, PATIENCE, config["guard"], device.chunk, config["slice_ms"] / 1e3, longest)
+    slice_s = config["slice_ms"] / 1e3
+    return Terms(measured.lone, gap_s, PATIENCE, config["guard"], fleet.device.chunk, slice_s, longest)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1, seconds=12.0)
-    devices.add_device(p)
-    args, say = p.parse_args(argv), Progress()
-    with command_line("bench"):
-        pieces = _run(args, say)
-    for piece in pieces:
-        piece.leave(args.out / piece.name, "benchmark.serve.headline", argv)
-    say("done")
-    return 0
-
-
-def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
+def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
+    """Yield both pieces, measured on the same servers."""
     device: Device = args.device
-    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
-    longest = LONG_CHUNKS * device.chunk
+    say, out = args.say, {name: args.out / name for name in ("headline", "overload")}
+    prompts, longest = Prompts(device.vocabulary, args.seed, device.longest), LONG_CHUNKS * device.chunk
     settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)
     over = replace(settings, rounds=max(1, args.rounds // 2), span_s=0.6 * args.seconds, utilisation=1.2)
-    found = [BUILT_IN[n] for n in NAMES]
-    how = how_served(device, device.chunk, pd=False, new_only=True)
-    with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
-        mixed, heavy = (named.make(n, named.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload"))
+    how = how_served(device, pd=False, new_only=True)
+    mixed, heavy = (named.make(n, named.Scale(longest, longest)) for n in ("mixed", "overload"))
+    with Fleet(device, [BUILT_IN[n] for n in NAMES], prompts, out["headline"], say) as fleet:
         bench = Bench(fleet, NAMES, prompts, settings, say)
         measured = bench.measure(FCFS, mixed)
         compared = bench.run(mixed, measured)
         shorts = bench.measure(FCFS, heavy, measured.lone)
         overloaded = Bench(fleet, OVERLOADED, prompts, over, say).run(heavy, shorts)
-        bounds = terms(fleet, measured, device, longest)
-    first = piece_of_open("headline", compared, mixed, FCFS, settings, how, args.out / "headline")
+        bounds = terms(fleet, measured, longest)
+    first = piece_of_open("headline", compared, mixed, FCFS, settings, how, out["headline"])
     first.title = "Headline: short prompts among long ones"
-    second = piece_of_open("overload", overloaded, heavy, FCFS, over, how, args.out / "overload")
+    yield first, out["headline"]
+    second = piece_of_open("overload", overloaded, heavy, FCFS, over, how, out["overload"])
     second.title = "Overload: the longest waits"
     second.text += (
         " In each round SGLang's shortest-prefill-first looks up the prefix of every waiting request, and its "
@@ -104,8 +95,11 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     table, figures = promise(overloaded, bounds)
     second.tables.insert(0, table)
     second.figures = [*figures, *(f for f in second.figures if not math.isinf(f.value))]
-    return [first, second]
+    yield second, out["overload"]
 
+
+COMMAND = Command("benchmark.serve.headline", __doc__, run, devices.add_device, out="", rounds=5, seed=1, seconds=12.0)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main())
