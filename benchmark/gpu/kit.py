@@ -93,15 +93,10 @@ class Kit:
 
     def collected(self, names: Sequence[str]) -> Collected:
         """Return the pieces that are there, in this order."""
-        pieces: dict[str, tuple[Piece, Path]] = {}
-        missing: dict[str, str] = {}
+        found = Collected({}, {})
         for name in names:
-            folder = self.out / f"gpu-{name}"
-            try:
-                pieces[f"gpu-{name}"] = Piece.read(folder), folder
-            except (OSError, ValueError, TypeError, KeyError):
-                missing[f"gpu-{name}"] = self.missing.get(name, "not measured")
-                continue
-            if name in self.missing:
-                missing[f"gpu-{name}"] = f"of an earlier run; this time: {self.missing[name]}"
-        return Collected(pieces, missing)
+            leaf = f"gpu-{name}"
+            found.add(leaf, self.out, self.missing.get(name, "not measured"))
+            if leaf in found.pieces and name in self.missing:
+                found.missing[leaf] = f"of an earlier run; this time: {self.missing[name]}"
+        return found
