@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -33,38 +33,33 @@ from benchmark.results.metrics import quantile
 from benchmark.results.piece import Figure, Piece
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, MODELS, Device, add_device, with_path
-from benchmark.rig.variants import Variant
+from benchmark.rig.variants import ON, SPF, Variant
 
 SHAPE = model.Shape(hidden=32, layers=24, heads=1, kv_heads=1, intermediate=2560, context=16384)
 OURS = f"A {SHAPE.layers}-layer Qwen2 on this machine's cores; attention is computed for new tokens alone"
 ROWS = model.REPO / "benchmark" / "rig" / "rows"
 LAPS, DEFAULT = "laps", "stock"
-LARGE = ("--chunked-prefill-size", "4096")
-SHORTEST_FIRST = ("--schedule-policy", "shortest-prefill-first")
 
 
-def _stock(chunk: int, *flags: str) -> tuple[str, ...]:
-    return ("--chunked-prefill-size", str(chunk), *SHORTEST_FIRST, *flags)
+def _chunks(tokens: int, *flags: str) -> tuple[str, ...]:
+    return ("--chunked-prefill-size", str(tokens), *flags)
 
 
 VARIANTS = {
-    LAPS: (*LARGE, "--enable-laps-scheduler"),
-    DEFAULT: LARGE,
-    "stock, 512, a step between": _stock(512, "--prefill-decode-interval", "1"),
-    "stock, 2048, a step between": _stock(2048, "--prefill-decode-interval", "1"),
-    "stock, 1024, mixed": _stock(1024, "--enable-mixed-chunk"),
+    LAPS: _chunks(4096, ON),
+    DEFAULT: _chunks(4096),
+    **{
+        f"stock, {n}, a step between": _chunks(n, "--schedule-policy", SPF, "--prefill-decode-interval", "1")
+        for n in (512, 2048)
+    },
+    "stock, 1024, mixed": _chunks(1024, "--schedule-policy", SPF, "--enable-mixed-chunk"),
 }
 PATIENCE_S = 120.0
 """Between two tokens of a request, the first one included."""
 NAMES = {
-    "tbt_p50": "between tokens, P50",
-    "tbt_p99": "between tokens, P99",
-    "tbt_longest": "between tokens, longest",
-    "short_p90": "short P90",
-    "ttft_mean": "mean TTFT",
-    "long_p90": "long P90",
-    "requests_per_s": "requests/s",
-}
+    "tbt_p50": "between tokens, P50", "tbt_p99": "between tokens, P99", "tbt_longest": "between tokens, longest",
+    "short_p90": "short P90", "ttft_mean": "mean TTFT", "long_p90": "long P90", "requests_per_s": "requests/s",
+}  # fmt: skip
 """Figures of a round, in seconds but for the last, and what tables call them."""
 RATE = "requests_per_s"
 COLUMNS = tuple(
@@ -101,25 +96,27 @@ class Request:
             raise ConnectionError(f"{url}: {len(self.came_s)} tokens of {self.new} came")
 
 
+Played = tuple[list[Request], float]
+"""A round: its requests, answered, and how long it took (seconds)."""
+
+
 def load(seed: int, args: argparse.Namespace) -> list[Request]:
-    """Streams that begin first, then long and short prompts."""
+    """Return streams that begin first, then long and short prompts."""
     rng = random.Random(seed)
 
     def request(kind: str, low: int, high: int, new: int, at_s: float) -> Request:
         return Request(kind, [rng.randrange(*model.VOCABULARY) for _ in range(rng.randint(low, high))], new, at_s)
 
-    span_s = args.seconds
+    def later() -> float:
+        return 1.0 + args.seconds * rng.random()
+
     streams = [request("stream", 20, 200, rng.randint(60, 120), rng.random()) for _ in range(args.streams)]
-    longs = [request("long", 3000, 6000, 8, 1.0 + span_s * rng.random()) for _ in range(args.longs)]
-    return [*streams, *longs, *(request("short", 10, 256, 8, 1.0 + span_s * rng.random()) for _ in range(args.shorts))]
-
-
-Rounds = dict[str, list[tuple[list[Request], float]]]
-"""By variant: the requests of each round, answered, and how long it took (seconds)."""
+    longs = [request("long", 3000, 6000, 8, later()) for _ in range(args.longs)]
+    return [*streams, *longs, *(request("short", 10, 256, 8, later()) for _ in range(args.shorts))]
 
 
 async def serve(url: str, requests: Sequence[Request]) -> float:
-    """Seconds from the first request to the last token. Raises ConnectionError, also where a server hangs."""
+    """Return seconds from the first request to the last token. Raises ConnectionError, also where a server hangs."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=1 << 22) as http:
@@ -129,22 +126,18 @@ async def serve(url: str, requests: Sequence[Request]) -> float:
 
 
 def figures(requests: Sequence[Request], seconds: float) -> dict[str, float]:
-    """Figures of one round, as in NAMES."""
-    gaps = [b - a for r in requests if r.kind == "stream" for a, b in zip(r.came_s, r.came_s[1:], strict=False)]
-    waits = {kind: [r.came_s[0] - r.sent_s for r in requests if r.kind == kind] for kind in ("short", "long")}
-    return {
-        "tbt_p50": quantile(gaps, 50),
-        "tbt_p99": quantile(gaps, 99),
-        "tbt_longest": max(gaps),
-        "short_p90": quantile(waits["short"], 90),
-        "ttft_mean": statistics.mean([*waits["short"], *waits["long"]]),
-        "long_p90": quantile(waits["long"], 90),
-        "requests_per_s": len(requests) / seconds,
-    }
+    """Return the figures of one round, as in NAMES."""
+    gaps = [b - a for r in requests if r.kind == "stream" for a, b in pairwise(r.came_s)]
+    short, long = ([r.came_s[0] - r.sent_s for r in requests if r.kind == kind] for kind in ("short", "long"))
+    values = (
+        quantile(gaps, 50), quantile(gaps, 99), max(gaps), quantile(short, 90), statistics.mean([*short, *long]),
+        quantile(long, 90), len(requests) / seconds,
+    )  # fmt: skip
+    return dict(zip(NAMES, values, strict=True))
 
 
-def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
-    """One variant, not started."""
+def server(name: str, args: argparse.Namespace) -> servers.Server:
+    """Return one variant, not started."""
     device: Device = args.device
     tbt_ms = args.tbt_ms
     if device.emulated:
@@ -155,18 +148,17 @@ def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
         env = with_path({}, ROWS)
     if name == LAPS and tbt_ms is not None:
         flags += ["--laps-tbt-ms", str(tbt_ms)]
-    log = folder / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
+    log = args.out / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
     return servers.colocated(checkpoint, log, *flags, env=env, name=f"server ({name})")
 
 
 def played(
     names: Sequence[str], rounds: int, args: argparse.Namespace, warm: tuple[int, int], tokens: int | None = None
-) -> tuple[Rounds, dict[str, Any]]:
+) -> tuple[dict[str, list[Played]], dict[str, Any]]:
     """Run all rounds, the servers in turns; return them, and what LAPS says of its decode steps. ``warm``: streams and
     long prompts that warm a server up; ``tokens``: of each stream. Raises ServerError or ConnectionError."""
-    running, say = {name: server(name, args.out, args) for name in names}, args.say
+    running, say = {name: server(name, args) for name in names}, args.say
     streams, longs = warm
-    say("starting the servers")
     with servers.running(*running.values(), say=say):
         for name, one in running.items():
             say(f"warming up {name}")
@@ -174,7 +166,7 @@ def played(
             documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
             asyncio.run(serve(one.url, [*requests[:streams], *documents]))
 
-        def once(i: int, name: str) -> tuple[list[Request], float]:
+        def once(i: int, name: str) -> Played:
             requests = [replace(r, new=tokens or r.new) if r.kind == "stream" else r for r in load(args.seed + i, args)]
             return requests, asyncio.run(serve(running[name].url, requests))
 
@@ -191,40 +183,23 @@ class Tokens(NamedTuple):
 
 
 def tokens(requests: Sequence[Request]) -> Tokens:
-    """Times of what came in a round."""
+    """Return the times of what came in a round."""
     begin_s = min(r.sent_s - r.at_s for r in requests)
     streams = [[t - begin_s for t in r.came_s] for r in requests if r.kind == "stream"]
     return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
 
 
 def as_even(seen: Comparison) -> list[str]:
-    """Stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the one whose
-    wait least."""
+    """Return the stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the
+    one whose wait least."""
     stock = {name: seen.median(name, "tbt_p99") for name in seen.rounds if name != LAPS}
     most = max(seen.median(LAPS, "tbt_p99"), min(stock.values()))
     return [name for name, p99 in stock.items() if p99 <= most]
 
 
 def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
-    """For the report."""
-    even, figures = as_even(seen), []
-    for key, bar in (
-        ("short_p90", bars.COLOCATED_SHORT),
-        ("ttft_mean", bars.COLOCATED_MEAN),
-        (RATE, bars.COLOCATED_RATE),
-    ):
-        best = seen.best(even, key, most=key == RATE)
-        assert best is not None
-        figures.append(seen.figure(f"{NAMES[key]}, laps / {best} (the best of stock)", LAPS, best, (key,), bar))
-    figures += [
-        seen.figure(f"{NAMES[key]}, laps / {DEFAULT}", LAPS, DEFAULT, (key,), bar)
-        for key, bar in (("tbt_p99", bars.COLOCATED_TBT), ("long_p90", bars.COLOCATED_LONG))
-    ]
-    target_s = decode["target_ms"] / 1e3
-    figures += [
-        Figure.of(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar)
-        for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST))
-    ]
+    """Return the piece for the report."""
+    even, target_s = as_even(seen), decode["target_ms"] / 1e3
     text = (
         f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
         f"and {settings['shorts']} of 10 to 256 come within {settings['seconds']:g} s, the same for each server, in "
@@ -232,8 +207,21 @@ def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[st
         f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms."
     )
     tables = [seen.table("Time between tokens and to the first one (ms)", "server", COLUMNS)]
+    best = {key: seen.best(even, key, most=key == RATE) or "" for key in ("short_p90", "ttft_mean", RATE)}
+    judged: list[Figure] = [
+        seen.figure(f"{NAMES[key]}, laps / {name}{words}", LAPS, name, (key,), bar)
+        for key, name, words, bar in (
+            ("short_p90", best["short_p90"], " (the best of stock)", bars.COLOCATED_SHORT),
+            ("ttft_mean", best["ttft_mean"], " (the best of stock)", bars.COLOCATED_MEAN),
+            (RATE, best[RATE], " (the best of stock)", bars.COLOCATED_RATE),
+            ("tbt_p99", DEFAULT, "", bars.COLOCATED_TBT),
+            ("long_p90", DEFAULT, "", bars.COLOCATED_LONG),
+        )
+    ]
+    for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST)):
+        judged.append(Figure.of(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar))
     data = {**settings, "rounds": seen.rounds, "decode": decode}
-    return Piece("colocated", "Servers that prefill and decode", text, seed, tables, figures, data=data)
+    return Piece("colocated", "Servers that prefill and decode", text, seed, tables, judged, data=data)
 
 
 def add_load(p: Parser, streams: int, longs: int, shorts: int) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmark import colocated
-from benchmark.colocated import DEFAULT, LAPS, NAMES, Request
+from benchmark.colocated import DEFAULT, LAPS, NAMES, Played
 from benchmark.results.command import Command, Parser
 from benchmark.results.pictures import tokens
 from benchmark.results.piece import Piece, Table
@@ -24,7 +24,7 @@ STREAM_TOKENS = 160
 """Tokens of each stream: some 4 s on two cores while nothing else runs, so they are there when the documents come."""
 
 
-def summary(rounds: Sequence[tuple[list[Request], float]]) -> dict[str, float]:
+def summary(rounds: Sequence[Played]) -> dict[str, float]:
     """Return ``colocated.NAMES`` over all requests of a variant's rounds."""
     return colocated.figures([r for requests, _ in rounds for r in requests], sum(seconds for _, seconds in rounds))
 
