@@ -26,11 +26,19 @@ from typing import Any, NamedTuple
 import aiohttp
 from laps_core.policy.decode import LEAST_TARGET_S
 
-from benchmark.results import bars
-from benchmark.results.command import Command, Parser, count, positive
-from benchmark.results.comparison import Column, Comparison, in_turns
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece
+from benchmark.results import (
+    Column,
+    Command,
+    Comparison,
+    Figure,
+    Parser,
+    Piece,
+    bars,
+    count,
+    in_turns,
+    positive,
+    quantile,
+)
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, MODELS, Device, add_device, with_path
 from benchmark.rig.variants import ON, SPF, Variant

@@ -24,9 +24,7 @@ from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
 from benchmark.load.prompts import Prompts
-from benchmark.results.command import Command, Parser, positive
-from benchmark.results.metrics import KINDS, QUANTILES, curve, quantiles
-from benchmark.results.piece import Piece, Table
+from benchmark.results import KINDS, QUANTILES, Command, Parser, Piece, Table, curve, positive, quantiles
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES
 from benchmark.rig.fleet import Fleet

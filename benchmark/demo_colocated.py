@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from benchmark import colocated
 from benchmark.colocated import DEFAULT, LAPS, NAMES, Played
-from benchmark.results.command import Command, Parser
+from benchmark.results import Command, Parser, Piece, Table
 from benchmark.results.pictures import tokens
-from benchmark.results.piece import Piece, Table
 from benchmark.rig.devices import CPU, DEVICES
 
 SHOWN = ("tbt_p99", "tbt_longest", "short_p90", "long_p90")

@@ -21,9 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark.results import Command, Figure, Parser, Piece, Table
 from benchmark.results.bars import SLICED_LOGITS
-from benchmark.results.command import Command, Parser
-from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import model
 
 ROWS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)

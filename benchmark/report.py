@@ -15,8 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmark.results import page, steps
-from benchmark.results.command import Parser, some_of
+from benchmark.results import Parser, page, some_of, steps
 from benchmark.rig.devices import has_cuda
 from benchmark.rig.model import REPO
 from benchmark.rig.progress import Progress

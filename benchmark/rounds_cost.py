@@ -23,9 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.results.command import Command, Parser, count
-from benchmark.results.comparison import Comparison, in_turns
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Command, Comparison, Figure, Parser, Piece, Table, count, in_turns
 from benchmark.rig import model, servers
 from benchmark.rig.devices import MODELS
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmark.fidelity import cpu, fleet, planner, policies, ranks
-from benchmark.results.command import Parser
+from benchmark.results import Parser
 
 KINDS = {
     "policies": policies.COMMAND, "fleet": fleet.COMMAND, "groups": ranks.COMMAND, "planner": planner.COMMAND,

@@ -21,12 +21,7 @@ from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import client
 from benchmark.load.client import Route
-from benchmark.results.bars import Bar
-from benchmark.results.command import Parser
-from benchmark.results.comparison import Comparison, in_turns
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Table
-from benchmark.results.ratio import ratio
+from benchmark.results import Bar, Comparison, Figure, Parser, Table, in_turns, quantile, ratio
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet

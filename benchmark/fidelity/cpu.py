@@ -24,10 +24,9 @@ from laps_plan.traffic.lengths import Sizes, fixed, mix, uniform
 from benchmark.fidelity.calibration import Alone, Setup, alone
 from benchmark.fidelity.compare import KEYS, Accuracy, Simulator, add_again, again, drawn, gather, measure
 from benchmark.load.prompts import Prompts
+from benchmark.results import Command, Figure, Parser, Piece
 from benchmark.results.bars import SIMULATED
-from benchmark.results.command import Command, Parser
 from benchmark.results.pictures import against
-from benchmark.results.piece import Figure, Piece
 from benchmark.rig import model
 from benchmark.rig.devices import CPU, DEVICES
 from benchmark.rig.fleet import Fleet, busy_s, get_json

@@ -27,8 +27,7 @@ from benchmark.fidelity.policies import capacity, emulator, sizes
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.command import Command, Parser
-from benchmark.results.piece import Piece, Table
+from benchmark.results import Command, Parser, Piece, Table
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import warm_up
 from benchmark.rig.variants import FCFS

@@ -22,9 +22,8 @@ from laps_plan.traffic.named import Offer, Scale, make
 from benchmark.fidelity import compare
 from benchmark.fidelity.compare import Accuracy, Raw, Simulator, gather
 from benchmark.load.prompts import Prompts
+from benchmark.results import Command, Parser, Piece
 from benchmark.results.bars import PLANNED
-from benchmark.results.command import Command, Parser
-from benchmark.results.piece import Piece
 from benchmark.rig.fleet import Fleet
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
 

@@ -26,11 +26,8 @@ from benchmark.fidelity.calibration import Alone, Setup, alone
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Simulator, drawn, gather, measure
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.command import Command, Parser
-from benchmark.results.comparison import Column, Comparison
+from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars
 from benchmark.results.pictures import against
-from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, get_json

@@ -27,11 +27,7 @@ from laps_plan.traffic.streams import Trace
 from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, measure
 from benchmark.load.prompts import Prompts
 from benchmark.load.sessions import Homes, SessionPrompts
-from benchmark.results import bars
-from benchmark.results.bars import Bar
-from benchmark.results.command import Command, Parser, positive
-from benchmark.results.comparison import in_turns
-from benchmark.results.piece import Piece
+from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns, positive
 from benchmark.rig import checkpoints, devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, flush, get_json

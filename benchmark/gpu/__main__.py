@@ -23,10 +23,8 @@ from benchmark.gpu.kit import Kit
 from benchmark.gpu.latency import TOKENS, latency
 from benchmark.gpu.loads import loads, lone
 from benchmark.load.prompts import Prompts
-from benchmark.results import page
-from benchmark.results.command import command_line, parser, positive, some_of
+from benchmark.results import Piece, command_line, page, parser, positive, some_of
 from benchmark.results.machine import machine
-from benchmark.results.piece import Piece
 from benchmark.rig import devices
 from benchmark.rig.devices import CUDA, DEVICES, Device
 from benchmark.rig.fleet import Fleet

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.load.prompts import Prompts
-from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Bar, Figure, Piece, Table
 from benchmark.rig import devices, model
 from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
 from benchmark.rig.fleet import Fleet, get_json

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmark.results import Piece
 from benchmark.results.machine import commit, machine
-from benchmark.results.piece import Piece
 from benchmark.results.steps import Collected
 from benchmark.rig.progress import Progress
 

@@ -14,7 +14,7 @@ from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Figure, Piece, Table
 from benchmark.rig import devices, model
 from benchmark.rig.devices import CUDA, Device
 from benchmark.rig.fleet import Fleet, busy_s

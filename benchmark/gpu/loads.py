@@ -14,10 +14,8 @@ from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
-from benchmark.results.bars import LONE, Bar
-from benchmark.results.comparison import in_turns
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Bar, Figure, Piece, Table, in_turns, quantile
+from benchmark.results.bars import LONE
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.progress import Progress

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.load.connection import Target
-from benchmark.results.comparison import Column, Comparison
-from benchmark.results.metrics import KINDS
+from benchmark.results import KINDS, Column, Comparison
 from benchmark.rig import servers
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import flush

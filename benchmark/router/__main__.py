@@ -17,8 +17,7 @@ import sys
 
 import uvloop
 
-from benchmark.results.command import Command, Parser, positive
-from benchmark.results.piece import Piece
+from benchmark.results import Command, Parser, Piece, positive
 from benchmark.rig import devices
 from benchmark.rig.model import REPO
 from benchmark.router import agents, echo, pools, real

@@ -19,10 +19,7 @@ from laps_plan.traffic.turns import Turn
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.comparison import FAILED, Column, Comparison, in_turns
-from benchmark.results.metrics import brief
-from benchmark.results.piece import Figure, Piece
+from benchmark.results import FAILED, Column, Comparison, Figure, Piece, bars, brief, in_turns
 from benchmark.rig import devices, model
 from benchmark.rig.devices import Device
 from benchmark.rig.variants import LAPS as LAPS_PREFILL

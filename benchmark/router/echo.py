@@ -17,10 +17,7 @@ import uvloop
 
 from benchmark.load import client
 from benchmark.load.connection import Target, request
-from benchmark.results import bars
-from benchmark.results.comparison import Column, Comparison, in_turns
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Column, Comparison, Figure, Piece, Table, bars, in_turns, quantile
 from benchmark.rig import servers
 from benchmark.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
 

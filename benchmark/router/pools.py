@@ -25,9 +25,7 @@ from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.metrics import quantiles
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Figure, Piece, Table, bars, quantiles
 from benchmark.rig import model, servers
 from benchmark.router import FLAGS, LAPS, MODULES
 from benchmark.router.emulated import Emulated

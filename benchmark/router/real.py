@@ -17,10 +17,7 @@ from laps_plan.traffic.streams import in_turn, poisson
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.comparison import FAILED, Comparison, in_turns
-from benchmark.results.metrics import brief
-from benchmark.results.piece import Piece
+from benchmark.results import FAILED, Comparison, Piece, bars, brief, in_turns
 from benchmark.rig import model
 from benchmark.rig.devices import CPU, MODELS, Device
 from benchmark.rig.variants import FCFS

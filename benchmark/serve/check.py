@@ -14,10 +14,8 @@ from pathlib import Path
 from laps_plan.traffic.job import Job
 
 from benchmark.load.prompts import Prompts
+from benchmark.results import Figure, Piece, Table, in_turns, ratio
 from benchmark.results.bars import SAME_CLIENT
-from benchmark.results.comparison import in_turns
-from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.ratio import ratio
 from benchmark.rig.fleet import Fleet
 from benchmark.rig.servers import ENV, FAKE_BOOTSTRAP_HOST, ServerError
 from benchmark.rig.variants import BUILT_IN, FCFS

@@ -32,10 +32,7 @@ from laps_plan.traffic import named
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.load.sessions import SessionPrompts
-from benchmark.results import pictures
-from benchmark.results.command import Command, Parser, at_least, count, positive, some_of
-from benchmark.results.metrics import KINDS, curve
-from benchmark.results.piece import Piece
+from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
 from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, warm_up

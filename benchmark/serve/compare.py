@@ -23,8 +23,8 @@ from benchmark.load import client
 from benchmark.load.client import Answer, Loop
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.comparison import Comparison, in_turns
-from benchmark.results.metrics import KINDS, Slo, figures, highest, quantile
+from benchmark.results import KINDS, Comparison, Slo, highest, in_turns, quantile
+from benchmark.results.metrics import figures
 from benchmark.rig.fleet import Fleet, Running, busy_s, flush
 
 PATIENCE_S = 60.0

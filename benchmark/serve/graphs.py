@@ -17,10 +17,7 @@ from typing import Any
 from laps_plan.traffic.job import THRESHOLD
 
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.command import Command, Parser, count
-from benchmark.results.piece import Figure, Piece
-from benchmark.results.ratio import ratio
+from benchmark.results import Command, Figure, Parser, Piece, bars, count, ratio
 from benchmark.rig import devices
 from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.variants import LAPS, ON, Variant

@@ -19,10 +19,8 @@ from laps_core.policy.gap import PATIENCE
 from laps_plan.traffic import named
 
 from benchmark.load.prompts import Prompts
+from benchmark.results import KINDS, Command, Figure, Piece, Table
 from benchmark.results.bars import NO_MORE
-from benchmark.results.command import Command
-from benchmark.results.metrics import KINDS
-from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, get_json

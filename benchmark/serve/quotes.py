@@ -35,9 +35,8 @@ from laps_plan.traffic.recording import Head, Recorded, Recording
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
+from benchmark.results import Command, Parser, Piece, Table, count
 from benchmark.results.bars import INSIDE, REPLAYED, REPLAYED_FCFS
-from benchmark.results.command import Command, Parser, count
-from benchmark.results.piece import Piece, Table
 from benchmark.rig import devices
 from benchmark.rig.fleet import Fleet, flush, get_json
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS

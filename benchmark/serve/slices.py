@@ -26,12 +26,8 @@ from laps_plan.traffic.job import Job
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.bars import LONE, NO_MORE, Bar
-from benchmark.results.command import Command, Parser, at_least
-from benchmark.results.comparison import in_turns
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.ratio import Ratio, ratio
+from benchmark.results import Bar, Command, Figure, Parser, Piece, Ratio, Table, at_least, in_turns, quantile, ratio
+from benchmark.results.bars import LONE, NO_MORE
 from benchmark.rig import devices, model
 from benchmark.rig.devices import CPU, Device
 from benchmark.rig.fleet import Fleet

@@ -6,12 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from benchmark.results import bars
-from benchmark.results.bars import Bar
-from benchmark.results.comparison import FAILED, Column, Comparison
-from benchmark.results.metrics import KINDS, QUANTILES
-from benchmark.results.piece import Figure, Table
-from benchmark.results.ratio import ratio
+from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio
 from benchmark.rig.variants import FCFS, LAPS, SMALL, STOCK
 from benchmark.serve.compare import GOAL, Compared, Points
 

@@ -32,12 +32,19 @@ from laps_plan.traffic.named import Drawn
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars, pictures
-from benchmark.results.command import Command, Parser, some_of
-from benchmark.results.comparison import Column, Comparison, in_turns
-from benchmark.results.metrics import KINDS
-from benchmark.results.piece import Piece
-from benchmark.results.ratio import ratio
+from benchmark.results import (
+    KINDS,
+    Column,
+    Command,
+    Comparison,
+    Parser,
+    Piece,
+    bars,
+    in_turns,
+    pictures,
+    ratio,
+    some_of,
+)
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES, MODELS, Device
 from benchmark.rig.fleet import Fleet, get_json

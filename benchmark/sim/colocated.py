@@ -25,10 +25,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Closed, Trace, poisson
 
-from benchmark.results import bars
-from benchmark.results.bars import Bar
-from benchmark.results.command import Command, Parser, count, positive
-from benchmark.results.piece import Piece, Table
+from benchmark.results import Bar, Command, Parser, Piece, Table, bars, count, positive
 
 KV_TOKENS = {"8b": 730_000, "30b-a3b": 640_000, "32b": 225_000}
 """Tokens of KV cache beside the weights in 88% of an H200's 141 GB."""

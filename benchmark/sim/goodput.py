@@ -20,9 +20,7 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results.command import Command, Parser, count, positive
-from benchmark.results.metrics import highest
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Command, Figure, Parser, Piece, Table, count, highest, positive
 
 SHARE = 0.9
 """Share of the requests that must be in time (0..1)."""

@@ -25,8 +25,7 @@ from laps_plan.traffic import traces, turns
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.streams import Stream, Trace, poisson
 
-from benchmark.results.command import Command, Parser, count, positive
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Command, Figure, Parser, Piece, Table, count, positive
 
 LONGEST = 131_072
 """Prompts are cut to the model's context (tokens)."""

@@ -22,9 +22,8 @@ from laps_plan.sim import quoting
 from laps_plan.traffic import named
 from laps_plan.traffic.streams import Trace
 
+from benchmark.results import Command, Parser, Piece, Table
 from benchmark.results.bars import INSIDE
-from benchmark.results.command import Command, Parser
-from benchmark.results.piece import Piece, Table
 from benchmark.sim.loads import CHUNK, SCALE, offer
 
 LOADS = ("poisson", "azure", "code", "agents")

@@ -26,10 +26,7 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic.job import THRESHOLD
 from laps_plan.traffic.little import OFF, Asked, steady
 
-from benchmark.results.command import Command, Parser, count
-from benchmark.results.comparison import Column, Comparison
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, count, quantile
 from benchmark.sim.loads import CHUNK, DEADLINE, LOADS, SERVERS, Kind, Load
 from benchmark.sim.without import ALL, Rule
 
