@@ -24,7 +24,19 @@ from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
 from benchmark.load.prompts import Prompts
-from benchmark.results import KINDS, QUANTILES, Command, Parser, Piece, Table, curve, positive, quantiles
+from benchmark.results import (
+    FAILED,
+    KINDS,
+    QUANTILES,
+    Column,
+    Command,
+    Comparison,
+    Parser,
+    Piece,
+    curve,
+    positive,
+    quantiles,
+)
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES
 from benchmark.rig.fleet import Fleet
@@ -44,6 +56,12 @@ NAMES = (LAPS, FCFS)
 ORDER = (LAPS, FCFS, FCFS, LAPS)
 """Short rounds in turns: what else the machine does for half a minute meets both."""
 DEVICE = replace(DEVICES[CPU], at_once=True)
+
+
+COLUMNS = (
+    *(Column(f"{kind} P{q}", (kind, f"p{q}_ms")) for kind in KINDS for q in QUANTILES),
+    Column("requests/s", ("rps",), ".2f"), FAILED,
+)  # fmt: skip
 
 
 class Words:
@@ -136,19 +154,6 @@ def summary(rounds: Sequence[Sequence[Answer]]) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, dict[str, Any]]) -> Table:
-    """The figures, and the ratio of LAPS to fcfs below them."""
-    columns = [(kind, f"p{q}_ms") for kind in KINDS for q in QUANTILES]
-    heads = ("", *(f"{k} {q[:3].upper()}" for k, q in columns), "requests/s", "failed")
-    rows: list[Sequence[str]] = [
-        (n, *(f"{v[k][q]:.0f}" for k, q in columns), f"{v['rps']:.2f}", str(v["failed"])) for n, v in result.items()
-    ]
-    a, b = result["laps"], result["fcfs"]
-    ratios = (f"{a[k][q] / b[k][q]:.2f}" for k, q in columns)
-    rows.append(("laps / fcfs", *ratios, f"{a['rps'] / max(b['rps'], 1e-9):.2f}", ""))
-    return Table("TTFT (ms)", heads, rows)
-
-
 def options(p: Parser) -> None:
     """Add the options of this command."""
     p.add_argument("--utilisation", type=positive, default=0.4, help="of the prefill server by documents (0.4)")
@@ -179,12 +184,13 @@ def run(args: argparse.Namespace) -> Piece:
     result = {name: summary(r) for name, r in rounds.items()}
     curves = {kind: {name: curve(answers, kind) for name, answers in seen.items()} for kind in KINDS}
     distributions(curves, "SGLang prefill with LAPS and with stock fcfs, the same load", args.out / PICTURE)
+    table = Comparison({name: [one] for name, one in result.items()}).table("TTFT (ms)", "", COLUMNS, over=NAMES)
     load = {"documents_per_s": round(rate, 3), "users": SESSIONS, "seconds": args.seconds, "lone_long_s": alone}
     errors = sorted({a.error.splitlines()[0] for answers in seen.values() for a in answers if a.error})
     text = "The same load through a router, a prefill server with LAPS or stock fcfs, and a decode server, in turns."
     captions = {PICTURE: "Distribution of the time to first token; the dotted line is P90."}
     data = {"variants": result, "load": load, "errors": errors}
-    return Piece("demo", "Short turns and long documents", text, args.seed, [table(result)], [], captions, data)
+    return Piece("demo", "Short turns and long documents", text, args.seed, [table], [], captions, data)
 
 
 def told(piece: Piece) -> int:

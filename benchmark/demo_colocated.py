@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from benchmark import colocated
 from benchmark.colocated import DEFAULT, LAPS, NAMES, Played
-from benchmark.results import Command, Parser, Piece, Table
+from benchmark.results import Column, Command, Comparison, Parser, Piece, Table
 from benchmark.results.pictures import tokens
 from benchmark.rig.devices import CPU, DEVICES
 
@@ -30,10 +30,9 @@ def summary(rounds: Sequence[Played]) -> dict[str, float]:
 
 def table(result: dict[str, dict[str, float]]) -> Table:
     """Return the figures, and the ratio of LAPS to stock below them."""
-    rows = [(name, *(f"{1e3 * of[figure]:.0f}" for figure in SHOWN)) for name, of in result.items()]
-    rows.append(("laps / stock", *(f"{result[LAPS][figure] / result[DEFAULT][figure]:.2f}" for figure in SHOWN)))
-    heads = ("", *(NAMES[figure] for figure in SHOWN))
-    return Table("Time between tokens of a stream, time to the first one of a prompt (ms)", heads, rows)
+    columns = tuple(Column(NAMES[figure], (figure,), scale=1e3) for figure in SHOWN)
+    title = "Time between tokens of a stream, time to the first one of a prompt (ms)"
+    return Comparison({n: [one] for n, one in result.items()}).table(title, "", columns, over=(LAPS, DEFAULT))
 
 
 def options(p: Parser) -> None:

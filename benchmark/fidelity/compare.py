@@ -21,7 +21,7 @@ from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import client
 from benchmark.load.client import Route
-from benchmark.results import Bar, Comparison, Figure, Parser, Table, in_turns, quantile, ratio
+from benchmark.results import Bar, Column, Comparison, Figure, Parser, Table, beside, in_turns, quantile, ratio
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
@@ -30,19 +30,14 @@ from benchmark.rig.variants import SMALL, SPF
 PATIENCE_S = 60.0
 KEYS = ("short P50", "short P90", "long P50", "long P90")
 MEAN, SLOWDOWN, RATE, TOKENS = "mean", "mean slowdown", "requests/s", "tokens/s"
+FORMS = {SLOWDOWN: (".1f", 1.0), RATE: (".0f", 1.0), TOKENS: (".0f", 1.0)}
+"""Formats and factors of figures; others are times, shown in ms."""
 Round = dict[str, Any]
 """TTFT of each request of a round, and when all were answered (seconds)."""
 Raw = dict[str, dict[str, Any]]
 """Load -> "rows": (time, new tokens) of each request, "seen": by policy; of each round."""
 Simulate = Callable[[str, Sequence[Job], int], Outcome]
 """Simulates a policy on jobs, from a seed."""
-
-
-def number(key: str, value: float) -> str:
-    """Return a figure as text; times in ms."""
-    if key == SLOWDOWN:
-        return f"{value:.1f}"
-    return f"{value:.0f}" if key in (RATE, TOKENS) else f"{1e3 * value:.0f}"
 
 
 def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
@@ -178,12 +173,8 @@ class Accuracy:
 
     def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN), note: str = "") -> Table:
         """Return medians over rounds of both; times in ms."""
-        both = (self.measured, self.simulated)
-        rows = [
-            (policy, *(" / ".join(number(key, one.median(policy, key)) for one in both) for key in keys))
-            for policy in self.measured.rounds
-        ]
-        return Table(title, ("", *keys), rows, note)
+        columns = [Column(key, (key,), *FORMS.get(key, (".0f", 1e3))) for key in keys]
+        return beside(title, "", (self.measured, self.simulated), columns, note)
 
     def ratios(self, name: str, bars: Mapping[str, Bar | None]) -> list[Figure]:
         """Return simulated over measured figures. ``name``: theirs, with {policy} and {key}; ``bars``: of each key."""

@@ -27,7 +27,7 @@ from benchmark.fidelity.policies import capacity, emulator, sizes
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import Command, Parser, Piece, Table
+from benchmark.results import FAILED, Column, Command, Comparison, Parser, Piece, Table, beside
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import warm_up
 from benchmark.rig.variants import FCFS
@@ -56,6 +56,11 @@ CYCLES = 200
 SLO_S = 0.4
 """SLO of the paper (seconds); stretched like the device."""
 PATIENCE_S = 120.0
+RATES = (Column("requests/s", ("rate",), ".1f"), Column("over the SLO", ("over",), ".1%"))
+COLUMNS = (
+    *(Column(head, (key,), scale=1e3) for head, key in (("short P90", "short_p90"), ("long P90", "long_p90"))),
+    Column("mean", ("mean",), scale=1e3), *reversed(RATES), FAILED,
+)  # fmt: skip
 NAMES = {"short_p90": "short P90", "long_p90": "long P90", "mean": "mean", "rate": "requests/s"}
 Runs = dict[str, Any]
 """Way -> "open" or "closed" -> load or clients -> figure -> value; times in seconds."""
@@ -84,7 +89,7 @@ def figures(new: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float
     found = quantiles(new, ttft)
     return {
         "short_p90": found["short P90"], "long_p90": found["long P90"], "rate": rate, "mean": statistics.fmean(ttft),
-        "over": sum(t > slo_s for t in ttft) / len(ttft), **more,
+        "over": sum(t > slo_s for t in ttft) / len(ttft), "failed": 0, **more,
     }  # fmt: skip
 
 
@@ -135,7 +140,7 @@ def _closed(
     bodies = prompts.bodies([Job(0.0, n) for n in new], clients)
     loop = closed_loop(target, bodies, clients, args.seconds, args.seconds / 4, new)
     asked, steady = [a.tokens for a in loop.counted], loop.steady.as_dict()
-    return figures(asked, loop.ttft_s, loop.rate, args.slo_s, failed=0, steady=steady)
+    return figures(asked, loop.ttft_s, loop.rate, args.slo_s, steady=steady)
 
 
 def simulated(args: argparse.Namespace) -> Runs:
@@ -162,29 +167,25 @@ def simulated(args: argparse.Namespace) -> Runs:
     return found
 
 
-def tell(piece: Piece, real: Runs, sim: Runs, args: argparse.Namespace) -> None:
+def tell(piece: Piece, both: tuple[Runs, Runs], args: argparse.Namespace) -> None:
     """Add emulated and simulated figures side by side, and LAPS's over stock's."""
-    mine = args.ways[-1]
+    mine, real = args.ways[-1], both[0]
     for load in (f"{load:g}" for load in args.loads):
-        rows = []
-        for name in args.ways:
-            r, s = (x[name]["open"][load] for x in (real, sim))
-            ms = (f"{1e3 * r[k]:.0f} / {1e3 * s[k]:.0f}" for k in ("short_p90", "long_p90", "mean"))
-            over, rate = f"{r['over']:.1%} / {s['over']:.1%}", f"{r['rate']:.1f} / {s['rate']:.1f}"
-            rows.append((name, *ms, over, rate, str(r["failed"])))
-        heads = ("", "short P90", "long P90", "mean", "over the SLO", "requests/s", "failed")
-        piece.tables.append(Table(f"At {float(load):.0%}: TTFT in ms, emulated / simulated", heads, rows))
+        seen = [Comparison({name: [runs[name]["open"][load]] for name in args.ways}) for runs in both]
+        title = f"At {float(load):.0%}: TTFT in ms, emulated / simulated"
+        piece.tables.append(beside(title, "", seen, COLUMNS))
         for key, words in NAMES.items():
             ratio = real[mine]["open"][load][key] / real[BASE]["open"][load][key]
             piece.judge(f"at {float(load):.0%}, {words}, laps / stock", ratio)
-    loops = []
-    for clients in map(str, args.clients):
-        pairs = [[x[name]["closed"][clients] for x in (real, sim)] for name in args.ways]
-        rates = (f"{r['rate']:.1f} / {s['rate']:.1f}" for r, s in pairs)
-        loops.append((clients, *rates, *(f"{r['over']:.1%} / {s['over']:.1%}" for r, s in pairs)))
-        piece.judge(f"{clients} clients, requests/s, laps / stock", pairs[-1][0]["rate"] / pairs[0][0]["rate"])
-    columns = ("clients", *(f"{name}, {what}" for what in ("requests/s", "over the SLO") for name in args.ways))
-    piece.tables.append(Table("Closed loops: emulated / simulated", columns, loops))
+    loops = [
+        Comparison({n: [{name: runs[name]["closed"][n] for name in args.ways}] for n in map(str, args.clients)})
+        for runs in both
+    ]
+    columns = [replace(c, head=f"{name}, {c.head}", path=(name, *c.path)) for c in RATES for name in args.ways]
+    piece.tables.append(beside("Closed loops: emulated / simulated", "clients", loops, columns))
+    for n in map(str, args.clients):
+        rates = [real[name]["closed"][n]["rate"] for name in (mine, BASE)]
+        piece.judge(f"{n} clients, requests/s, laps / stock", rates[0] / rates[1])
 
 
 def run(args: argparse.Namespace) -> Piece:
@@ -202,7 +203,7 @@ def run(args: argparse.Namespace) -> Piece:
     title = f"Emulated: {args.servers} server(s), {device.name.removeprefix('emulated ')}"
     judged = claims.rows(real, sim, "32b" if "32b" in device.name else "8b", args.servers)
     piece = Piece(args.out.name, title, text, args.seed, [Table("Claims of the paper", claims.HEADS, judged)])
-    tell(piece, real, sim, args)
+    tell(piece, (real, sim), args)
     lasted = [e["lasted_over_profile"]["median"] for of in real["emulator"].values() for e in of]
     piece.judge("step as it lasted over the profile, furthest median", max(lasted, key=lambda x: abs(x - 1.0)))
     piece.data = {"device": device.name, "emulated": real, "simulated": sim}
