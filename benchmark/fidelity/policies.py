@@ -22,8 +22,8 @@ from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity import compare
-from benchmark.fidelity.calibration import Alone, Setup, alone
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Simulator, drawn, gather, measure
+from benchmark.fidelity.cpu import Alone, Setup, alone
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars

@@ -25,8 +25,7 @@ from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.streams import Trace
 
 from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, measure
-from benchmark.load.prompts import Prompts
-from benchmark.load.sessions import Homes, SessionPrompts
+from benchmark.load.prompts import Homes, Prompts, SessionPrompts
 from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns, positive
 from benchmark.rig import checkpoints, devices
 from benchmark.rig.devices import Device

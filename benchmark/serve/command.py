@@ -30,8 +30,7 @@ from laps_plan.pictures import distributions
 from laps_plan.traffic import named
 
 from benchmark.load.connection import Target
-from benchmark.load.prompts import Prompts
-from benchmark.load.sessions import SessionPrompts
+from benchmark.load.prompts import Prompts, SessionPrompts
 from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
 from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device

@@ -14,7 +14,7 @@ from laps_plan.traffic.job import THRESHOLD, Job
 from benchmark.fidelity import ranks
 from benchmark.fidelity.compare import Accuracy
 from benchmark.fidelity.ranks import CHUNK, CONTEXT, LOADS, POOL, PROFILE, Load, servers_of
-from benchmark.load.sessions import HELD, Homes, SessionPrompts, to_rank
+from benchmark.load.prompts import HELD, Homes, SessionPrompts, to_rank
 from benchmark.rig.variants import LAPS, SPF
 
 AGENTS = LOADS["agents"].jobs(1.33, 5.0, 250.0, "1/0")
