@@ -18,7 +18,6 @@ from benchmark.rig.progress import Progress
 
 PIECE_S = 240.0
 """Time limit of one piece."""
-FAILED = "failed.json"
 
 
 class TookTooLongError(SystemExit):
