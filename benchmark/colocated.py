@@ -260,7 +260,6 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("./run bench colocated", __doc__, run, options, out="colocated", rounds=3, seed=1, seconds=12.0)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

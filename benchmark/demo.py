@@ -203,7 +203,6 @@ def told(piece: Piece) -> int:
 COMMAND = Command(
     "./run demo", __doc__, run, options, out="demo", rounds=2, seed=1, seconds=17.0, live=True, status=told
 )
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> Piece:
 COMMAND = Command(
     "./run demo colocated", __doc__, run, options, out="demo-colocated", rounds=1, seed=1, seconds=3.0, live=True
 )
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -215,7 +215,6 @@ def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
 
 
 COMMAND = Command("benchmark.ladder", __doc__, run, options, out="ladder", every=True)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -57,7 +57,6 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("./run bench router", __doc__, run, options, rounds=5)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

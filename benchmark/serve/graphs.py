@@ -80,7 +80,6 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("./run bench graphs", __doc__, run, options, check, out="graphs", rounds=3, seed=1, seconds=8.0)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

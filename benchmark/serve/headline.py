@@ -168,7 +168,6 @@ def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
 
 
 COMMAND = Command("benchmark.serve.headline", __doc__, run, devices.add_device, out="", rounds=5, seed=1, seconds=12.0)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

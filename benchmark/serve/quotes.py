@@ -157,7 +157,6 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("benchmark.serve.quotes", __doc__, run, options, out="serve-quotes", seed=1, seconds=60.0, every=True)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -193,7 +193,6 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("./run bench window", __doc__, run, options, out="window", rounds=5)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

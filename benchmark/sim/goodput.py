@@ -136,7 +136,6 @@ def search(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("benchmark.sim.goodput", __doc__, search, options, out="goodput", seed=1, every=True)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -187,7 +187,6 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("benchmark.sim.groups", __doc__, run, options, out="sim-groups", seed=0)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -264,7 +264,6 @@ def measure(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command("benchmark.sim.rules", __doc__, measure, options, out="rules", seed=FIRST_SEED)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())
