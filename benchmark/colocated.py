@@ -14,60 +14,60 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import aiohttp
 from laps_core.policy.decode import LEAST_TARGET_S
 
-from benchmark.results import bars
-from benchmark.results.comparison import Column, Comparison
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, count, parser, positive
-from benchmark.results.rounds import in_turns
+from benchmark.results import (
+    Column,
+    Command,
+    Comparison,
+    Figure,
+    Parser,
+    Piece,
+    bars,
+    count,
+    in_turns,
+    positive,
+    quantile,
+)
 from benchmark.rig import model, servers
-from benchmark.rig.devices import CPU, MODELS, Device, add_emulated
-from benchmark.rig.fleet import command_line
-from benchmark.rig.progress import Progress
-from benchmark.rig.variants import Variant
+from benchmark.rig.devices import CPU, MODELS, Device, add_device, with_path
+from benchmark.rig.variants import ON, SPF, Variant
 
 SHAPE = model.Shape(hidden=32, layers=24, heads=1, kv_heads=1, intermediate=2560, context=16384)
 OURS = f"A {SHAPE.layers}-layer Qwen2 on this machine's cores; attention is computed for new tokens alone"
 ROWS = model.REPO / "benchmark" / "rig" / "rows"
 LAPS, DEFAULT = "laps", "stock"
-LARGE = ("--chunked-prefill-size", "4096")
-SHORTEST_FIRST = ("--schedule-policy", "shortest-prefill-first")
 
 
-def _stock(chunk: int, *flags: str) -> tuple[str, ...]:
-    return ("--chunked-prefill-size", str(chunk), *SHORTEST_FIRST, *flags)
+def _chunks(tokens: int, *flags: str) -> tuple[str, ...]:
+    return ("--chunked-prefill-size", str(tokens), *flags)
 
 
 VARIANTS = {
-    LAPS: (*LARGE, "--enable-laps-scheduler"),
-    DEFAULT: LARGE,
-    "stock, 512, a step between": _stock(512, "--prefill-decode-interval", "1"),
-    "stock, 2048, a step between": _stock(2048, "--prefill-decode-interval", "1"),
-    "stock, 1024, mixed": _stock(1024, "--enable-mixed-chunk"),
+    LAPS: _chunks(4096, ON),
+    DEFAULT: _chunks(4096),
+    **{
+        f"stock, {n}, a step between": _chunks(n, "--schedule-policy", SPF, "--prefill-decode-interval", "1")
+        for n in (512, 2048)
+    },
+    "stock, 1024, mixed": _chunks(1024, "--schedule-policy", SPF, "--enable-mixed-chunk"),
 }
 PATIENCE_S = 120.0
 """Between two tokens of a request, the first one included."""
 NAMES = {
-    "tbt_p50": "between tokens, P50",
-    "tbt_p99": "between tokens, P99",
-    "tbt_longest": "between tokens, longest",
-    "short_p90": "short P90",
-    "ttft_mean": "mean TTFT",
-    "long_p90": "long P90",
-    "requests_per_s": "requests/s",
-}
+    "tbt_p50": "between tokens, P50", "tbt_p99": "between tokens, P99", "tbt_longest": "between tokens, longest",
+    "short_p90": "short P90", "ttft_mean": "mean TTFT", "long_p90": "long P90", "requests_per_s": "requests/s",
+}  # fmt: skip
 """Figures of a round, in seconds but for the last, and what tables call them."""
 RATE = "requests_per_s"
 COLUMNS = tuple(
@@ -104,21 +104,27 @@ class Request:
             raise ConnectionError(f"{url}: {len(self.came_s)} tokens of {self.new} came")
 
 
+Played = tuple[list[Request], float]
+"""A round: its requests, answered, and how long it took (seconds)."""
+
+
 def load(seed: int, args: argparse.Namespace) -> list[Request]:
-    """Streams that begin first, then long and short prompts."""
+    """Return streams that begin first, then long and short prompts."""
     rng = random.Random(seed)
 
     def request(kind: str, low: int, high: int, new: int, at_s: float) -> Request:
         return Request(kind, [rng.randrange(*model.VOCABULARY) for _ in range(rng.randint(low, high))], new, at_s)
 
-    span_s = args.seconds
+    def later() -> float:
+        return 1.0 + args.seconds * rng.random()
+
     streams = [request("stream", 20, 200, rng.randint(60, 120), rng.random()) for _ in range(args.streams)]
-    longs = [request("long", 3000, 6000, 8, 1.0 + span_s * rng.random()) for _ in range(args.longs)]
-    return [*streams, *longs, *(request("short", 10, 256, 8, 1.0 + span_s * rng.random()) for _ in range(args.shorts))]
+    longs = [request("long", 3000, 6000, 8, later()) for _ in range(args.longs)]
+    return [*streams, *longs, *(request("short", 10, 256, 8, later()) for _ in range(args.shorts))]
 
 
 async def serve(url: str, requests: Sequence[Request]) -> float:
-    """Seconds from the first request to the last token. Raises ConnectionError, also where a server hangs."""
+    """Return seconds from the first request to the last token. Raises ConnectionError, also where a server hangs."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=1 << 22) as http:
@@ -128,22 +134,18 @@ async def serve(url: str, requests: Sequence[Request]) -> float:
 
 
 def figures(requests: Sequence[Request], seconds: float) -> dict[str, float]:
-    """Figures of one round, as in NAMES."""
-    gaps = [b - a for r in requests if r.kind == "stream" for a, b in zip(r.came_s, r.came_s[1:], strict=False)]
-    waits = {kind: [r.came_s[0] - r.sent_s for r in requests if r.kind == kind] for kind in ("short", "long")}
-    return {
-        "tbt_p50": quantile(gaps, 50),
-        "tbt_p99": quantile(gaps, 99),
-        "tbt_longest": max(gaps),
-        "short_p90": quantile(waits["short"], 90),
-        "ttft_mean": statistics.mean([*waits["short"], *waits["long"]]),
-        "long_p90": quantile(waits["long"], 90),
-        "requests_per_s": len(requests) / seconds,
-    }
+    """Return the figures of one round, as in NAMES."""
+    gaps = [b - a for r in requests if r.kind == "stream" for a, b in pairwise(r.came_s)]
+    short, long = ([r.came_s[0] - r.sent_s for r in requests if r.kind == kind] for kind in ("short", "long"))
+    values = (
+        quantile(gaps, 50), quantile(gaps, 99), max(gaps), quantile(short, 90), statistics.mean([*short, *long]),
+        quantile(long, 90), len(requests) / seconds,
+    )  # fmt: skip
+    return dict(zip(NAMES, values, strict=True))
 
 
-def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
-    """One variant, not started."""
+def server(name: str, args: argparse.Namespace) -> servers.Server:
+    """Return one variant, not started."""
     device: Device = args.device
     tbt_ms = args.tbt_ms
     if device.emulated:
@@ -151,18 +153,32 @@ def server(name: str, folder: Path, args: argparse.Namespace) -> servers.Server:
         flags = [*device.args_of(Variant(name, VARIANTS[name]))]
     else:
         checkpoint, flags = model.make(MODELS, SHAPE), [*VARIANTS[name], "--max-total-tokens", "65536"]
-        env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROWS), os.environ.get("PYTHONPATH"))))}
+        env = with_path({}, ROWS)
     if name == LAPS and tbt_ms is not None:
         flags += ["--laps-tbt-ms", str(tbt_ms)]
-    log = folder / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
+    log = args.out / "logs" / f"{name.replace(', ', '-').replace(' ', '-')}.log"
     return servers.colocated(checkpoint, log, *flags, env=env, name=f"server ({name})")
 
 
-def warm_up(url: str, args: argparse.Namespace, streams: int, longs: int = 0) -> None:
-    """So many of the streams and, at once, of the long prompts. Raises ConnectionError."""
-    requests = load(-1, args)
-    documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
-    asyncio.run(serve(url, [*requests[:streams], *documents]))
+def played(
+    names: Sequence[str], rounds: int, args: argparse.Namespace, warm: tuple[int, int], tokens: int | None = None
+) -> tuple[dict[str, list[Played]], dict[str, Any]]:
+    """Run all rounds, the servers in turns; return them, and what LAPS says of its decode steps. ``warm``: streams and
+    long prompts that warm a server up; ``tokens``: of each stream. Raises ServerError or ConnectionError."""
+    running, say = {name: server(name, args) for name in names}, args.say
+    streams, longs = warm
+    with servers.running(*running.values(), say=say):
+        for name, one in running.items():
+            say(f"warming up {name}")
+            requests = load(-1, args)
+            documents = [replace(r, at_s=0.0) for r in requests if r.kind == "long"][:longs]
+            asyncio.run(serve(one.url, [*requests[:streams], *documents]))
+
+        def once(i: int, name: str) -> Played:
+            requests = [replace(r, new=tokens or r.new) if r.kind == "stream" else r for r in load(args.seed + i, args)]
+            return requests, asyncio.run(serve(running[name].url, requests))
+
+        return in_turns(names, rounds, once, say), running[LAPS].laps_status()["decode"]
 
 
 class Tokens(NamedTuple):
@@ -175,88 +191,75 @@ class Tokens(NamedTuple):
 
 
 def tokens(requests: Sequence[Request]) -> Tokens:
-    """Times of what came in a round."""
+    """Return the times of what came in a round."""
     begin_s = min(r.sent_s - r.at_s for r in requests)
     streams = [[t - begin_s for t in r.came_s] for r in requests if r.kind == "stream"]
     return Tokens(streams, [(r.sent_s - begin_s, r.came_s[0] - begin_s) for r in requests if r.kind == "long"])
 
 
 def as_even(seen: Comparison) -> list[str]:
-    """Stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the one whose
-    wait least."""
+    """Return the stock settings whose streams wait no longer than LAPS's (P99 between tokens); where there is none, the
+    one whose wait least."""
     stock = {name: seen.median(name, "tbt_p99") for name in seen.rounds if name != LAPS}
     most = max(seen.median(LAPS, "tbt_p99"), min(stock.values()))
     return [name for name, p99 in stock.items() if p99 <= most]
 
 
 def piece(seen: Comparison, decode: dict[str, Any], seed: int, settings: dict[str, Any]) -> Piece:
-    """For the report."""
-    even, figures = as_even(seen), []
-    for key, bar in (
-        ("short_p90", bars.COLOCATED_SHORT),
-        ("ttft_mean", bars.COLOCATED_MEAN),
-        (RATE, bars.COLOCATED_RATE),
-    ):
-        best = seen.best(even, key, most=key == RATE)
-        assert best is not None
-        figures.append(seen.figure(f"{NAMES[key]}, laps / {best} (the best of stock)", LAPS, best, (key,), bar))
-    figures += [
-        seen.figure(f"{NAMES[key]}, laps / {DEFAULT}", LAPS, DEFAULT, (key,), bar)
-        for key, bar in (("tbt_p99", bars.COLOCATED_TBT), ("long_p90", bars.COLOCATED_LONG))
-    ]
-    target_s = decode["target_ms"] / 1e3
-    figures += [
-        Figure.of(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar)
-        for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST))
-    ]
-    return Piece(
-        name="colocated",
-        title="Servers that prefill and decode",
-        text=f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
+    """Return the piece for the report."""
+    even, target_s = as_even(seen), decode["target_ms"] / 1e3
+    text = (
+        f"{settings['streams']} streams are decoded while {settings['longs']} prompts of 3,000 to 6,000 tokens "
         f"and {settings['shorts']} of 10 to 256 come within {settings['seconds']:g} s, the same for each server, in "
         f"turns. {settings['device']}. The overlap loop. Stock settings with a P99 between tokens no longer than that "
-        f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms.",
-        seed=seed,
-        tables=[seen.table("Time between tokens and to the first one (ms)", "server", COLUMNS)],
-        figures=figures,
-        data={**settings, "rounds": seen.rounds, "decode": decode},
+        f"of LAPS, or the shortest: {', '.join(even)}. Medians over rounds, in ms."
     )
+    tables = [seen.table("Time between tokens and to the first one (ms)", "server", COLUMNS)]
+    best = {key: seen.best(even, key, most=key == RATE) or "" for key in ("short_p90", "ttft_mean", RATE)}
+    judged: list[Figure] = [
+        seen.figure(f"{NAMES[key]}, laps / {name}{words}", LAPS, name, (key,), bar)
+        for key, name, words, bar in (
+            ("short_p90", best["short_p90"], " (the best of stock)", bars.COLOCATED_SHORT),
+            ("ttft_mean", best["ttft_mean"], " (the best of stock)", bars.COLOCATED_MEAN),
+            (RATE, best[RATE], " (the best of stock)", bars.COLOCATED_RATE),
+            ("tbt_p99", DEFAULT, "", bars.COLOCATED_TBT),
+            ("long_p90", DEFAULT, "", bars.COLOCATED_LONG),
+        )
+    ]
+    for key, bar in (("tbt_p99", bars.COLOCATED_P99), ("tbt_longest", bars.COLOCATED_LONGEST)):
+        judged.append(Figure.of(f"{NAMES[key]}, laps / target", seen.median(LAPS, key) / target_s, bar))
+    data = {**settings, "rounds": seen.rounds, "decode": decode}
+    return Piece("colocated", "Servers that prefill and decode", text, seed, tables, judged, data=data)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench colocated", __doc__, "colocated", rounds="(3)", seed=1, seconds=12.0, whole=True)
-    p.set_defaults(rounds=3)
-    for flag, default in (("streams", 8), ("longs", 3), ("shorts", 12)):
+def add_load(p: Parser, streams: int, longs: int, shorts: int) -> None:
+    """Add the options of the load, with these defaults."""
+    for flag, default in (("streams", streams), ("longs", longs), ("shorts", shorts)):
         p.add_argument(f"--{flag}", type=count, default=default, help=f"({default})")
-    p.add_argument("--tbt-ms", type=positive, help="--laps-tbt-ms (derived; 50 times as slow on an emulated device)")
-    add_emulated(p, CPU)
-    args = p.parse_args(argv)
-    with command_line("bench colocated"):
-        found = run(args)
-    found.leave(args.out, "benchmark.colocated", argv)
-    return 0
+    words = "--laps-tbt-ms (derived; 50 times as slow on an emulated device)"
+    p.add_argument("--tbt-ms", type=positive, help=words)
+
+
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    add_load(p, 8, 3, 12)
+    add_device(p, CPU)
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the load."""
+    return {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
 
 
 def run(args: argparse.Namespace) -> Piece:
-    """All rounds, the servers in turns. Raises ServerError or ConnectionError."""
-    running = {name: server(name, args.out, args) for name in VARIANTS}
-    say = Progress()
-    say("starting the servers")
-    with servers.running(*running.values()):
+    """Compare all servers."""
+    seen, decode = played(tuple(VARIANTS), args.rounds, args, (args.streams // 2 + 1, 0))
+    what = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
+    rounds = {name: [figures(*one) for one in of] for name, of in seen.items()}
+    return piece(Comparison(rounds), decode, args.seed, {**settings(args), "device": what})
 
-        def once(i: int, name: str) -> dict[str, float]:
-            requests = load(args.seed + i, args)
-            return figures(requests, asyncio.run(serve(running[name].url, requests)))
 
-        for name in running:
-            say(f"warming up {name}")
-            warm_up(running[name].url, args, args.streams // 2 + 1)
-        seen = in_turns(tuple(VARIANTS), args.rounds, once, say)
-        decode = running[LAPS].laps_status()["decode"]
-    settings = {key: getattr(args, key) for key in ("streams", "longs", "shorts", "seconds", "tbt_ms")}
-    settings["device"] = args.device.what[0].upper() + args.device.what[1:] if args.device.emulated else OURS
-    return piece(Comparison(seen), decode, args.seed, settings)
-
+COMMAND = Command("./run bench colocated", __doc__, run, options, out="colocated", rounds=3, seed=1, seconds=12.0)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

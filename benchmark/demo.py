@@ -6,6 +6,7 @@ in front of one decode server. What comes out: one table, one picture, ``piece.j
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import statistics
@@ -23,12 +24,22 @@ from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target, request
 from benchmark.load.prompts import Prompts
-from benchmark.results.metrics import KINDS, QUANTILES, curve, quantiles
-from benchmark.results.piece import Piece, Table, parser, positive
+from benchmark.results import (
+    FAILED,
+    KINDS,
+    QUANTILES,
+    Column,
+    Command,
+    Comparison,
+    Parser,
+    Piece,
+    curve,
+    positive,
+    quantiles,
+)
 from benchmark.rig import model, servers
 from benchmark.rig.devices import CPU, DEVICES
-from benchmark.rig.fleet import Fleet, command_line
-from benchmark.rig.progress import Progress
+from benchmark.rig.fleet import Fleet
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
 
 SESSIONS = 3
@@ -38,12 +49,19 @@ PACE_S = (0.4, 1.0)
 only an answer that is not there yet delays the next turn."""
 TURN_TOKENS, DOCUMENT_TOKENS = (10, 60), (1800, 2200)
 ANSWER_TOKENS = 4
+PICTURE = "ttft.png"
 PATIENCE_S = 60.0
 """After the last request of a round; documents take a second each."""
 NAMES = (LAPS, FCFS)
 ORDER = (LAPS, FCFS, FCFS, LAPS)
 """Short rounds in turns: what else the machine does for half a minute meets both."""
 DEVICE = replace(DEVICES[CPU], at_once=True)
+
+
+COLUMNS = (
+    *(Column(f"{kind} P{q}", (kind, f"p{q}_ms")) for kind in KINDS for q in QUANTILES),
+    Column("requests/s", ("rps",), ".2f"), FAILED,
+)  # fmt: skip
 
 
 class Words:
@@ -136,71 +154,55 @@ def summary(rounds: Sequence[Sequence[Answer]]) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, dict[str, Any]]) -> Table:
-    """The figures, and the ratio of LAPS to fcfs below them."""
-    columns = [(kind, f"p{q}_ms") for kind in KINDS for q in QUANTILES]
-    heads = ("", *(f"{k} {q[:3].upper()}" for k, q in columns), "requests/s", "failed")
-    rows: list[Sequence[str]] = [
-        (n, *(f"{v[k][q]:.0f}" for k, q in columns), f"{v['rps']:.2f}", str(v["failed"])) for n, v in result.items()
-    ]
-    a, b = result["laps"], result["fcfs"]
-    ratios = (f"{a[k][q] / b[k][q]:.2f}" for k, q in columns)
-    rows.append(("laps / fcfs", *ratios, f"{a['rps'] / max(b['rps'], 1e-9):.2f}", ""))
-    return Table("TTFT (ms)", heads, rows)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 if no request failed."""
-    p = parser(
-        "./run demo", __doc__, "demo", rounds="four in turns, so many times (2)", seed=1, seconds=17.0, whole=True
-    )
-    p.set_defaults(rounds=2)
+def options(p: Parser) -> None:
+    """Add the options of this command."""
     p.add_argument("--utilisation", type=positive, default=0.4, help="of the prefill server by documents (0.4)")
     p.add_argument("--port", type=int, help="port of the first router, the second takes the next (default: free ones)")
-    args = p.parse_args(argv)
-    rounds: dict[str, list[list[Answer]]] = {name: [] for name in NAMES}
-    progress = Progress(live=True)
-    order = ORDER * args.rounds
-    with command_line("demo"):
-        for i, name in enumerate(NAMES if args.port else ()):
-            servers.require_free(args.port + i, f"router ({name})")
-        progress("making the model")
-        words = Words(DEVICE.checkpoint(), args.seed)
-        prompts = Prompts(DEVICE.vocabulary, args.seed, DEVICE.longest, reuse=True, prefill_only=False)
-        found = [BUILT_IN[name] for name in NAMES]
-        try:
-            with Fleet(DEVICE, DEVICE.chunk, found, True, args.out, prompts, progress, True, args.port) as fleet:
-                routers = {name: fleet.target(name) for name in NAMES}
-                progress("measuring a lone document")
-                alone = [lone_long_s(target, words) for target in routers.values()]
-                rate = args.utilisation / min(alone)
-                for i, name in enumerate(order):
-                    progress(f"round {i + 1} of {len(order)}, {name}")
-                    answers = one_round(routers[name], words, args.seed + i // 2, args.seconds, rate)
-                    require_answers(answers, name, fleet.log(name).parent)
-                    rounds[name].append(answers)
-        finally:
-            progress.done()
-    result = {name: summary(r) for name, r in rounds.items()}
-    load = {"documents_per_s": round(rate, 3), "users": SESSIONS, "seconds": args.seconds, "lone_long_s": alone}
-    piece = Piece(
-        name="demo",
-        title="Short turns and long documents",
-        text="The same load through a router, a prefill server with LAPS or stock fcfs, and a decode server, in turns.",
-        seed=args.seed,
-        tables=[table(result)],
-        pictures={"ttft.png": "Distribution of the time to first token; the dotted line is P90."},
-        data={"variants": result, "load": load},
-    )
-    curves = {kind: {name: curve([a for r in of for a in r], kind) for name, of in rounds.items()} for kind in KINDS}
-    distributions(curves, "SGLang prefill with LAPS and with stock fcfs, the same load", args.out / "ttft.png")
-    piece.leave(args.out, "benchmark.demo", argv)
-    print(args.out / "ttft.png")
-    errors = {a.error.splitlines()[0] for of in rounds.values() for r in of for a in r if a.error}
-    for error in sorted(errors)[:5]:
-        print(f"demo: a request failed: {error}", file=sys.stderr)
-    return 1 if any(v["failed"] for v in result.values()) else 0
 
+
+def run(args: argparse.Namespace) -> Piece:
+    """Run the rounds."""
+    rounds: dict[str, list[list[Answer]]] = {name: [] for name in NAMES}
+    order, say = ORDER * args.rounds, args.say
+    for i, name in enumerate(NAMES if args.port else ()):
+        servers.require_free(args.port + i, f"router ({name})")
+    say("making the model")
+    words = Words(DEVICE.checkpoint(), args.seed)
+    prompts = Prompts(DEVICE.vocabulary, args.seed, DEVICE.longest, reuse=True, prefill_only=False)
+    found = [BUILT_IN[name] for name in NAMES]
+    with Fleet(DEVICE, found, prompts, args.out, say, True, True, args.port) as fleet:
+        routers = {name: fleet.target(name) for name in NAMES}
+        say("measuring a lone document")
+        alone = [lone_long_s(target, words) for target in routers.values()]
+        rate = args.utilisation / min(alone)
+        for i, name in enumerate(order):
+            say(f"round {i + 1} of {len(order)}, {name}")
+            answers = one_round(routers[name], words, args.seed + i // 2, args.seconds, rate)
+            require_answers(answers, name, fleet.log(name).parent)
+            rounds[name].append(answers)
+    seen = {name: [a for answers in of for a in answers] for name, of in rounds.items()}
+    result = {name: summary(r) for name, r in rounds.items()}
+    curves = {kind: {name: curve(answers, kind) for name, answers in seen.items()} for kind in KINDS}
+    distributions(curves, "SGLang prefill with LAPS and with stock fcfs, the same load", args.out / PICTURE)
+    table = Comparison({name: [one] for name, one in result.items()}).table("TTFT (ms)", "", COLUMNS, over=NAMES)
+    load = {"documents_per_s": round(rate, 3), "users": SESSIONS, "seconds": args.seconds, "lone_long_s": alone}
+    errors = sorted({a.error.splitlines()[0] for answers in seen.values() for a in answers if a.error})
+    text = "The same load through a router, a prefill server with LAPS or stock fcfs, and a decode server, in turns."
+    captions = {PICTURE: "Distribution of the time to first token; the dotted line is P90."}
+    data = {"variants": result, "load": load, "errors": errors}
+    return Piece("demo", "Short turns and long documents", text, args.seed, [table], [], captions, data)
+
+
+def told(piece: Piece) -> int:
+    """Print why requests failed; return 1 if any did."""
+    for error in piece.data["errors"][:5]:
+        print(f"demo: a request failed: {error}", file=sys.stderr)
+    return 1 if any(v["failed"] for v in piece.data["variants"].values()) else 0
+
+
+COMMAND = Command(
+    "./run demo", __doc__, run, options, out="demo", rounds=2, seed=1, seconds=17.0, live=True, status=told
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

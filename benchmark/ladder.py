@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark.results import Command, Figure, Parser, Piece, Table
 from benchmark.results.bars import SLICED_LOGITS
-from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.rig import model
 
 ROWS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -159,67 +159,62 @@ def child(shape: str, backend: str, attention: str) -> dict[str, Any]:
 
 def tables(data: dict[str, dict[str, Any]]) -> list[Table]:
     """Return a table of times and one of slices for each shape."""
-    made = []
+    made, paths = [], (EAGER, BREAKABLE, FULL)
     for shape, found in data.items():
         at: dict[tuple[int, int], dict[str, Any]] = {}
-        for backend in found.values():
-            for row in backend.get("times", ()):
-                at.setdefault((row["rows"], row["requests"]), {}).update(row)
-        paths = (EAGER, BREAKABLE, FULL)
-        rows: list[Sequence[str]] = [
-            (
-                str(r), str(n), *(f"{row[p]:.2f}" if p in row else "-" for p in paths),
-                f"{row[BREAKABLE] / row[FULL]:.2f}" if row.keys() >= {BREAKABLE, FULL} else "-",
-            )
-            for (r, n), row in sorted(at.items())
-        ]  # fmt: skip
+        for row in (row for backend in found.values() for row in backend.get("times", ())):
+            at.setdefault((row["rows"], row["requests"]), {}).update(row)
+        rows = []
+        for (tokens, requests), row in sorted(at.items()):
+            over = f"{row[BREAKABLE] / row[FULL]:.2f}" if row.keys() >= {BREAKABLE, FULL} else "-"
+            rows.append((str(tokens), str(requests), *(f"{row[p]:.2f}" if p in row else "-" for p in paths), over))
         heads = ("rows", "requests", *paths, "breakable / full")
         made.append(Table(f"{shape}: ms a forward pass", heads, rows, "Host and device, from call to synchronised."))
-        cuts = found.get(BREAKABLE, {}).get("sliced", ())
         heads = ("layers a slice", "pauses", "long: relative error", "same token", "shorts: largest error", "same")
-        lines: list[Sequence[str]] = [
+        cuts = [
             (
                 str(c["layers"]), str(c["pauses"]), f"{c['long_error']:.2g}", str(c["same_token"]),
                 f"{c['short_error']:.2g}", str(c["same_short_tokens"]),
             )
-            for c in cuts
+            for c in found.get(BREAKABLE, {}).get("sliced", ())
         ]  # fmt: skip
         note = f"Logits of {SLICED_TOKENS} tokens in slices, 64 other tokens in each pause, against the whole pass."
-        made.append(Table(f"{shape}: slices", heads, lines, note))
+        made.append(Table(f"{shape}: slices", heads, cuts, note))
     return made
 
 
 def figures(data: dict[str, dict[str, Any]]) -> list[Figure]:
     """Return the largest change of results by slices."""
     cuts = [c for found in data.values() for c in found.get(BREAKABLE, {}).get("sliced", ())]
-    if not cuts:
-        return []
-    worst = max(max(c["long_error"], c["short_error"]) for c in cuts)
-    return [Figure.of("logits in slices against whole, largest relative error", worst, SLICED_LOGITS)]
+    worst = max((max(c["long_error"], c["short_error"]) for c in cuts), default=None)
+    name = "logits in slices against whole, largest relative error"
+    return [] if worst is None else [Figure.of(name, worst, SLICED_LOGITS)]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.ladder", __doc__, "ladder", whole=True)
+def options(p: Parser) -> None:
+    """Add the options of this command."""
     p.add_argument("--emulate", action="store_true", help="tiny model on the CPU")
     p.add_argument("--shapes", nargs="+", default=["0.5B", "7B"], choices=["0.5B", "7B", "14B", "32B"])
     p.add_argument("--attention", default="fa3", help="attention backend (on a GPU)")
     p.add_argument("--one", nargs=2, metavar=("SHAPE", "BACKEND"), help=argparse.SUPPRESS)
-    args = p.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
+    """Yield the piece after each shape: an interrupted run keeps its results so far."""
     if args.one:
         shape, backend = args.one
         one(shape, backend, args.attention)
     shapes, backends = (["tiny"], [BREAKABLE]) if args.emulate else (args.shapes, [BREAKABLE, FULL])
     data: dict[str, dict[str, Any]] = {}
+    text = "One prefill batch at a time, new tokens only, requests of equal lengths; weights are dummies."
     for shape in shapes:
         for backend in backends:
-            print(f"{shape} {backend}", flush=True)
+            args.say(f"{shape} {backend}")
             data.setdefault(shape, {})[backend] = child(shape, backend, args.attention)
-        # After each shape: an interrupted run keeps its results so far.
-        text = "One prefill batch at a time, new tokens only, requests of equal lengths; weights are dummies."
-        piece = Piece("ladder", "Row counts", text, 0, tables(data), figures(data), data=data)
-        piece.leave(args.out, "benchmark.ladder", argv, every=True)
-    return 0
+        yield Piece("ladder", "Row counts", text, 0, tables(data), figures(data), data=data), args.out
 
+
+COMMAND = Command("benchmark.ladder", __doc__, run, options, out="ladder", every=True)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -24,10 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.results.rounds import in_turns, ratio
+from benchmark.results import Command, Comparison, Figure, Parser, Piece, Table, count, in_turns
 from benchmark.rig import model, servers
-from benchmark.rig.progress import Progress
+from benchmark.rig.devices import MODELS
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000)
 VARIANTS: dict[str, dict[str, str]] = {"fcfs": {}, "laps": {"SGLANG_LAPS_SCHEDULER": "{}"}}
@@ -115,8 +113,8 @@ def measure(scheduler: Any, lengths: Sequence[int], seed: int) -> Rounds:
     return found
 
 
-def child(variant: str, lengths: Sequence[int], seed: int) -> int:
-    """Run as one scheduler process; prints a line of JSON."""
+def child(variant: str, lengths: Sequence[int], seed: int) -> None:
+    """Run as one scheduler process; print a line of JSON and end the process."""
     from sglang.srt.managers import scheduler as module
     from sglang.srt.managers.disagg_service import start_disagg_service
     from sglang.srt.plugins import load_plugins
@@ -124,9 +122,7 @@ def child(variant: str, lengths: Sequence[int], seed: int) -> int:
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
     load_plugins()  # after the scheduler module, as in SGLang's own processes
-    args = prepare_server_args(
-        arguments(model.make(model.REPO / "out" / "models", SHAPE), servers.free_port(), max(lengths))
-    )
+    args = prepare_server_args(arguments(model.make(MODELS, SHAPE), servers.free_port(), max(lengths)))
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     keep = start_disagg_service()
     scheduler = module.Scheduler(args, PortArgs.init_new(args))
@@ -153,57 +149,59 @@ def spawn(variant: str, lengths: Sequence[int], seed: int) -> Rounds:
     return {int(n): times for n, times in json.loads(done.stdout.strip().splitlines()[-1]).items()}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    rounds = "processes of each variant, in turns (5)"
-    p = parser("python -m benchmark.rounds_cost", __doc__, "rounds-cost", rounds=rounds, seed=1, whole=True)
-    p.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="queue lengths, separated by commas")
+def lengths(text: str) -> list[int]:
+    """Return the whole numbers >= 1 in ``text``, in order."""
+    return sorted({count(n) for n in text.split(",")})
+
+
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    default = ",".join(map(str, LENGTHS))
+    p.add_argument("--lengths", type=lengths, default=default, help="queue lengths, separated by commas")
     p.add_argument("--child", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
-    args = p.parse_args(argv)
-    try:
-        lengths = sorted({int(n) for n in args.lengths.split(",")})
-    except ValueError:
-        p.error(f"--lengths: {args.lengths!r} is not a list of whole numbers")
-    if lengths[0] < 1:
-        p.error("--lengths are at least 1")
+
+
+def run(args: argparse.Namespace) -> Piece:
+    """Run processes of both variants, in turns."""
     if args.child:
-        return child(args.child, lengths, args.seed)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    model.make(model.REPO / "out" / "models", SHAPE)
+        child(args.child, args.lengths, args.seed)
+    model.make(MODELS, SHAPE)
 
-    def once(i: int, variant: str) -> Rounds:
-        return spawn(variant, lengths, args.seed + i)
+    def once(i: int, variant: str) -> dict[str, dict[str, float]]:
+        found = spawn(variant, args.lengths, args.seed + i)
+        return {
+            str(n): {"s": statistics.median(s for s, _ in x), "batch": statistics.mean(b for _, b in x)}
+            for n, x in found.items()
+        }
 
-    seen = in_turns(tuple(VARIANTS), args.rounds, once, Progress())
-    medians, batches = (
-        {v: {n: [f(x[column] for x in one[n]) for one in rounds] for n in lengths} for v, rounds in seen.items()}
-        for column, f in ((0, statistics.median), (1, statistics.mean))
-    )
+    seen = Comparison(in_turns(tuple(VARIANTS), args.rounds, once, args.say))
+    lengths = [str(n) for n in args.lengths]
+    first, last = lengths[0], lengths[-1]
     rows, figures = [], []
     for n in lengths:
-        r = ratio(medians["laps"][n], medians["fcfs"][n])
-        took = [f"{statistics.median(medians[v][n]) * 1e3:.2f}" for v in VARIANTS]
-        held = [f"{statistics.mean(batches[v][n]):.0f}" for v in VARIANTS]
-        rows.append([f"{n:,}", *took, str(r), r.verdict, *held])
-        figures.append(Figure.of(f"CPU time of a round, laps / fcfs, {n:,} waiting", r))
-    first, last = lengths[0], lengths[-1]
-    growth = {v: statistics.median(medians[v][last]) / statistics.median(medians[v][first]) for v in VARIANTS}
-    figures += [Figure(f"a round with {last:,} waiting over one with {first:,}, {v}", growth[v]) for v in VARIANTS]
+        r = seen.ratio("laps", "fcfs", n, "s")
+        took = [f"{1e3 * seen.median(v, n, 's'):.2f}" for v in VARIANTS]
+        held = [f"{statistics.mean(seen.values(v, n, 'batch')):.0f}" for v in VARIANTS]
+        rows.append([f"{int(n):,}", *took, str(r), r.verdict, *held])
+        figures.append(Figure.of(f"CPU time of a round, laps / fcfs, {int(n):,} waiting", r))
+    for v in VARIANTS:
+        growth = seen.median(v, last, "s") / seen.median(v, first, "s")
+        figures.append(Figure(f"a round with {int(last):,} waiting over one with {int(first):,}, {v}", growth))
     columns = ["waiting", *VARIANTS, "laps / fcfs", "shown", *(f"batch {v}" for v in VARIANTS)]
-    piece = Piece(
-        name="rounds-cost",
-        title="What a scheduling round costs by the length of the queue",
-        text="CPU time of SGLang's scheduler thread to find its next batch, the waiting queue kept at a length; 90% of "
+    text = (
+        "CPU time of SGLang's scheduler thread to find its next batch, the waiting queue kept at a length; 90% of "
         f"{SHORT_TOKENS[0]} to {SHORT_TOKENS[1]} tokens, 10% of {LONG_TOKENS}, chunks of {CHUNK}. Medians of {TIMED} "
         f"rounds in each of {args.rounds} processes of a variant, in turns. Batch: requests a round admits, each of "
-        "which costs its share; a batch of shorts holds more of them than one that begins with a long prompt.",
-        seed=args.seed,
-        tables=[Table("CPU time of one round (ms)", columns, rows)],
-        figures=figures,
-        data={"seconds": {v: {str(n): x for n, x in m.items()} for v, m in medians.items()}},
+        "which costs its share; a batch of shorts holds more of them than one that begins with a long prompt."
     )
-    piece.leave(args.out, "benchmark.rounds_cost", argv, every=True)
-    return 0
+    table = Table("CPU time of one round (ms)", columns, rows)
+    data = {"seconds": {v: {n: seen.values(v, n, "s") for n in lengths} for v in VARIANTS}}
+    title = "What a scheduling round costs by the length of the queue"
+    return Piece("rounds-cost", title, text, args.seed, [table], figures, data=data)
 
+
+COMMAND = Command("benchmark.rounds_cost", __doc__, run, options, out="rounds-cost", rounds=5, seed=1, every=True)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,6 +14,9 @@ HEADS = ("claim of the paper", "emulated", "simulated", "verdict", "why")
 PLAIN, ROUTER = "stock", "stock, gateway"
 ROUTER_LOSES = 0.047
 """Share of requests over the SLO behind the SGLang router in the paper."""
+CLOSED = (
+    "in a closed loop a request that is put off keeps its client from asking again: TTFT and requests/s go together"
+)
 
 
 def percent(x: float) -> str:
@@ -48,7 +51,8 @@ def rows(real: Runs, simulated: Runs, model: str, servers: int) -> list[Sequence
 
 def claims(real: Runs, simulated: Runs, model: str, servers: int) -> list[Claim]:
     """Return the claims about one model and number of servers."""
-    mine = "laps" if servers > 1 else "laps servers"
+    several = servers > 1
+    mine = "laps" if several else "laps servers"
     clients, loads = list(real[PLAIN]["closed"]), list(real[PLAIN]["open"])
     many, last = clients[-1], loads[-1]
 
@@ -60,20 +64,16 @@ def claims(real: Runs, simulated: Runs, model: str, servers: int) -> list[Claim]
         theirs = runs[base]["open"]
         return 100 * statistics.fmean(theirs[at]["over"] - runs[mine]["open"][at]["over"] for at in theirs)
 
-    closed = (
-        "in a closed loop a request that is put off keeps its client from asking again: TTFT and requests/s go together"
-    )
-    stock, laps = (real[name]["open"][last] for name in (PLAIN, mine))
-    ms = ((f"{1e3 * of[key]:.0f}" for of in (stock, laps)) for key in ("short_p90", "long_p90"))
-    shift = f"at {float(last):.0%}: " + ", ".join(
-        f"{kind} P90 {' to '.join(pair)} ms" for kind, pair in zip(("short", "long"), ms, strict=True)
-    )
+    def p90(kind: str) -> str:
+        ms = (f"{1e3 * real[name]['open'][last][f'{kind}_p90']:.0f}" for name in (PLAIN, mine))
+        return f"{kind} P90 {' to '.join(ms)} ms"
+
     fixed = (
         f"of the time that stock is busy, {simulated[PLAIN]['closed'][many]['fixed']:.0%} is the fixed cost of steps "
         "(simulated): no more than that can be saved by fuller batches; the rest is the tokens' own"
     )
     said, least = "up to +20% requests/s", 1.2
-    if servers > 1:
+    if several:
         said, least = "+33% requests/s with 8 instances", 1.33
     elif model == "32b":
         said, least = "+35% requests/s for 32B", 1.35
@@ -82,18 +82,16 @@ def claims(real: Runs, simulated: Runs, model: str, servers: int) -> list[Claim]
         f"{told}: " + ", ".join(f"{n} {of[kind][at]['over']:.1%}" for n, of in real.items() if kind in of)
         for kind, at, told in seen
     )
-    bars = [("the SGLang router", PLAIN, 10)]
-    if servers > 1:
-        bars = [("plain data parallel", PLAIN, 28), ("the SGLang router", ROUTER, 12)]
+    bars = [("plain data parallel", PLAIN, 28), ("the SGLang router", ROUTER, 12)]
     found = [
         Claim(
             f"prefill latency -30% and more (mean TTFT, {many} clients)",
-            lambda r: over(r, "closed", many, "mean"), lambda x: x <= 0.7, percent, closed,
+            lambda r: over(r, "closed", many, "mean"), lambda x: x <= 0.7, percent, CLOSED,
         ),
         Claim(
             "average latency -20% at the same requests/s (mean TTFT, median of loads)",
             lambda r: statistics.median(over(r, "open", at, "mean") for at in r[PLAIN]["open"]),
-            lambda x: x <= 0.8, percent, shift,
+            lambda x: x <= 0.8, percent, f"at {float(last):.0%}: {p90('short')}, {p90('long')}",
         ),
         Claim(
             f"{said} (here {servers}; best number of clients)",
@@ -104,10 +102,10 @@ def claims(real: Runs, simulated: Runs, model: str, servers: int) -> list[Claim]
                 f"violations of the SLO {least} points below {whom} (mean of open loads)",
                 partial(below, base), partial(le, least), points, violations,
             )
-            for whom, base, least in bars
+            for whom, base, least in (bars if several else [("the SGLang router", PLAIN, 10)])
         ),
     ]  # fmt: skip
-    if servers == 1:
+    if not several:
         return found
     theirs = real[ROUTER]["open"]
     like = min(theirs, key=lambda at: abs(theirs[at]["over"] - ROUTER_LOSES))

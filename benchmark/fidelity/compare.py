@@ -21,10 +21,7 @@ from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import client
 from benchmark.load.client import Route
-from benchmark.results.bars import Bar
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Table
-from benchmark.results.rounds import Ratio, in_turns, ratio
+from benchmark.results import Bar, Column, Comparison, Figure, Parser, Table, beside, in_turns, quantile, ratio
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
@@ -33,22 +30,14 @@ from benchmark.rig.variants import SMALL, SPF
 PATIENCE_S = 60.0
 KEYS = ("short P50", "short P90", "long P50", "long P90")
 MEAN, SLOWDOWN, RATE, TOKENS = "mean", "mean slowdown", "requests/s", "tokens/s"
-
+FORMS = {SLOWDOWN: (".1f", 1.0), RATE: (".0f", 1.0), TOKENS: (".0f", 1.0)}
+"""Formats and factors of figures; others are times, shown in ms."""
 Round = dict[str, Any]
 """TTFT of each request of a round, and when all were answered (seconds)."""
 Raw = dict[str, dict[str, Any]]
 """Load -> "rows": (time, new tokens) of each request, "seen": by policy; of each round."""
 Simulate = Callable[[str, Sequence[Job], int], Outcome]
 """Simulates a policy on jobs, from a seed."""
-Values = dict[tuple[str, str], list[float]]
-"""(policy, figure) -> one value per round. Times in seconds."""
-
-
-def number(key: str, value: float) -> str:
-    """Return a figure as text; times in ms."""
-    if key == SLOWDOWN:
-        return f"{value:.1f}"
-    return f"{value:.0f}" if key in (RATE, TOKENS) else f"{1e3 * value:.0f}"
 
 
 def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
@@ -57,11 +46,16 @@ def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
     return [Job(at_s, sizes(rng)) for at_s in poisson(rate, span_s, rng)]
 
 
-def add_load(p: argparse.ArgumentParser, seconds: float) -> None:
+def add_load(p: Parser, seconds: float) -> None:
     """Add --device, --chunk and --seconds of commands that run on emulated devices."""
-    devices.add_emulated(p)
+    devices.add_device(p, devices.H200)
     p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
     p.add_argument("--seconds", type=float, default=seconds, help=f"duration of a round's arrivals ({seconds:g})")
+
+
+def add_again(p: Parser) -> None:
+    """Add --again."""
+    p.add_argument("--again", action="store_true", help="only simulate the arrivals of an earlier run in --out")
 
 
 def again(args: argparse.Namespace, gather: Callable[[Callable[[Any], None]], None]) -> Any:
@@ -71,11 +65,6 @@ def again(args: argparse.Namespace, gather: Callable[[Callable[[Any], None]], No
     if not args.again:
         gather(lambda found: raw.write_text(json.dumps(found)))
     return json.loads(raw.read_text())
-
-
-def add_again(p: argparse.ArgumentParser) -> None:
-    """Add --again."""
-    p.add_argument("--again", action="store_true", help="only simulate the arrivals of an earlier run in --out")
 
 
 @dataclass(frozen=True)
@@ -90,9 +79,9 @@ class Simulator:
     """True for SGLang's overlap loop."""
 
     @classmethod
-    def like(cls, device: Device, profile: Profile, chunk: int, *, overlap: bool) -> Simulator:
+    def like(cls, device: Device, profile: Profile, *, overlap: bool) -> Simulator:
         """Return the simulator of servers on an emulated device."""
-        return cls(profile, chunk, {k: v for k, v in device.laps.items() if k != "profile"}, overlap)
+        return cls(profile, device.chunk, {k: v for k, v in device.laps.items() if k != "profile"}, overlap)
 
     def run(self, policy: str, jobs: Sequence[Job], seed: int = 0) -> Outcome:
         """Simulate one load."""
@@ -114,31 +103,28 @@ def measure(
     return {"ttft": ttft, "ended_s": max(a.sent_s + t for a, t in zip(answers, ttft, strict=True))}
 
 
-def gather(
-    fleet: Fleet, load: str, rounds: Sequence[Sequence[Job]], policies: Sequence[str], seed: int, say: Any
-) -> Raw:
+def gather(fleet: Fleet, load: str, rounds: Sequence[Sequence[Job]], policies: Sequence[str], seed: int) -> Raw:
     """Run the rounds of one load on all servers, in turns."""
 
     def once(i: int, name: str) -> Round:
         return measure(fleet, name, rounds[i], seed + i)
 
-    seen = in_turns(policies, len(rounds), once, say, f"{load}: ")
+    seen = in_turns(policies, len(rounds), once, fleet.say, f"{load}: ")
     return {load: {"rows": [[(job.at_s, job.new) for job in jobs] for jobs in rounds], "seen": seen}}
 
 
 def quantiles(tokens: Sequence[int], ttft: Sequence[float]) -> dict[str, float]:
     """Return P50 and P90 of both classes (seconds)."""
-    rows = list(zip(tokens, ttft, strict=True))
-    short, long = ([t for n, t in rows if (n <= THRESHOLD) is wanted] for wanted in (True, False))
-    return dict(zip(KEYS, (quantile(times, q) for times in (short, long) for q in (50, 90)), strict=True))
+    short, times = np.asarray(tokens) <= THRESHOLD, np.asarray(ttft)
+    return dict(zip(KEYS, (quantile(t, q) for t in (times[short], times[~short]) for q in (50, 90)), strict=True))
 
 
 @dataclass
 class Accuracy:
-    """One load, measured and simulated."""
+    """One load, measured and simulated: by policy, the figures of each round; times in seconds."""
 
-    measured: Values = field(default_factory=dict)
-    simulated: Values = field(default_factory=dict)
+    measured: Comparison
+    simulated: Comparison
 
     @classmethod
     def of(
@@ -151,26 +137,29 @@ class Accuracy:
     ) -> Accuracy:
         """Simulate the jobs that were sent to servers. ``lone``: seconds of requests alone, by their new and cached
         tokens."""
-        found = cls()
 
-        def add(to: Values, policy: str, new: Any, cached: Any, ttft: Sequence[float], ended_s: float) -> None:
-            values = quantiles(new, ttft) | {
+        def figures(new: Any, cached: Any, ttft: Sequence[float], ended_s: float) -> dict[str, float]:
+            return quantiles(new, ttft) | {
                 MEAN: statistics.fmean(ttft),
                 SLOWDOWN: float((np.asarray(ttft) / lone(np.asarray(new), np.asarray(cached))).mean()),
                 RATE: len(ttft) / ended_s,
                 TOKENS: sum(new) / ended_s,
             }
-            for key, value in values.items():
-                to.setdefault((policy, key), []).append(value)
 
-        for i, jobs in enumerate(rounds):
-            new, cached = [job.new for job in jobs], [job.cached for job in jobs]
-            for policy, of in seen.items():
-                add(found.measured, policy, new, cached, of[i]["ttft"], of[i]["ended_s"])
-                record = simulate(policy, jobs, seed + i).record
-                ended_s = max(at + ttft for at, ttft in zip(record.at, record.ttft, strict=True))
-                add(found.simulated, policy, record.new, record.cached, record.ttft, ended_s)
-        return found
+        def measured(policy: str, i: int) -> dict[str, float]:
+            one = seen[policy][i]
+            new, cached = [job.new for job in rounds[i]], [job.cached for job in rounds[i]]
+            return figures(new, cached, one["ttft"], one["ended_s"])
+
+        def simulated(policy: str, i: int) -> dict[str, float]:
+            record = simulate(policy, rounds[i], seed + i).record
+            ended_s = max(at + ttft for at, ttft in zip(record.at, record.ttft, strict=True))
+            return figures(record.new, record.cached, record.ttft, ended_s)
+
+        def of_all(one: Callable[[str, int], dict[str, float]]) -> Comparison:
+            return Comparison({policy: [one(policy, i) for i in range(len(rounds))] for policy in seen})
+
+        return cls(of_all(measured), of_all(simulated))
 
     @classmethod
     def again(cls, raw: Mapping[str, Any], simulator: Simulator, seed: int) -> Accuracy:
@@ -182,37 +171,23 @@ class Accuracy:
 
         return cls.of(rounds, raw["seen"], simulator.run, lone, seed)
 
-    @property
-    def policies(self) -> list[str]:
-        """Return the policies that were run."""
-        return list(dict.fromkeys(policy for policy, _ in self.measured))
-
-    def over(self, new: str, base: str, key: str) -> Ratio:
-        """Return a measured figure of one policy over that of another."""
-        return ratio(self.measured[new, key], self.measured[base, key])
-
     def table(self, title: str, *, keys: Sequence[str] = (*KEYS, MEAN), note: str = "") -> Table:
         """Return medians over rounds of both; times in ms."""
-        cells = []
-        for policy in self.policies:
-            both = ((self.measured[policy, key], self.simulated[policy, key]) for key in keys)
-            medians = ([statistics.median(values) for values in pair] for pair in both)
-            shown = (f"{number(key, m)} / {number(key, s)}" for key, (m, s) in zip(keys, medians, strict=True))
-            cells.append((policy, *shown))
-        return Table(title, ("", *keys), cells, note)
+        columns = [Column(key, (key,), *FORMS.get(key, (".0f", 1e3))) for key in keys]
+        return beside(title, "", (self.measured, self.simulated), columns, note)
 
     def ratios(self, name: str, bars: Mapping[str, Bar | None]) -> list[Figure]:
         """Return simulated over measured figures. ``name``: theirs, with {policy} and {key}; ``bars``: of each key."""
         return [
             Figure.of(
                 name.format(policy=policy, key=key),
-                ratio(self.simulated[policy, key], self.measured[policy, key]), bar,
+                ratio(self.simulated.values(policy, key), self.measured.values(policy, key)), bar,
             )
-            for policy in self.policies
+            for policy in self.measured.rounds
             for key, bar in bars.items()
         ]  # fmt: skip
 
     def seconds(self, policy: str) -> dict[str, dict[str, list[float]]]:
         """Return both by figure, for a picture and for the raw data."""
         both = {"measured": self.measured, "simulated": self.simulated}
-        return {how: {key: values[policy, key] for key in KEYS} for how, values in both.items()}
+        return {how: {key: one.values(policy, key) for key in KEYS} for how, one in both.items()}

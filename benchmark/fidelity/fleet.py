@@ -27,13 +27,13 @@ from benchmark.fidelity.policies import capacity, emulator, sizes
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.piece import Figure, Parser, Piece, Table
+from benchmark.results import FAILED, Column, Command, Comparison, Parser, Piece, Table, beside
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import warm_up
-from benchmark.rig.progress import Progress
 from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
 from benchmark.router import LAPS, STOCK, site
+from benchmark.serve.compare import closed_loop
 
 GATEWAY = "gateway, power of two"
 BASE = "stock"
@@ -56,6 +56,11 @@ CYCLES = 200
 SLO_S = 0.4
 """SLO of the paper (seconds); stretched like the device."""
 PATIENCE_S = 120.0
+RATES = (Column("requests/s", ("rate",), ".1f"), Column("over the SLO", ("over",), ".1%"))
+COLUMNS = (
+    *(Column(head, (key,), scale=1e3) for head, key in (("short P90", "short_p90"), ("long P90", "long_p90"))),
+    Column("mean", ("mean",), scale=1e3), *reversed(RATES), FAILED,
+)  # fmt: skip
 NAMES = {"short_p90": "short P90", "long_p90": "long P90", "mean": "mean", "rate": "requests/s"}
 Runs = dict[str, Any]
 """Way -> "open" or "closed" -> load or clients -> figure -> value; times in seconds."""
@@ -70,151 +75,139 @@ def options(p: Parser) -> None:
     compare.add_again(p)
 
 
-def ways(args: argparse.Namespace) -> Sequence[str]:
-    """Return the ways to compare."""
-    return tuple(WAYS) if args.servers > 1 else ALONE
+def prepare(args: argparse.Namespace) -> None:
+    """Fill in what follows from the number of servers and the device."""
+    args.ways = tuple(WAYS) if args.servers > 1 else ALONE
+    args.clients = args.clients or [n * args.servers for n in CLIENTS]
+    args.device, args.slo_s = replace(args.device, chunk=args.chunk), args.device.slow * SLO_S
+    args.profile = Profile.load(args.device.laps["profile"])
+    args.rate = args.servers * capacity(args.profile, args.chunk, args.seed)
 
 
-def closed(ttft: Sequence[float], rate: float, slo_s: float) -> dict[str, float]:
-    """Return requests/s, mean TTFT (seconds), and the share of TTFTs above the SLO."""
-    return {"rate": rate, "mean": statistics.fmean(ttft), "over": sum(t > slo_s for t in ttft) / len(ttft)}
-
-
-def opened(new: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float, failed: int = 0) -> dict[str, float]:
-    """Return the figures of all answered requests of an open load."""
+def figures(new: Sequence[int], ttft: Sequence[float], rate: float, slo_s: float, **more: Any) -> dict[str, Any]:
+    """Return quantiles, mean TTFT (seconds), requests/s, and the share of TTFTs above the SLO."""
     found = quantiles(new, ttft)
-    p90 = {"short_p90": found["short P90"], "long_p90": found["long P90"]}
-    return {**p90, **closed(ttft, rate, slo_s), "failed": failed}
+    return {
+        "short_p90": found["short P90"], "long_p90": found["long P90"], "rate": rate, "mean": statistics.fmean(ttft),
+        "over": sum(t > slo_s for t in ttft) / len(ttft), "failed": 0, **more,
+    }  # fmt: skip
 
 
-def measured(args: argparse.Namespace, device: Device, rate: float, slo_s: float) -> Runs:
+def opened(args: argparse.Namespace, load: float) -> list[Job]:
+    """Return the jobs of an open load."""
+    return drawn(sizes(), load * args.rate, args.seconds, f"{args.seed}/{load}")
+
+
+def measured(args: argparse.Namespace) -> Runs:
     """Run all loads on servers."""
-    say = Progress()
-    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=False)
-    found: Runs = {}
-    at = replace(device, chunk=args.chunk)
+    device: Device = args.device
+    prompts, found = Prompts(device.vocabulary, args.seed, device.longest, prefill_only=False), Runs(emulator={})
+    decode = ("--max-total-tokens", "524288", "--max-running-requests", "256")
     for variant in (FCFS, LAPS_PREFILL):
-        mine = [name for name in ways(args) if WAYS[name][0] == variant]
-        kinds = [WAYS[name][1] for name in mine]
-        with site(
-            at, device.checkpoint(), variant, args.servers, kinds, args.out, say,
-            decode=("--max-total-tokens", "524288", "--max-running-requests", "256"),
-        ) as up:  # fmt: skip
-            for name in mine:
-                target = up.routers[WAYS[name][1]]
+        mine = {name: WAYS[name][1] for name in args.ways if WAYS[name][0] == variant}
+        checkpoint, routers = device.checkpoint(), list(mine.values())
+        with site(device, checkpoint, variant, args.servers, routers, args.out, args.say, decode=decode) as up:
+            for name, router in mine.items():
+                target, rng = up.routers[router], random.Random(args.seed)
                 warm_up(target, prompts, 8192)
                 found[name] = {"open": {}, "closed": {}}
                 for load in args.loads:
-                    say(f"{name}, {load:.0%}")
-                    found[name]["open"][f"{load:g}"] = _open(target, prompts, load * rate, slo_s, f"{load}", args)
+                    args.say(f"{name}, {load:.0%}")
+                    found[name]["open"][f"{load:g}"] = _open(target, prompts, load, args)
                     up.flush()
-                rng, draw = random.Random(args.seed), sizes()
                 for clients in args.clients:
-                    say(f"{name}, {clients} clients")
-                    jobs = [Job(0.0, draw(rng)) for _ in range(BODIES)]
-                    found[name]["closed"][str(clients)] = _closed(target, prompts, jobs, clients, slo_s, name, args)
+                    args.say(f"{name}, {clients} clients")
+                    found[name]["closed"][str(clients)] = _closed(target, prompts, clients, rng, args)
                     up.flush()
-            found.setdefault("emulator", {})[variant] = [emulator(prefill) for prefill in up.prefills]
+            found["emulator"][variant] = [emulator(prefill) for prefill in up.prefills]
     return found
 
 
-def _open(
-    target: Target, prompts: Prompts, rate: float, slo_s: float, load: str, args: argparse.Namespace
-) -> dict[str, float]:
-    jobs = drawn(sizes(), rate, args.seconds, f"{args.seed}/{load}")
+def _open(target: Target, prompts: Prompts, load: float, args: argparse.Namespace) -> dict[str, Any]:
+    jobs = opened(args, load)
     answers = asyncio.run(client.replay(target, jobs, prompts.bodies(jobs, args.seed), PATIENCE_S))
     good = [(a, a.ttft_s) for a in answers if a.ttft_s is not None]
-    took_s = max(a.sent_s + ttft_s for a, ttft_s in good)
     new, ttft = [a.job.new for a, _ in good], [ttft_s for _, ttft_s in good]
-    return opened(new, ttft, len(good) / took_s, slo_s, len(answers) - len(good))
+    rate = len(good) / max(a.sent_s + ttft_s for a, ttft_s in good)
+    return figures(new, ttft, rate, args.slo_s, failed=len(answers) - len(good))
 
 
 def _closed(
-    target: Target, prompts: Prompts, jobs: Sequence[Job], clients: int, slo_s: float, name: str,
-    args: argparse.Namespace,
-) -> dict[str, Any]:  # fmt: skip
-    bodies, new = prompts.bodies(jobs, clients), [job.new for job in jobs]
-    load = client.closed(target, bodies, clients, args.seconds, run_in_s=args.seconds / 4, tokens=new)
-    loop = asyncio.run(load)
-    steady = loop.steady.require(name).as_dict()
-    return {**closed(loop.ttft_s, loop.rate, slo_s), "failed": loop.failed, "steady": steady}
+    target: Target, prompts: Prompts, clients: int, rng: random.Random, args: argparse.Namespace
+) -> dict[str, Any]:
+    draw = sizes()
+    new = [draw(rng) for _ in range(BODIES)]
+    bodies = prompts.bodies([Job(0.0, n) for n in new], clients)
+    loop = closed_loop(target, bodies, clients, args.seconds, args.seconds / 4, new)
+    asked, steady = [a.tokens for a in loop.counted], loop.steady.as_dict()
+    return figures(asked, loop.ttft_s, loop.rate, args.slo_s, steady=steady)
 
 
-def simulated(args: argparse.Namespace, device: Device, profile: Profile, rate: float, slo_s: float) -> Runs:
+def simulated(args: argparse.Namespace) -> Runs:
     """Simulate the same loads."""
-    knobs = {k: v for k, v in device.laps.items() if k != "profile"}
-    found: Runs = {}
-    for name in ways(args):
+    found, slo_s = Runs(), args.slo_s
+    how: dict[str, Any] = {
+        "servers": args.servers, "chunk": args.chunk, "overlap": True,
+        "knobs": {k: v for k, v in args.device.laps.items() if k != "profile"},
+    }  # fmt: skip
+    for name in args.ways:
         variant, _, router = WAYS[name]
-        how: dict[str, Any] = {
-            "servers": args.servers, "router": router, "chunk": args.chunk, "knobs": knobs, "overlap": True,
-        }  # fmt: skip
         found[name] = {"open": {}, "closed": {}}
         for load in args.loads:
-            jobs = drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}")
-            o = simulate(VARIANTS[variant], Trace(jobs), profile, **how)
-            found[name]["open"][f"{load:g}"] = opened(o.record.new, o.record.ttft, o.rate, slo_s)
+            o = simulate(VARIANTS[variant], Trace(opened(args, load)), args.profile, router=router, **how)
+            found[name]["open"][f"{load:g}"] = figures(o.record.new, o.record.ttft, o.rate, slo_s)
         for clients in args.clients:
             # Long enough that a prompt which is parked for long ends in it.
-            n = max(round(args.seconds * rate), CYCLES * clients)
-            o = simulate(VARIANTS[variant], Closed(sizes(), clients, n, args.seed), profile, **how)
+            work = Closed(sizes(), clients, max(round(args.seconds * args.rate), CYCLES * clients), args.seed)
+            o = simulate(VARIANTS[variant], work, args.profile, router=router, **how)
             steady = o.steady(clients).require(f"{name}, simulated")
-            fixed_s = o.batches * o.profile.coefficients.step_s
-            found[name]["closed"][str(clients)] = {
-                **closed(o.record.ttft, steady.requests_per_s, slo_s), "fixed": fixed_s / sum(o.busy_s),
-                "steady": steady.as_dict(),
-            }  # fmt: skip
+            more = {"fixed": o.batches * o.profile.coefficients.step_s / sum(o.busy_s), "steady": steady.as_dict()}
+            told = figures(o.record.new, o.record.ttft, steady.requests_per_s, slo_s, **more)
+            found[name]["closed"][str(clients)] = told
     return found
 
 
-def tables(real: Runs, sim: Runs, args: argparse.Namespace) -> tuple[list[Table], list[Figure]]:
-    """Return emulated and simulated figures side by side, and LAPS's over stock's."""
-    found, figures, mine = [], [], ways(args)[-1]
+def tell(piece: Piece, both: tuple[Runs, Runs], args: argparse.Namespace) -> None:
+    """Add emulated and simulated figures side by side, and LAPS's over stock's."""
+    mine, real = args.ways[-1], both[0]
     for load in (f"{load:g}" for load in args.loads):
-        rows = []
-        for name in ways(args):
-            r, s = (x[name]["open"][load] for x in (real, sim))
-            ms = (f"{1e3 * r[k]:.0f} / {1e3 * s[k]:.0f}" for k in ("short_p90", "long_p90", "mean"))
-            over, rate = f"{r['over']:.1%} / {s['over']:.1%}", f"{r['rate']:.1f} / {s['rate']:.1f}"
-            rows.append((name, *ms, over, rate, str(r["failed"])))
-        heads = ("", "short P90", "long P90", "mean", "over the SLO", "requests/s", "failed")
-        found.append(Table(f"At {float(load):.0%}: TTFT in ms, emulated / simulated", heads, rows))
+        seen = [Comparison({name: [runs[name]["open"][load]] for name in args.ways}) for runs in both]
+        title = f"At {float(load):.0%}: TTFT in ms, emulated / simulated"
+        piece.tables.append(beside(title, "", seen, COLUMNS))
         for key, words in NAMES.items():
-            over_stock = real[mine]["open"][load][key] / real[BASE]["open"][load][key]
-            figures.append(Figure(f"at {float(load):.0%}, {words}, laps / stock", over_stock))
-    loops = []
-    for clients in map(str, args.clients):
-        pairs = [[x[name]["closed"][clients] for x in (real, sim)] for name in ways(args)]
-        rates = (f"{r['rate']:.1f} / {s['rate']:.1f}" for r, s in pairs)
-        loops.append((clients, *rates, *(f"{r['over']:.1%} / {s['over']:.1%}" for r, s in pairs)))
-        over_stock = pairs[-1][0]["rate"] / pairs[0][0]["rate"]
-        figures.append(Figure(f"{clients} clients, requests/s, laps / stock", over_stock))
-    columns = ("clients", *(f"{name}, {what}" for what in ("requests/s", "over the SLO") for name in ways(args)))
-    return [*found, Table("Closed loops: emulated / simulated", columns, loops)], figures
+            ratio = real[mine]["open"][load][key] / real[BASE]["open"][load][key]
+            piece.judge(f"at {float(load):.0%}, {words}, laps / stock", ratio)
+    loops = [
+        Comparison({n: [{name: runs[name]["closed"][n] for name in args.ways}] for n in map(str, args.clients)})
+        for runs in both
+    ]
+    columns = [replace(c, head=f"{name}, {c.head}", path=(name, *c.path)) for c in RATES for name in args.ways]
+    piece.tables.append(beside("Closed loops: emulated / simulated", "clients", loops, columns))
+    for n in map(str, args.clients):
+        rates = [real[name]["closed"][n]["rate"] for name in (mine, BASE)]
+        piece.judge(f"{n} clients, requests/s, laps / stock", rates[0] / rates[1])
 
 
 def run(args: argparse.Namespace) -> Piece:
     """Measure, simulate and judge the paper's claims."""
-    args.clients = args.clients or [n * args.servers for n in CLIENTS]
+    prepare(args)
     device: Device = args.device
-    profile, slo_s = Profile.load(device.laps["profile"]), device.slow * SLO_S
-    rate = args.servers * capacity(profile, args.chunk, args.seed)
-    real = compare.again(args, lambda keep: keep(measured(args, device, rate, slo_s)))
-    sim = simulated(args, device, profile, rate, slo_s)
-    found, figures = tables(real, sim, args)
-    model = "32b" if "32b" in device.name else "8b"
-    judged = Table("Claims of the paper", claims.HEADS, claims.rows(real, sim, model, args.servers))
-    lasted = [e["lasted_over_profile"]["median"] for of in real["emulator"].values() for e in of]
-    furthest = max(lasted, key=lambda x: abs(x - 1.0))
-    return Piece(
-        args.out.name,
-        f"Emulated: {args.servers} server(s), {device.name.removeprefix('emulated ')}",
+    real = compare.again(args, lambda keep: keep(measured(args)))
+    sim = simulated(args)
+    text = (
         f"{args.servers} real prefill servers of this machine, each with {device.what}; a decode server; routers. The "
-        f"mix of the piece emulated, {args.seconds:g} s a load; {args.servers} stock servers can do {rate:.1f} "
+        f"mix of the piece emulated, {args.seconds:g} s a load; {args.servers} stock servers can do {args.rate:.1f} "
         f"requests/s (simulated). SLO: a TTFT of {SLO_S:g} s, stretched as the device is. This machine's host is in "
-        "what was measured, the profile's in what was simulated.",
-        args.seed,
-        [judged, *found],
-        [*figures, Figure("step as it lasted over the profile, furthest median", furthest)],
-        data={"device": device.name, "emulated": real, "simulated": sim},
+        "what was measured, the profile's in what was simulated."
     )
+    title = f"Emulated: {args.servers} server(s), {device.name.removeprefix('emulated ')}"
+    judged = claims.rows(real, sim, "32b" if "32b" in device.name else "8b", args.servers)
+    piece = Piece(args.out.name, title, text, args.seed, [Table("Claims of the paper", claims.HEADS, judged)])
+    tell(piece, (real, sim), args)
+    lasted = [e["lasted_over_profile"]["median"] for of in real["emulator"].values() for e in of]
+    piece.judge("step as it lasted over the profile, furthest median", max(lasted, key=lambda x: abs(x - 1.0)))
+    piece.data = {"device": device.name, "emulated": real, "simulated": sim}
+    return piece
+
+
+COMMAND = Command("benchmark.fidelity fleet", __doc__, run, options, out="emulated-fleet", seed=1, every=True)

@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import statistics
+from dataclasses import replace
 from typing import Any
 
 from laps_plan.plan.words import ACCURACY
@@ -21,11 +22,9 @@ from laps_plan.traffic.named import Offer, Scale, make
 from benchmark.fidelity import compare
 from benchmark.fidelity.compare import Accuracy, Raw, Simulator, gather
 from benchmark.load.prompts import Prompts
+from benchmark.results import Command, Parser, Piece
 from benchmark.results.bars import PLANNED
-from benchmark.results.piece import Figure, Parser, Piece
-from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
-from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS
 
 TRACES = ("azure", "code", "lmsys")
@@ -57,34 +56,31 @@ def arrivals(trace: str, profile: Profile, chunk: int, span_s: float, seed: int)
 
 def run(args: argparse.Namespace) -> Piece:
     """Measure the loads, and compare with what is planned."""
-    say, device = Progress(), args.device
-    profile = Profile.load(device.laps["profile"])
-    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
+    device = replace(args.device, chunk=args.chunk)
+    profile, prompts = Profile.load(device.laps["profile"]), Prompts(device.vocabulary, args.seed, device.longest)
     raw: Raw = {}
-    with Fleet(device, args.chunk, [BUILT_IN[p] for p in POLICIES], False, args.out, prompts, say, True) as fleet:
+    with Fleet(device, [BUILT_IN[p] for p in POLICIES], prompts, args.out, args.say, together=True) as fleet:
         for trace in TRACES:
             jobs = arrivals(trace, profile, args.chunk, args.seconds, args.seed)
-            raw |= gather(fleet, trace, [jobs], POLICIES, args.seed, say)
-    simulator = Simulator.like(device, profile, args.chunk, overlap=False)
-    seen = {trace: Accuracy.again(of, simulator, args.seed) for trace, of in raw.items()}
-    return piece(seen, device, args)
-
-
-def piece(seen: dict[str, Accuracy], device: Device, args: argparse.Namespace) -> Piece:
-    """Return tables and ratios of all loads."""
-    figures: list[Figure] = []
+            raw |= gather(fleet, trace, [jobs], POLICIES, args.seed)
+    simulator = Simulator.like(device, profile, overlap=False)
+    what = f"{device.what}; {UTILISATION:.0%} of the device by lone requests, {args.seconds:g} s, one prefill server"
+    piece = Piece("planned", "The planner against emulated servers", f"On {what}.", args.seed)
     cases: list[dict[str, Any]] = []
-    for trace, one in seen.items():
-        figures += one.ratios(f"{trace}, {{policy}}, {{key}}: planned / emulated", BARS)
+    for trace, of in raw.items():
+        one = Accuracy.again(of, simulator, args.seed)
+        piece.figures += one.ratios(f"{trace}, {{policy}}, {{key}}: planned / emulated", BARS)
+        piece.tables.append(one.table(f"{trace}: TTFT in ms, emulated / planned", keys=tuple(BARS)))
         cases += [
-            {"trace": trace, "policy": policy, "figure": key, "planned_ms": 1e3 * one.simulated[policy, key][0],
-             "measured_ms": 1e3 * one.measured[policy, key][0]}
+            {"trace": trace, "policy": policy, "figure": key, "planned_ms": 1e3 * one.simulated.median(policy, key),
+             "measured_ms": 1e3 * one.measured.median(policy, key)}
             for policy in POLICIES
             for key in BARS
         ]  # fmt: skip
-    what = f"{device.what}; {UTILISATION:.0%} of the device by lone requests, {args.seconds:g} s, one prefill server"
     if args.keep:
         ACCURACY.write_text(json.dumps({"what": what, "cases": cases}, indent=1) + "\n")
-    tables = [one.table(f"{trace}: TTFT in ms, emulated / planned", keys=tuple(BARS)) for trace, one in seen.items()]
-    title = "The planner against emulated servers"
-    return Piece("planned", title, f"On {what}.", args.seed, tables, figures, data={"cases": cases})
+    piece.data["cases"] = cases
+    return piece
+
+
+COMMAND = Command("benchmark.fidelity planner", __doc__, run, options, out="planned", seed=1, every=True)

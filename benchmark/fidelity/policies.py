@@ -10,9 +10,8 @@ stretched and include this machine's host.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -23,17 +22,15 @@ from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity import compare
-from benchmark.fidelity.calibration import Alone, Setup, alone
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Simulator, drawn, gather, measure
+from benchmark.fidelity.cpu import Alone, Setup, alone
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
+from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars
 from benchmark.results.pictures import against
-from benchmark.results.piece import Figure, Parser, Piece, Table
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, get_json
-from benchmark.rig.progress import Progress
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SMALL, STOCK, Variant
 
 OTHERS = (*STOCK, SMALL)
@@ -48,6 +45,12 @@ TRAINING_S = 15.0
 CLIENTS = 256
 """Clients of the closed loop in which the simulator measures stock fcfs's capacity."""
 LONG_SHARE = 0.05
+STEPS = (
+    Column("steps", ("steps",)), Column("median", ("lasted_over_profile", "median"), ".4f"),
+    Column("P99", ("lasted_over_profile", "p99"), ".3f"), Column("overrun", ("overrun",)),
+    Column("tiny model's share", ("host_share",), ".1%"),
+)  # fmt: skip
+"""Columns of the emulator's own error."""
 
 
 def options(p: Parser) -> None:
@@ -79,26 +82,25 @@ def emulator(target: Target) -> dict[str, Any]:
 
 def measured(args: argparse.Namespace, device: Device, keep: Callable[[Any], None]) -> None:
     """Run all loads on servers. What there is is kept after each, so that a crash loses no earlier one."""
-    say, overlap = Progress(), args.loop == devices.OVERLAP
-    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
-    setup = Setup.of(Profile.load(device.laps["profile"]), args.chunk)
-    variants = [LONE, *(BUILT_IN[p] for p in POLICIES)]
-    with Fleet(device, args.chunk, variants, False, args.out, prompts, say, True) as fleet:
-        say("lone requests")
+    overlap = args.loop == devices.OVERLAP
+    setup = Setup.of(Profile.load(device.laps["profile"]), device.chunk)
+    prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]
+    with Fleet(device, variants, prompts, args.out, args.say, together=True) as fleet:
+        args.say("lone requests")
         seen = alone(fleet, LONE.name, LADDER, args.seed)
         seen.device = setup.alone_s(seen.tokens)
-        rate = capacity(setup.profile(seen, 1.0), args.chunk, args.seed, overlap=overlap)
-        say(f"training load; stock fcfs can do {rate:.1f} requests/s")
+        rate = capacity(setup.profile(seen, 1.0), device.chunk, args.seed, overlap=overlap)
+        args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
         training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
         trained = measure(fleet, FCFS, training, args.seed)["ttft"]
+        rows = [(job.at_s, job.new) for job in training]
         found: dict[str, Any] = {
-            "rate": rate, "alone": asdict(seen), "loads": {},
-            "training": {"rows": [(job.at_s, job.new) for job in training], "ttft": trained},
+            "rate": rate, "alone": asdict(seen), "loads": {}, "training": {"rows": rows, "ttft": trained}
         }  # fmt: skip
         for load in args.loads:
             count = args.rounds if load == JUDGED else 1
             rounds = [drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
-            found["loads"] |= gather(fleet, f"{load:g}", rounds, POLICIES, args.seed, say)
+            found["loads"] |= gather(fleet, f"{load:g}", rounds, POLICIES, args.seed)
             found["emulator"] = {p: emulator(fleet.prefill(p)) for p in POLICIES}
             keep(found)
 
@@ -111,38 +113,34 @@ def judged(load: Accuracy) -> list[Figure]:
         (SLOWDOWN, bars.EMULATED_SLOWDOWN, None), (RATE, bars.EMULATED_RATE, FCFS),
         ("long P90", bars.EMULATED_LONG_P90, FCFS),
     ):  # fmt: skip
-        of = base or min(OTHERS, key=lambda p: statistics.median(seen[p, key]))
+        of = base or seen.best(OTHERS, key)
+        assert of is not None
         words = of if base else f"{of}, the best of stock"
-        figures.append(Figure.of(f"{key}, {LAPS} / {words}", load.over(LAPS, of, key), bar))
+        figures.append(seen.figure(f"{key}, {LAPS} / {words}", LAPS, of, (key,), bar))
     return figures
 
 
 def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figure]]:
     """Return the emulator's own error on each server."""
-    rows: list[Sequence[str]] = []
-    figures = []
-    for name, of in emulators.items():
-        lasted = of["lasted_over_profile"]
-        rows.append((
-            name, f"{of['steps']}", f"{lasted['median']:.4f}", f"{lasted['p99']:.3f}", f"{of['overrun']}",
-            f"{of['host_share']:.1%}",
-        ))  # fmt: skip
-        figures.append(Figure.of(f"step as it lasted over the profile, {name}, median", lasted["median"], bars.STEP))
-    heads = ("", "steps", "median", "P99", "overrun", "tiny model's share")
+    seen = Comparison({name: [of] for name, of in emulators.items()})
+    figures = [
+        Figure.of(f"step as it lasted over the profile, {name}, median", seen.median(name, *STEPS[1].path), bars.STEP)
+        for name in emulators
+    ]
     note = "Steps as they lasted over the profile's; overrun: the tiny model alone took longer."
-    return Table("The emulator's own error", heads, rows, note), figures
+    return seen.table("The emulator's own error", "", STEPS, note), figures
 
 
 def run(args: argparse.Namespace) -> Piece:
     """Measure, calibrate, simulate and compare."""
-    device: Device = args.device.in_loop(args.loop)
+    device: Device = replace(args.device.in_loop(args.loop), chunk=args.chunk)
     raw = compare.again(args, lambda keep: measured(args, device, keep))
     known, overlap = Profile.load(device.laps["profile"]), args.loop == devices.OVERLAP
     training = [Job(*row) for row in raw["training"]["rows"]]
     calibrated = Setup.of(known, args.chunk).under_load(
         Alone(**raw["alone"]), FCFS, training, raw["training"]["ttft"], overlap=overlap
     )
-    simulator = Simulator.like(device, calibrated, args.chunk, overlap=overlap)
+    simulator = Simulator.like(device, calibrated, overlap=overlap)
     loads = {float(name): Accuracy.again(of, simulator, args.seed) for name, of in raw["loads"].items()}
     # The judged load first.
     loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
@@ -154,19 +152,21 @@ def run(args: argparse.Namespace) -> Piece:
     error, lasted = steps(raw["emulator"])
     shown = {f"{policy} {load:.0%}": seen.seconds(policy) for load, seen in loads.items() for policy in POLICIES}
     against(shown, args.out / "emulated.svg")
-    return Piece(
-        args.out.name,
-        f"Emulated: {known.name}",
+    text = (
         f"Real prefill servers of this machine, SGLang's {args.loop} loop, with {device.what}. "
         f"{1 - LONG_SHARE:.0%} LMSYS lengths up to 256 tokens, {LONG_SHARE:.0%} of 1,024 to 8,192, Poisson, rounds of "
         f"{args.seconds:g} s, {args.rounds} at {JUDGED:.0%} and one at the other loads; stock fcfs can do "
         f"{raw['rate']:.1f} requests/s (simulated). Chunks of {args.chunk} tokens. Host beside the device: "
         f"{1e3 * (calibrated.front_s + calibrated.reply_s):.1f} ms a request, "
-        f"{1e3 * (calibrated.step_host_s + calibrated.poll_s):.1f} ms a step.",
-        args.seed,
-        [*tables, error],
-        [*figures, *lasted],
-        {"emulated.svg": "Simulated and emulated TTFT on the same arrivals."},
-        {"device": device.name, "loop": args.loop, "rate_per_s": raw["rate"], "emulator": raw["emulator"],
-         "host": calibrated.details, "seconds": shown},
-    )  # fmt: skip
+        f"{1e3 * (calibrated.step_host_s + calibrated.poll_s):.1f} ms a step."
+    )
+    data = {
+        "device": device.name, "loop": args.loop, "rate_per_s": raw["rate"], "emulator": raw["emulator"],
+        "host": calibrated.details, "seconds": shown,
+    }  # fmt: skip
+    captions = {"emulated.svg": "Simulated and emulated TTFT on the same arrivals."}
+    title, told = f"Emulated: {known.name}", [*figures, *lasted]
+    return Piece(args.out.name, title, text, args.seed, [*tables, error], told, captions, data)
+
+
+COMMAND = Command("benchmark.fidelity policies", __doc__, run, options, out="emulated", rounds=3, seed=1, every=True)

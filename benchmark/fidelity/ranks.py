@@ -9,31 +9,156 @@ history is. The servers run in turns. The simulator runs the same arrivals.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from laps_core.config import LapsConfig
 from laps_plan.profile import Profile
 from laps_plan.sim import variants
 from laps_plan.sim.metrics import Outcome, lone_s
+from laps_plan.traffic import turns
 from laps_plan.traffic.job import THRESHOLD, Job
 from laps_plan.traffic.streams import Trace
 
 from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, measure
-from benchmark.fidelity.groups import CHUNK, LOADS, PROFILE, Load, device_of, knobs, servers_of
-from benchmark.load.prompts import Prompts
-from benchmark.load.sessions import Homes, SessionPrompts
-from benchmark.results import bars
-from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Parser, Piece, positive
-from benchmark.results.rounds import in_turns
+from benchmark.load.prompts import Homes, Prompts, SessionPrompts
+from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns, positive
+from benchmark.rig import checkpoints, devices
+from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, flush, get_json
 from benchmark.rig.model import REPO
-from benchmark.rig.progress import Progress
-from benchmark.rig.variants import LAPS, SPF
-from benchmark.sim.groups import play
+from benchmark.rig.variants import LAPS, ON, SPF, Variant
+from benchmark.sim.groups import BEST, LONGEST, THINK_S, TOKEN_S, mix, play
 
 PATIENCE_S = 120.0
 KEYS = ("short P90", MEAN, SLOWDOWN, "long P90", TOKENS)
+TURNS = 11
+"""Turns of a session, around a random one of them."""
+
+MORE = 10
+"""Sessions drawn, over those that are needed on average."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load by name. Rates are those of the unscaled device (requests/s): 70% of what fcfs does on four ranks in
+    saturation."""
+
+    name: str
+    what: str
+    rate: float
+    slow: float
+    """Slowdown of the device: its steps are long beside what four schedulers and the tiny model take on two cores."""
+    chunk: int
+    """New tokens of a stock rank's batch: the best mean TTFT of 512 to 8,192, simulated at that rate."""
+    longest: int
+    """Longest prompt (tokens)."""
+    sessions: bool
+    """True if turns follow answers and go to the rank that has their history."""
+    make: Callable[[float, float, str], list[Job]]
+    """Jobs at a rate, for a span (seconds), from a seed; unscaled."""
+    bars: tuple[float, float, float]
+    """At most so much of the best stock policy's short P90, mean TTFT and mean slowdown."""
+
+    @property
+    def piece(self) -> str:
+        """Name of its piece of the report."""
+        return "groups" if self.name == "mix" else f"groups-{self.name}"
+
+    def jobs(self, rate: float, slow: float, span_s: float, seed: str) -> list[Job]:
+        """Return the jobs of a round on a device that is ``slow`` times as slow, and so are the clients; ``span_s``:
+        scaled."""
+        made = self.make(rate, span_s / slow, seed)
+        return [replace(job, at_s=slow * job.at_s, pause_s=slow * job.pause_s) for job in made]
+
+
+def mixed(rate: float, span_s: float, seed: str) -> list[Job]:
+    """Return the simulator's mix."""
+    return mix(rate, span_s, random.Random(f"mix/{seed}"))
+
+
+def agents(rate: float, span_s: float, seed: str) -> list[Job]:
+    """Return the turns of coding agents in a span without beginning or end: of sessions that are under way, whose
+    histories are in the cache. As many turns as the rate says: a round has so few sessions that chance would double or
+    halve its load."""
+    rng = random.Random(f"agents/{seed}")
+    begun: list[tuple[float, Sequence[turns.Turn]]] = []
+    drawn = turns.stretches(turns.agents(LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
+    for _, session in drawn:
+        if sum(len(s) for _, s in begun) < rate * span_s:
+            begun.append((rng.uniform(0.0, span_s), session))
+    return turns.jobs(begun, span_s)
+
+
+LOADS = {
+    load.name: load
+    for load in (
+        Load(
+            "mix", "95% LMSYS lengths and 5% of 1,024 to 8,192 tokens",
+            rate=110.0, slow=10.0, chunk=1024, longest=8192, sessions=False, make=mixed,
+            bars=(0.90, 0.83, 0.86),
+        ),
+        Load(
+            "agents", "Turns of coding agents, each after the answer before it, on histories of up to 128k tokens",
+            rate=1.33, slow=3.0, chunk=BEST["agents"], longest=LONGEST, sessions=True, make=agents,
+            bars=(0.40, 0.58, 0.36),
+        ),
+    )
+}  # fmt: skip
+PROFILE = "h200-deepseek-v3-dp8"
+CHUNK = 8192
+"""Most new tokens of a rank's batch."""
+CONTEXT = 131_072 + 1024
+POOL = 1_500_000
+"""Tokens that a rank keeps: of sessions that are under way, and some that are over."""
+LAYERS = 2
+"""Layers of the tiny model where a rank keeps so many tokens: one dense, one with experts."""
+_YARN = {**checkpoints.DEEPSEEK["rope_parameters"], "original_max_position_embeddings": -(-CONTEXT // 4)}
+LONG = (
+    "--context-length", str(CONTEXT), "--max-total-tokens", str(POOL), "--json-model-override-args",
+    json.dumps({"num_hidden_layers": LAYERS, "max_position_embeddings": CONTEXT, "rope_parameters": _YARN}),
+)  # fmt: skip
+"""Arguments of servers whose prompts are longer than what the tiny model was made for."""
+
+
+def device_of(load: Load, slow: float, ranks: int) -> Device:
+    """Return the emulated group for a load."""
+    made = devices.emulated(f"{PROFILE},slow={slow:g}")
+    if load.sessions:
+        made = made.with_prefixes()
+    # SGLang needs a core for each rank, out of those that it may use.
+    usable = sorted(os.sched_getaffinity(0))
+    env = {**made.env, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(usable[i % len(usable)]) for i in range(ranks))}
+    return replace(
+        made,
+        args=(*made.args, *(LONG if load.sessions else ())),
+        env=env,
+        checkpoint=lambda: checkpoints.make(devices.MODELS, "deepseek3", checkpoints.DEEPSEEK3),
+        start_s=600.0,
+        sleeps=False,
+    )
+
+
+def knobs(slow: float) -> dict[str, float]:
+    """Return LAPS's knobs for a device that is ``slow`` times as slow: its slices take as much longer."""
+    return {"slice_ms": slow * LapsConfig().slice_ms}
+
+
+def servers_of(load: Load, ranks: int, slow: float) -> list[Variant]:
+    """Return stock's best policy for this load, and LAPS. SGLang divides the chunk by the number of ranks."""
+    group = (
+        *("--tp-size", str(ranks), "--dp-size", str(ranks), "--enable-dp-attention"),
+        *("--load-balance-method", "total_tokens", "--disable-overlap-schedule"),
+        # SGLang keeps memory for a chunk that this machine does not have, though nothing as large runs.
+        *("--mem-fraction-static", "0.5"),
+    )
+    chunks = {SPF: load.chunk, LAPS: CHUNK}
+    own = {SPF: ("--schedule-policy", SPF), LAPS: (ON, "--laps-config", json.dumps(knobs(slow)))}
+    return [Variant(n, (*group, *own[n], "--chunked-prefill-size", str(ranks * chunks[n]))) for n in chunks]
 
 
 def options(p: Parser) -> None:
@@ -48,17 +173,16 @@ def options(p: Parser) -> None:
 
 def run(args: argparse.Namespace) -> Piece:
     """Run all rounds, the servers in turns, and simulate them."""
-    say, load = Progress(), LOADS[args.workload]
+    load = LOADS[args.workload]
     slow, rate = args.slow or load.slow, args.rate or load.rate
     args.out = args.out or REPO / "out" / load.piece
     profile = Profile.load(PROFILE).with_ranks(args.ranks).stretched(slow)
     device, found = device_of(load, slow, args.ranks), servers_of(load, args.ranks, slow)
-    kind = SessionPrompts if load.sessions else Prompts
-    prompts = kind(device.vocabulary, args.seed, load.longest, reuse=load.sessions, prefill_only=True)
+    prompts = (SessionPrompts if load.sessions else Prompts)(device.vocabulary, args.seed, load.longest, load.sessions)
     rounds = [load.jobs(rate, slow, args.seconds, f"{args.seed}/{i}") for i in range(args.rounds)]
     told: dict[str, list[dict[str, Any]]] = {}
     # One server at a time: each has as many schedulers as there are ranks.
-    with Fleet(device, CHUNK, found, False, args.out, prompts, say, together=False) as fleet:
+    with Fleet(device, found, prompts, args.out, args.say, together=False) as fleet:
 
         def once(i: int, name: str) -> Round:
             target, seed = fleet.target(name), args.seed + i
@@ -69,17 +193,15 @@ def run(args: argparse.Namespace) -> Piece:
             told[name] = [get_json(target, path) or {} for path in ("/laps_status", "/server_info")]
             return answered
 
-        seen = in_turns([v.name for v in found], args.rounds, once, say)
+        seen = in_turns([v.name for v in found], args.rounds, once, args.say)
     text = (
         f"{args.ranks} scheduler processes, {device.what}. {load.what}; {rate:g} requests/s of the unscaled device, "
         f"{args.rounds} rounds of {args.seconds:g} s."
     )
+    states = {name: info.get("internal_states", []) for name, (_, info) in told.items()}
     data = {
         "groups": [rank["group"] for rank in told[LAPS][0].get("ranks", [])],
-        "emulator": {
-            name: [state.get("emulated") for state in info.get("internal_states", [])]
-            for name, (_, info) in told.items()
-        },
+        "emulator": {name: [state.get("emulated") for state in of] for name, of in states.items()},
     }
     return piece(load, compared(load, profile, rounds, seen, args.seed, slow), text, args.seed, data)
 
@@ -111,13 +233,13 @@ def compared(
 def piece(load: Load, seen: Accuracy, text: str, seed: int, data: dict[str, Any]) -> Piece:
     """Return tables and ratios of all rounds."""
     judged = dict(zip(KEYS, (*map(Bar, load.bars), bars.NO_MORE, bars.EMULATED_RATE), strict=True))
-    figures = [Figure.of(f"{key}, {LAPS} / {SPF}", seen.over(LAPS, SPF, key), bar) for key, bar in judged.items()]
-    figures += seen.ratios("{key}, {policy}: simulated / emulated", dict.fromkeys(KEYS, bars.EMULATED))
+    ratios = [seen.measured.figure(f"{key}, {LAPS} / {SPF}", LAPS, SPF, (key,), bar) for key, bar in judged.items()]
+    ratios += seen.ratios("{key}, {policy}: simulated / emulated", dict.fromkeys(KEYS, bars.EMULATED))
     note = f"TTFT in ms of the stretched device, emulated / simulated; short: up to {THRESHOLD} new tokens."
     title = "Groups of ranks" if load.name == "mix" else f"Groups of ranks: {load.name}"
-    raw = {
-        how: {policy: {key: values[policy, key] for key in KEYS} for policy in seen.policies}
-        for how, values in (("seen", seen.measured), ("simulated", seen.simulated))
-    }
+    raw = {"seen": seen.measured.rounds, "simulated": seen.simulated.rounds}
     table = seen.table("Groups", keys=KEYS, note=note)
-    return Piece(load.piece, title, text, seed, [table], figures, data={**raw, **data})
+    return Piece(load.piece, title, text, seed, [table], ratios, data={**raw, **data})
+
+
+COMMAND = Command("benchmark.fidelity groups", __doc__, run, options, rounds=3, seed=1, every=True)

@@ -21,15 +21,13 @@ from benchmark import ladder
 from benchmark.gpu.answers import answers
 from benchmark.gpu.kit import Kit
 from benchmark.gpu.latency import TOKENS, latency
-from benchmark.gpu.loads import loads
-from benchmark.gpu.lone import lone
+from benchmark.gpu.loads import loads, lone
 from benchmark.load.prompts import Prompts
-from benchmark.results import page
+from benchmark.results import Piece, command_line, page, parser, positive, some_of
 from benchmark.results.machine import machine
-from benchmark.results.piece import Piece, parser, positive
 from benchmark.rig import devices
 from benchmark.rig.devices import CUDA, DEVICES, Device
-from benchmark.rig.fleet import Fleet, command_line
+from benchmark.rig.fleet import Fleet
 from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ServerError
 from benchmark.rig.variants import BUILT_IN, FCFS, GRAPHS, LAPS, SPF
@@ -48,50 +46,47 @@ AGENTS_TOKENS = 420_000
 """KV pool of the two servers that keep the histories of agents."""
 AGENTS_PER_S = "4.9"
 """Turns of agents that an H200 serves of an 8B model, by its profile."""
+CHUNK, LONGEST = 8192, 16384
+Make = Callable[[], tuple[Piece, Path]]
 
 
 class Run:
     """One run of the kit."""
 
     def __init__(self, kit: Kit, args: argparse.Namespace) -> None:
-        self.kit, self.args, self.dry = kit, args, bool(args.dry_run)
-        self.cuda = not self.dry
-        self.device: Device = devices.this(DRY).in_loop(devices.OVERLAP) if self.dry else DEVICES[CUDA]
-        self.chunk, self.longest = 8192, 16384
-
-    def _prompts(self, device: Device) -> Prompts:
-        return Prompts(device.vocabulary, self.args.seed, self.longest, reuse=False, prefill_only=True)
+        self.kit, self.args, self.dry, self.work = kit, args, bool(args.dry_run), kit.out / "work"
+        base: Device = devices.this(DRY).in_loop(devices.OVERLAP) if self.dry else DEVICES[CUDA]
+        self.device = replace(base, chunk=CHUNK)
+        self.prompts = Prompts(base.vocabulary, args.seed, LONGEST)
 
     def alone(self) -> None:
         """Run the pieces that have servers or processes of their own."""
-        kit, seed, out, say = self.kit, self.args.seed, self.kit.out / "work", self.kit.say
-        device = replace(self.device, chunk=self.chunk)
-        kit.measure("loads", lambda: loads(device, self._prompts(device), out / "loads", seed, say, cuda=self.cuda))
-        kit.measure("answers", lambda: answers(out / "answers", seed, say, cuda=self.cuda))
+        kit, seed, say, cuda = self.kit, self.args.seed, self.kit.say, not self.dry
+        kit.measure("loads", lambda: loads(self.device, self.prompts, self.work / "loads", seed, say, cuda=cuda))
+        kit.measure("answers", lambda: answers(self.work / "answers", seed, say, cuda=cuda))
         if self.dry or gpus() > 1:
-            kit.measure("answers-tp2", lambda: answers(out / "tp2", seed, say, cuda=self.cuda, ranks=2))
+            kit.measure("answers-tp2", lambda: answers(self.work / "tp2", seed, say, cuda=cuda, ranks=2))
         elif kit.wants("answers-tp2"):
             kit.miss(["answers-tp2"], "needs two GPUs")
-        gpu, most = str(machine().get("gpus", "")), self.chunk if self.dry else TOKENS[-1]
-        kit.measure("latency", lambda: latency(device, gpu, out / "latency", seed, say, most))
+        gpu, most = str(machine().get("gpus", "")), CHUNK if self.dry else TOKENS[-1]
+        kit.measure("latency", lambda: latency(self.device, gpu, self.work / "latency", seed, say, most))
         for shape in LADDERS:
-            name = f"ladder-{shape}"
-            kit.measure(name, lambda name=name, shape=shape: self._ladder(out / name, shape))  # type: ignore[misc]
+            kit.measure(f"ladder-{shape}", partial(self._ladder, shape))
 
-    def _ladder(self, out: Path, shape: str) -> tuple[Piece, Path]:
-        ladder.main([*(["--emulate"] if self.dry else ["--shapes", shape]), "--out", str(out)])
-        return Piece.read(out), out
+    def _ladder(self, shape: str) -> tuple[Piece, Path]:
+        words = ["--emulate"] if self.dry else ["--shapes", shape]
+        ((piece, out),) = ladder.run(ladder.COMMAND.parse([*words, "--out", str(self.work / f"ladder-{shape}")]))
+        return piece, out
 
     def served(self) -> None:
         """Run the pieces that share servers."""
         wanted = [name for name in SERVED if self.kit.wants(name)]
         if not wanted:
             return
-        out, say, device = self.kit.out / "work" / "served", self.kit.say, self.device
         names = NAMES if self.dry else (*NAMES, GRAPHS)
-        found, prompts = [BUILT_IN[name] for name in names], self._prompts(device)
+        found, out = [BUILT_IN[name] for name in names], self.work / "served"
         try:
-            with Fleet(device, self.chunk, found, False, out, prompts, say, True) as fleet:
+            with Fleet(self.device, found, self.prompts, out, self.kit.say, together=True) as fleet:
                 for name in wanted:
                     own = {"slices": self._slices, "lone": self._lone}.get(name)
                     self.kit.measure(name, partial(own, fleet) if own else self._workload(name, fleet, names))
@@ -99,41 +94,37 @@ class Run:
             self.kit.miss([name for name in wanted if self.kit.wants(name)], str(e))
 
     def _slices(self, fleet: Fleet) -> tuple[Piece, Path]:
-        args = argparse.Namespace(rounds=self.args.rounds, seed=self.args.seed, tokens=self.chunk)
-        seen = slices.measure(fleet, slices.NAMES, fleet.prompts, args, self.kit.say, meet=True)
+        args = argparse.Namespace(rounds=self.args.rounds, seed=self.args.seed, tokens=CHUNK)
+        seen = slices.measure(fleet, slices.NAMES, args, meet=True)
         return slices.piece_of(seen, fleet.device, args), self.kit.out
 
     def _lone(self, fleet: Fleet) -> tuple[Piece, Path]:
-        more = {"rounds": 3} if self.dry else {}
-        return lone(fleet, NAMES, self.args.seed, **more), self.kit.out
+        return lone(fleet, NAMES, self.args.seed, **({"rounds": 3} if self.dry else {})), self.kit.out
 
     def agents(self) -> None:
         """Run sessions of agents, whose histories servers of their own keep."""
         device = self.device
-        if self.cuda:
+        if not self.dry:
             device = replace(device.with_prefixes(AGENTS_TOKENS), server_gib=38.0)
         self.kit.measure("agents", self._workload("agents", None, (SPF, LAPS), device))
 
-    def _workload(
-        self, name: str, fleet: Fleet | None, names: Sequence[str], device: Device | None = None
-    ) -> Callable[[], tuple[Piece, Path]]:
-        args = self.args
-        out = self.kit.out / "work" / name
+    def _workload(self, name: str, fleet: Fleet | None, names: Sequence[str], device: Device | None = None) -> Make:
+        args, device = self.args, device or self.device
         seconds = min(args.seconds, 4.0) if name == "closed" else args.seconds
-        words = ["--workload", name, "--variants", ",".join(names), "--rounds", str(1 if self.dry else args.rounds)]
-        words += ["--seconds", str(seconds), "--seed", str(args.seed), "--chunk", str(self.chunk), "--out", str(out)]
+        words = ["--workload", name, "--variants", ",".join(names), "--rounds", str(args.rounds)]
+        words += ["--seconds", str(seconds), "--seed", str(args.seed), "--out", str(self.work / name)]
         if name == "agents":
             # In a closed loop turns of a minute take an hour.
             words += ["--capacity", AGENTS_PER_S]
         else:
-            words += ["--longest", str(self.longest)]
+            device = replace(device, longest=LONGEST)
         if name == "closed":
             words += ["--concurrency", *(("8",) if self.dry else ("1", "8", "32", "128"))]
 
         def make() -> tuple[Piece, Path]:
-            asked = serve.checked([*words, "--device", CUDA if self.cuda else DRY])
-            asked.device = device or self.device
-            ((piece, left),) = serve.compared(asked, self.kit.say, fleet)
+            asked = serve.COMMAND.parse([*words, "--device", DRY if self.dry else CUDA])
+            asked.device = device
+            ((piece, left),) = serve.compared(asked, fleet)
             return piece, left
 
         return make
@@ -147,29 +138,26 @@ def gpus() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run gpu", __doc__, "gpu", rounds="(3)", seed=1, seconds=8.0, whole=True)
-    p.set_defaults(rounds=3)
+    p = parser("./run gpu", __doc__, "gpu", rounds=3, seed=1, seconds=8.0)
     p.add_argument("--dry-run", action="store_true", help="on a machine without a GPU: emulated devices, tiny models")
     p.add_argument("--minutes", type=positive, default=30.0, help="no piece is begun after so long (30)")
-    p.add_argument("--only", default=",".join(PIECES), help=f"some of {','.join(PIECES)}")
+    words = f"some of {','.join(PIECES)}"
+    p.add_argument("--only", type=some_of(PIECES, "piece"), default=list(PIECES), help=words)
     args = p.parse_args(argv)
-    wanted = args.only.split(",")
-    if unknown := [name for name in wanted if name not in PIECES]:
-        p.error(f"no piece {', '.join(unknown)}: {', '.join(PIECES)}")
     if not args.dry_run and not devices.has_cuda():
         p.error("there is no CUDA device here: --dry-run runs the same code without one")
     if args.dry_run:
         args.rounds = 1
         args.out = args.out.with_name(args.out.name + "-dry") if args.out.name == "gpu" else args.out
         # Emulated, all shapes of a ladder are one.
-        wanted = [name for name in wanted if name not in [f"ladder-{shape}" for shape in LADDERS[1:]]]
-    kit = Kit(args.out, Progress(), wanted, args.minutes, argv)
+        args.only = [name for name in args.only if name not in [f"ladder-{shape}" for shape in LADDERS[1:]]]
+    kit = Kit(args.out, Progress(), args.only, args.minutes, argv)
     run = Run(kit, args)
-    with command_line("gpu"):
+    with command_line("./run gpu"):
         run.alone()
         run.served()
         run.agents()
-    collected = kit.collected([name for name in PIECES if name in wanted])
+    collected = kit.collected([name for name in PIECES if name in args.only])
     made = args.out / "page"
     page.write(collected, made)
     kit.say(f"{len(collected.pieces)} pieces: {made / 'README.md'}")

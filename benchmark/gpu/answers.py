@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.load.prompts import Prompts
-from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Bar, Figure, Piece, Table
 from benchmark.rig import devices, model
 from benchmark.rig.devices import CPU, CUDA, DEVICES, Device
 from benchmark.rig.fleet import Fleet, get_json
@@ -82,9 +81,9 @@ def answers(out: Path, seed: int, say: Progress, *, cuda: bool, ranks: int = 1) 
     low, high = TOKENS[device.name]
     lengths = [rng.randint(low, high) for _ in range(LONGS)] + [rng.randint(1, 200) for _ in range(SHORTS)]
     asked = [[rng.randrange(*device.vocabulary) for _ in range(n)] for n in lengths]
-    prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)
+    prompts = Prompts(device.vocabulary, seed, device.longest)
     servers = [Variant(FCFS, ()), Variant(LAPS, (ON,), knobs=EVERY_LAYER)]
-    with Fleet(device, device.chunk, servers, False, out, prompts, say) as fleet:
+    with Fleet(device, servers, prompts, out, say) as fleet:
         url = fleet.target(FCFS).url
         alone = [ask(url, ids, rng.getrandbits(60)) for ids in asked]
         url = fleet.target(LAPS).url

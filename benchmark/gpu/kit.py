@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmark.results import Piece
 from benchmark.results.machine import commit, machine
-from benchmark.results.piece import Piece
 from benchmark.results.steps import Collected
 from benchmark.rig.progress import Progress
 
 PIECE_S = 240.0
 """Time limit of one piece."""
-FAILED = "failed.json"
 
 
 class TookTooLongError(SystemExit):
@@ -93,15 +92,10 @@ class Kit:
 
     def collected(self, names: Sequence[str]) -> Collected:
         """Return the pieces that are there, in this order."""
-        pieces: dict[str, tuple[Piece, Path]] = {}
-        missing: dict[str, str] = {}
+        found = Collected({}, {})
         for name in names:
-            folder = self.out / f"gpu-{name}"
-            try:
-                pieces[f"gpu-{name}"] = Piece.read(folder), folder
-            except (OSError, ValueError, TypeError, KeyError):
-                missing[f"gpu-{name}"] = self.missing.get(name, "not measured")
-                continue
-            if name in self.missing:
-                missing[f"gpu-{name}"] = f"of an earlier run; this time: {self.missing[name]}"
-        return Collected(pieces, missing)
+            leaf = f"gpu-{name}"
+            found.add(leaf, self.out, self.missing.get(name, "not measured"))
+            if leaf in found.pieces and name in self.missing:
+                found.missing[leaf] = f"of an earlier run; this time: {self.missing[name]}"
+        return found

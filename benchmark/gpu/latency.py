@@ -14,7 +14,7 @@ from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Figure, Piece, Table
 from benchmark.rig import devices, model
 from benchmark.rig.devices import CUDA, Device
 from benchmark.rig.fleet import Fleet, busy_s
@@ -55,10 +55,10 @@ def latency(
     device = shaped(device)
     known = Profile.find(of_this_gpu(gpus))
     assert known is not None, "a profile that comes with laps-plan"
-    prompts = Prompts(device.vocabulary, seed, longest, reuse=False, prefill_only=True)
+    prompts = Prompts(device.vocabulary, seed, longest)
     seen: dict[int, list[float]] = {n: [] for n in TOKENS if n <= longest}
     variant = Variant(LAPS, (ON,), knobs={"slice_ms": 0})
-    with Fleet(device, CHUNK, [variant], False, out, prompts, say) as fleet:
+    with Fleet(replace(device, chunk=CHUNK), [variant], prompts, out, say) as fleet:
         target = fleet.target(LAPS)
         for tokens in seen:
             for body in prompts.bodies([Job(0.0, tokens)] * (REPEATS + 1), seed * 100 + tokens):

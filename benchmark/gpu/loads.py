@@ -1,4 +1,5 @@
-"""Does the plugin load and serve here? With which attention backends, prefill graphs, and both of SGLang's loops."""
+"""Does the plugin load and serve here, with which attention backends, prefill graphs and loops? And what does it cost a
+short request that is alone?"""
 
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ from laps_plan.traffic.job import Job
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
-from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Bar, Figure, Piece, Table, in_turns, quantile
+from benchmark.results.bars import LONE
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ServerError
-from benchmark.rig.variants import ON, Variant
+from benchmark.rig.variants import FCFS, ON, Variant
+from benchmark.serve import slices
 
 START_S = 200.0
+REQUESTS, ROUNDS = 20, 21
+"""Lone requests: of a round, and rounds."""
 LENGTHS = (1, 64, 256, 1024)
 GRAPHS = "--enable-batch-prefill-cuda-graph"
 HOW = {
@@ -41,22 +45,17 @@ def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress,
     rows: list[Sequence[str]] = []
     told: dict[str, Any] = {}
     for name, args in (HOW if cuda else ELSEWHERE).items():
-        begin = time.monotonic()
-        one = replace(device, start_s=START_S)
-        variant = Variant(name.replace(" ", "-"), (ON, *args))
+        begin, variant = time.monotonic(), Variant(name.replace(" ", "-"), (ON, *args))
         try:
-            with Fleet(one, device.chunk, [variant], False, out, prompts, say, True) as fleet:
+            with Fleet(replace(device, start_s=START_S), [variant], prompts, out, say, together=True) as fleet:
                 target = fleet.target(variant.name)
-                bodies = prompts.bodies([Job(0.0, n) for n in LENGTHS], seed)
-                took = asyncio.run(client.one_by_one(target, bodies))
-                status = get_json(target, "/laps_status") or {}
-                info = get_json(target, "/server_info") or {}
+                took = asyncio.run(client.one_by_one(target, prompts.bodies([Job(0.0, n) for n in LENGTHS], seed)))
+                status, info = (get_json(target, path) or {} for path in ("/laps_status", "/server_info"))
         except (ServerError, ConnectionError) as e:
             told[name] = {"error": str(e)}
             rows.append((name, "-", "-", "-", "-", str(e)[:80]))
             continue
-        up_s = time.monotonic() - begin
-        overlap = not info.get("disable_overlap_schedule", True)
+        up_s, overlap = time.monotonic() - begin, not info.get("disable_overlap_schedule", True)
         told[name] = {"laps_status": status, "overlap": overlap, "ttft_s": took, "up_s": up_s}
         cut, graphs = status.get("slices", {}), status.get("graphs", {})
         on = "on" if status.get("enabled") else f"off: {status.get('reason')}"
@@ -64,10 +63,30 @@ def loads(device: Device, prompts: Prompts, out: Path, seed: int, say: Progress,
         captured = f"{graphs.get('capture_s', 0.0):.1f} s" if GRAPHS in args else "-"
         rows.append((name, on, "on" if overlap else "off", sliced, captured, f"{up_s:.0f} s"))
     serve = [bool(t.get("laps_status", {}).get("enabled")) for t in told.values()]
-    figures = [Figure.of("ways to start in which LAPS serves, of all", sum(serve) / len(serve), Bar(least=1.0))]
     heads = ("server", "LAPS", "overlap loop", "slices", "graphs captured in", "up after")
     text = f"{device.what}; a server with LAPS, started in each of these ways, answers {len(LENGTHS)} requests."
-    piece = Piece(
-        "loads", "The plugin on this machine", text, seed, [Table("Servers", heads, rows)], figures, data=told
-    )
+    piece = Piece("loads", "The plugin on this machine", text, seed, [Table("Servers", heads, rows)], data=told)
+    piece.judge("ways to start in which LAPS serves, of all", sum(serve) / len(serve), Bar(least=1.0))
     return piece, out
+
+
+def lone(fleet: Fleet, names: Sequence[str], seed: int, rounds: int = ROUNDS) -> Piece:
+    """Measure, the servers in turns of a few requests. Raises ConnectionError."""
+
+    def once(i: int, name: str) -> list[float]:
+        bodies = fleet.prompts.bodies([Job(0.0, slices.SHORT_TOKENS)] * (REQUESTS + 1), seed * 7000 + i)
+        return asyncio.run(client.one_by_one(fleet.target(name), bodies))[1:]
+
+    seen = in_turns(names, rounds, once, lambda _: None)
+    figures = [
+        Figure.of(f"TTFT of a short request alone, {name} / {FCFS}", slices.over(seen[name], seen[FCFS]), LONE)
+        for name in names
+        if name != FCFS
+    ]
+    rows: list[Sequence[str]] = [
+        (name, *(f"{quantile(slices.flat_ms(of), q):.2f}" for q in (10, 50, 90))) for name, of in seen.items()
+    ]
+    note = f"TTFT in ms; {slices.SHORT_TOKENS} tokens, one request at a time."
+    text = f"{fleet.device.what}; {rounds} rounds of {REQUESTS} requests, the servers in turns."
+    table = Table("Alone", ("variant", "P10", "P50", "P90"), rows, note)
+    return Piece("lone", "A short request alone", text, seed, [table], figures, data={"ttft_s": seen})

@@ -45,7 +45,22 @@ class Pool:
         self._free: list[tuple[float, Connection]] = []
         self._all: list[Connection] = []
 
-    async def take(self) -> Connection:
+    async def ask(self, raw: bytes) -> tuple[float | None, str]:
+        """Send one request. Returns its TTFT (seconds), or None and the error."""
+        try:
+            connection = await self._take()
+        except OSError as e:
+            return None, str(e)
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        begin = time.perf_counter()
+        connection.send(raw, lambda _, ok: None if answered.done() else answered.set_result(ok))
+        if not await answered:
+            return None, connection.said
+        now = time.perf_counter()
+        self._free.append((now, connection))
+        return (connection.first or now) - begin, ""
+
+    async def _take(self) -> Connection:
         """Return an unused connection. Raises OSError."""
         now = time.perf_counter()
         while self._free:
@@ -55,34 +70,10 @@ class Pool:
         self._all.append(await Connection.to(self._target))
         return self._all[-1]
 
-    def give(self, connection: Connection) -> None:
-        """Return a connection to the pool."""
-        self._free.append((time.perf_counter(), connection))
-
     def close(self) -> None:
         """Close all connections."""
         for connection in self._all:
             connection.transport.close()
-
-
-async def ask(pool: Pool, raw: bytes) -> tuple[float | None, str]:
-    """Send one request. Returns its TTFT (seconds), or None and the error."""
-    try:
-        connection = await pool.take()
-    except OSError as e:
-        return None, str(e)
-    answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def done(_: Connection, ok: bool) -> None:
-        if not answered.done():
-            answered.set_result(ok)
-
-    begin = time.perf_counter()
-    connection.send(raw, done)
-    if not await answered:
-        return None, connection.said
-    pool.give(connection)
-    return (connection.first or time.perf_counter()) - begin, ""
 
 
 Route = Callable[[Job, bytes], tuple[bytes, Callable[[], None]]]
@@ -111,7 +102,7 @@ async def replay(
         late = max(0.0, sent - due)
         seen[i] = Answer(job, sent - epoch, late, None, UNANSWERED)
         whole, done = route(job, raw) if route else (raw, lambda: None)
-        seen[i] = Answer(job, sent - epoch, late, *await ask(pool, whole))
+        seen[i] = Answer(job, sent - epoch, late, *await pool.ask(whole))
         done()
         answered[i].set()
 
@@ -220,7 +211,7 @@ async def one_by_one(target: Target, bodies: Iterable[bytes]) -> list[float]:
     """Return the TTFT (seconds) of each request, sent alone. Raises ConnectionError if one fails."""
     pool, times = Pool(target), []
     for raw in bodies:
-        took, why = await ask(pool, raw)
+        took, why = await pool.ask(raw)
         if took is None:
             raise ConnectionError(f"a request to {target.url} failed: {why.splitlines()[0]}")
         times.append(took)

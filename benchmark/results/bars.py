@@ -91,6 +91,11 @@ SAME_CLIENT = Bar(least=0.85, most=1.15)
 SIMULATED = Bar(least=0.85, most=1.15)
 """Simulated over measured TTFT."""
 
+INSIDE = Bar(least=0.75, most=0.85)
+"""Share of first tokens inside the quoted interval, which is to hold 80%."""
+REPLAYED, REPLAYED_FCFS = Bar(least=0.9, most=1.1), Bar(least=0.85, most=1.15)
+"""Replayed over measured TTFT: under the server's own policy, under fcfs."""
+
 STEP = Bar(least=0.97, most=1.03)
 """An emulated step over the profile's."""
 EMULATED = Bar(least=0.9, most=1.1)

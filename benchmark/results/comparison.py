@@ -1,18 +1,39 @@
-"""Figures of all rounds of a comparison: medians, ratios, the best variant, and tables of them."""
+"""Comparison of variants: the same work in turns, one ratio per round, and no verdict that the rounds do not
+support."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmark.results.bars import Bar
 from benchmark.results.piece import Figure, Table
-from benchmark.results.rounds import Ratio, ratio
+from benchmark.results.ratio import Ratio, ratio
+
+T = TypeVar("T")
+
+
+def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Yield (round, name) as A B C, C B A, ... so that a drifting machine favours no variant."""
+    for i in range(rounds):
+        for name in names if i % 2 == 0 else reversed(names):
+            yield i, name
+
+
+def in_turns(
+    names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
+) -> dict[str, list[T]]:
+    """Call ``once(round, name)`` interleaved and return its results by name; ``what``: printed before the round."""
+    seen: dict[str, list[T]] = {name: [] for name in names}
+    for i, name in interleaved(names, rounds):
+        say(f"{what}round {i + 1} of {rounds}, {name}")
+        seen[name].append(once(i, name))
+    return seen
 
 
 @dataclass(frozen=True)
@@ -34,9 +55,8 @@ class Column:
         return "-" if math.isnan(value) else f"{value:{self.form}}"
 
 
-def failed(head: str = "failed") -> Column:
-    """Return the column of requests that failed in all rounds."""
-    return Column(head, ("failed",), ".0f", over=sum)
+FAILED = Column("failed", ("failed",), over=sum)
+"""Requests that failed in all rounds."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +91,22 @@ class Comparison:
         """Return a row for each variant, its name first."""
         return [(name, *(c.text(self.values(name, *c.path)) for c in columns)) for name in self.rounds]
 
-    def table(self, title: str, first: str, columns: Sequence[Column], note: str = "") -> Table:
-        """Return a table with a row for each variant; ``first``: head of their names."""
-        return Table(title, (first, *(c.head for c in columns)), self.rows(columns), note)
+    def table(
+        self, title: str, first: str, columns: Sequence[Column], note: str = "", over: tuple[str, str] | None = None
+    ) -> Table:
+        """Return a table with a row for each variant; ``first``: head of their names; ``over``: two variants whose
+        ratios are the last row."""
+        rows = self.rows(columns)
+        if over:
+            ratios = ("" if c.over is sum else f"{self.ratio(*over, *c.path).median:.2f}" for c in columns)
+            rows.append((" / ".join(over), *ratios))
+        return Table(title, (first, *(c.head for c in columns)), rows, note)
+
+
+def beside(title: str, first: str, both: Sequence[Comparison], columns: Sequence[Column], note: str = "") -> Table:
+    """Return a table with the figures of several comparisons of the same variants in each cell."""
+    rows = [
+        (name, *(" / ".join(c.text(one.values(name, *c.path)) for one in both) for c in columns))
+        for name in both[0].rounds
+    ]
+    return Table(title, (first, *(c.head for c in columns)), rows, note)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from laps_plan.traffic.job import LONG, SHORT
+from numpy.typing import NDArray
 
 from benchmark.load.client import Answer
 
@@ -33,7 +34,7 @@ class Slo:
         return self.slowdown(answer) <= self.factor
 
 
-def quantile(values: Sequence[float], q: float) -> float:
+def quantile(values: Sequence[float] | NDArray[Any], q: float) -> float:
     """Return the quantile at ``q`` percent; NaN without values."""
     return float(np.percentile(values, q)) if len(values) else math.nan
 
@@ -41,6 +42,15 @@ def quantile(values: Sequence[float], q: float) -> float:
 def mean(values: Sequence[float]) -> float:
     """Return the mean; NaN without values."""
     return statistics.fmean(values) if values else math.nan
+
+
+def highest(kept: Callable[[float], bool], most: float, steps: int) -> float:
+    """Return the highest rate that is kept, by bisection between 0 and ``most`` in so many steps."""
+    good, bad = 0.0, most
+    for _ in range(steps):
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if kept(middle) else (good, middle)
+    return good
 
 
 def ttft_ms(answers: Sequence[Answer], kind: str) -> list[float]:
@@ -54,13 +64,18 @@ def quantiles(answers: Sequence[Answer], kind: str) -> dict[str, float]:
     return {f"p{q}_ms": quantile(ttft, q) for q in QUANTILES}
 
 
+def brief(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the TTFT quantiles of both classes, and how many requests there were and failed."""
+    failed = sum(a.ttft_s is None for a in answers)
+    return {**{kind: quantiles(answers, kind) for kind in KINDS}, "requests": len(answers), "failed": failed}
+
+
 def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]:
     """Return figures of one class: TTFT (ms), slowdown, longest wait (seconds: TTFT beyond the lone one), share within
     the SLO."""
     mine = [a for a in answers if a.job.kind == kind]
-    ok = [a for a in mine if a.ttft_s is not None]
-    slowdown = [slo.slowdown(a) for a in ok]
-    wait = [a.ttft_s - slo.lone_s(a.job.new) for a in ok if a.ttft_s is not None]
+    slowdown = [slo.slowdown(a) for a in mine if a.ttft_s is not None]
+    wait = [a.ttft_s - slo.lone_s(a.job.new) for a in mine if a.ttft_s is not None]
     return {
         "requests": len(mine),
         **quantiles(answers, kind),
@@ -74,16 +89,15 @@ def by_class(answers: Sequence[Answer], kind: str, slo: Slo) -> dict[str, float]
 def figures(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
     """Return figures of one round, or of several end to end. ``mean_ms`` and ``slowdown_mean`` are those of all
     requests."""
-    ok = [a for a in answers if a.ttft_s is not None]
+    ok = [(a, a.ttft_s) for a in answers if a.ttft_s is not None]
     begin = min((a.sent_s for a in answers), default=0.0)
-    end = max((a.sent_s + a.ttft_s for a in ok if a.ttft_s is not None), default=begin)
-    spent = max(end - begin, 1e-9)
+    spent = max(max((a.sent_s + ttft_s for a, ttft_s in ok), default=begin) - begin, 1e-9)
     return {
         **{kind: by_class(answers, kind, slo) for kind in KINDS},
-        "mean_ms": mean([a.ttft_s * 1e3 for a in ok if a.ttft_s is not None]),
-        "slowdown_mean": mean([slo.slowdown(a) for a in ok]),
+        "mean_ms": mean([1e3 * ttft_s for _, ttft_s in ok]),
+        "slowdown_mean": mean([slo.slowdown(a) for a, _ in ok]),
         "requests_per_s": len(ok) / spent,
-        "tokens_per_s": sum(a.job.new for a in ok) / spent,
+        "tokens_per_s": sum(a.job.new for a, _ in ok) / spent,
         "goodput": mean([slo.met(a) for a in answers]),
         "failed": len(answers) - len(ok),
         "client_late_p99_ms": quantile([a.late_s * 1e3 for a in answers], 99),

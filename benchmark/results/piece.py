@@ -6,20 +6,19 @@ page and adds no text of its own.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from laps_plan import table
 
 from benchmark.results.bars import Bar
 from benchmark.results.machine import commit, machine, versions
-from benchmark.results.rounds import Ratio
+from benchmark.results.ratio import Ratio
 from benchmark.rig.model import REPO
 
 NAME = "piece.json"
@@ -86,6 +85,10 @@ class Piece:
     commit: str = field(default_factory=commit)
     """Commit of this repository when it was measured; empty = not recorded."""
 
+    def judge(self, name: str, found: Ratio | float, bar: Bar | None = None, rounds: int | None = None) -> None:
+        """Add a figure."""
+        self.figures.append(Figure.of(name, found, bar, rounds))
+
     def write(self, out: Path) -> Path:
         """Save the piece, with the paths in it as seen from the repository; return its file."""
         out.mkdir(parents=True, exist_ok=True)
@@ -95,8 +98,8 @@ class Piece:
 
     def leave(self, out: Path, program: str, argv: Sequence[str] | None, *, every: bool = False) -> None:
         """Save the piece at the end of a command, with the command line, and print its tables and the figures with a
-        bar (all with ``every``). ``program``: a module, or a command that begins with "./"."""
-        self.command = command(program, argv)
+        bar (all with ``every``)."""
+        self.command = called(program, argv)
         path = self.write(out)
         for one in self.tables:
             print(f"\n{one}")
@@ -115,58 +118,9 @@ class Piece:
         return cls(**raw)
 
 
-class Parser(argparse.ArgumentParser):
-    """Argument parser that reports errors in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
-def count(text: str) -> int:
-    """Return the whole number >= 1 in ``text``."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """Return the number > 0 in ``text``."""
-    if not float(text) > 0.0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return float(text)
-
-
-def parser(
-    prog: str,
-    doc: str | None,
-    out: str | None,
-    *,
-    rounds: str = "",
-    seed: int | None = None,
-    seconds: float | None = None,
-    whole: bool = False,
-) -> Parser:
-    """Return a parser with the options that commands share. ``out``: default folder below out/, None for none;
-    ``rounds``: help of --rounds, if there is one; ``seconds``: default of --seconds; ``whole``: show all of ``doc``,
-    not its first line."""
-    text = doc or ""
-    made = Parser(
-        prog=prog, description=text if whole else text.split("\n", 1)[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    if rounds:
-        made.add_argument("--rounds", type=count, default=5, help=rounds)
-    if seed is not None:
-        made.add_argument("--seed", type=int, default=seed)
-    if seconds is not None:
-        made.add_argument("--seconds", type=positive, default=seconds, help=f"duration of a round's load ({seconds:g})")
-    folder = None if out is None else REPO / "out" / out
-    made.add_argument("--out", type=Path, default=folder, help="folder of the result (out/...)")
-    return made
-
-
-def command(program: str, argv: Sequence[str] | None) -> str:
-    """Return the command line of this run, for the report; paths from the repository's root, and none outside of it."""
+def called(program: str, argv: Sequence[str] | None) -> str:
+    """Return the command line of this run, for the report; paths from the repository's root, and none outside of it.
+    ``program``: a module, or a command that begins with "./"."""
     said = [word.removeprefix(f"{REPO}/") for word in (sys.argv[1:] if argv is None else argv)]
     kept = [w for i, w in enumerate(said) if not (w.startswith("/") or (w == "--out" and said[i + 1][:1] == "/"))]
     return " ".join([program if program.startswith("./") else f"python -m {program}", *kept])

@@ -34,81 +34,68 @@ class Step:
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
 
-def _serve(workload: str, *more: str) -> Step:
-    names = "fcfs,hrrn,shortest-prefill-first,laps"
-    if "--pd" in more:
-        # Router and decode server need their share of the same cores.
-        names = "fcfs,shortest-prefill-first,laps"
-        more = (*more, "--utilisation", "0.3")
-    args = ("--workload", workload, "--variants", names, "--seconds", "10", *more)
-    return Step("benchmark.serve", args, leaves=tuple(workload.split(",")))
+def _serve(workloads: str, variants: str, *more: str, prefix: str = "") -> Step:
+    args, names = ("--workload", workloads, "--variants", variants, *more), workloads.split(",")
+    return Step("benchmark.serve", args, tuple(f"{prefix}{name}" for name in names) if len(names) > 1 else ())
 
 
-def _serve_emulated(workloads: str) -> Step:
-    names = "fcfs,shortest-prefill-first,laps"
-    how = ("--device", f"{EMULATED}{H200}", "--variants", names, "--rounds", "3", "--seconds", "60")
-    leaves = tuple(f"emulated-{name}" for name in workloads.split(","))
-    return Step("benchmark.serve", ("--workload", workloads, *how), leaves)
+def _fidelity(*args: str) -> Step:
+    return Step("benchmark.fidelity", args)
 
 
-AGENTS = Step(
-    "benchmark.serve",
-    (
-        *("--workload", "agents", "--device", f"{EMULATED}h200-qwen3-8b,slow=2", "--utilisation", "0.7"),
-        *("--variants", f"fcfs,{SPF},{SMALL},laps", "--rounds", "2", "--seconds", "100"),
-        # What the device's kernels take for a turn on average; in a closed loop turns of a minute take an hour.
-        *("--capacity", "2.45"),
-    ),
-    leaves=("emulated-agents",),
-)
+def _router(*args: str) -> Step:
+    return Step("benchmark.router", args)
+
+
+STOCK_AND_LAPS = f"fcfs,hrrn,{SPF},laps"
+DEVICE = ("--device", f"{EMULATED}{H200}")
 FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 """Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
-
-
-def _fleet(servers: int, model: str, slow: int) -> Step:
-    device = f"h200-qwen3-{model},slow={slow}"
-    return Step("benchmark.fidelity", ("fleet", "--device", device, "--servers", str(servers), "--seconds", "30"))
-
-
-DEVICE = ("--device", H200)
+AGENTS = (
+    *("--device", f"{EMULATED}h200-qwen3-8b,slow=2", "--utilisation", "0.7", "--rounds", "2", "--seconds", "100"),
+    # What the device's kernels take for a turn on average; in a closed loop turns of a minute take an hour.
+    *("--capacity", "2.45"),
+)
 GPU = (
     *("loads", "lone", "slices", "mixed", "code", "azure"),
     *("answers", "answers-tp2", "closed", "agents", "latency", "ladder-0.5B", "ladder-7B"),
 )
-
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
-    "serve": _serve("bursty,azure,code,lmsys,whale"),
-    "serve-pd": _serve("mooncake,turns", "--pd"),
-    "closed": Step(
-        "benchmark.serve",
-        ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3"),
-    ),
+    "serve": _serve("bursty,azure,code,lmsys,whale", STOCK_AND_LAPS, "--seconds", "10"),
+    # Router and decode server need their share of the same cores.
+    "serve-pd": _serve("mooncake,turns", f"fcfs,{SPF},laps", "--utilisation", "0.3", "--seconds", "10", "--pd"),
+    "closed": _serve("closed", "fcfs,laps", "--seconds", "3"),
     "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
     "slices": Step("benchmark.serve.slices"),
     "window": Step("benchmark.serve.window"),
-    "router-echo": Step("benchmark.router", ("--echo", "--rounds", "3", "--seconds", "2")),
-    "router-workers": Step("benchmark.router", ("--workers", "--rounds", "3", "--seconds", "2")),
-    "router-mix": Step("benchmark.router", ("--mix", "--prefill", "8", "64")),
-    "router-fleet": Step("benchmark.router", ("--fleet", "--period", "5")),
+    "router-echo": _router("--echo", "--rounds", "3", "--seconds", "2"),
+    "router-workers": _router("--workers", "--rounds", "3", "--seconds", "2"),
+    "router-mix": _router("--mix", "--prefill", "8", "64"),
+    "router-fleet": _router("--fleet", "--period", "5"),
     # On emulated devices: three servers, a decode server, clients and a router starve on a few cores.
-    "router-real": Step("benchmark.router", ("--real", "--rounds", "3", *DEVICE)),
-    "router-two": Step("benchmark.router", ("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE)),
-    "router-agents": Step("benchmark.router", ("--agents", "--rounds", "1", "--seconds", "100")),
+    "router-real": _router("--real", "--rounds", "3", *DEVICE),
+    "router-two": _router("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE),
+    "router-agents": _router("--agents", "--rounds", "1", "--seconds", "100"),
     "colocated": Step("benchmark.colocated"),
-    "sim-validate": Step("benchmark.fidelity", ("cpu",)),
+    "sim-validate": _fidelity("cpu"),
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
-    "emulated": Step("benchmark.fidelity", ("policies",)),
-    **{f"emulated-{n}-{model}": _fleet(n, model, slow) for n, model, slow in FLEETS},
-    "serve-emulated": _serve_emulated("azure,code,lmsys"),
-    "emulated-agents": AGENTS,
-    "planned": Step("benchmark.fidelity", ("planner",)),
-    "groups": Step("benchmark.fidelity", ("groups", "--rounds", "1", "--seconds", "90")),
-    "groups-agents": Step(
-        "benchmark.fidelity", ("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300")
+    "emulated": _fidelity("policies"),
+    **{
+        f"emulated-{n}-{model}": _fidelity(
+            "fleet", "--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n), "--seconds", "30"
+        )
+        for n, model, slow in FLEETS
+    },
+    "serve-emulated": _serve(
+        "azure,code,lmsys", f"fcfs,{SPF},laps", *DEVICE, "--rounds", "3", "--seconds", "60", prefix="emulated-"
     ),
+    "emulated-agents": _serve("agents", f"fcfs,{SPF},{SMALL},laps", *AGENTS, prefix="emulated-"),
+    "planned": _fidelity("planner"),
+    "groups": _fidelity("groups", "--rounds", "1", "--seconds", "90"),
+    "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300"),
     "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),
@@ -166,23 +153,24 @@ class Collected:
     missing: dict[str, str]
     """Step or piece -> reason why it is missing."""
 
+    def add(self, name: str, folder: Path, why: str) -> None:
+        """Read a piece that a command has written, or that a page keeps; ``why``: reason where neither is there."""
+        kept = folder / f"{name}.json"
+        where = folder if kept.is_file() else folder / name
+        try:
+            self.pieces[name] = (Piece.read(kept if kept.is_file() else where), where)
+        except FileNotFoundError:
+            self.missing[name] = why
+        except (OSError, ValueError, TypeError, KeyError) as e:
+            self.missing[name] = f"its result cannot be read: {type(e).__name__}: {e}"
+
 
 def collect(folder: Path, failed: Mapping[str, str], steps: Mapping[str, Step] = STEPS) -> Collected:
     """Return the pieces of all steps below ``folder``. A step that failed is missing, even if an older result is
     there."""
-    pieces: dict[str, tuple[Piece, Path]] = {}
-    missing = dict(failed)
+    found = Collected({}, dict(failed))
     for name, step in steps.items():
-        if name in failed:
-            continue
-        for piece_name in step.leaves or (name,):
-            # Written by the command, or kept by a page.
-            kept = folder / f"{piece_name}.json"
-            where = folder if kept.is_file() else folder / piece_name
-            try:
-                pieces[piece_name] = (Piece.read(kept if kept.is_file() else where), where)
-            except FileNotFoundError:
-                missing[piece_name] = f"not measured (python {' '.join(command(name, step, Path('out/report')))})"
-            except (OSError, ValueError, TypeError, KeyError) as e:
-                missing[piece_name] = f"its result cannot be read: {type(e).__name__}: {e}"
-    return Collected(pieces, missing)
+        for leaf in step.leaves or (name,) if name not in failed else ():
+            words = " ".join(command(name, step, Path("out/report")))
+            found.add(leaf, folder, f"not measured (python {words})")
+    return found

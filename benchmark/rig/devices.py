@@ -133,7 +133,7 @@ DEVICES = {
         at_once=True,
     ),
 }  # fmt: skip
-KINDS = f"{', '.join(DEVICES)} or {EMULATED}PROFILE[,slow=K]"
+KINDS = f"{', '.join(DEVICES)} or [{EMULATED}]PROFILE[,slow=K]"
 
 
 def emulated(asked: str) -> Device:
@@ -176,36 +176,23 @@ H200 = "h200-qwen3-8b,slow=10"
 """Emulated device by default: at a tenth of its speed a host with two cores keeps up."""
 
 
-def add_emulated(p: argparse.ArgumentParser, default: str = H200) -> None:
-    """Add --device to a command that runs on an emulated device: a Device. ``default``: as on the command line, or
-    "cpu"."""
+def add_device(p: argparse.ArgumentParser, default: str = "") -> None:
+    """Add --device to a command: a Device. ``default``: as on the command line; "" is CUDA if available, else CPU."""
 
-    _add(
-        p, lambda text: DEVICES[CPU] if text == default == CPU else emulated(text.removeprefix(EMULATED)), default,
-        "as --laps-emulate: PROFILE[,slow=K]",
-    )  # fmt: skip
+    def read(text: str) -> Device:
+        try:
+            return this(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
 
-
-def add_device(p: argparse.ArgumentParser) -> None:
-    """Add --device to a command that runs on any kind of machine: a Device."""
-    _add(p, this, "", f"{KINDS} (cuda where there is one)")
+    # argparse parses a default that is a string like a given value.
+    p.add_argument("--device", type=read, default=default, help=f"{KINDS} ({default or 'cuda where there is one'})")
 
 
 def add_loop(p: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add --loop: event loop of the servers; None: the device's own."""
     words = f"of SGLang's scheduler, {OVERLAP} or {NORMAL} ({default or 'as the device has it'})"
     p.add_argument("--loop", choices=(OVERLAP, NORMAL), default=default, help=words)
-
-
-def _add(p: argparse.ArgumentParser, find: Callable[[str], Device], default: str, words: str) -> None:
-    def read(text: str) -> Device:
-        try:
-            return find(text)
-        except ValueError as e:
-            raise argparse.ArgumentTypeError(str(e)) from None
-
-    # argparse parses a default that is a string like a given value.
-    p.add_argument("--device", type=read, default=default, help=words)
 
 
 def free_gib(device: Device) -> float:
@@ -221,11 +208,9 @@ def free_gib(device: Device) -> float:
 
 def this(name: str = "") -> Device:
     """Return the device of this name; without a name CUDA if available, else CPU. Raises ValueError."""
-    if name.startswith(EMULATED):
-        return emulated(name.removeprefix(EMULATED))
-    if name and name not in DEVICES:
-        raise ValueError(f"no device {name!r}: {KINDS}")
-    return DEVICES[name or (CUDA if has_cuda() else CPU)]
+    if not name:
+        return DEVICES[CUDA if has_cuda() else CPU]
+    return DEVICES.get(name) or emulated(name.removeprefix(EMULATED))
 
 
 def has_cuda() -> bool:

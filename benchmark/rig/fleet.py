@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import json
 import random
-import signal
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from laps_plan.traffic.job import Job
 
 from benchmark.load import client
@@ -34,12 +31,12 @@ class Fleet:
     """Servers of the variants. Context manager: on exit every server is stopped."""
 
     device: Device
-    chunk: int
     variants: Sequence[Variant]
-    pd: bool
-    out: Path
     prompts: Prompts
+    out: Path
     say: Callable[[str], None]
+    pd: bool = False
+    """True for a router and a decode server around each prefill server."""
     together: bool | None = None
     """None: together if memory suffices."""
     port: int | None = None
@@ -54,7 +51,8 @@ class Fleet:
             stack.callback(self._stop)
             self._model = self.device.checkpoint()
             if self.pd:
-                decode = servers.decode(self._model, self.log("decode"), *self._args(), env=self.device.env)
+                chunk = ("--chunked-prefill-size", str(self.device.chunk))
+                decode = servers.decode(self._model, self.log("decode"), *chunk, *self.device.args, env=self.device.env)
                 self.say("starting the decode server")
                 self._decode = stack.enter_context(decode).ready(self.device.start_s)
             if self.together is None:
@@ -88,9 +86,6 @@ class Fleet:
         """Return the variant's prefill server, which must be running."""
         return self._up[name][1]
 
-    def _args(self) -> tuple[str, ...]:
-        return ("--chunked-prefill-size", str(self.chunk), *self.device.args)
-
     def log(self, name: str) -> Path:
         """Return the path of a server's log."""
         return self.out / "logs" / f"{name.replace(' ', '-')}.log"
@@ -102,7 +97,7 @@ class Fleet:
     def _launch(self, variant: Variant) -> servers.Server:
         assert self._model
         self.say(f"starting {variant.name}")
-        args = ("--chunked-prefill-size", str(self.chunk), *self.device.args_of(variant))
+        args = ("--chunked-prefill-size", str(self.device.chunk), *self.device.args_of(variant))
         log = self.log(variant.name)
         env, sleeps = self.device.env_of(variant), self.device.sleeps
         prefill = servers.prefill(self._model, log, *args, env=env, name=variant.name, sleeps=sleeps)
@@ -179,26 +174,3 @@ class Running:
         return self.url
 
     prefill = target
-
-
-@contextlib.contextmanager
-def command_line(command: str) -> Iterator[None]:
-    """Handle errors as ``one_line_errors`` does, for a command that starts servers: SIGTERM stops them, too."""
-    # A shell may have started this process with SIGINT ignored, and SIGTERM must stop the servers, too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    uvloop.install()
-    with one_line_errors(command):
-        yield
-
-
-@contextlib.contextmanager
-def one_line_errors(command: str) -> Iterator[None]:
-    """Report errors that a user can fix in one line."""
-    try:
-        yield
-    except (ConnectionError, servers.ServerError) as e:
-        raise SystemExit(f"{command}: {e}") from None
-    except KeyboardInterrupt:
-        print(f"{command}: interrupted; every server it started has been stopped", file=sys.stderr)
-        raise SystemExit(130) from None

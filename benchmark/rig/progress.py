@@ -19,6 +19,7 @@ class Progress:
         self._tty = live and self._out.isatty()
         self._begin = time.monotonic()
         self._last = -EVERY_S
+        self._open = False
 
     def __call__(self, text: str) -> None:
         now = time.monotonic() - self._begin
@@ -26,6 +27,7 @@ class Progress:
             if now - self._last < EVERY_S:
                 return
             self._last = now
+        self._open = self._tty
         line = f"[{now:5.0f} s] {text}"
         with contextlib.suppress(BrokenPipeError):
             self._out.write(f"\r\033[K{line}" if self._tty else f"{line}\n")
@@ -33,6 +35,7 @@ class Progress:
 
     def done(self) -> None:
         """End a live line."""
-        if self._tty:
+        if self._open:
             self._out.write("\n")
             self._out.flush()
+        self._open = False

@@ -239,33 +239,20 @@ def minilb(
     port: int | None = None,
     module: str = "sglang_router.launch_router",
     name: str = "router",
+    mini: bool = True,
 ) -> Server:
-    """Return MiniLB (not started) for running servers."""
-    return _router(prefills, decodes, log, module, name, port, ["--mini-lb", *args])
-
-
-def gateway(prefills: Sequence[Server], decodes: Sequence[Server], log: Path, *args: str, name: str) -> Server:
-    """Return SGLang's Rust gateway (not started) for running servers."""
-    metrics = ["--prometheus-host", HOST, "--prometheus-port", str(free_port())]
-    return _router(prefills, decodes, log, "sglang_router.launch_router", name, None, [*metrics, *args])
-
-
-def _router(
-    prefills: Sequence[Server],
-    decodes: Sequence[Server],
-    log: Path,
-    module: str,
-    name: str,
-    port: int | None,
-    args: Sequence[str],
-) -> Server:
+    """Return MiniLB (not started) for running servers; SGLang's Rust gateway if not ``mini``."""
     port = port or free_port()
     command = [sys.executable, "-m", module, "--pd-disaggregation", "--host", HOST, "--port", str(port)]
     for p in prefills:
         command += ["--prefill", p.url, str(p.bootstrap_port)]
     for d in decodes:
         command += ["--decode", d.url]
+    command += ["--mini-lb"] if mini else ["--prometheus-host", HOST, "--prometheus-port", str(free_port())]
     return Server(name, [*command, *args], port, log)
+
+
+gateway = partial(minilb, mini=False)
 
 
 @contextlib.contextmanager

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.load.connection import Target
-from benchmark.results.comparison import Column
-from benchmark.results.metrics import KINDS
+from benchmark.results import KINDS, Column, Comparison
 from benchmark.rig import servers
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import flush
 from benchmark.rig.variants import BUILT_IN
 
 STOCK, LAPS = "stock", "laps"
-BOTH = (STOCK, LAPS)
 MODULES = {STOCK: "sglang_router.launch_router", LAPS: "sglang_router_laps.launch_router"}
 FLAGS = {STOCK: (), LAPS: ("--enable-laps-alloc",)}
 POLICIES = {
@@ -25,7 +23,7 @@ POLICIES = {
     "gateway, power of two": ("--policy", "power_of_two"),
 }
 """Name of a gateway variant -> flags of SGLang's Rust gateway."""
-ALL = (*BOTH, *POLICIES)
+ALL = (STOCK, LAPS, *POLICIES)
 KEYED = "x-smg-routing-key"
 """Header with the client's session name, for the gateway's manual policy and for LAPS."""
 BY_KEY = {
@@ -38,11 +36,15 @@ TTFT = tuple(
 """Columns of TTFT (ms)."""
 
 
+def best_other(seen: Comparison, kind: str, ours: Collection[str]) -> str:
+    """Return the router with the least P90 TTFT of a class, ours left out."""
+    best = seen.best((name for name in seen.rounds if name not in ours), kind, "p90_ms")
+    assert best is not None
+    return best
+
+
 def routers(
-    prefills: Sequence[servers.Server],
-    decodes: Sequence[servers.Server],
-    out: Path,
-    names: Sequence[str] = BOTH,
+    prefills: Sequence[servers.Server], decodes: Sequence[servers.Server], out: Path, names: Sequence[str]
 ) -> dict[str, servers.Server]:
     """Return the routers called ``names`` (not started), in front of the same servers."""
     found = {}

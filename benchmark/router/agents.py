@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import re
 import statistics
 import urllib.request
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -19,15 +19,11 @@ from laps_plan.traffic.turns import Turn
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.comparison import Column, Comparison, failed
-from benchmark.results.metrics import KINDS, quantiles
-from benchmark.results.piece import Figure, Piece
-from benchmark.results.rounds import in_turns
+from benchmark.results import FAILED, Column, Comparison, Figure, Piece, bars, brief, in_turns
 from benchmark.rig import devices, model
 from benchmark.rig.devices import Device
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.router import KEYED, LAPS, TTFT, site
+from benchmark.router import KEYED, LAPS, TTFT, best_other, site
 
 SYSTEM_TOKENS, SYSTEMS = 8192, 4
 """System prompts with tools, each shared by some of the sessions."""
@@ -39,6 +35,8 @@ ANSWER_TOKENS = 2
 RUN_IN = 0.2
 """Share of a round before requests are counted: sessions begin one after another."""
 PATIENCE_S = 120.0
+DEVICE = "h200-qwen3-8b,slow=4"
+"""Slow enough that two cores keep up with several servers."""
 NAMED = "laps, sessions named"
 CACHE_AWARE, MANUAL = "gateway, cache-aware", "gateway, manual"
 WAYS = {LAPS: (LAPS, False), NAMED: (LAPS, True), CACHE_AWARE: (CACHE_AWARE, False), MANUAL: (MANUAL, True)}
@@ -72,10 +70,7 @@ def arrivals(longest: int, share: float, devices: float, span_s: float, profile:
 
 def prompts(longest: int, seed: int) -> Prompts:
     """Return prompts in which a session's turns are beginnings of one stream, which begins with a system prompt."""
-    return Prompts(
-        model.VOCABULARY, seed, longest, reuse=True, prefill_only=False, answer=ANSWER_TOKENS, systems=SYSTEMS,
-        system_tokens=SYSTEM_TOKENS,
-    )  # fmt: skip
+    return Prompts(model.VOCABULARY, seed, longest, True, False, ANSWER_TOKENS, SYSTEMS, SYSTEM_TOKENS)
 
 
 def kept_at_best(jobs: Sequence[Job]) -> int:
@@ -101,22 +96,21 @@ def cached_tokens(prefills: Sequence[Target]) -> float:
     return total
 
 
-def run(
-    out: Path, rounds: int, seconds: float, prefills_n: int, share: float, device: Device, say: Callable[[str], None]
-) -> Piece:
-    """Run all routers in front of ``prefills_n`` prefill servers with LAPS on an emulated ``device``. Raises
-    ServerError or ConnectionError."""
-    profile = Profile.load(device.laps["profile"])
+def run(args: argparse.Namespace) -> Piece:
+    """Run all routers in front of prefill servers with LAPS on an emulated device. Raises ServerError or
+    ConnectionError."""
+    device: Device = args.device if args.device.emulated else devices.emulated(DEVICE)
+    count, seconds = (args.prefill or [4])[0], args.seconds or 120.0
+    profile, names = Profile.load(device.laps["profile"]), sorted({router for router, _ in WAYS.values()})
     pool = ("--max-total-tokens", str(devices.POOL_TOKENS), "--enable-metrics", "--enable-cache-report")
-    names = sorted({router for router, _ in WAYS.values()})
     with site(
-        device, device.checkpoint(), LAPS_PREFILL, prefills_n, names, out, say, prefill=pool,
+        device, device.checkpoint(), LAPS_PREFILL, count, names, args.out, args.say, prefill=pool,
         decode=("--max-total-tokens", "4194304"),
     ) as up:  # fmt: skip
 
         def once(i: int, name: str) -> dict[str, Any]:
             router, named = WAYS[name]
-            jobs = arrivals(device.longest, share, prefills_n, seconds, profile, f"agents {i}")
+            jobs = arrivals(device.longest, args.share, count, seconds, profile, f"agents {i}")
             key = (KEYED, f"session-{i}-") if named else None
             bodies = prompts(device.longest, 1 + i).bodies(jobs, 1 + i, key)
             up.flush()
@@ -124,15 +118,12 @@ def run(
             answers = asyncio.run(client.replay(up.routers[router], jobs, bodies, PATIENCE_S))
             kept = (cached_tokens(up.prefills) - before) / kept_at_best(jobs)
             counted = [a for a in answers if a.job.at_s >= RUN_IN * seconds]
-            ttft = [a.ttft_s for a in counted if a.ttft_s is not None]
-            return {
-                **{kind: quantiles(counted, kind) for kind in KINDS},
-                "mean_ms": 1e3 * statistics.fmean(ttft), "kept": kept, "requests": len(counted),
-                "failed": sum(a.ttft_s is None for a in answers),
-            }  # fmt: skip
+            mean_ms = 1e3 * statistics.fmean(a.ttft_s for a in counted if a.ttft_s is not None)
+            failed = sum(a.ttft_s is None for a in answers)
+            return {**brief(counted), "mean_ms": mean_ms, "kept": kept, "failed": failed}
 
-        seen = in_turns(tuple(WAYS), rounds, once, say)
-    return piece(seen, {"prefill": prefills_n, "share": share, "seconds": seconds, "device": device.what})
+        seen = in_turns(tuple(WAYS), args.rounds, once, args.say)
+    return piece(seen, {"prefill": count, "share": args.share, "seconds": seconds, "device": device.what})
 
 
 def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Piece:
@@ -140,23 +131,18 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
     found = Comparison(seen)
     judged = [Figure.of(f"cached tokens kept, {name}", found.median(name, "kept"), bars.KEPT) for name in (LAPS, NAMED)]
     for kind, bar in ((SHORT, bars.AGENTS_BEHIND_ROUTER), (LONG, None)):
-        best = found.best((name for name in seen if WAYS[name][0] != LAPS), kind, "p90_ms")
-        assert best is not None
+        best = best_other(found, kind, {LAPS, NAMED})
         text = f"{kind} P90 TTFT of agents, {{}} / {best} (the gateway's best)"
         judged += [found.figure(text.format(name), name, best, (kind, "p90_ms"), bar) for name in (LAPS, NAMED)]
-    columns = (*TTFT, Column("mean", ("mean_ms",)), Column("kept", ("kept",), ".1%"), failed())
-    return Piece(
-        name="router-agents",
-        title="Coding agents behind the routers",
-        text=f"{settings['prefill']} prefill servers with LAPS, each with {settings['device']}, and a decode server. "
+    columns = (*TTFT, Column("mean", ("mean_ms",)), Column("kept", ("kept",), ".1%"), FAILED)
+    text = (
+        f"{settings['prefill']} prefill servers with LAPS, each with {settings['device']}, and a decode server. "
         f"Sessions of {EACH} turns of recorded coding agents on {SYSTEMS} system prompts of {SYSTEM_TOKENS} tokens, "
         f"pauses cut to {PAUSE_S:g} s; {settings['share']:.0%} of what the devices can do where all is cached that can "
         f"be; {settings['seconds']:g} s a round, the same arrivals behind all routers, in turns. Named: each request "
         f"names its session in {KEYED}. gateway: SGLang's Rust gateway with the prefill policy that is named; it has "
         "none by consistent hashing. Medians over rounds. Kept: tokens found in the servers' caches, of those that one "
-        "cache without a limit would have.",
-        seed=1,
-        tables=[found.table("TTFT (ms) and cached tokens", "router", columns)],
-        figures=judged,
-        data={**settings, "rounds": seen},
+        "cache without a limit would have."
     )
+    table, data = found.table("TTFT (ms) and cached tokens", "router", columns), {**settings, "rounds": seen}
+    return Piece("router-agents", "Coding agents behind the routers", text, 1, [table], judged, data=data)

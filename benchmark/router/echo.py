@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,7 @@ import uvloop
 
 from benchmark.load import client
 from benchmark.load.connection import Target, request
-from benchmark.results import bars
-from benchmark.results.comparison import Column, Comparison
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import in_turns
+from benchmark.results import Column, Comparison, Figure, Piece, Table, bars, in_turns, quantile
 from benchmark.rig import servers
 from benchmark.router import ALL, FLAGS, LAPS, MODULES, STOCK, routers
 
@@ -131,62 +129,58 @@ def measured(
     }
 
 
-def tables(loads: Loads, title: str, first: str, columns: Sequence[Column], names: Sequence[str], note: str) -> Table:
+def table(loads: Loads, title: str, first: str, columns: Sequence[Column], names: Sequence[str], note: str) -> Table:
     """Return a table with a row for each load and router."""
-    rows = [
-        (load, *row) for load, seen in loads.items() for row in Comparison({n: seen[n] for n in names}).rows(columns)
-    ]
+    seen = {load: Comparison({n: of[n] for n in names}) for load, of in loads.items()}
+    rows = [(load, *row) for load, one in seen.items() for row in one.rows(columns)]
     return Table(title, (first, "router", *(c.head for c in columns)), rows, note)
 
 
-def run(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
+def run(args: argparse.Namespace) -> Piece:
     """Run all routers in front of the same instant back ends."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores, seconds = sorted(os.sched_getaffinity(0)), args.seconds or 3.0
     routers_core, rest = {cores[0]}, set(cores[1:2]) or {cores[0]}
     loads: Loads = {}
     with ExitStack() as stack:
-        behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
-        up: Mapping[str, servers.Server] = routers(behind[:PREFILLS], behind[PREFILLS:], out, ALL)
+        behind = stack.enter_context(back_ends(PREFILLS + DECODES, args.out))
+        up: Mapping[str, servers.Server] = routers(behind[:PREFILLS], behind[PREFILLS:], args.out, ALL)
         stack.enter_context(servers.running(*up.values()))
         pin(0, rest)
         for s, core in ((behind[0], rest), *((r, routers_core) for r in up.values())):
             assert s.process
             pin(s.process.pid, core)
-        for stream, clients in ((stream, clients) for stream in (False, True) for clients in CLIENTS):
+        for stream, clients in product((False, True), CLIENTS):
 
             def once(_: int, name: str, stream: bool = stream, clients: int = clients) -> dict[str, float]:
                 there, short = up.get(name, behind[-1]), 4 if name == DIRECT else 1
                 return measured(there, behind[0], stream, clients, seconds / short)
 
             load = f"{'stream' if stream else 'whole'}, {clients} clients"
-            loads[load] = in_turns((*ALL, DIRECT), rounds, once, say, f"{load}, ")
+            loads[load] = in_turns((*ALL, DIRECT), args.rounds, once, args.say, f"{load}, ")
     figures = [
         Comparison(seen).figure(f"router: {what}, {load}, laps / stock", LAPS, STOCK, (key,), bar)
         for load, seen in loads.items()
         for what, key, bar in (("requests/s", "per_s", bars.ROUTER_RATE), ("P99 latency", "p99_ms", bars.ROUTER_P99))
     ]
     title, note = "Routers in front of instant back ends", "CPU: of the router."
-    return Piece(
-        name="router-echo",
-        title="What the router costs",
-        text="Stock MiniLB, the LAPS router and SGLang's Rust gateway with the policies named, in front of the same "
-        f"instant back ends, in turns; medians over {rounds} rounds.",
-        seed=0,
-        tables=[tables(loads, title, "reply, clients", COLUMNS, ALL, note)],
-        figures=figures,
-        data={"loads": loads, "seconds": seconds, "prefill": PREFILLS, "decode": DECODES},
+    text = (
+        "Stock MiniLB, the LAPS router and SGLang's Rust gateway with the policies named, in front of the same "
+        f"instant back ends, in turns; medians over {args.rounds} rounds."
     )
+    tables = [table(loads, title, "reply, clients", COLUMNS, ALL, note)]
+    data = {"loads": loads, "seconds": seconds, "prefill": PREFILLS, "decode": DECODES}
+    return Piece("router-echo", "What the router costs", text, 0, tables, figures, data=data)
 
 
-def run_workers(out: Path, rounds: int, seconds: float, say: Callable[[str], None]) -> Piece:
+def run_workers(args: argparse.Namespace) -> Piece:
     """Run each number of router processes in front of the same back ends, without pinning."""
     one, many = names = [f"{n} worker{'s' if n > 1 else ''}" for n in WORKERS]
-    loads: Loads = {}
+    loads, seconds = Loads(), args.seconds or 3.0
     with ExitStack() as stack:
-        behind = stack.enter_context(back_ends(PREFILLS + DECODES, out))
+        behind = stack.enter_context(back_ends(PREFILLS + DECODES, args.out))
         up = {
             name: servers.minilb(
-                behind[:PREFILLS], behind[PREFILLS:], out / "logs" / f"router-workers-{n}.log",
+                behind[:PREFILLS], behind[PREFILLS:], args.out / "logs" / f"router-workers-{n}.log",
                 *FLAGS[LAPS], "--router-workers", str(n), module=MODULES[LAPS], name=name,
             )
             for n, name in zip(WORKERS, names, strict=True)
@@ -197,25 +191,21 @@ def run_workers(out: Path, rounds: int, seconds: float, say: Callable[[str], Non
             def once(_: int, name: str, stream: bool = load == "stream") -> dict[str, float]:
                 return measured(up[name], behind[0], stream, WORKERS_CLIENTS, seconds, WARM_S)
 
-            loads[load] = in_turns(names, rounds, once, say, f"{load}, ")
+            loads[load] = in_turns(names, args.rounds, once, args.say, f"{load}, ")
+    seen = {load: Comparison(of) for load, of in loads.items()}
     figures = [
-        Comparison(seen).figure(f"router: requests/s, {load}, {many} / one", many, one, ("per_s",), bars.ROUTER_WORKERS)
-        for load, seen in loads.items()
+        of.figure(f"router: requests/s, {load}, {many} / one", many, one, ("per_s",), bars.ROUTER_WORKERS)
+        for load, of in seen.items()
     ]
-    failed = sum(r["failed"] for seen in loads.values() for turns in seen.values() for r in turns)
+    failed = sum(sum(of.values(name, "failed")) for of in seen.values() for name in names)
     figures.append(Figure.of(f"router: requests that failed, {one} and {many}", failed, bars.NONE))
     busy = (Column(name.replace("_", " "), (f"{name}_cores",), ".2f") for name in ("router", "back_ends", "client"))
     note = "CPU ms: of all the router's processes together. The last three: cores kept busy."
-    return Piece(
-        name="router-workers",
-        title="What more router processes are worth",
-        text=f"The LAPS router with {one} and with {many} (`--router-workers`) in front of the same instant back ends, "
-        f"{WORKERS_CLIENTS} clients, in turns; medians over {rounds} rounds. Back ends and load client run on the same "
-        f"{psutil.cpu_count()} cores: what they keep busy is not left for the router.",
-        seed=0,
-        tables=[tables(loads, "One worker and several", "reply", (*COLUMNS, *busy), names, note)],
-        figures=figures,
-        data={
-            "loads": loads, "seconds": seconds, "clients": WORKERS_CLIENTS, "prefill": PREFILLS, "decode": DECODES,
-        },
-    )  # fmt: skip
+    text = (
+        f"The LAPS router with {one} and with {many} (`--router-workers`) in front of the same instant back ends, "
+        f"{WORKERS_CLIENTS} clients, in turns; medians over {args.rounds} rounds. Back ends and load client run on the "
+        f"same {psutil.cpu_count()} cores: what they keep busy is not left for the router."
+    )
+    tables = [table(loads, "One worker and several", "reply", (*COLUMNS, *busy), names, note)]
+    data = {"loads": loads, "seconds": seconds, "clients": WORKERS_CLIENTS, "prefill": PREFILLS, "decode": DECODES}
+    return Piece("router-workers", "What more router processes are worth", text, 0, tables, figures, data=data)

@@ -3,6 +3,7 @@ one is replaced while a router is killed. The test there is that nothing is lost
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -24,9 +25,7 @@ from benchmark.load import client
 from benchmark.load.client import Answer
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.metrics import quantiles
-from benchmark.results.piece import Figure, Piece, Table
+from benchmark.results import Figure, Piece, Table, bars, quantiles
 from benchmark.rig import model, servers
 from benchmark.router import FLAGS, LAPS, MODULES
 from benchmark.router.emulated import Emulated
@@ -156,7 +155,7 @@ def shared_out(jobs: Iterable[Job], setting: Setting) -> list[list[Job]]:
 async def play(setting: Setting, seed: int, out: Path, say: Callable[[str], None]) -> Found:
     """Run all phases."""
     log, watch = out / "logs", Watch()
-    prompts = Prompts(model.VOCABULARY, seed, LONG_TOKENS, reuse=False, prefill_only=False)
+    prompts = Prompts(model.VOCABULARY, seed, LONG_TOKENS, prefill_only=False)
     emulated = Emulated(log / "emulated.log", setting.speed)
     prefills, decode = [await emulated.prefill() for _ in range(setting.prefills)], await emulated.decode()
     routers = [
@@ -256,44 +255,38 @@ def table(title: str, runs: Sequence[Found]) -> Table:
     return Table(title, heads, rows, MOVES)
 
 
-def run(out: Path, prefills: Sequence[int], period_s: float, phase_s: float, say: Callable[[str], None]) -> Piece:
+def run(args: argparse.Namespace) -> Piece:
     """Run one router before each number of instances in turn; in large fleets they are slower, since this machine
     limits the request rate."""
-    runs = [
-        uvloop.run(play(Setting(1, n, SHARES, phase_s, period_s, SPEED * min(1.0, 8 / n)), n, out, say))
-        for n in prefills
-    ]
-    return Piece(
-        name="router-mix",
-        title="How the pools follow a mix that changes",
-        text="The share of short requests changes from phase to phase; emulated prefill instances behind the router. "
-        f"A control period is {period_s:g} s.",
-        seed=0,
-        tables=[table("Pools after each change", runs)],
-        figures=[f for found in runs for f in judged(found, f", {found['prefill']} instances")],
-        data={"result": runs},
+    phase_s, runs = args.seconds or 12 * args.period, []
+    for n in args.prefill or (4, 8, 64):
+        setting = Setting(1, n, SHARES, phase_s, args.period, SPEED * min(1.0, 8 / n))
+        runs.append(uvloop.run(play(setting, n, args.out, args.say)))
+    text = (
+        "The share of short requests changes from phase to phase; emulated prefill instances behind the router. "
+        f"A control period is {args.period:g} s."
     )
+    figures = [f for found in runs for f in judged(found, f", {found['prefill']} instances")]
+    tables, title = [table("Pools after each change", runs)], "How the pools follow a mix that changes"
+    return Piece("router-mix", title, text, 0, tables, figures, data={"result": runs})
 
 
-def run_fleet(out: Path, phases: int, phase_s: float, period_s: float, say: Callable[[str], None]) -> Piece:
+def run_fleet(args: argparse.Namespace) -> Piece:
     """Run three routers. Raises ServerError or ConnectionError."""
-    shares = [FLEET_SHARES[i % len(FLEET_SHARES)] for i in range(phases)]
-    setting = Setting(ROUTERS, PREFILLS, shares, phase_s, period_s, FLEET_SPEED, disturbed=True)
-    found = uvloop.run(play(setting, 1, out, say))
-    apart = max(found["apart_s"], default=0.0) / (period_s / BEATS)
-    return Piece(
-        name="router-fleet",
-        title="Three routers, eight prefill servers",
-        text=f"The share of short requests changes every {phase_s:g} s; {found['requests']} requests, in turn to "
+    phase_s, shares = args.seconds or 60.0, [FLEET_SHARES[i % len(FLEET_SHARES)] for i in range(args.phases)]
+    setting = Setting(ROUTERS, PREFILLS, shares, phase_s, args.period, FLEET_SPEED, disturbed=True)
+    found = uvloop.run(play(setting, 1, args.out, args.say))
+    apart = max(found["apart_s"], default=0.0) / (args.period / BEATS)
+    text = (
+        f"The share of short requests changes every {phase_s:g} s; {found['requests']} requests, in turn to "
         f"{ROUTERS} LAPS routers in front of {PREFILLS} emulated prefill instances that keep their pool. One server is "
-        f"replaced, one router killed. A control period is {period_s:g} s, a signal period a fifth of it.",
-        seed=1,
-        tables=[table("Phases", [found])],
-        figures=[
-            Figure.of("requests lost, but those on the killed router's connections", found["lost"], bars.NONE),
-            Figure("requests lost with the killed router", found["with the killed router"]),
-            Figure.of("signal periods until the routers agree, longest", apart, bars.AGREED),
-            *judged(found),
-        ],
-        data=found,
+        f"replaced, one router killed. A control period is {args.period:g} s, a signal period a fifth of it."
     )
+    figures = [
+        Figure.of("requests lost, but those on the killed router's connections", found["lost"], bars.NONE),
+        Figure("requests lost with the killed router", found["with the killed router"]),
+        Figure.of("signal periods until the routers agree, longest", apart, bars.AGREED),
+        *judged(found),
+    ]
+    title = "Three routers, eight prefill servers"
+    return Piece("router-fleet", title, text, 1, [table("Phases", [found])], figures, data=found)

@@ -1,12 +1,14 @@
-"""Clients' TTFT behind the routers, in front of the same real servers, with the same arrivals in each round."""
+"""Clients' TTFT behind the routers, in front of the same prefill servers, with the same arrivals in each round: chats
+among documents."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,12 @@ from laps_plan.traffic.streams import in_turn, poisson
 
 from benchmark.load import client
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.comparison import Comparison, failed
-from benchmark.results.metrics import KINDS, quantiles
-from benchmark.results.piece import Piece
-from benchmark.results.rounds import in_turns
+from benchmark.results import FAILED, Comparison, Piece, bars, brief, in_turns
 from benchmark.rig import model
 from benchmark.rig.devices import CPU, MODELS, Device
 from benchmark.rig.variants import FCFS
 from benchmark.rig.variants import LAPS as LAPS_PREFILL
-from benchmark.router import ALL, LAPS, STOCK, TTFT, site
+from benchmark.router import ALL, LAPS, STOCK, TTFT, best_other, site
 
 TWO = 2
 SYSTEM_TOKENS, SYSTEMS = 400, 3
@@ -55,58 +53,35 @@ def arrivals(seconds: float, documents_per_s: float, rng: random.Random) -> list
 
 def bodies(jobs: Sequence[Job], seed: int) -> list[bytes]:
     """Return a POST for each job, with token ids."""
-    prompts = Prompts(
-        model.VOCABULARY, seed, LONGEST, reuse=True, prefill_only=False, answer=ANSWER_TOKENS, systems=SYSTEMS,
-        system_tokens=SYSTEM_TOKENS,
-    )  # fmt: skip
+    prompts = Prompts(model.VOCABULARY, seed, LONGEST, True, False, ANSWER_TOKENS, SYSTEMS, SYSTEM_TOKENS)
     return prompts.bodies(jobs, seed)
 
 
-def figures(answers: list[client.Answer]) -> dict[str, Any]:
-    """Return the figures of one round."""
-    found = {kind: quantiles(answers, kind) for kind in KINDS}
-    return {**found, "requests": len(answers), "failed": sum(a.ttft_s is None for a in answers)}
-
-
-def run(
-    out: Path,
-    rounds: int,
-    seconds: float,
-    prefills_n: int,
-    laps_prefill: bool,
-    device: Device,
-    say: Callable[[str], None],
-) -> Piece:
-    """Measure TTFT behind each router, in front of ``prefills_n`` prefill servers on ``device``.
-
-    Without ``laps_prefill`` these are stock, so that the difference is the router's alone. Raises ServerError or
-    ConnectionError.
-    """
-    own = device.name != CPU
+def run(args: argparse.Namespace) -> Piece:
+    """Measure TTFT behind each router; stock prefill servers unless LAPS's are asked for, so that the difference is the
+    router's alone. Raises ServerError or ConnectionError."""
+    device: Device = args.device
+    count, own = (args.prefill or [3])[0], device.name != CPU
     # A smaller model than for a single server: several share the cores.
     checkpoint = device.checkpoint() if own else model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
-    variant = LAPS_PREFILL if laps_prefill else FCFS
-    with site(
-        device, checkpoint, variant, prefills_n, ALL, out, say, prefill=("--max-total-tokens", "65536"),
-        decode=("--max-total-tokens", "262144"),
-    ) as up:  # fmt: skip
+    variant, seconds = LAPS_PREFILL if args.laps_prefill else FCFS, args.seconds or 20.0
+    prefill, decode = ("--max-total-tokens", "65536"), ("--max-total-tokens", "262144")
+    with site(device, checkpoint, variant, count, ALL, args.out, args.say, prefill=prefill, decode=decode) as up:
         alone = [Job(0.0, sum(DOCUMENT_TOKENS) // 2)] * 6
         alone_s = statistics.median(asyncio.run(client.one_by_one(up.routers[STOCK], bodies(alone, 0)))[1:])
         # Without emulated devices servers share this machine's cores, which limit how many run at a time.
-        at_once = prefills_n if own else min(prefills_n, len(os.sched_getaffinity(0)))
+        at_once = count if own else min(count, len(os.sched_getaffinity(0)))
         documents_per_s = LONG_LOAD * at_once / alone_s
 
         def once(i: int, name: str) -> dict[str, Any]:
             jobs = arrivals(seconds, documents_per_s, random.Random(2 + i))
             up.flush()
-            load = client.replay(up.routers[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)
-            return figures(asyncio.run(load))
+            return brief(asyncio.run(client.replay(up.routers[name], jobs, bodies(jobs, 1 + i), PATIENCE_S)))
 
-        seen = in_turns(ALL, rounds, once, say)
+        seen = in_turns(ALL, args.rounds, once, args.say)
     settings = {
-        "prefill": prefills_n, "laps": laps_prefill,
-        "device": device.what if own else "this machine",
-        "document_alone_s": alone_s, "documents_per_s": documents_per_s,
+        "prefill": count, "laps": args.laps_prefill, "device": device.what if own else "this machine",
+        "document_alone_s": alone_s, "documents_per_s": documents_per_s, "turns_per_s": TURNS_PER_S,
     }  # fmt: skip
     return piece(seen, settings)
 
@@ -115,23 +90,19 @@ def piece(seen: dict[str, list[dict[str, Any]]], settings: dict[str, Any]) -> Pi
     """Return the piece for the report."""
     found, few, judged = Comparison(seen), settings["prefill"] == TWO, []
     for kind, bar in ((SHORT, bars.BEHIND_ROUTER), (LONG, bars.BEHIND_ROUTER_LONG)):
-        best = found.best((name for name in seen if name != LAPS), kind, "p90_ms")
-        assert best is not None
+        best = best_other(found, kind, {LAPS})
         for name in sorted({STOCK, best}):
             title = f"{kind} P90 TTFT behind the router, laps / {name}" + (" (the best)" if name == best else "")
             # Two servers leave little choice: the bar is that neither class loses.
             against = bars.NO_LOSS if few and name == STOCK else bar if not few and name == best else None
             judged.append(found.figure(title, LAPS, name, (kind, "p90_ms"), against))
-    kind = "LAPS" if settings["laps"] else "stock"
-    return Piece(
-        name="router-two" if few else "router-real",
-        title="Chats and documents behind the routers",
-        text=f"{settings['prefill']} real prefill servers ({kind}) on {settings['device']}, and a decode server; "
-        f"conversations that share {SYSTEMS} system prompts of {SYSTEM_TOKENS} tokens, and documents of "
-        f"{DOCUMENT_TOKENS[0]} to {DOCUMENT_TOKENS[1]}; the same arrivals behind all routers, in turns. gateway: "
-        "SGLang's Rust gateway with the prefill policy that is named. Medians over rounds, in ms.",
-        seed=1,
-        tables=[found.table("TTFT (ms)", "router", (*TTFT, failed()))],
-        figures=judged,
-        data={**settings, "turns_per_s": TURNS_PER_S, "rounds": seen},
+    text = (
+        f"{settings['prefill']} real prefill servers ({'LAPS' if settings['laps'] else 'stock'}) on "
+        f"{settings['device']}, and a decode server; conversations that share {SYSTEMS} system prompts of "
+        f"{SYSTEM_TOKENS} tokens, and documents of {DOCUMENT_TOKENS[0]} to {DOCUMENT_TOKENS[1]}; the same arrivals "
+        "behind all routers, in turns. gateway: SGLang's Rust gateway with the prefill policy that is named. Medians "
+        "over rounds, in ms."
     )
+    table, data = found.table("TTFT (ms)", "router", (*TTFT, FAILED)), {**settings, "rounds": seen}
+    name, title = "router-two" if few else "router-real", "Chats and documents behind the routers"
+    return Piece(name, title, text, 1, [table], judged, data=data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -14,15 +13,13 @@ from pathlib import Path
 
 from laps_plan.traffic.job import Job
 
-from benchmark.load import client
 from benchmark.load.prompts import Prompts
+from benchmark.results import Figure, Piece, Table, in_turns, ratio
 from benchmark.results.bars import SAME_CLIENT
-from benchmark.results.piece import Figure, Piece, Table
-from benchmark.results.rounds import in_turns, ratio
 from benchmark.rig.fleet import Fleet
-from benchmark.rig.progress import Progress
 from benchmark.rig.servers import ENV, FAKE_BOOTSTRAP_HOST, ServerError
-from benchmark.rig.variants import BUILT_IN
+from benchmark.rig.variants import BUILT_IN, FCFS
+from benchmark.serve.compare import closed_loop
 
 TOKENS, CLIENTS = 1024, 4
 OURS, THEIRS = "this client", "bench_serving"
@@ -47,36 +44,31 @@ def bench_serving(url: str, folder: Path, model: Path, requests: int, seed: int)
     return float(json.loads(result.read_text().splitlines()[-1])["median_ttft_ms"])
 
 
-def run(args: argparse.Namespace, out: Path, say: Progress) -> Piece:
+def run(args: argparse.Namespace, out: Path) -> Piece:
     """Run both clients on stock fcfs; ``args`` as for ``benchmark.serve``. Raises ServerError or ConnectionError."""
     device, seed, rounds = args.device, args.seed, args.rounds
     out.mkdir(parents=True, exist_ok=True)
-    prompts = Prompts(device.vocabulary, seed, device.longest, reuse=False, prefill_only=True)
+    prompts = Prompts(device.vocabulary, seed, device.longest)
     requests = 0
 
     def once(i: int, name: str) -> float:
         nonlocal requests
-        if name == OURS or not requests:
-            jobs = [Job(0.0, TOKENS)] * 200
-            loop = asyncio.run(client.closed(target, prompts.bodies(jobs, seed + i), CLIENTS, args.seconds))
-            requests = max(20, len(loop.ttft_s))
         if name == OURS:
-            return 1e3 * statistics.median(loop.ttft_s)
+            bodies = prompts.bodies([Job(0.0, TOKENS)] * 200, seed + i)
+            ttft_s = closed_loop(target, bodies, CLIENTS, args.seconds, 0.3).ttft_s
+            requests = max(20, len(ttft_s))
+            return 1e3 * statistics.median(ttft_s)
         return bench_serving(target.url, out, model, requests, random.Random(seed + i).getrandbits(30))
 
-    with Fleet(device, args.chunk, [BUILT_IN["fcfs"]], False, out, prompts, say) as fleet:
-        target, model = fleet.target("fcfs"), device.checkpoint()
-        seen = in_turns((OURS, THEIRS), rounds, once, say)
-    r = ratio(seen[OURS], seen[THEIRS])
-    figure = Figure.of(f"median TTFT, {OURS} / {THEIRS}", r, SAME_CLIENT)
+    with Fleet(device, [BUILT_IN[FCFS]], prompts, out, args.say) as fleet:
+        target, model = fleet.target(FCFS), device.checkpoint()
+        seen = in_turns((OURS, THEIRS), rounds, once, args.say)
+    figure = Figure.of(f"median TTFT, {OURS} / {THEIRS}", ratio(seen[OURS], seen[THEIRS]), SAME_CLIENT)
     rows = [(name, *(f"{v:.1f}" for v in values)) for name, values in seen.items()]
     heads = ("median TTFT (ms)", *(f"round {i + 1}" for i in range(rounds)))
+    text = f"Closed loop of {CLIENTS} clients with prompts of {TOKENS} tokens on one server (stock fcfs), in turns."
     return Piece(
-        name="client-check",
-        title="The client against SGLang's bench_serving",
-        text=f"Closed loop of {CLIENTS} clients with prompts of {TOKENS} tokens on one server (stock fcfs), in turns.",
-        seed=seed,
-        tables=[Table("Median TTFT (ms) as each client sees it", heads, rows)],
-        figures=[figure],
+        "client-check", "The client against SGLang's bench_serving", text, seed,
+        [Table("Median TTFT (ms) as each client sees it", heads, rows)], [figure],
         data={"median_ttft_ms": seen, "requests": requests},
-    )
+    )  # fmt: skip

@@ -21,24 +21,20 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from laps_plan.pictures import distributions
 from laps_plan.traffic import named
 
 from benchmark.load.connection import Target
-from benchmark.load.prompts import Prompts
-from benchmark.load.sessions import SessionPrompts
-from benchmark.results import pictures
-from benchmark.results.metrics import KINDS, curve
-from benchmark.results.piece import Parser, Piece, count, parser, positive
+from benchmark.load.prompts import Prompts, SessionPrompts
+from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
 from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device
-from benchmark.rig.fleet import Fleet, Running, command_line, warm_up
-from benchmark.rig.progress import Progress
+from benchmark.rig.fleet import Fleet, Running, warm_up
 from benchmark.serve import check, tables
 from benchmark.serve.compare import Bench, Compared, Points, Settings
 
@@ -48,21 +44,17 @@ CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Clients of closed loops."""
 LONG_CHUNKS = 4
 """Length of a usual long prompt, in chunks."""
+WORKLOADS = (named.CLOSED, *named.OPEN)
 
 
-def options() -> Parser:
-    p = parser("python -m benchmark.serve", __doc__, None, rounds="(5)", seed=1, seconds=10.0, whole=True)
+def options(p: Parser) -> None:
+    """Add the options of this command."""
     devices.add_device(p)
-    names = ", ".join((named.CLOSED, *named.OPEN))
-    p.add_argument("--workload", default="mixed", help=f"{names}; several, with commas: a folder each (mixed)")
+    words = f"{', '.join(WORKLOADS)}; several, with commas: a folder each (mixed)"
+    p.add_argument("--workload", type=some_of(WORKLOADS, "workload"), default="mixed", help=words)
     p.add_argument("--variants", help=f"built-in ones, separated by commas: {', '.join(variants.BUILT_IN)}")
-    p.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME='[VARIABLE=VALUE] ARGS'",
-        help="a variant of your own; repeatable",
-    )
+    words = "a variant of your own; repeatable"
+    p.add_argument("--variant", action="append", default=[], metavar="NAME='[VARIABLE=VALUE] ARGS'", help=words)
     p.add_argument("--against", help=f"variant to compare with ({BASE}, or the first)")
     p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
     p.add_argument("--capacity", type=positive, metavar="RATE", help="what to take for capacity, requests/s (measured)")
@@ -72,41 +64,27 @@ def options() -> Parser:
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
     p.add_argument("--base-url", metavar="URL", help="use the server at URL; none is started")
     p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
-    p.add_argument("--longest", type=count, help="longest prompt, tokens (cpu 4096, cuda 65536)")
+    p.add_argument("--longest", type=at_least(512), help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
     p.add_argument("--check-client", action="store_true", help="only compare this client with sglang.bench_serving")
-    return p
 
 
-def checked(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments, with device, variants, chunk and longest filled in. Exits with one line if they are
-    invalid."""
-    p = options()
-    args = p.parse_args(argv)
+def check_arguments(args: argparse.Namespace) -> None:
+    """Fill in device and variants. Raises ValueError if the arguments make no sense together."""
     device: Device = args.device
-    try:
-        given = [variants.given(text) for text in args.variant]
-        names = args.variants.split(",") if args.variants else list(device.variants)
-        found = variants.chosen(names, given, cuda=device.name == CUDA)
-        if args.base_url:
-            if args.variants or args.variant or args.pd or args.check_client:
-                raise ValueError("--base-url is one running server: no --variants, --variant, --pd or --check-client")
-            Target.of(args.base_url)
-            found = [variants.Variant(THERE, ())]
-        args.workload = args.workload.split(",")
-        for name in args.workload:
-            if name != named.CLOSED and name not in named.OPEN:
-                raise ValueError(f"no workload {name!r}: {', '.join((named.CLOSED, *named.OPEN))}")
-        if args.against and args.against not in {v.name for v in found}:
-            raise ValueError(
-                f"--against {args.against!r} is not among the variants: {', '.join(v.name for v in found)}"
-            )
-        if args.longest and args.longest < 512:
-            raise ValueError("--longest is at least 512 tokens")
-    except ValueError as e:
-        p.error(str(e))
-    args.variants, args.chunk, args.longest = found, args.chunk or device.chunk, args.longest or device.longest
-    return args
+    args.device = replace(device, chunk=args.chunk or device.chunk, longest=args.longest or device.longest)
+    given = [variants.given(text) for text in args.variant]
+    names = args.variants.split(",") if args.variants else list(device.variants)
+    found = variants.chosen(names, given, cuda=device.name == CUDA)
+    if args.base_url:
+        if args.variants or args.variant or args.pd or args.check_client:
+            raise ValueError("--base-url is one running server: no --variants, --variant, --pd or --check-client")
+        Target.of(args.base_url)
+        found = [variants.Variant(THERE, ())]
+    names = [v.name for v in found]
+    if args.against and args.against not in names:
+        raise ValueError(f"--against {args.against!r} is not among the variants: {', '.join(names)}")
+    args.variants, args.against = found, base_of(names, args.against)
 
 
 def base_of(names: Sequence[str], wanted: str | None) -> str:
@@ -134,14 +112,12 @@ def piece_of_open(
     raw(compared, out / "requests.csv.gz")
     seen = {name: [a for answers in rounds for a in answers] for name, rounds in compared.answers.items()}
     curves = {kind: {n: curve(answers, kind) for n, answers in seen.items()} for kind in KINDS}
-    title = f"{workload.name} at {settings.utilisation:.0%} of capacity"
-    picture = f"{name}.svg"
+    title, picture = f"{workload.name} at {settings.utilisation:.0%} of capacity", f"{name}.svg"
     distributions(curves, title, out / picture)
     over, figures = tables.ratios(compared, base)
-    figures = [*tables.judged(compared, workload.name), *figures]
     offered = len(next(iter(compared.answers.values()))[0]) / settings.span_s
-    measured = f"that {compared.measured.on} does in a closed loop of the workload's "
-    measured += "short prompts" if isinstance(workload, named.Sea) else "prompts"
+    kind = "short prompts" if isinstance(workload, named.Sea) else "prompts"
+    measured = f"that {compared.measured.on} does in a closed loop of the workload's {kind}"
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
         f"requests/s {'given as capacity' if settings.capacity_per_s else measured}, {offered:.1f} requests/s in the "
@@ -149,73 +125,57 @@ def piece_of_open(
     )
     if workload.reuses and "new tokens only" in how:
         text += " Its prompts share beginnings, which a prefill server alone cannot show: see the run with --pd."
+    data = {
+        "settings": vars(settings), "measured": compared.measured.as_dict(), "rounds": compared.comparison.rounds,
+        "pooled": {n: compared.pooled(n) for n in seen}, "busy": compared.busy,
+        "goodput_per_s": compared.goodput_per_s, "curves_ms": curves,
+    }  # fmt: skip
     return Piece(
-        name=name,
-        title=title,
-        text=text,
-        seed=settings.seed,
-        tables=[*tables.results(compared, title), *over],
-        figures=figures,
-        pictures={picture: "Distribution of the time to first token; the dotted line is P90."},
-        data={
-            "settings": vars(settings),
-            "measured": compared.measured.as_dict(),
-            "rounds": {n: compared.per_round(n) for n in seen},
-            "pooled": {n: compared.pooled(n) for n in seen},
-            "busy": compared.busy,
-            "goodput_per_s": compared.goodput_per_s,
-            "curves_ms": curves,
-        },
-    )
+        name, title, text, settings.seed, [*tables.results(compared, title), *over],
+        [*tables.judged(compared, workload.name), *figures],
+        {picture: "Distribution of the time to first token; the dotted line is P90."}, data,
+    )  # fmt: skip
 
 
-def how_served(device: Device, chunk: int, pd: bool, new_only: bool) -> str:
+def how_served(device: Device, pd: bool, new_only: bool) -> str:
     """Return a description for the report."""
     path = "Router, prefill and decode server, end to end" if pd else "A prefill server alone"
-    return f"{path}{', new tokens only' if new_only else ''}; chunks of {chunk} tokens, {device.what}."
+    return f"{path}{', new tokens only' if new_only else ''}; chunks of {device.chunk} tokens, {device.what}."
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args, say = checked(argv), Progress()
-    with command_line("serve"):
-        if args.check_client:
-            out = args.out or model.REPO / "out" / "client-check"
-            made = iter([(check.run(args, out, say), out)])
-        else:
-            made = compared(args, say)
-        for piece, out in made:
-            piece.leave(out, "benchmark.serve", argv)
-    return 0
+def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
+    """Yield the pieces of the command, and their folders."""
+    if args.check_client:
+        out = args.out or model.REPO / "out" / "client-check"
+        yield check.run(args, out), out
+    else:
+        yield from compared(args)
 
 
-def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -> Iterator[tuple[Piece, Path]]:
-    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given.
-    ``args``: as from ``checked``."""
-    device, chunk, longest = args.device, args.chunk, args.longest
+def compared(args: argparse.Namespace, up: Fleet | None = None) -> Iterator[tuple[Piece, Path]]:
+    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given."""
+    device, longest, say = args.device, args.device.longest, args.say
     running = Running.at(args.base_url) if args.base_url else None
     prefill_only = running.prefill_only if running else not args.pd
-    scale = named.Scale(longest, min(longest, LONG_CHUNKS * chunk))
+    scale = named.Scale(longest, min(longest, LONG_CHUNKS * device.chunk))
     reuses = any(name != named.CLOSED and named.make(name, scale).reuses for name in args.workload)
     if reuses and device.emulated and not (running or args.pd):
         device = device.with_prefixes()
     reuse = device.prefixes or not prefill_only
     kind = SessionPrompts if device.prefixes else Prompts
-    prompts = kind(device.vocabulary, args.seed, longest, reuse=reuse, prefill_only=prefill_only)
-    together = {"auto": None, "together": True, "turns": False}[args.servers]
+    prompts = kind(device.vocabulary, args.seed, longest, reuse, prefill_only)
     names = [v.name for v in args.variants]
-    base = base_of(names, args.against)
     settings = Settings(
         args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest, capacity_per_s=args.capacity
     )
-    how = how_served(device, chunk, args.pd, new_only=not reuse)
-    if running:
-        how = f"The server at {running.url.url}."
+    how = f"The server at {running.url.url}." if running else how_served(device, args.pd, new_only=not reuse)
     # Results of the same load on this machine must stay, so use folders of their own.
     prefix = "emulated-" if device.emulated else ""
-    folders = [model.REPO / "out" / f"serve-{prefix}{w}" for w in args.workload]
-    if args.out:
-        folders = [args.out / f"{prefix}{w}" for w in args.workload] if len(args.workload) > 1 else [args.out]
-    fleet = up or Fleet(device, chunk, args.variants, args.pd, folders[0], prompts, say, together)
+    folders = [(args.out or model.REPO / "out") / f"{'' if args.out else 'serve-'}{prefix}{w}" for w in args.workload]
+    if args.out and len(folders) == 1:
+        folders = [args.out]
+    together = {"auto": None, "together": True, "turns": False}[args.servers]
+    fleet = up or Fleet(device, args.variants, prompts, folders[0], say, args.pd, together)
     with nullcontext() if up or running else fleet:
         bench = Bench(running or fleet, names, prompts, settings, say)
         if running:
@@ -223,23 +183,28 @@ def compared(args: argparse.Namespace, say: Progress, up: Fleet | None = None) -
         for name, out in zip(args.workload, folders, strict=True):
             workload = named.make("lmsys" if name == named.CLOSED else name, scale)
             if name == named.CLOSED:
-                yield _closed(bench.closed(workload, args.concurrency), names, base, how, args, out), out
+                yield piece_of_closed(bench.closed(workload, args.concurrency), how, args, out), out
                 continue
             measured = bench.measure(base_of(names, None), workload)
             seen = bench.run(workload, measured)
             if args.goodput:
                 seen.goodput_per_s = bench.goodput(workload, measured)
-            yield piece_of_open(prefix + name, seen, workload, base, settings, how, out), out
+            yield piece_of_open(prefix + name, seen, workload, args.against, settings, how, out), out
 
 
-def _closed(points: Points, names: Sequence[str], base: str, how: str, args: argparse.Namespace, out: Path) -> Piece:
-    over, figures, data = tables.closed(points, names, base, variants.LAPS if base == BASE else None)
-    picture = "closed.svg"
+def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Path) -> Piece:
+    """Return tables, ratios and the picture of closed loops."""
+    over, figures = tables.closed(points, args.against, variants.LAPS if args.against == BASE else None)
     panels = {
-        label: {name: [statistics.median(points[n][name][key]) for n in sorted(points)] for name in names}
+        label: tables.medians(points, key)
         for key, label in (("requests_per_s", "requests/s"), ("p90_ms", "TTFT P90 (ms)"))
     }
-    pictures.lines(sorted(points), panels, "clients", out / picture, title="Closed loop of LMSYS lengths")
+    pictures.lines(list(points), panels, "clients", out / "closed.svg", title="Closed loop of LMSYS lengths")
     text = f"Closed loops of prompts with LMSYS-Chat-1M lengths. {how} {args.rounds} rounds of {args.seconds:g} s."
-    captions = {picture: "Requests/s and TTFT P90 over the number of clients."}
+    captions = {"closed.svg": "Requests/s and TTFT P90 over the number of clients."}
+    data = {"points": {str(n): at for n, at in points.items()}}
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
+
+
+COMMAND = Command("benchmark.serve", __doc__, run, options, check_arguments, rounds=5, seed=1, seconds=10.0)
+main = COMMAND.main

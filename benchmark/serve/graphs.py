@@ -1,6 +1,6 @@
 """Batches of short prompts from full graphs against SGLang's own prefill graphs, in one run. Needs a GPU.
 
-    python -m benchmark.serve.graphs [--concurrency 1 8 32 128] [--seconds 4] [--rounds 2]
+    ./run bench graphs [--concurrency 1 8 32 128] [--seconds 4] [--rounds 2]
 
 The closed loops of ``benchmark.serve`` with LMSYS lengths of up to 256 tokens. "laps" is the scheduler without full
 graphs, so that the contributions of scheduler and graphs can be separated. What one batch takes on each path:
@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from laps_plan.traffic.job import THRESHOLD
 
 from benchmark.load.prompts import Prompts
-from benchmark.results import bars
-from benchmark.results.piece import Figure, Piece, count, parser
-from benchmark.results.rounds import ratio
+from benchmark.results import Command, Figure, Parser, Piece, bars, count, ratio
 from benchmark.rig import devices
-from benchmark.rig.fleet import Fleet, command_line, get_json
-from benchmark.rig.progress import Progress
+from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.variants import LAPS, ON, Variant
 from benchmark.serve import command as serve
 
@@ -54,16 +50,27 @@ def figures(points: dict[str, Any], graphs: dict[str, Any]) -> list[Figure]:
     return found
 
 
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    p.add_argument("--concurrency", type=count, nargs="+", default=list(serve.CLIENTS), help="clients (1 to 128)")
+
+
+def check(_: argparse.Namespace) -> None:
+    """Raise SystemExit without a GPU."""
+    if not devices.has_cuda():
+        raise SystemExit("Nothing was measured: CUDA graphs need a GPU, and there is none here.")
+
+
 def run(args: argparse.Namespace) -> Piece:
     """Run the closed loops of all modes."""
     words = ["--workload", "closed", "--device", devices.CUDA, "--chunk", str(CHUNK), "--out", str(args.out)]
     words += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--seed", str(args.seed)]
-    asked = serve.checked([*words, "--concurrency", *map(str, args.concurrency)])
-    asked.variants, asked.against, asked.longest = MODES, DEFAULT, THRESHOLD
-    device, say = replace(asked.device, longest=CHUNK), Progress()
-    prompts = Prompts(device.vocabulary, args.seed, CHUNK, reuse=False, prefill_only=True)
-    with Fleet(device, CHUNK, MODES, False, args.out, prompts, say) as fleet:
-        ((piece, _),) = serve.compared(asked, say, fleet)
+    asked = serve.COMMAND.parse([*words, "--concurrency", *map(str, args.concurrency)])
+    device = replace(asked.device, longest=CHUNK)
+    asked.variants, asked.against, asked.device = MODES, DEFAULT, replace(device, longest=THRESHOLD)
+    prompts = Prompts(device.vocabulary, args.seed, CHUNK)
+    with Fleet(device, MODES, prompts, args.out, args.say) as fleet:
+        ((piece, _),) = serve.compared(asked, fleet)
         fleet.target(GRAPHS)
         graphs = dict((get_json(fleet.prefill(GRAPHS), "/laps_status") or {}).get("graphs", {}))
     piece.name, piece.title = "graphs", "Full graphs for short prefills"
@@ -72,18 +79,7 @@ def run(args: argparse.Namespace) -> Piece:
     return piece
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench graphs", __doc__, "graphs", seed=1, rounds="(3)", seconds=8.0, whole=True)
-    p.set_defaults(rounds=3)
-    p.add_argument("--concurrency", type=count, nargs="+", default=list(serve.CLIENTS), help="clients (1 to 128)")
-    args = p.parse_args(argv)
-    if not devices.has_cuda():
-        raise SystemExit("Nothing was measured: CUDA graphs need a GPU, and there is none here.")
-    with command_line("bench graphs"):
-        piece = run(args)
-    piece.leave(args.out, "benchmark.serve.graphs", argv)
-    return 0
-
+COMMAND = Command("./run bench graphs", __doc__, run, options, check, out="graphs", rounds=3, seed=1, seconds=8.0)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -11,24 +11,94 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from laps_core.policy.fairness import PATIENCE
+from laps_core.policy.fairness import PATIENCE, SAVED, stretch
 from laps_plan.traffic import named
+from laps_plan.traffic.job import LONG, SHORT, THRESHOLD
 
+from benchmark.load.client import Answer
 from benchmark.load.prompts import Prompts
+from benchmark.results import KINDS, Command, Figure, Piece, Table
 from benchmark.results.bars import NO_MORE
-from benchmark.results.metrics import KINDS
-from benchmark.results.piece import Figure, Piece, Table, parser
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, command_line, get_json
-from benchmark.rig.progress import Progress
+from benchmark.rig.fleet import Fleet, get_json
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, SPF, STOCK
 from benchmark.serve.command import LONG_CHUNKS, how_served, piece_of_open
 from benchmark.serve.compare import Bench, Compared, Measured, Settings
-from benchmark.serve.promises import Terms, worst
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms of the bounds. Times in seconds."""
+
+    lone_s: Callable[[int], float]
+    gap_s: float
+    """G, reported by the server."""
+    patience: float
+    """Most gaps that a short request waits."""
+    guard: float
+    chunk: int
+    """New tokens of a long batch."""
+    slice_s: float
+    longest: int
+    """Longest prompt (tokens)."""
+
+    @property
+    def short_batch(self) -> int:
+        """Return the new tokens of a batch that preempts."""
+        return max(THRESHOLD, self.chunk // 2)
+
+    @property
+    def short_batch_s(self) -> float:
+        """Return S, the time of a batch that preempts."""
+        return self.lone_s(self.short_batch)
+
+    @property
+    def long_batch_s(self) -> float:
+        """Return B, the time of the longest prompt's last chunk."""
+        return max(self.lone_s(self.longest) - self.lone_s(self.longest - self.chunk), self.lone_s(self.chunk))
+
+    def long_s(self, work_s: float) -> float:
+        """Return the longest TTFT of a long prompt with ``work_s`` of long work before and in it."""
+        gap, short = self.gap_s, self.short_batch_s
+        # Up to half of the steps may belong to short requests, if they share them.
+        return ((2 * work_s + 2 * self.long_batch_s) / self.guard + gap) * stretch(gap, short) + (SAVED - 1) * short
+
+    def short_s(self, tokens: int, batch_s: float) -> float:
+        """Return the longest TTFT of a short request with ``tokens`` short tokens before and in it; its batches take
+        ``batch_s``."""
+        # A batch is full when the next request does not fit.
+        batches = 1 + tokens // (self.short_batch - THRESHOLD + 1)
+        turn_s = self.patience * self.gap_s + batch_s
+        # The last batch may be a step shared with long prompts, which others preempt.
+        shared_s = self.patience * self.gap_s * stretch(self.gap_s, self.short_batch_s)
+        return self.slice_s + batches * turn_s + max(turn_s, shared_s + (SAVED - 1) * self.short_batch_s)
+
+
+def _ahead(answers: Sequence[Answer], size: Callable[[Answer], float]) -> list[float]:
+    """Return for each request its size plus the sizes of those sent before it and still unanswered."""
+    out = []
+    for i, a in enumerate(answers):
+        waiting = (b for b in answers[:i] if b.ttft_s is None or b.sent_s + b.ttft_s > a.sent_s)
+        out.append(size(a) + sum(size(b) for b in waiting))
+    return out
+
+
+def worst(answers: Sequence[Answer], kind: str, terms: Terms) -> float:
+    """Return the largest TTFT over its bound in a round; infinite if a request failed, NaN without requests."""
+    mine = sorted((a for a in answers if a.job.kind == kind), key=lambda a: a.sent_s)
+    if kind == LONG:
+        bounds = [terms.long_s(work) for work in _ahead(mine, lambda a: terms.lone_s(a.job.new))]
+    else:
+        assert kind == SHORT
+        bounds = [terms.short_s(int(t), terms.short_batch_s) for t in _ahead(mine, lambda a: a.job.new)]
+    ratios = [math.inf if a.ttft_s is None else a.ttft_s / b for a, b in zip(mine, bounds, strict=True)]
+    return max(ratios, default=math.nan)
+
 
 NAMES = (*STOCK, LAPS)
 OVERLOADED = (FCFS, SPF, LAPS)
@@ -56,46 +126,36 @@ def promise(compared: Compared, terms: Terms) -> tuple[Table, list[Figure]]:
     return Table("Longest waits under overload", heads, rows, note), figures
 
 
-def terms(fleet: Fleet, measured: Measured, device: Device, longest: int) -> Terms:
+def terms(fleet: Fleet, measured: Measured, longest: int) -> Terms:
     """Return the bounds' terms on this machine; gap and settings are read from the LAPS server."""
     fleet.target(LAPS)
     status = get_json(fleet.prefill(LAPS), "/laps_status")
     assert status is not None
     gap_s, config = status["preemption"]["gap_ms"] / 1e3, status["config"]
-    return Terms(measured.lone, gap_s, PATIENCE, config["guard"], device.chunk, config["slice_ms"] / 1e3, longest)
+    slice_s = config["slice_ms"] / 1e3
+    return Terms(measured.lone, gap_s, PATIENCE, config["guard"], fleet.device.chunk, slice_s, longest)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench", __doc__, "", rounds="at least 5 for a verdict (5)", seed=1, seconds=12.0)
-    devices.add_device(p)
-    args, say = p.parse_args(argv), Progress()
-    with command_line("bench"):
-        pieces = _run(args, say)
-    for piece in pieces:
-        piece.leave(args.out / piece.name, "benchmark.serve.headline", argv)
-    say("done")
-    return 0
-
-
-def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
+def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
+    """Yield both pieces, measured on the same servers."""
     device: Device = args.device
-    prompts = Prompts(device.vocabulary, args.seed, device.longest, reuse=False, prefill_only=True)
-    longest = LONG_CHUNKS * device.chunk
+    say, out = args.say, {name: args.out / name for name in ("headline", "overload")}
+    prompts, longest = Prompts(device.vocabulary, args.seed, device.longest), LONG_CHUNKS * device.chunk
     settings = Settings(args.rounds, args.seconds, 0.6, args.seed, 10.0, longest, calibrate_s=4.0)
     over = replace(settings, rounds=max(1, args.rounds // 2), span_s=0.6 * args.seconds, utilisation=1.2)
-    found = [BUILT_IN[n] for n in NAMES]
-    how = how_served(device, device.chunk, pd=False, new_only=True)
-    with Fleet(device, device.chunk, found, False, args.out / "headline", prompts, say) as fleet:
-        mixed, heavy = (named.make(n, named.Scale(settings.longest, settings.longest)) for n in ("mixed", "overload"))
+    how = how_served(device, pd=False, new_only=True)
+    mixed, heavy = (named.make(n, named.Scale(longest, longest)) for n in ("mixed", "overload"))
+    with Fleet(device, [BUILT_IN[n] for n in NAMES], prompts, out["headline"], say) as fleet:
         bench = Bench(fleet, NAMES, prompts, settings, say)
         measured = bench.measure(FCFS, mixed)
         compared = bench.run(mixed, measured)
         shorts = bench.measure(FCFS, heavy, measured.lone)
         overloaded = Bench(fleet, OVERLOADED, prompts, over, say).run(heavy, shorts)
-        bounds = terms(fleet, measured, device, longest)
-    first = piece_of_open("headline", compared, mixed, FCFS, settings, how, args.out / "headline")
+        bounds = terms(fleet, measured, longest)
+    first = piece_of_open("headline", compared, mixed, FCFS, settings, how, out["headline"])
     first.title = "Headline: short prompts among long ones"
-    second = piece_of_open("overload", overloaded, heavy, FCFS, over, how, args.out / "overload")
+    yield first, out["headline"]
+    second = piece_of_open("overload", overloaded, heavy, FCFS, over, how, out["overload"])
     second.title = "Overload: the longest waits"
     second.text += (
         " In each round SGLang's shortest-prefill-first looks up the prefix of every waiting request, and its "
@@ -104,8 +164,10 @@ def _run(args: argparse.Namespace, say: Progress) -> list[Piece]:
     table, figures = promise(overloaded, bounds)
     second.tables.insert(0, table)
     second.figures = [*figures, *(f for f in second.figures if not math.isinf(f.value))]
-    return [first, second]
+    yield second, out["overload"]
 
+
+COMMAND = Command("benchmark.serve.headline", __doc__, run, devices.add_device, out="", rounds=5, seed=1, seconds=12.0)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -26,14 +26,11 @@ from laps_plan.traffic.job import Job
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results.bars import LONE, NO_MORE, Bar
-from benchmark.results.metrics import quantile
-from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.results.rounds import Ratio, in_turns, ratio
+from benchmark.results import Bar, Command, Figure, Parser, Piece, Ratio, Table, at_least, in_turns, quantile, ratio
+from benchmark.results.bars import LONE, NO_MORE
 from benchmark.rig import devices, model
 from benchmark.rig.devices import CPU, Device
-from benchmark.rig.fleet import Fleet, command_line
-from benchmark.rig.progress import Progress
+from benchmark.rig.fleet import Fleet
 from benchmark.rig.variants import BUILT_IN, FCFS, LAPS, Variant
 
 NAMES = (FCFS, LAPS)
@@ -75,15 +72,13 @@ def one_round(target: Target, prompts: Prompts, tokens: int, seed: int, *, meet:
     return shorts, longs, met
 
 
-def measure(
-    fleet: Fleet, names: Sequence[str], prompts: Prompts, args: argparse.Namespace, say: Progress, *, meet: bool
-) -> dict[str, Seen]:
+def measure(fleet: Fleet, names: Sequence[str], args: argparse.Namespace, *, meet: bool) -> dict[str, Seen]:
     """Run all rounds, interleaved."""
 
     def once(i: int, name: str) -> tuple[list[float], ...]:
-        return one_round(fleet.target(name), prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
+        return one_round(fleet.target(name), fleet.prompts, args.tokens, args.seed * 1000 + 100 * i, meet=meet)
 
-    seen = in_turns(names, args.rounds, once, say)
+    seen = in_turns(names, args.rounds, once, fleet.say)
     return {name: Seen(*map(list, zip(*rounds, strict=True))) for name, rounds in seen.items()}
 
 
@@ -153,44 +148,38 @@ def rows(seen: dict[str, Seen], mark: str = "") -> list[Sequence[str]]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("./run bench slices", __doc__, "slices", rounds="at least 5 for a verdict (5)", seed=1)
-    p.add_argument("--tokens", type=int, default=8192, help="length of the long prompt, in one chunk (8192)")
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    words = "length of the long prompt, in one chunk (8192)"
+    p.add_argument("--tokens", type=at_least(512), default=8192, help=words)
     p.add_argument("--no-tp", action="store_true", help="without the two tensor-parallel servers")
     devices.add_device(p)
     devices.add_loop(p)
-    args = p.parse_args(argv)
-    if args.tokens < 512:
-        p.error("--tokens is at least 512")
-    with command_line("bench slices"):
-        piece = run(args, args.device.in_loop(args.loop))
-    piece.leave(args.out, "benchmark.serve.slices", argv, every=True)
-    return 0
 
 
-def run(args: argparse.Namespace, device: Device) -> Piece:
+def run(args: argparse.Namespace) -> Piece:
     """Run both fleets, one after the other."""
-    say = Progress()
-    prompts = Prompts(device.vocabulary, args.seed, args.tokens, reuse=False, prefill_only=True)
-    found = [BUILT_IN[name] for name in NAMES]
-    with Fleet(device, args.tokens, found, False, args.out, prompts, say) as fleet:
-        seen = measure(fleet, NAMES, prompts, args, say, meet=True)
+    device = replace(args.device.in_loop(args.loop), chunk=args.tokens)
+    prompts, found = Prompts(device.vocabulary, args.seed, args.tokens), [BUILT_IN[name] for name in NAMES]
+    with Fleet(device, found, prompts, args.out, args.say) as fleet:
+        seen = measure(fleet, NAMES, args, meet=True)
     piece = piece_of(seen, device, args)
     piece.text += f" SGLang's {args.loop} loop." if args.loop else ""
-    if not args.no_tp and device.name == CPU:
-        # Saved now, in case the rest fails.
-        piece.write(args.out)
-        two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found]
-        cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(TP)))}
-        # SGLang's loader for CPUs cannot share one KV head among ranks.
-        shape = replace(devices.CPU_SHAPE, kv_heads=TP)
-        pair = replace(device, env={**device.env, **cores}, checkpoint=lambda: model.make(devices.MODELS, shape))
-        with Fleet(pair, args.tokens, two, False, args.out / "tp", prompts, say) as fleet:
-            ranks = measure(fleet, NAMES, prompts, args, say, meet=False)
-        piece.tables[0].rows = [*piece.tables[0].rows, *rows(ranks, f", TP {TP}")]
-        piece.figures.append(boundary_cost(ranks, device.layers))
-        piece.data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}
-        piece.text += " Two ranks share the cores of the one server: their times are not to be compared with its."
+    if args.no_tp or device.name != CPU:
+        return piece
+    # Saved now, in case the rest fails.
+    piece.write(args.out)
+    two = [Variant(v.name, (*v.args, "--tp-size", str(TP))) for v in found]
+    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(TP)))}
+    # SGLang's loader for CPUs cannot share one KV head among ranks.
+    shape = replace(devices.CPU_SHAPE, kv_heads=TP)
+    pair = replace(device, env={**device.env, **cores}, checkpoint=lambda: model.make(devices.MODELS, shape))
+    with Fleet(pair, two, prompts, args.out / "tp", args.say) as fleet:
+        ranks = measure(fleet, NAMES, args, meet=False)
+    piece.tables[0].rows = [*piece.tables[0].rows, *rows(ranks, f", TP {TP}")]
+    piece.figures.append(boundary_cost(ranks, device.layers))
+    piece.data |= {f"{name}, TP {TP}": vars(s) for name, s in ranks.items()}
+    piece.text += " Two ranks share the cores of the one server: their times are not to be compared with its."
     return piece
 
 
@@ -203,6 +192,9 @@ def piece_of(seen: dict[str, Seen], device: Device, args: argparse.Namespace) ->
     told.append(blocking(seen[LAPS], device.slow, LapsConfig().slice_ms if device.emulated else None))
     return Piece("slices", "Slices", text, args.seed, [Table("Slices", heads, rows(seen), note)], told, data=data)
 
+
+COMMAND = Command("./run bench slices", __doc__, run, options, out="slices", rounds=5, seed=1, every=True)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main())

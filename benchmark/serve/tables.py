@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
-from benchmark.results import bars
-from benchmark.results.bars import Bar
-from benchmark.results.comparison import Column, Comparison, failed
-from benchmark.results.metrics import KINDS, QUANTILES
-from benchmark.results.piece import Figure, Table
-from benchmark.results.rounds import ratio
+from benchmark.results import FAILED, KINDS, QUANTILES, Bar, Column, Comparison, Figure, Table, bars, ratio
 from benchmark.rig.variants import FCFS, LAPS, SMALL, STOCK
 from benchmark.serve.compare import GOAL, Compared, Points
 
@@ -26,23 +20,21 @@ RATIOS = {
 """Compared figures: name in the report -> path in a round's figures."""
 OVER_FCFS = "long P90 TTFT"
 """The ratio judged against fcfs; all others are judged against the best stock policy in that figure."""
-
-
 RESULTS = (
     *(Column(f"{kind} P{q}", (kind, f"p{q}_ms")) for kind in KINDS for q in QUANTILES),
     Column("mean", ("mean_ms",)),
     Column("mean slowdown", ("slowdown_mean",), ".1f"),
     Column("requests/s", ("requests_per_s",), ".1f"),
     Column("tokens/s", ("tokens_per_s",)),
-    failed(),
+    FAILED,
 )
 IN_TIME = tuple(Column(f"{kind} in time %", (kind, "goodput"), ".1f", scale=100.0) for kind in KINDS)
 GOODPUT = Column("goodput /s", ("goodput_per_s",), ".1f")
 FAIR = (
     *(
-        Column(f"{kind} slowdown {name}", (kind, key), ".1f")
+        Column(f"{kind} slowdown {q}", (kind, f"slowdown_{q.lower()}"), ".1f")
         for kind in KINDS
-        for name, key in (("mean", "slowdown_mean"), ("P90", "slowdown_p90"))
+        for q in ("mean", "P90")
     ),
     *(Column(f"longest {kind} wait s", (kind, "longest_wait_s"), ".2f") for kind in KINDS),
 )
@@ -51,44 +43,38 @@ FAIR = (
 def results(compared: Compared, title: str) -> list[Table]:
     """Return a table of TTFT and throughput, and one of fairness and SLO."""
     goodput = compared.goodput_per_s
-    pooled = Comparison({
-        name: [{**compared.pooled(name), "goodput_per_s": goodput.get(name, math.nan)}] for name in compared.answers
-    })  # fmt: skip
+    pooled = Comparison({n: [{**compared.pooled(n), "goodput_per_s": goodput.get(n)}] for n in compared.answers})
     note = (
         "TTFT in ms over the requests of all rounds, both classes in the means; rates are medians over rounds. Short: "
         "up to 256 new tokens."
     )
-    fair_note = (
+    fair = (
         f"In time: TTFT at most {compared.slo.factor:g} times that of a prompt of so many new tokens alone. Slowdown: "
         "TTFT over that lone TTFT. Wait: TTFT less it."
     )
     if goodput:
-        fair_note += f" Goodput: highest offered requests/s that keep {100 * GOAL:.0f}% of each class in time."
-    fair = (*IN_TIME, *([GOODPUT] if goodput else []), *FAIR)
+        fair += f" Goodput: highest offered requests/s that keep {100 * GOAL:.0f}% of each class in time."
+    columns = (*IN_TIME, *([GOODPUT] if goodput else []), *FAIR)
     return [
         pooled.table(title, "variant", RESULTS, note),
-        pooled.table("In time, slowdown, longest wait", "variant", fair, fair_note),
+        pooled.table("In time, slowdown, longest wait", "variant", columns, fair),
     ]
 
 
 def ratios(compared: Compared, base: str) -> tuple[list[Table], list[Figure]]:
     """Return every variant's ratios over ``base``: medians of per-round ratios."""
     rows, found, seen = [], [], compared.comparison
-    for name in compared.answers:
-        if name == base:
-            continue
+    for name in (name for name in compared.answers if name != base):
         made = [seen.figure(f"{label}, {name} / {base}", name, base, path) for label, path in RATIOS.items()]
         known = [f for f in made if not math.isnan(f.value)]
         cells = [f"{f.value:.3f} [{f.low:.3f}, {f.high:.3f}] {f.verdict}" if f in known else "-" for f in made]
         rows.append((name, *cells))
         found += known
-    if not rows:
-        return [], []
     note = (
         "Median of per-round ratios [interval for that median] and what it supports: more, less, or not shown (the "
         "interval holds 1, or has less than 90% confidence)."
     )
-    return [Table(f"Ratios over {base}", ("variant", *RATIOS), rows, note)], found
+    return [Table(f"Ratios over {base}", ("variant", *RATIOS), rows, note)] if rows else [], found
 
 
 def wanted(workload: str) -> dict[str, Bar]:
@@ -119,21 +105,24 @@ def judged(compared: Compared, workload: str) -> list[Figure]:
     return [f for f in figures if not math.isnan(f.value)]
 
 
-def closed(
-    points: Points, names: Sequence[str], base: str, judged: str | None
-) -> tuple[list[Table], list[Figure], dict[str, Any]]:
-    """Return tables, ratios over ``base`` and raw figures of closed loops; with bars on those of ``judged``."""
+def closed(points: Points, base: str, judged: str | None) -> tuple[list[Table], list[Figure]]:
+    """Return tables and ratios over ``base`` of closed loops; with bars on those of ``judged``."""
     tables, compared = [], []
+    names = list(next(iter(points.values())))
     for key, title in (("requests_per_s", "requests/s"), ("p50_ms", "TTFT P50 (ms)"), ("p90_ms", "TTFT P90 (ms)")):
         rows = [(str(n), *(f"{statistics.median(at[name][key]):.1f}" for name in names)) for n, at in points.items()]
         tables.append(Table(f"Closed loop: {title}", ("clients", *names), rows))
-    for name in names:
-        rates = {
-            n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items() if name != base
-        }
+    for name in (name for name in names if name != base):
+        rates = {n: ratio(at[name]["requests_per_s"], at[base]["requests_per_s"]) for n, at in points.items()}
         bar = bars.CLOSED_WORST if name == judged else None
         compared += [Figure.of(f"requests/s, {n} clients, {name} / {base}", r, bar) for n, r in rates.items()]
         if bar:
             top = max(r.median for r in rates.values())
             compared.append(Figure.of(f"requests/s at the best point of {name}", top, bars.CLOSED_BEST))
-    return tables, compared, {"points": {str(n): at for n, at in points.items()}}
+    return tables, compared
+
+
+def medians(points: Points, key: str) -> dict[str, list[float]]:
+    """Return a figure's medians over rounds, by variant: one value for each number of clients."""
+    names: Sequence[str] = list(next(iter(points.values())))
+    return {name: [statistics.median(at[name][key]) for at in points.values()] for name in names}

@@ -6,6 +6,7 @@ python -m benchmark.sim.colocated --models 8b --requests 600  one of them, quick
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,7 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Closed, Trace, poisson
 
-from benchmark.results import bars
-from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table, count, parser, positive
+from benchmark.results import Bar, Command, Parser, Piece, Table, bars, count, positive
 
 KV_TOKENS = {"8b": 730_000, "30b-a3b": 640_000, "32b": 225_000}
 """Tokens of KV cache beside the weights in 88% of an H200's 141 GB."""
@@ -40,6 +39,9 @@ CLIENTS = 192
 """Clients of the closed loop in which rates are compared."""
 AGENTS_LONGEST, THINK_S, TOKEN_S = 16_384, 30.0, 0.02
 """Agents: prompts are cut to so many tokens, pauses to so many seconds; seconds of a token in their records."""
+HEADS = (
+    "", "between tokens P50", "P99", "longest", "short P90", "long P90", "mean TTFT", "requests/s", "in time",
+)  # fmt: skip
 TRIED = 3
 """Stock settings whose goodput is looked for: those with the most in time at the given load."""
 
@@ -69,15 +71,13 @@ class Study:
 
     def judge(self, name: str, value: float, bar: Bar) -> None:
         """Note a figure."""
-        self.piece.figures.append(Figure.of(f"{self.model}: {name}", value, bar))
+        self.piece.judge(f"{self.model}: {name}", value, bar)
         print(self.piece.figures[-1], flush=True)
 
     def note(self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], data: Any) -> None:
         """Note a table and what is behind it."""
         self.piece.tables.append(Table(f"{self.model}: {title}", heads, rows))
         self.piece.data.setdefault(self.model, {})[title] = data
-
-    # -- streams beside long prompts
 
     def beside_long_prompts(self) -> None:
         """How long streams wait for a token while prompts of 8,192 come."""
@@ -106,8 +106,6 @@ class Study:
         self.judge("between tokens, longest / target", laps["longest"] / target_s, bars.COLOCATED_LONGEST)
         for name in ("P99", "longest"):
             self.judge(f"between tokens, {name}, laps / stock as it is", laps[name] / default[name], bars.COLOCATED_TBT)
-
-    # -- chat with documents
 
     def chat(self) -> Traffic:
         """Chat with documents at one request per second."""
@@ -144,8 +142,6 @@ class Study:
             over = rows[i].rate / rival.rate
             self.judge(f"requests/s at saturation, {name} / {rival.serving.name} (the best of stock)", over, bar)
 
-    # -- goodput
-
     def agents(self, load: float) -> None:
         """Goodput of coding agents."""
         rng = random.Random(f"{self.seed} agents")
@@ -174,23 +170,12 @@ class Study:
         return Trials(self.question, traffic.at_rate(load * rough.capacity), self.seed, search=self.requests // 2)
 
     def _tell(self, title: str, rows: Sequence[Row]) -> None:
-        heads = (
-            "",
-            "between tokens P50",
-            "P99",
-            "longest",
-            "short P90",
-            "long P90",
-            "mean TTFT",
-            "requests/s",
-            "in time",
-        )
         cells = []
         for r in rows:
             times = (*r.tbt.values(), r.value("short P90"), r.value("long P90"), r.mean)
             cells.append([r.serving.name, *(f"{1e3 * s:.0f}" for s in times), f"{r.rate:.2f}", f"{r.in_time:.1%}"])
         data = [{**asdict(r), "parts": None, "setup": r.serving.name} for r in rows]
-        self.note(f"{title} (ms)", heads, cells, data)
+        self.note(f"{title} (ms)", HEADS, cells, data)
 
 
 def _own(job: Job, jobs: Sequence[Job]) -> Job:
@@ -200,12 +185,15 @@ def _own(job: Job, jobs: Sequence[Job]) -> Job:
     return replace(job, pause_s=max(0.0, job.pause_s - TOKEN_S * jobs[job.after].output))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.sim.colocated", __doc__, "sim-colocated", seed=0, whole=True)
+def options(p: Parser) -> None:
+    """Add the options of this command."""
     p.add_argument("--models", nargs="+", choices=list(KV_TOKENS), default=list(KV_TOKENS))
     p.add_argument("--requests", type=count, default=1500, help="of a simulation (1500)")
     p.add_argument("--load", type=positive, default=0.7, help="share of what is estimated to be the most (0.7)")
-    args = p.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> Piece:
+    """Study all models."""
     text = (
         "Simulated servers that prefill and decode, a device each: H200, profiles from kernels that NVIDIA measured. "
         "Chat with documents: prompts of LMSYS lengths up to 256 tokens, 20% of 1,024 to 8,192, answers of 32 to 512. "
@@ -221,9 +209,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         study.under_load(args.load)
         study.at_saturation()
         study.agents(args.load)
-    piece.leave(args.out, "benchmark.sim.colocated", argv)
-    return 0
+    return piece
 
+
+COMMAND = Command("benchmark.sim.colocated", __doc__, run, options, out="sim-colocated", seed=0)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ and LAPS, with the objectives as deadlines or without.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,7 @@ from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import tasks
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results.piece import Figure, Piece, Table, count, parser, positive
-from benchmark.rig.progress import Progress
+from benchmark.results import Command, Figure, Parser, Piece, Table, count, highest, positive
 
 SHARE = 0.9
 """Share of the requests that must be in time (0..1)."""
@@ -79,11 +79,10 @@ class Study:
             objective_s = {job.at_s: job.slo_s or 0.0 for job in rows if job.at_s >= begin_s}
             jobs = rows if way.told else [replace(job, slo_s=None) for job in rows]
             until_s = rows[-1].at_s + max(objective_s.values()) + DRAIN_S
-            outcome = run(
+            record = run(
                 VARIANTS[way.policy], Trace(jobs), self.profile, chunk=way.chunk, knobs=way.knobs, seed=seed,
                 until_s=until_s,
-            )  # fmt: skip
-            record = outcome.record
+            ).record  # fmt: skip
             due.update(objective_s.values())
             for at, ttft in zip(record.at, record.ttft, strict=True):
                 met[objective_s.get(at, 0.0)] += ttft <= objective_s.get(at, 0.0)
@@ -91,14 +90,7 @@ class Study:
 
     def goodput(self, way: Way, scale: float, most: float) -> float:
         """Return the goodput (requests/s), between 0 and ``most``."""
-        good, bad = 0.0, most
-        for _ in range(STEPS):
-            middle = (good + bad) / 2
-            if self.in_time(way, middle, scale) >= SHARE:
-                good = middle
-            else:
-                bad = middle
-        return good
+        return highest(lambda rate: self.in_time(way, rate, scale) >= SHARE, most, STEPS)
 
     def capacity(self) -> float:
         """Return stock fcfs's capacity with all requests waiting (requests/s)."""
@@ -106,8 +98,8 @@ class Study:
         return run(VARIANTS["fcfs"], Trace(rows), self.profile).rate
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.sim.goodput", __doc__, "goodput", seed=1, whole=True)
+def options(p: Parser) -> None:
+    """Add the options of this command."""
     p.add_argument("--profile", default="h200-qwen3-8b")
     p.add_argument("--model", choices=list(tasks.OBJECTIVES_S), default="8b", help="model whose objectives apply (8b)")
     p.add_argument("--scales", type=positive, nargs="+", default=[1.0], help="factors on the objectives (1)")
@@ -115,35 +107,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--seeds", type=count, default=2)
     p.add_argument("--each", action="store_true", help="require 90%% of each task, not of all requests")
     p.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    args = p.parse_args(argv)
+
+
+def search(args: argparse.Namespace) -> Piece:
+    """Search the goodput of all ways at all scales."""
     seeds = range(args.seed, args.seed + args.seeds)
-    study, say = Study(Profile.load(args.profile), args.model, args.requests, seeds, args.each), Progress()
-    most = 1.5 * study.capacity()
-    found: dict[str, dict[str, float]] = {}
+    study = Study(Profile.load(args.profile), args.model, args.requests, seeds, args.each)
+    most, found = 1.5 * study.capacity(), dict[str, dict[str, float]]()
     for scale in args.scales:
         for name in args.ways:
-            found.setdefault(f"{scale:g}", {})[name] = study.goodput(WAYS[name], scale, most)
-            say(f"objectives x {scale:g}, {name}: {found[f'{scale:g}'][name]:.1f} requests/s")
-    rows = [(name, *(f"{found[f'{s:g}'][name]:.1f}" for s in args.scales)) for name in args.ways]
+            rate = found.setdefault(f"{scale:g}", {})[name] = study.goodput(WAYS[name], scale, most)
+            args.say(f"objectives x {scale:g}, {name}: {rate:.1f} requests/s")
+    rows = [(name, *(f"{of[name]:.1f}" for of in found.values())) for name in args.ways]
     figures = []
     for at, rates in found.items():
-        stock = max((rates[name] for name in STOCK if name in rates), default=0.0)
-        others = {"the best stock policy": stock, "s-edf": rates.get("s-edf", 0.0), "lars": rates.get("lars", 0.0)}
-        mine = rates.get("laps", 0.0)
+        best = max((rates[name] for name in STOCK if name in rates), default=0.0)
+        others = {"the best stock policy": best, "s-edf": rates.get("s-edf", 0.0), "lars": rates.get("lars", 0.0)}
         named = [(f"objectives x {at}: goodput, laps / {words}", rate) for words, rate in others.items()]
-        figures += [Figure(words, mine / rate) for words, rate in named if mine and rate]
+        figures += [Figure(words, rates["laps"] / rate) for words, rate in named if rates.get("laps") and rate]
     text = (
         f"Simulated: profile {study.profile.name} ({study.profile.source}); {SHARE:.0%} of the "
         f"requests{' of each task' if args.each else ''} in time, "
         f"objectives of {args.model}, {args.requests} requests, {args.seeds} seeds. Lengths log-normal around the "
         "means of the tasks."
     )
-    heads = ("requests/s", *(f"objectives x {scale:g}" for scale in args.scales))
-    Piece("goodput", "Goodput", text, args.seed, [Table("Goodput", heads, rows)], figures, data=found).leave(
-        args.out, "benchmark.sim.goodput", argv, every=True
-    )
-    return 0
+    table = Table("Goodput", ("requests/s", *(f"objectives x {at}" for at in found)), rows)
+    return Piece("goodput", "Goodput", text, args.seed, [table], figures, data=found)
 
+
+COMMAND = Command("benchmark.sim.goodput", __doc__, search, options, out="goodput", seed=1, every=True)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

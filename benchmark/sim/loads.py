@@ -1,13 +1,13 @@
-"""Loads that ``rules`` runs: open ones at a share of what stock serves, clients in closed loops, and deadlines."""
+"""Loads of the studies: open ones at a share of what stock serves, clients in closed loops, and deadlines."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import lone_s
@@ -32,7 +32,6 @@ NEAR_REPLY_S, NEAR_FRONT_S = 0.5e-3, 0.2e-3
 """Time of an answer and of a request between a near client and the scheduler (seconds)."""
 BURST, BURST_RATE = 6.0, 0.5
 """Mean requests of a burst, and how much of a device they would keep busy one by one (0..1)."""
-
 TIGHT = 80_000, 1.0
 """KV tokens of a server whose memory runs out, and seconds until a decode server has fetched a prompt's."""
 GROUP_LOAD = 0.7
@@ -45,6 +44,8 @@ LONGEST_S = 150.0
 """Longest simulated time of an open load (seconds)."""
 LEAST_LONG = 8
 """Least number of long requests in an open load, if ``LONGEST_S`` allows."""
+Kind = Literal["policy", "memory", "group", "router"]
+"""Rules that a load is for: of one server, of one whose memory runs out, of ranks that plan together, of a router."""
 
 
 class Pause(NamedTuple):
@@ -83,20 +84,38 @@ class Loop(Closed):
         return replace(job, at_s=now + self.pause.drawn(u))
 
 
-Make = Callable[[Profile, int, int], Stream]
-"""(profile, requests, seed) -> a new stream."""
+def offer(
+    workload: named.Workload,
+    share: float,
+    profile: Profile,
+    seed: int,
+    *,
+    requests: int = 0,
+    span_s: float = math.inf,
+    chunk: int = CHUNK,
+    **changes: Any,
+) -> named.Offer:
+    """Return a load at a share of stock fcfs's capacity, which is that of the workload's sample with all of it waiting.
+
+    It lasts for ``requests`` of them, at most ``span_s`` seconds. ``changes``: fields of each job of the sample.
+    """
+    sample = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
+    waiting = Trace([replace(job, at_s=0.0, after=None, **changes) for job in sample])
+    capacity = run(VARIANTS["fcfs"], waiting, profile, chunk=chunk).rate
+    span_s = min(span_s, requests / (share * capacity) if requests else math.inf)
+    return named.Offer(share, span_s, capacity, lambda new: float(lone_s(profile, [new], [0], chunk)[0]))
 
 
-Kind = Literal["policy", "memory", "group", "router"]
-"""Rules that a load is for: of one server, of one whose memory runs out, of ranks that plan together, of a router."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load:
-    """One load. `requests`: of one simulation, at least."""
+    """One load: an open one, a closed loop, or one of ``groups``."""
 
-    make: Make
+    what: named.Workload | Sizes | str
+    """Workload of an open load, lengths of a closed loop or of bursts, name of a load of ``groups``."""
+    share: float = 0.0
+    """Offered work over what stock serves on one server."""
     requests: int = 1000
+    """Requests of one simulation, at least."""
     clients: int = 0
     """Clients of a closed loop; 0: it is an open load."""
     pause: Pause = FAR
@@ -111,96 +130,71 @@ class Load:
     """KV tokens, and seconds until those of a prompt are fetched; None = without limit."""
 
     def profile(self, one: Profile) -> Profile:
-        """The profile as these clients see it."""
+        """Return the profile as these clients see it."""
         return replace(one, reply_s=NEAR_REPLY_S, front_s=NEAR_FRONT_S) if self.near else one
 
-
-def arrivals(workload: named.Workload, share: float, profile: Profile, requests: int, seed: int) -> list[Job]:
-    """Jobs at a share of stock fcfs's capacity, which is that of the workload's sample with all of it waiting."""
-    sample = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
-    waiting = Trace([replace(job, at_s=0.0, after=None) for job in sample])
-    capacity = run(VARIANTS["fcfs"], waiting, profile, chunk=CHUNK).rate
-    span_s = min(LONGEST_S, requests / (share * capacity))
-    offer = named.Offer(share, span_s, capacity, lambda new: float(lone_s(profile, [new], [0], CHUNK)[0]))
-    rows = workload.arrivals(offer, random.Random(seed))
-    long = sum(job.kind == LONG for job in rows)
-    if long >= LEAST_LONG or span_s >= LONGEST_S:
-        return rows
-    longer = replace(offer, span_s=min(LONGEST_S, span_s * LEAST_LONG / max(1, long)))
-    return workload.arrivals(longer, random.Random(seed))
+    def stream(self, profile: Profile, requests: int, seed: int) -> Stream:
+        """Return a new stream of so many requests."""
+        if isinstance(self.what, str):
+            return groups.load(self.what, GROUP_LOAD * groups.CAPACITY[self.what], seed)
+        if isinstance(self.what, named.Workload):
+            return Trace(_arrivals(self, profile.name, requests, seed))
+        if self.clients:
+            return Loop(self.what, self.clients, requests, seed, pause=self.pause)
+        step_s = profile.coefficients.step_s + profile.step_host_s
+        return Open(self.what, BURST_RATE / step_s, requests, seed, burst=BURST)
 
 
-def _open(workload: named.Workload, share: float) -> Make:
-    @cache
-    def rows(name: str, requests: int, seed: int) -> list[Job]:
-        return arrivals(workload, share, Profile.load(name), requests, seed)
-
-    return lambda profile, requests, seed: Trace(rows(profile.name, requests, seed))
-
-
-def _drawn(share: float, sizes: Sizes = MIX) -> Make:
-    return _open(named.Drawn("mix", "", sizes), share)
-
-
-def _named(name: str, share: float, scale: named.Scale = SCALE) -> Make:
-    return _open(named.make(name, scale), share)
-
-
-def _due(make: Make) -> Make:
-    def with_deadlines(profile: Profile, requests: int, seed: int) -> Stream:
-        jobs = list(make(profile, requests, seed).arrivals())
+@cache
+def _arrivals(load: Load, name: str, requests: int, seed: int) -> Sequence[Job]:
+    """Return the jobs of an open load, for longer where there are too few long ones."""
+    assert isinstance(load.what, named.Workload)
+    profile, share = Profile.load(name), load.servers * load.share
+    offered = offer(load.what, share, profile, seed, requests=requests, span_s=LONGEST_S)
+    jobs = load.what.arrivals(offered, random.Random(seed))
+    long = sum(job.kind == LONG for job in jobs)
+    if long < LEAST_LONG and offered.span_s < LONGEST_S:
+        longer = min(LONGEST_S, offered.span_s * LEAST_LONG / max(1, long))
+        jobs = load.what.arrivals(replace(offered, span_s=longer), random.Random(seed))
+    if load.deadlines:
         alone_s = lone_s(profile, [job.new for job in jobs], [job.cached for job in jobs], CHUNK)
-        return Trace([replace(job, slo_s=DEADLINE * float(s)) for job, s in zip(jobs, alone_s, strict=True)])
-
-    return with_deadlines
+        jobs = [replace(job, slo_s=DEADLINE * float(s)) for job, s in zip(jobs, alone_s, strict=True)]
+    return jobs
 
 
 def _closed(sizes: Sizes, clients: int, requests: int = 1000, pause: Pause = FAR) -> Load:
-    def make(profile: Profile, requests: int, seed: int) -> Stream:
-        return Loop(sizes, clients, requests, seed, pause=pause)
-
-    return Load(make, requests, clients, pause, near=pause is not FAR)
+    return Load(sizes, 0.0, requests, clients, pause, near=pause is not FAR)
 
 
-def _group(name: str) -> Load:
-    def make(profile: Profile, requests: int, seed: int) -> Stream:
-        return groups.load(name, GROUP_LOAD * groups.CAPACITY[name], seed)
-
-    return Load(make, kind="group")
+def _fleet(workload: named.Workload, requests: int) -> Load:
+    return Load(workload, 0.7, requests, kind="router", servers=SERVERS)
 
 
-def _fleet(make: Callable[[float], Make], share: float, requests: int) -> Load:
-    return Load(make(SERVERS * share), requests, kind="router", servers=SERVERS)
-
-
-def _bursts(profile: Profile, requests: int, seed: int) -> Stream:
-    step_s = profile.coefficients.step_s + profile.step_host_s
-    return Open(SHORT, BURST_RATE / step_s, requests, seed, burst=BURST)
-
-
+MIXED, MOONCAKE = named.Drawn("mix", "", MIX), named.make("mooncake", SCALE)
+AZURE, AGENTS = named.make("azure", SCALE), named.make("agents", SCALE)
 LOADS: dict[str, Load] = {
-    "mix 50%": Load(_drawn(0.5)),
-    "mix 70%": Load(_drawn(0.7)),
-    "mix 90%": Load(_drawn(0.9), 2000),
-    "lmsys 80%": Load(_drawn(0.8, lmsys(SCALE.longest)), 2000),
-    "azure 80%": Load(_named("azure", 0.8), 500),
-    "mooncake 60%": Load(_named("mooncake", 0.6), 200),
-    "agents 80%": Load(_named("agents", 0.8), 300),
-    "whales 80%": Load(_named("whale", 0.8, WHALE), 1500),
-    "overload 120%": Load(_drawn(1.2), 1500),
+    "mix 50%": Load(MIXED, 0.5),
+    "mix 70%": Load(MIXED, 0.7),
+    "mix 90%": Load(MIXED, 0.9, 2000),
+    "lmsys 80%": Load(named.Drawn("mix", "", lmsys(SCALE.longest)), 0.8, 2000),
+    "azure 80%": Load(AZURE, 0.8, 500),
+    "mooncake 60%": Load(MOONCAKE, 0.6, 200),
+    "agents 80%": Load(AGENTS, 0.8, 300),
+    "whales 80%": Load(named.make("whale", WHALE), 0.8, 1500),
+    "overload 120%": Load(MIXED, 1.2, 1500),
     "closed 8": _closed(MIX, 8),
     "closed 32": _closed(MIX, 32, 2000),
     "chat 8": _closed(SHORT, 8),
     "chat 2, near": _closed(SHORT, 2, pause=NEAR),
     "chat 8, near": _closed(SHORT, 8, pause=NEAR),
     "chat 8, uneven": _closed(SHORT, 8, pause=UNEVEN),
-    "bursts, near": Load(_bursts, near=True),
-    "mix 90%, deadlines": Load(_due(_drawn(0.9)), deadlines=True),
-    "mooncake 60%, tight": Load(_named("mooncake", 0.6), 200, kind="memory", memory=TIGHT),
-    "mix 70%, tight": Load(_drawn(0.7), 1500, kind="memory", memory=(TIGHT[0] // 4, TIGHT[1])),
-    **{f"{name}, ranks": _group(name) for name in ("agents", "mooncake_synthetic", "azure_conv")},
-    "mix 70%, fleet": _fleet(_drawn, 0.7, 6000),
-    "azure 70%, fleet": _fleet(lambda share: _named("azure", share), 0.7, 3000),
-    "agents 70%, fleet": _fleet(lambda share: _named("agents", share), 0.7, 1500),
-    "turns 70%, fleet": _fleet(lambda share: _named("turns", share), 0.7, 3000),
+    "bursts, near": Load(SHORT, near=True),
+    "mix 90%, deadlines": Load(MIXED, 0.9, deadlines=True),
+    "mooncake 60%, tight": Load(MOONCAKE, 0.6, 200, kind="memory", memory=TIGHT),
+    "mix 70%, tight": Load(MIXED, 0.7, 1500, kind="memory", memory=(TIGHT[0] // 4, TIGHT[1])),
+    **{f"{name}, ranks": Load(name, kind="group") for name in ("agents", "mooncake_synthetic", "azure_conv")},
+    "mix 70%, fleet": _fleet(MIXED, 6000),
+    "azure 70%, fleet": _fleet(AZURE, 3000),
+    "agents 70%, fleet": _fleet(AGENTS, 1500),
+    "turns 70%, fleet": _fleet(named.make("turns", SCALE), 3000),
 }

@@ -8,80 +8,57 @@ Each load runs at shares of what stock fcfs can do; all outcomes count, the firs
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from laps_core.length import CLASSES
 from laps_plan import profile as profiles
 from laps_plan.profile import Profile
 from laps_plan.sim import quoting
-from laps_plan.sim.metrics import lone_s
-from laps_plan.sim.variants import VARIANTS, run
 from laps_plan.traffic import named
-from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Trace
 
-from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table, parser
-from benchmark.sim.loads import CHUNK, SAMPLE, SCALE
+from benchmark.results import Command, Parser, Piece, Table
+from benchmark.results.bars import INSIDE
+from benchmark.sim.loads import CHUNK, SCALE, offer
 
 LOADS = ("poisson", "azure", "code", "agents")
 PROFILES = ("h200-qwen3-8b", "cpu")
 SHARES = (0.5, 0.85)
 SCALES = {"cpu": named.Scale(4096, 2048)}
 """Lengths where those of a GPU are too long."""
-INSIDE = Bar(0.85, 0.75)
-"""Share of outcomes inside the interval, which is to hold 80%."""
+HEADS = ("", "requests", "inside", "short", "long", "below", "above", "width short", "long", "above the bound")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.sim.quotes", __doc__, "sim-quotes", seed=0, whole=True)
+def options(p: Parser) -> None:
+    """Add the options of this command."""
     p.add_argument("--profiles", nargs="+", default=PROFILES, help=f"{', '.join(profiles.names())}, or files")
     p.add_argument("--loads", nargs="+", default=LOADS, choices=list(named.OPEN))
     p.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of what stock fcfs can do (0.5 0.85)")
     p.add_argument("--requests", type=int, default=3000, help="of each load (3000)")
     p.add_argument("--overlap", action="store_true", help="with SGLang's overlap loop")
-    args = p.parse_args(argv)
-    rows, figures = [], []
-    for name in args.profiles:
-        profile = Profile.load(name)
-        for load in args.loads:
-            for share in args.shares:
-                workload = named.make(load, SCALES.get(name, SCALE))
-                jobs = _jobs(workload, share, profile, args.requests, args.seed)
-                found = quoting.run(Trace(jobs), profile, chunk=CHUNK, overlap=args.overlap, seed=args.seed)
-                rows.append((f"{name}, {load} {share:.0%}", *_row(found)))
-                figures.append(Figure.of(f"inside the interval, {rows[-1][0]}", quoting.inside(found), INSIDE))
-    piece = Piece(
-        "sim-quotes",
-        "Quoted times to first token",
-        "Every request is quoted as it enters the queue; the table has the share of first tokens inside the interval.",
-        args.seed,
-        [Table("Outcomes against the quoted interval", HEADS, rows)],
-        figures,
+
+
+def run(args: argparse.Namespace) -> Piece:
+    """Simulate all loads."""
+    text = (
+        "Every request is quoted as it enters the queue; the table has the share of first tokens inside the interval."
     )
-    piece.leave(args.out, "benchmark.sim.quotes", argv, every=True)
-    return 0
-
-
-def _jobs(workload: named.Workload, share: float, profile: Profile, requests: int, seed: int) -> list[Job]:
-    """So many requests at a share of stock fcfs's capacity, which is that of a sample with all of it waiting."""
-    sample = workload.sample(SAMPLE, random.Random(f"{seed} sample"))
-    waiting = Trace([replace(job, at_s=0.0, after=None) for job in sample])
-    capacity = run(VARIANTS["fcfs"], waiting, profile, chunk=CHUNK).rate
-    alone = partial(_alone_s, profile)
-    return workload.arrivals(named.Offer(share, requests / (share * capacity), capacity, alone), random.Random(seed))
-
-
-def _alone_s(profile: Profile, new: int) -> float:
-    return float(lone_s(profile, [new], [0], CHUNK)[0])
-
-
-HEADS = ("", "requests", "inside", "short", "long", "below", "above", "width short", "long", "above the bound")
+    table = Table("Outcomes against the quoted interval", HEADS, [])
+    piece = Piece("sim-quotes", "Quoted times to first token", text, args.seed, [table])
+    for name, load, share in product(args.profiles, args.loads, args.shares):
+        profile, workload = Profile.load(name), named.make(load, SCALES.get(name, SCALE))
+        offered = offer(workload, share, profile, args.seed, requests=args.requests)
+        trace = Trace(workload.arrivals(offered, random.Random(args.seed)))
+        found = quoting.run(trace, profile, chunk=CHUNK, overlap=args.overlap, seed=args.seed)
+        title = f"{name}, {load} {share:.0%}"
+        table.rows = [*table.rows, (title, *_row(found))]
+        piece.judge(f"inside the interval, {title}", quoting.inside(found), INSIDE)
+    return piece
 
 
 def _row(found: list[quoting.Outcome]) -> tuple[str, ...]:
@@ -97,6 +74,9 @@ def _row(found: list[quoting.Outcome]) -> tuple[str, ...]:
         *(f"{sides.count(side) / max(1, len(sides)):.1%}" for side in ("below", "above")), *widths, str(broken),
     )  # fmt: skip
 
+
+COMMAND = Command("benchmark.sim.quotes", __doc__, run, options, out="sim-quotes", seed=0, every=True)
+main = COMMAND.main
 
 if __name__ == "__main__":
     sys.exit(main())

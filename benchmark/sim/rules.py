@@ -8,12 +8,14 @@ is off by more than 3% and every seed is on the same side of 1.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +23,12 @@ from laps_core.pools.config import AllocConfig
 from laps_plan.profile import Profile
 from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.sim.variants import VARIANTS, run
+from laps_plan.traffic.job import THRESHOLD
 from laps_plan.traffic.little import OFF, Asked, steady
 
-from benchmark.results.piece import Figure, Piece, Table, count, parser
-from benchmark.rig.progress import Progress
-from benchmark.sim.beyond import BEYOND
+from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, count, quantile
 from benchmark.sim.loads import CHUNK, DEADLINE, LOADS, SERVERS, Kind, Load
-from benchmark.sim.without import RULES, Rule
+from benchmark.sim.without import ALL, Rule
 
 PROFILES = ("h200-qwen3-8b", "h200-qwen3-30b-a3b", "h200-qwen3-32b")
 OVERLAP, NORMAL = "overlap", "normal"
@@ -39,17 +40,19 @@ PLACES: Mapping[Kind, Sequence[tuple[str, str]]] = {
     "router": ((OVERLAP, PROFILES[0]), (OVERLAP, PROFILES[1])),
 }
 """Event loops and profiles that each kind of rules is tried with."""
-ALL = (*RULES, *BEYOND)
 FIRST_SEED = 101
-THRESHOLD, WARM = 256, 0.05
+WARM = 0.05
 MOVED = 0.03
-LETTERS = {
-    "short_p90_s": "S", "long_p90_s": "L", "mean_s": "M", "slowdown": "D", "requests_per_s": "R", "in_time": "T",
-}  # fmt: skip
 HEADS = {
     "short_p90_s": "short P90", "long_p90_s": "long P90", "mean_s": "mean TTFT", "slowdown": "mean slowdown",
     "requests_per_s": "requests/s", "in_time": "in time",
 }  # fmt: skip
+LETTERS = dict(zip(HEADS, "SLMDRT", strict=True))
+FORMS = {"slowdown": (".2f", 1.0), "requests_per_s": (".1f", 1.0), "in_time": (".1%", 1.0)}
+COLUMNS = tuple(
+    Column(head if name in FORMS else f"{head} ms", (name,), *FORMS.get(name, (".0f", 1e3)), statistics.fmean)
+    for name, head in HEADS.items()
+)
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,8 @@ class Seen:
             counted = (at >= begin) & (at < end)
         else:
             counted = at >= at.min() + WARM * (at.max() - at.min())
-        short = new <= THRESHOLD
         in_time = float((slow <= DEADLINE)[counted].mean()) if load.deadlines else math.nan
-        short_s, long_s = (
-            float(np.percentile(ttft[mask], 90)) if mask.any() else math.nan
-            for mask in (counted & short, counted & ~short)
-        )
+        short_s, long_s = (quantile(ttft[counted & mask], 90) for mask in (new <= THRESHOLD, new > THRESHOLD))
         mean_s, slowdown = float(ttft[counted].mean()), float(slow[counted].mean())
         return cls(short_s, long_s, mean_s, slowdown, rate, in_time, little)
 
@@ -98,16 +97,16 @@ class Effect(NamedTuple):
     ratio: float
     """Geometric mean over seeds."""
     agreed: bool
-    """Every seed is on the same side of 1."""
+    """True if all seeds are on the same side of 1."""
 
     @property
     def moved(self) -> bool:
-        """By more than chance, as far as the seeds tell, and by more than matters."""
+        """Return True if this is more than chance and rounding."""
         return self.agreed and abs(math.log(self.ratio)) > math.log1p(MOVED)
 
     @classmethod
     def of(cls, without: Sequence[float], today: Sequence[float]) -> Effect | None:
-        """Return the effect on one figure, given by seed; None if it is not a number."""
+        """Compare two figures, seed by seed; None where there is none of them."""
         logs = [math.log(a / b) for a, b in zip(without, today, strict=True) if a > 0.0 and b > 0.0]
         if not logs:
             return None
@@ -119,7 +118,7 @@ Effects = dict[str, Effect]
 
 
 def effects(without: Sequence[Seen], today: Sequence[Seen]) -> Effects:
-    """Every figure without the rule over that with it."""
+    """Return every figure without the rule over that with it."""
     found = {name: Effect.of(*([getattr(s, name) for s in seen] for seen in (without, today))) for name in LETTERS}
     return {name: effect for name, effect in found.items() if effect is not None}
 
@@ -135,27 +134,47 @@ class Case(NamedTuple):
         return f"{self.load}, {short_name(self.profile)}" + ("" if self.loop == OVERLAP else f", {self.loop} loop")
 
 
+Found = dict[str, dict[Case, Effects]]
+"""By the name of the rule."""
+Today = dict[Case, list[Seen]]
+"""Figures with all rules, of each seed."""
+
+
 def short_name(profile: str) -> str:
     """Return the short name of a profile, for tables."""
     return profile.removeprefix("h200-qwen3-")
 
 
 def simulated(load: Load, profile: Profile, rule: Rule | None, *, loop: str, seed: int, times: int) -> Seen:
-    """One simulation, without `rule` if there is one. `times`: so many times the requests."""
+    """Run one simulation, without `rule` if there is one. `times`: so many times the requests."""
     seen_as = load.profile(profile)
-    stream = load.make(seen_as, times * load.requests, seed)
-    knobs = rule.knobs if rule else {}
+    stream = load.stream(seen_as, times * load.requests, seed)
     with rule.taken_out() if rule else nullcontext():
         outcome = run(
-            VARIANTS["laps"], stream, seen_as, chunk=None if load.kind == "group" else CHUNK, knobs=knobs,
-            overlap=loop == OVERLAP, seed=seed, memory=load.memory, servers=load.servers, router="pools",
-            alloc=AllocConfig(**rule.alloc) if rule else None,
+            VARIANTS["laps"], stream, seen_as, chunk=None if load.kind == "group" else CHUNK,
+            knobs=rule.knobs if rule else {}, overlap=loop == OVERLAP, seed=seed, memory=load.memory,
+            servers=load.servers, router="pools", alloc=AllocConfig(**rule.alloc) if rule else None,
         )  # fmt: skip
     return Seen.of(outcome, load)
 
 
-Found = dict[str, dict[Case, Effects]]
-"""By the name of the rule."""
+def study(rules: Sequence[Rule], args: argparse.Namespace) -> tuple[Found, Today]:
+    """Return the effects of each rule, and the figures with all of them."""
+    found: Found = {rule.name: {} for rule in rules}
+    today: Today = {}
+    for name in args.loads:
+        load = LOADS[name]
+        mine = [rule for rule in rules if rule.kind == load.kind and (load.deadlines or not rule.deadlines)]
+        for loop, profile in PLACES[load.kind] if any(rule.kind == load.kind for rule in rules) else ():
+            if profile not in args.profiles:
+                continue
+            case, seeds = Case(loop, profile, name), range(args.seed, args.seed + args.seeds)
+            once = partial(simulated, load, Profile.load(profile), loop=loop, times=args.times)
+            today[case] = [once(None, seed=seed) for seed in seeds]
+            for rule in mine:
+                found[rule.name][case] = effects([once(rule, seed=seed) for seed in seeds], today[case])
+            args.say(str(case))
+    return found, today
 
 
 def cell(by: Effects) -> str:
@@ -164,13 +183,13 @@ def cell(by: Effects) -> str:
 
 
 def largest(cases: Mapping[Case, Effects]) -> tuple[Case, str, Effect] | None:
-    """(Where, figure, effect) that moved most; None where nothing did."""
+    """Return where what moved most, and by how much; None where nothing did."""
     moved = [(c, name, e) for c, by in cases.items() for name, e in by.items() if e.moved]
     return max(moved, key=lambda one: abs(math.log(one[2].ratio)), default=None)
 
 
 def summary(found: Found, rules: Sequence[Rule]) -> Table:
-    """A line for each rule."""
+    """Return a line for each rule."""
     rows = []
     for rule in rules:
         cases = found[rule.name]
@@ -183,12 +202,10 @@ def summary(found: Found, rules: Sequence[Rule]) -> Table:
 
 
 def matrix(found: Found, rules: Sequence[Rule], loop: str, profile: str) -> Table:
-    """Table of the ratios that moved in each case of one profile in one loop."""
+    """Return the ratios that moved in each case of one profile in one loop."""
     loads = list(dict.fromkeys(c.load for cases in found.values() for c in cases))
-    rows = []
-    for rule in rules:
-        by = {c.load: effects for c, effects in found[rule.name].items() if (c.loop, c.profile) == (loop, profile)}
-        rows.append((rule.name, *(cell(by[load]) if load in by else "-" for load in loads)))
+    cells = {(rule, c.load): cell(by) for rule, of in found.items() for c, by in of.items() if c[:2] == (loop, profile)}
+    rows = [(rule.name, *(cells.get((rule.name, load), "-") for load in loads)) for rule in rules]
     note = (
         "S short P90, L long P90, M mean TTFT, D mean slowdown, R requests/s, T share in time: without the rule over "
         f"with it, where that moved by more than {MOVED:.0%} and all seeds agree on the direction."
@@ -196,78 +213,32 @@ def matrix(found: Found, rules: Sequence[Rule], loop: str, profile: str) -> Tabl
     return Table(f"{profile}, {loop} loop", ("", *loads), rows, note)
 
 
-def today_table(today: Mapping[Case, Sequence[Seen]], loop: str, profile: str) -> Table:
-    """The figures themselves, means over seeds."""
-    rows = []
-    for case, seen in today.items():
-        if (case.loop, case.profile) == (loop, profile):
-            mean = {name: statistics.fmean(getattr(s, name) for s in seen) for name in LETTERS}
-            times = (f"{1e3 * mean[name]:.0f}" for name in ("short_p90_s", "long_p90_s", "mean_s"))
-            in_time = f"{mean['in_time']:.1%}"
-            rows.append((case.load, *times, f"{mean['slowdown']:.2f}", f"{mean['requests_per_s']:.1f}", in_time))
-    heads = ("", "short P90 ms", "long P90 ms", "mean TTFT ms", "mean slowdown", "requests/s", "in time")
-    rows = [tuple("-" if x.startswith("nan") else x for x in row) for row in rows]
-    return Table(f"With all rules: {profile}, {loop} loop", heads, rows)
-
-
-def study(
-    rules: Sequence[Rule],
-    loads: Iterable[str],
-    profiles: Iterable[str],
-    seeds: Sequence[int],
-    times: int,
-    say: Progress,
-) -> tuple[Found, dict[Case, list[Seen]]]:
-    """(Effects of each rule, the figures with all rules.)"""
-    found: Found = {rule.name: {} for rule in rules}
-    today: dict[Case, list[Seen]] = {}
-    cases = [
-        Case(loop, p, load)
-        for load in loads
-        for loop, p in PLACES[LOADS[load].kind]
-        if p in profiles and any(rule.kind == LOADS[load].kind for rule in rules)
-    ]
-    for case in cases:
-        load, profile = LOADS[case.load], Profile.load(case.profile)
-
-        def seen(rule: Rule | None, case: Case = case, load: Load = load, profile: Profile = profile) -> list[Seen]:
-            return [simulated(load, profile, rule, loop=case.loop, seed=s, times=times) for s in seeds]
-
-        today[case] = seen(None)
-        for rule in rules:
-            if rule.kind == load.kind and (load.deadlines or not rule.deadlines):
-                found[rule.name][case] = effects(seen(rule), today[case])
-        say(str(case))
-    return found, today
-
-
 def raw(found: Found, today: Mapping[Case, Sequence[Seen]]) -> dict[str, Any]:
-    """For the piece (JSON-ready)."""
+    """Return what goes into the piece (JSON-ready)."""
     return {
         "effects": {
-            rule: [{**case._asdict(), **{name: [e.ratio, e.agreed] for name, e in by.items()}}
-                   for case, by in cases.items()]
+            rule: [{**c._asdict(), **{name: [e.ratio, e.agreed] for name, e in by.items()}} for c, by in cases.items()]
             for rule, cases in found.items()
         },
         "today": [
             {**case._asdict(), "seeds": [{k: None if math.isnan(v) else v for k, v in asdict(s).items()} for s in seen]}
             for case, seen in today.items()
         ],
-    }  # fmt: skip
+    }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("python -m benchmark.sim.rules", __doc__, "rules", seed=FIRST_SEED, whole=True)
-    p.add_argument("--rules", nargs="+", choices=[r.name for r in ALL], default=[r.name for r in ALL])
-    p.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
-    p.add_argument("--profiles", nargs="+", choices=(*PROFILES, GROUP), default=(*PROFILES, GROUP))
+def options(p: Parser) -> None:
+    """Add the options of this command."""
+    for name, known in (("rules", [r.name for r in ALL]), ("loads", list(LOADS)), ("profiles", [*PROFILES, GROUP])):
+        p.add_argument(f"--{name}", nargs="+", choices=known, default=known)
     p.add_argument("--seeds", type=count, default=3, help="how many, from --seed on (3)")
     p.add_argument("--times", type=count, default=1, help="so many times the requests")
-    args = p.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> Piece:
+    """Take out the rules that are asked for."""
     rules = [r for r in ALL if r.name in args.rules]
-    found, today = study(
-        rules, args.loads, args.profiles, range(args.seed, args.seed + args.seeds), args.times, Progress()
-    )
+    found, today = study(rules, args)
     text = (
         "Each line is the policy without one of its rules, on the same arrivals. "
         f'{args.seeds} seeds; the overlap loop on all profiles, the normal one on {short_name(PROFILES[0])}. "Near" '
@@ -275,23 +246,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         f'that plan together; "fleet": {SERVERS} servers behind the router. There is no host time per slice: which '
         "batches are too small for slices is not in it."
     )
-    piece = Piece("sim-rules", "What each rule is worth", text, args.seed)
-    where = list(dict.fromkeys((c.loop, c.profile) for c in today))
-    piece.tables = [
-        summary(found, rules), *(matrix(found, rules, *w) for w in where), *(today_table(today, *w) for w in where)
-    ]  # fmt: skip
-    ratios = [s.littles_ratio for seen in today.values() for s in seen if not math.isnan(s.littles_ratio)]
-    if ratios:
+    where = list(dict.fromkeys(c[:2] for c in today))
+    piece = Piece("sim-rules", "What each rule is worth", text, args.seed, [summary(found, rules)])
+    piece.tables += [matrix(found, rules, *place) for place in where]
+    for place in where:
+        seen = Comparison({c.load: [asdict(s) for s in of] for c, of in today.items() if c[:2] == place})
+        piece.tables.append(seen.table(f"With all rules: {place[1]}, {place[0]} loop", "", COLUMNS))
+    if ratios := [s.littles_ratio for seen in today.values() for s in seen if not math.isnan(s.littles_ratio)]:
         worst = max(ratios, key=lambda x: abs(x - 1.0))
         met = abs(worst - 1.0) <= OFF
         piece.figures.append(Figure("Little's ratio furthest from 1", worst, f"within {OFF:.0%} of 1", met))
     for rule in rules:
         if (top := largest(found[rule.name])) is not None:
-            piece.figures.append(Figure(f"{rule.name}: {HEADS[top[1]]} without it, {top[0]}", top[2].ratio))
+            piece.judge(f"{rule.name}: {HEADS[top[1]]} without it, {top[0]}", top[2].ratio)
     piece.data = raw(found, today)
-    piece.leave(args.out, "benchmark.sim.rules", argv)
-    return 0
+    return piece
 
+
+COMMAND = Command("benchmark.sim.rules", __doc__, measure, options, out="rules", seed=FIRST_SEED)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

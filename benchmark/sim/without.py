@@ -6,36 +6,31 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from inspect import getattr_static
 from typing import Any
+from unittest import mock
 
+from laps_core.group import slices as group_slices
+from laps_core.group.planner import GroupPlanner
+from laps_core.group.slices import Slices
 from laps_core.policy import batching, fairness, hold, order, preemption
 from laps_core.policy.arrivals import Arrivals, Expected
 from laps_core.policy.fairness import Gap, Patience
 from laps_core.policy.hold import Window
+from laps_core.policy.memory import MemoryHold
 from laps_core.policy.order import LEAST_WORK, Key, Lone
 from laps_core.policy.predict import Sizes
 from laps_core.policy.preemption import Preemption
-from laps_core.policy.types import Paused, Plan, Waiting
+from laps_core.policy.types import Plan, Waiting
+from laps_core.pools import choice, offers
+from laps_core.pools.choice import Pools
+from laps_core.pools.controller import PoolController
+from laps_core.pools.prefixes import Ask
 
 from benchmark.sim.loads import Kind
 
-Patch = Callable[[], AbstractContextManager[None]]
-
-
-@contextmanager
-def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr_static(where, name)  # a static method stays one
-    setattr(where, name, value)
-    try:
-        yield
-    finally:
-        setattr(where, name, before)
-
-
-def put(where: Any, name: str, value: Any) -> Patch:
-    """Another value for an attribute of a module or a class, while the context lasts."""
-    return lambda: _replaced(where, name, value)
+Patch = AbstractContextManager[Any]
+put: Callable[[Any, str, Any], Patch] = mock.patch.object
+"""Another value for an attribute of a module or a class, while the context lasts."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +55,16 @@ class Rule:
         """The policy without it."""
         with ExitStack() as stack:
             for patch in self.patches:
-                stack.enter_context(patch())
+                stack.enter_context(patch)
             yield
 
 
 # -- what is done instead
+
+
+def _returns(value: Any) -> Callable[..., Any]:
+    """In place of a method: whatever it is asked."""
+    return lambda *_, **__: value
 
 
 def _by_arrival(w: Waiting, work_s: float, lone_s: Lone, now: float) -> Key:
@@ -94,14 +94,8 @@ def fills(
     return picked
 
 
-def _unshared(self: Preemption, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan) -> Plan:
+def _unshared(self: Preemption, now: float, shorts: Any, longs: Any, plan: Plan) -> Plan:
     return plan
-
-
-def _cheap(
-    self: Preemption, now: float, shorts: Sequence[Waiting], longs: Sequence[Waiting], plan: Plan, paused: Paused
-) -> bool:
-    return True
 
 
 def _whole_chunk(self: Sizes, threshold: int) -> int:
@@ -110,14 +104,6 @@ def _whole_chunk(self: Sizes, threshold: int) -> int:
 
 def _nobody(self: Arrivals, now: float) -> Expected:
     return Expected(0.0, now)
-
-
-def _never(self: Gap) -> float:
-    return math.inf
-
-
-def _free(self: Window, now: float, idle_s: float, depth: int) -> None:
-    pass
 
 
 LATE_LAST = {**order.ORDERS, LEAST_WORK: _late_as_others}
@@ -132,7 +118,7 @@ RULES = (
     Rule("slices", "whole batches", {"slice_ms": 0.0}, bound="wait of a short request"),
     Rule("gap", "the shortest there is", {"preempt_overhead": 1.0}, bound="share of the long class"),
     Rule("saved-up preemptions", "none are saved", patches=[put(fairness, "SAVED", 1)]),
-    Rule("preempting must pay", "whenever the gap allows", patches=[put(Preemption, "pays", _cheap)]),
+    Rule("preempting must pay", "whenever the gap allows", patches=[put(Preemption, "pays", _returns(True))]),
     Rule(
         "eight gaps at most", "as long as it does not pay", patches=[put(preemption, "PATIENCE", math.inf)],
         bound="wait of a short request",
@@ -150,9 +136,45 @@ RULES = (
     Rule("window", "no batch is held", {"wait_window_ms": 0.0}),
     Rule("returning clients", "not waited for", patches=[put(Arrivals, "returning", _nobody)]),
     Rule("following a burst", "not waited for", patches=[put(Arrivals, "following", _nobody)]),
-    Rule("credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _free)], bound="cost of holds"),
+    Rule(
+        "credit of holds", "whatever holds cost", patches=[put(Window, "_settle", _returns(None))],
+        bound="cost of holds",
+    ),
     Rule("four windows at most", "no limit", patches=[put(hold, "HEAD_MAX", math.inf)], bound="longest hold"),
-    Rule("deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _never)], deadlines=True),
+    Rule(
+        "deadlines press", "they wait for the gap", patches=[put(Gap, "presses_s", _returns(math.inf))], deadlines=True
+    ),
     Rule("late ones last", "as any other", patches=[put(batching, "ORDERS", LATE_LAST)], deadlines=True),
     Rule("a tenth of the guard if late", "the whole share", patches=[put(fairness, "LATE", 1.0)], deadlines=True),
 )  # fmt: skip
+
+# -- rules beyond those of one server's policy: for memory that runs out, for ranks that plan together, for the router
+
+
+def _everything(self: Ask, *_: Any) -> int:
+    return max(1, self.total)
+
+
+def _fewest(found: Sequence[Any], ask: Ask) -> Any:
+    return min(found, key=lambda offer: (offer[2].outstanding_tokens, offer[2].served_tokens))
+
+
+BEYOND = (
+    Rule("memory for who is owed it", "none is kept", kind="memory",
+         patches=[put(MemoryHold, "stand_back", _returns(()))], bound="start of a long request"),
+    Rule("slices of all ranks", "whole steps", {"slice_ms": 0.0}, kind="group"),
+    Rule("short steps first", "one step of all", patches=[put(Slices, "shorts_first", _returns(False))], kind="group"),
+    Rule("saved-up preemptions of ranks", "one", patches=[put(group_slices, "SAVED", 1.0)], kind="group"),
+    Rule("guard of ranks", "no share for the oldest", {"guard": 0.0}, kind="group", bound="wait of a long prompt"),
+    Rule("those still to come, of ranks", "who waits counts once", kind="group",
+         patches=[put(GroupPlanner, "_learn_arrivals", _returns(None)), put(group_slices, "AHEAD", 1.0)]),
+    Rule("first answer", "fewest tokens in flight", kind="router",
+         patches=[put(choice, "first", _fewest)]),
+    Rule("cached history", "prompts count whole", patches=[put(Ask, "new", _everything)], kind="router"),
+    Rule("delay of others", "its own answer alone", patches=[put(offers, "BEHIND", 0.0)], kind="router"),
+    Rule("pools where they pay", "one pool", patches=[put(PoolController, "step", _returns(()))], kind="router"),
+    Rule("copies of prefixes", "none", patches=[put(Pools, "_host_of_copy", _returns(None))], kind="router"),
+    Rule("spill", "own pool only", alloc={"spill": "off"}, kind="router"),
+    Rule("spill of long ones in a flood", "to idle servers", patches=[put(offers, "FLOOD", math.inf)], kind="router"),
+)  # fmt: skip
+ALL = (*RULES, *BEYOND)

@@ -41,7 +41,7 @@ def test_the_demo_writes_a_table_a_picture_and_a_record(
     monkeypatch.setattr(demo, "DEVICE", replace(demo.DEVICE, checkpoint=checkpoint))
     monkeypatch.setenv(warm.COLD, variants.ON)  # one server imports for itself, as a user's do
     try:
-        assert demo.main(["--rounds", "1", "--seconds", "1", "--out", str(tmp_path)]) == 0
+        assert demo.COMMAND.main(["--rounds", "1", "--seconds", "1", "--out", str(tmp_path)]) == 0
     except (SystemExit, AssertionError) as e:
         pytest.fail(f"{e}{ends_of(tmp_path / 'logs')}")
     assert "laps / fcfs" in capsys.readouterr().out

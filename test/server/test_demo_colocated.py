@@ -25,7 +25,7 @@ def test_it_writes_a_table_a_picture_of_every_token_and_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(colocated, "SHAPE", SMALL)
-    assert demo_colocated.main([*BRIEF, "--out", str(tmp_path)]) == 0
+    assert demo_colocated.COMMAND.main([*BRIEF, "--out", str(tmp_path)]) == 0
     assert "laps / stock" in capsys.readouterr().out
     piece = Piece.read(tmp_path)
     assert set(piece.data["variants"]) == {LAPS, DEFAULT}
@@ -39,7 +39,7 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(colocated, "SHAPE", SMALL)
     monkeypatch.setenv("SGLANG_LAPS_SCHEDULER", "no configuration")
     with pytest.raises(SystemExit) as ended:
-        demo_colocated.main([*BRIEF, "--out", str(tmp_path)])
+        demo_colocated.COMMAND.main([*BRIEF, "--out", str(tmp_path)])
     assert re.fullmatch(r"demo colocated: server \(laps\) ended with code .*", str(ended.value))
 
 

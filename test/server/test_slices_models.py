@@ -12,11 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import architectures
 import http_load as load
 from rounds import until_seen
 from served import NORMAL_LOOP, Prefill, Reference, Setup, ids, on
-
-from benchmark.rig import architectures
 
 from .slicing import CACHED, EVERY_LAYER, LAPS, ask, post, preemptions, until_slices_run
 from .test_architectures import (

@@ -7,7 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmark.rig import architectures, model
+import architectures
+
+from benchmark.rig import checkpoints, model
 
 RANK, ALPHA = 8, 16
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -65,8 +67,8 @@ def draft(folder: Path, name: str) -> Path:
         import torch
         from safetensors.torch import save_file
 
-        made = architectures.random_weights(chosen, layers=1)
-        size = architectures.SIZES["hidden_size"]
+        made = checkpoints.random_weights(chosen, layers=1)
+        size = checkpoints.SIZES["hidden_size"]
         weights = {n.removeprefix("model."): v.contiguous() for n, v in made.state_dict().items()}
         # Embedding and head are the target's; EAGLE has no norm before or after its layer.
         for left_out in ("lm_head.weight", "embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"):

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import architectures
 import http_load as load
 import lean
 import pytest
 from rounds import ROUNDS
 
-from benchmark.rig import architectures, model, servers
+from benchmark.rig import model, servers
 
 CHUNK = 512
 LAPS = ("--enable-laps-scheduler",)

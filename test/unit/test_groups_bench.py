@@ -13,8 +13,8 @@ from laps_plan.traffic.job import THRESHOLD, Job
 
 from benchmark.fidelity import ranks
 from benchmark.fidelity.compare import Accuracy
-from benchmark.fidelity.groups import CHUNK, CONTEXT, LOADS, POOL, PROFILE, Load, servers_of
-from benchmark.load.sessions import HELD, Homes, SessionPrompts, to_rank
+from benchmark.fidelity.ranks import CHUNK, CONTEXT, LOADS, POOL, PROFILE, Load, servers_of
+from benchmark.load.prompts import HELD, Homes, SessionPrompts, to_rank
 from benchmark.rig.variants import LAPS, SPF
 
 AGENTS = LOADS["agents"].jobs(1.33, 5.0, 250.0, "1/0")
@@ -125,7 +125,7 @@ def test_slowdown_is_over_the_time_alone_in_the_group() -> None:
     alone = [float(lone_s(profile, job.new, job.cached, CHUNK)) for job in jobs]
     rounds = {name: [{"ttft": [3.0 * t for t in alone], "ended_s": 10.0}] for name in (SPF, LAPS)}
     seen = ranks.compared(LOADS["agents"], profile, [jobs], rounds, 1).measured
-    found = {key: values[0] for (name, key), values in seen.items() if name == LAPS}
+    (found,) = seen.rounds[LAPS]
     assert found["mean slowdown"] == pytest.approx(3.0)
     assert (found["short P90"], found["long P90"]) == pytest.approx((3.0 * alone[0], 3.0 * alone[1]))
     assert found["tokens/s"] == 510.0

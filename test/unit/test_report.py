@@ -14,8 +14,8 @@ import pytest
 from benchmark import report
 from benchmark.results import page, steps
 from benchmark.results.bars import Bar
-from benchmark.results.piece import Figure, Piece, Table, command
-from benchmark.results.rounds import ratio
+from benchmark.results.piece import Figure, Piece, Table, called
+from benchmark.results.ratio import ratio
 from benchmark.rig import servers
 from benchmark.rig.model import REPO
 
@@ -225,7 +225,7 @@ def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["--only", "nope"], "no step nope"),
+        (["--only", "nope"], "no step 'nope'"),
         (["--only", "serve", "--from", "/tmp"], "one of them"),
         (["--from", "/nowhere"], "not a folder"),
     ],
@@ -252,9 +252,9 @@ def test_a_bar_is_met_on_its_edge_and_says_where_it_lies() -> None:
 
 def test_no_path_outside_the_repository_is_reported() -> None:
     out = str(REPO / "out" / "x")
-    assert command("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
-    assert command("./run bench m", ["--seed", "1"]) == "./run bench m --seed 1"
-    assert command("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
+    assert called("m", ["--rounds", "3", "--out", "/somewhere/else"]) == "python -m m --rounds 3"
+    assert called("./run bench m", ["--seed", "1"]) == "./run bench m --seed 1"
+    assert called("m", ["--out", out, "--seed", "1"]) == "python -m m --out out/x --seed 1"
 
 
 def test_paths_in_a_piece_are_as_seen_from_the_repository(tmp_path: Path) -> None:

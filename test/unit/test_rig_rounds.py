@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from benchmark.results.rounds import interleaved, interval, ratio
+from benchmark.results.comparison import interleaved
+from benchmark.results.ratio import interval, ratio
 
 
 def test_turns_alternate_so_that_no_variant_is_always_first() -> None:

@@ -13,8 +13,7 @@ from benchmark.load.client import Answer
 from benchmark.results.metrics import Slo, curve, figures
 from benchmark.serve import compare, tables
 from benchmark.serve.compare import Compared, Measured
-from benchmark.serve.headline import promise
-from benchmark.serve.promises import Terms, worst
+from benchmark.serve.headline import Terms, promise, worst
 
 LONE = compare.Lone((100, 1000), (0.01, 0.10))
 SLO = Slo(10.0, LONE)

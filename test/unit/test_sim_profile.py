@@ -16,9 +16,8 @@ from laps_plan.sim.device import Device
 from laps_plan.sim.metrics import lone_s
 from laps_plan.sim.request import Batch, Request
 
-from benchmark.fidelity.calibration import Alone
 from benchmark.fidelity.compare import Simulator, drawn
-from benchmark.fidelity.cpu import CHUNK, LADDER, setup, sizes
+from benchmark.fidelity.cpu import CHUNK, LADDER, Alone, setup, sizes
 
 
 def batch(*new: int) -> Batch:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-from pathlib import Path
 
 import pytest
 from laps_plan.traffic import traces
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import fixed, lmsys, log_uniform, mix, uniform
 from laps_plan.traffic.streams import Open, Trace
-
-from benchmark.results.piece import Piece
-from benchmark.sim.__main__ import main
 
 
 def test_lengths_stay_in_their_range() -> None:
@@ -55,12 +51,3 @@ def test_a_job_that_needs_an_answer_comes_with_it_and_not_before_it_is_due() -> 
     assert third is not None
     assert (third.at_s, third.new) == (5.0, 7)
     assert trace.answered(6.0, third) is None
-
-
-@pytest.mark.parametrize("load", ["mixed", "turns", "whale", "closed"])
-def test_what_is_served_can_be_simulated(load: str, tmp_path: Path) -> None:
-    argv = ["--load", load, "--requests", "2000", "--variants", "laps", "--longest", "8192", "--out", str(tmp_path)]
-    assert main(argv) == 0
-    seen = Piece.read(tmp_path).data["laps"]["groups"]["all"]
-    # Of the whale half of the work is a few requests; conversations that are not over in time are cut.
-    assert 200 <= seen["requests"] <= 2300

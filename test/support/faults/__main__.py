@@ -19,8 +19,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmark.results.piece import Piece, count, parser, positive
-from benchmark.rig.fleet import one_line_errors
+from benchmark.results.command import count, one_line_errors, parser, positive
+from benchmark.results.piece import Piece
 from benchmark.rig.progress import Progress
 from faults import clients, comparison, corpus, logs, outcome, prompts, schedule
 from faults.deeds import CLIENTS, Crowd
@@ -37,7 +37,7 @@ LEAST_CASES = 220
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a campaign; return 0 if every bar is met."""
-    p = parser("./run bench faults", __doc__, "faults", seed=1, whole=True)
+    p = parser("./run bench faults", __doc__, "faults", seed=1)
     p.add_argument("--requests", type=count, default=10_000, help="end after this many (10000)")
     p.add_argument("--seconds", type=positive, default=2700.0, help="most seconds of load (2700)")
     p.add_argument("--only", choices=schedule.CLASSES, help="one class, beside plain requests")

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmark.results.piece import Figure, Piece, Table, parser, positive
+from benchmark.results.command import one_line_errors, parser, positive
+from benchmark.results.piece import Figure, Piece, Table
 from benchmark.rig import devices, model, servers
 from benchmark.rig.devices import MODELS
-from benchmark.rig.fleet import one_line_errors
 from benchmark.rig.progress import Progress
 from soak import memory
 from soak.load import Load
@@ -50,7 +50,7 @@ FILL_TOKENS = 2 * 2 * POOL * (1 + HOST_RATIO)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the soak; return 0 if no process grew and every request was served."""
-    p = parser("./run bench soak", __doc__, "soak", seed=1, whole=True)
+    p = parser("./run bench soak", __doc__, "soak", seed=1)
     p.add_argument("--minutes", type=positive, default=60.0, help="duration of the load (60)")
     p.add_argument("--run-in", type=positive, default=10.0, metavar="MINUTES", help="time before measuring (10)")
     p.add_argument("--rate", type=positive, default=3.0, help="requests/s (3)")

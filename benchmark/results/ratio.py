@@ -1,35 +1,14 @@
-"""Comparison of variants: the same work in turns, one ratio per round, and no verdict that the rounds do not
-support."""
+"""Ratio of two variants over rounds, and the interval that the rounds support."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-T = TypeVar("T")
 LEVEL = 0.9
 """Confidence of the interval around a median that a verdict needs (0..1)."""
-
-
-def interleaved(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Yield (round, name) as A B C, C B A, ... so that a drifting machine favours no variant."""
-    for i in range(rounds):
-        for name in names if i % 2 == 0 else reversed(names):
-            yield i, name
-
-
-def in_turns(
-    names: Sequence[str], rounds: int, once: Callable[[int, str], T], say: Callable[[str], None], what: str = ""
-) -> dict[str, list[T]]:
-    """Call ``once(round, name)`` interleaved and return its results by name; ``what``: printed before the round."""
-    seen: dict[str, list[T]] = {name: [] for name in names}
-    for i, name in interleaved(names, rounds):
-        say(f"{what}round {i + 1} of {rounds}, {name}")
-        seen[name].append(once(i, name))
-    return seen
 
 
 @dataclass(frozen=True)
@@ -52,10 +31,6 @@ class Ratio:
 
     def __str__(self) -> str:
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the ratio as a JSON-ready dict."""
-        return {**asdict(self), "verdict": self.verdict}
 
 
 def ratio(new: Sequence[float], base: Sequence[float]) -> Ratio:

@@ -1,0 +1,69 @@
+"""Checkpoints of the architectures that prefill servers run, by name.
+
+One more: add it to ``ALL``, and to the table of models in docs/LAPS.md. test_slices_models.py then compares its tokens
+with those of transformers, and the table with where it is paused. LAPS itself has no list of models, see
+``sglang_laps.layers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmark.rig import checkpoints
+from benchmark.rig.checkpoints import DEEPSEEK, DEEPSEEK3, EXPERTS, Architecture
+
+ALL: Mapping[str, Architecture] = {
+    "qwen2": Architecture("Qwen2", {}),
+    "qwen2moe": Architecture("Qwen2Moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 64}),
+    "qwen3": Architecture("Qwen3", {"head_dim": 16}),
+    "qwen3moe": Architecture("Qwen3Moe", {**EXPERTS, "head_dim": 16, "num_experts": 8, "norm_topk_prob": True}),
+    "qwen3next": Architecture(
+        "Qwen3Next",
+        {
+            **EXPERTS,
+            **{"head_dim": 32, "num_experts": 8, "shared_expert_intermediate_size": 64},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+            **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+        },
+    ),
+    "llama": Architecture("Llama", {}),
+    "mixtral": Architecture("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma2": Architecture(
+        "Gemma2",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 128, "tie_word_embeddings": True},
+        {"hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "gemma3": Architecture(
+        "Gemma3",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 128, "tie_word_embeddings": True},
+        config="Gemma3TextConfig",
+    ),
+    "glm4": Architecture("Glm4", {"head_dim": 16}),
+    "glm4moe": Architecture(
+        "Glm4Moe",
+        {
+            **EXPERTS,
+            **{"head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+            **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5},
+        },
+        nextn=True,
+    ),
+    "gptoss": Architecture(
+        "GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128}
+    ),
+    "deepseek2": Architecture(
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+        {"moe_layer_freq": 1, "ep_size": 1, "scoring_func": "softmax"},
+    ),
+    "deepseek3": DEEPSEEK3,
+}
+NAMES = tuple(ALL)
+"""Names with a checkpoint."""
+
+
+def make(folder: Path, name: str) -> Path:
+    """Write the checkpoint of this name under ``folder`` unless it exists; return its path. Raises KeyError for a name
+    that is not in NAMES."""
+    return checkpoints.make(folder, name, ALL[name])
