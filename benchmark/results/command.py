@@ -1,4 +1,8 @@
-"""How every benchmark is called: shared options, errors in one line, and the piece that is left at the end."""
+"""How every benchmark is called: shared options, errors in one line, and the piece that is left at the end.
+
+A new one: in a module of ``benchmark``, write ``options(p)`` and ``run(args)``, which returns a ``Piece``. Give both to
+a ``Command``. If the report is to have it, name its command in ``steps.py``.
+"""
 
 from __future__ import annotations
 

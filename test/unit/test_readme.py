@@ -24,7 +24,7 @@ def test_missed_bars_of_the_router_are_named() -> None:
 def test_pieces_that_miss_a_bar_are_named_in_the_results_and_no_others() -> None:
     missed = set(re.findall(r"^\| \[.*?\]\(#(\S+)\)\s*\|.*\*\*MISSED\*\*\s*\|$", REPORT, re.M))
     part = RESULTS.split("## Bars that are missed")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| \[.*?\]\(\S+#(\S+)\) \|", part, re.M)) == missed
+    assert set(re.findall(r"^- \[.*?\]\(\S+#(\S+)\): ", part, re.M)) == missed
 
 
 def test_the_results_name_every_piece_of_the_report() -> None:
