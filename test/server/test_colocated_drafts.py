@@ -102,7 +102,7 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
 def test_features_are_those_of_a_stock_server_one_at_a_time(prefill: Prefill, tmp_path: Path) -> None:
     """So are the steps that each answer takes: what the draft model has computed is whole."""
     # Those who like what they have said already show each count: otherwise hardly a token comes twice.
-    features: tuple[dict[str, Any], ...] = (*FEATURES, *GRAMMARS[:2], {}, {"frequency_penalty": -0.4})
+    features: tuple[dict[str, Any], ...] = (*FEATURES, *GRAMMARS[:2], {}, {"frequency_penalty": -2.0})
     asked = mixed(3, 18, f"features-{prefill.setup.name}", 1.0)
     for i, a in enumerate(asked):
         a.sampling, a.logprobs, a.new = dict(features[i % len(features)]), i % len(features) == 5, 30
