@@ -49,9 +49,8 @@ def eagle3_args(base: Path) -> list[str]:
 
 
 def served(
-    name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1,
-    env: dict[str, str] | None = None,
-) -> Setup:  # fmt: skip
+    name: str, *flags: str, more: Callable[[Path], list[str]] = follower_args, heads: int = 1, env: Any = None
+) -> Setup:
     args, shape = (*LAPS, *EVERY_PAUSE, *flags), replace(SHAPE, embedding=60.0, kv_heads=heads)
     return Setup(f"colocated-drafts-{name}", args, env or {}, shape, more, mode="null")
 
@@ -102,7 +101,8 @@ def test_every_token_is_right_whatever_runs_in_the_pauses(prefill: Prefill, refe
 @on(*FITTED)[0]
 def test_features_are_those_of_a_stock_server_one_at_a_time(prefill: Prefill, tmp_path: Path) -> None:
     """So are the steps that each answer takes: what the draft model has computed is whole."""
-    features: tuple[dict[str, Any], ...] = (*FEATURES, *GRAMMARS[:2], {}, {})
+    # Those who like what they have said already show each count: otherwise hardly a token comes twice.
+    features: tuple[dict[str, Any], ...] = (*FEATURES, *GRAMMARS[:2], {}, {"frequency_penalty": -2.0})
     asked = mixed(3, 18, f"features-{prefill.setup.name}", 1.0)
     for i, a in enumerate(asked):
         a.sampling, a.logprobs, a.new = dict(features[i % len(features)]), i % len(features) == 5, 30
@@ -115,6 +115,18 @@ def test_features_are_those_of_a_stock_server_one_at_a_time(prefill: Prefill, tm
     must_be_as(asked, expected)
     assert sum(a.steps for a in asked) == pytest.approx(sum(a.steps for a in expected), rel=0.02)
     assert sum(a.steps for a in expected) < 0.9 * sum(len(a.tokens) for a in expected), "no draft is right"
+
+
+@on(*FITTED)[0]
+def test_grammars_go_on_in_the_pauses_of_the_batch_that_follows(prefill: Prefill) -> None:
+    """In the overlap loop the result of their prompt is queued when that batch begins."""
+    name, asked = f"grammar-{prefill.setup.name}", list[Asked]()
+    for i in range(6):
+        asked.append(Asked(f"{name}-{i}-x", ids(700 + i, 60), 60, 0.4 * i, sampling=dict(GRAMMARS[i % 2])))
+        asked.append(Asked(f"{name}-{i}-long-x", ids(720 + i, 1900), 4, 0.4 * i))
+    asyncio.run(at_once(prefill, asked))
+    must_be_as(asked, alone(prefill, asked))
+    prefill.all_tokens_are_free()
 
 
 @on(*FITTED)[0]

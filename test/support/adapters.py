@@ -124,8 +124,10 @@ def eagle3(folder: Path, base: Path) -> Path:
         from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
         sizes = AutoConfig.from_pretrained(base).to_dict()
-        names = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"]
-        names.append("max_position_embeddings")
+        names = (
+            *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"),
+            "max_position_embeddings",
+        )
         config: Any = LlamaConfig(**{n: sizes[n] for n in names}, num_hidden_layers=1)
         torch.manual_seed(1)
         weights = {n: v.contiguous() for n, v in LlamaForCausalLM(config).state_dict().items()}
