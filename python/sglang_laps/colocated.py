@@ -1,7 +1,7 @@
 """Servers that prefill and decode: in the pauses of a long batch run decode steps, and short batches whose requests
 then stream along. A batch in one piece may have a row of each stream: then it is both.
 
-All else is as on a prefill server (``interlude``). To the rest of SGLang it is one prefill batch that takes long.
+All else is as on a prefill server (``pauses``). To the rest of SGLang it is one prefill batch that takes long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_laps import slices
 from sglang_laps.builder import streams
 from sglang_laps.core import LapsCore
 from sglang_laps.flights import Flight, Part
-from sglang_laps.interlude import Interlude
+from sglang_laps.pauses import Pauses
 from sglang_laps.stand_in import device_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _ends_early(req: Any) -> bool:
     return plain and isinstance(req.to_finish, FINISH_ABORT)
 
 
-class Colocated(Interlude):
+class Colocated(Pauses):
     """The pauses of one scheduler that decodes, too."""
 
     def retract_parked(self) -> None:

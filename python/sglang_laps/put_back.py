@@ -1,7 +1,7 @@
 """State that a batch sets up for itself in the pause of another, and its return to that of the paused one.
 
 SGLang keeps this state once for a process or once for a model runner, and sets it up when a forward pass begins. All of
-it is listed here; ``interlude`` puts back what the scheduler and its workers keep.
+it is listed here; ``pauses`` puts back what the scheduler and its workers keep.
 """
 
 from __future__ import annotations

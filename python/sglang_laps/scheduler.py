@@ -110,12 +110,12 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         batches: list[Any] = super()._collect_inflight_batches()
         if self.laps is None:
             return batches
-        return [*batches, *self.laps.interlude.in_flight(), self.laps.core.in_progress(self.chunked_req)]
+        return [*batches, *self.laps.pauses.in_flight(), self.laps.core.in_progress(self.chunked_req)]
 
     def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
         """Return True if the adapter of a request finds a place, beside those of batches that are paused."""
         if self.laps is not None:
-            running_loras = running_loras | self.laps.interlude.adapters()
+            running_loras = running_loras | self.laps.pauses.adapters()
         return super().can_schedule_lora_req(req, running_loras)  # type: ignore[no-any-return]
 
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
@@ -182,7 +182,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps.receipts is not None and flight.reqs:
             self.laps.receipts.begins(flight)
         begin = self.laps.marks and self.laps.marks.now()
-        with self.laps.interlude.slicing(flight):
+        with self.laps.pauses.slicing(flight):
             result = super().run_batch(batch, *args, **kwargs)
         if self.laps.marks:
             flight.marks = begin, self.laps.marks.now()
@@ -199,7 +199,7 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         if self.laps is None:
             super().process_batch_result(batch, result)
             return
-        if self.laps.interlude.processed(result):
+        if self.laps.pauses.processed(result):
             return
         core = self.laps.core
         if self.laps.steps:

@@ -28,8 +28,8 @@ from sglang_laps.builder import Builder
 from sglang_laps.classes import Classes
 from sglang_laps.colocated import Colocated, ahead, mixes, why_not
 from sglang_laps.core import LapsCore
-from sglang_laps.interlude import Interlude
 from sglang_laps.marks import Marks
+from sglang_laps.pauses import Pauses
 from sglang_laps.quotes import QuotedCore
 from sglang_laps.ranks import Ranks
 from sglang_laps.receipts import Receipts
@@ -139,11 +139,11 @@ class Laps:
         if colocated:
             beside |= {"ahead": partial(ahead, scheduler, self.core), "mixes": mixes(scheduler)}
         self.builder = Builder(scheduler, self.core, ranks, stock, cutter, self.group, **beside)
-        pauses = Colocated if colocated else Interlude
-        self.interlude = pauses(
+        kind = Colocated if colocated else Pauses
+        self.pauses = kind(
             scheduler, self.core, self.builder, ranks, cutter, synchronous=self.synchronous, group=self.group
         )
-        self.colocated = self.interlude if isinstance(self.interlude, Colocated) else None
+        self.colocated = self.pauses if isinstance(self.pauses, Colocated) else None
         """The pauses of a server that decodes, too; None if this server only prefills."""
         told = [] if self.receipts is None else [self.receipts.stepped]
         self.steps = Steps(self.core, self.marks, *told) if colocated else None

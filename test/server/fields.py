@@ -33,7 +33,7 @@ class Fields:
         self._pending_chunked_abort_req: Any = None
         core = cores.core(parked)
         pauses = SimpleNamespace(in_flight=list, adapters=set)
-        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock), interlude=pauses, ranks=Alone())
+        self.laps: Any = SimpleNamespace(core=core, builder=builder(self, core, stock), pauses=pauses, ranks=Alone())
 
     @property
     def in_progress(self) -> list[Any]:

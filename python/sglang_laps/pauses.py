@@ -55,7 +55,7 @@ class PollTransfers:
     """Rides with the requests from the leading rank to the others: all of them poll in this pause."""
 
 
-class Interlude:
+class Pauses:
     """The pauses of one scheduler's long batches."""
 
     def __init__(
