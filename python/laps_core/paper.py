@@ -12,7 +12,7 @@ from typing import Any
 
 from laps_core.config import LapsConfig
 from laps_core.length import LONG, SHORT
-from laps_core.policy.hold import SIGMA_S, TICK_S, Predict, Window
+from laps_core.policy.hold import TICK_S, Predict, Window
 from laps_core.policy.pacer import Pacer
 from laps_core.policy.types import Plan, Waiting
 
@@ -61,15 +61,9 @@ class PaperWindow(Window):
     def _judge(
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
     ) -> str | float:
-        if self._w_max_s == 0.0:
-            return "idle"
         k = len(picked)
-        if k >= self._depth:
-            return "depth"
-        if slack <= SIGMA_S:
-            return "slack"
-        if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget:
-            return "tokens"
+        if reason := self._leaves_at_once(k, self._depth, shorts, slack, token_budget):
+            return reason
         window_s = self._window_s
         if slack < math.inf:
             filled_s = (self._depth - k) / max(self._rate.at(now), 1e-9)

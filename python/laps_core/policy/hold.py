@@ -154,17 +154,11 @@ class Window:
         self, now: float, shorts: Sequence[Waiting], picked: Sequence[int], slack: float, token_budget: int
     ) -> str | float:
         """The reason to dispatch, or until when to wait."""
-        if self._w_max_s == 0.0:
-            return "idle"
-        k = len(picked)
-        if not self._fixed:
+        if self._w_max_s and not self._fixed:
             self._mode = "sla" if slack < math.inf else "deadline-free"
-        if k >= self._cap:
-            return "depth"
-        if slack <= SIGMA_S:
-            return "slack"
-        if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget:
-            return "tokens"
+        k = len(picked)
+        if reason := self._leaves_at_once(k, self._cap, shorts, slack, token_budget):
+            return reason
         since = self._idle_since(now)
         head_end = min(now, self._held_since) + HEAD_MAX * self._w_max_s
         # What is left below a tick is over: a timer may wake its sleeper that much early.
@@ -176,6 +170,18 @@ class Window:
         last = min(end, now + slack - SIGMA_S, head_end)
         until = last if self._fixed else self._worth(now, since, last, shorts, k)
         return "idle" if until is None or until - now < TICK_S else until
+
+    def _leaves_at_once(
+        self, k: int, depth: int, shorts: Sequence[Waiting], slack: float, token_budget: int
+    ) -> str | None:
+        """Why a batch of ``k`` of ``shorts`` leaves whatever is expected; None = it may be held. ``depth``: D."""
+        if self._w_max_s == 0.0:
+            return "idle"
+        if k >= depth:
+            return "depth"
+        if slack <= SIGMA_S:
+            return "slack"
+        return "tokens" if k < len(shorts) or sum(s.tokens for s in shorts) >= token_budget else None
 
     def _idle_since(self, now: float) -> float:
         """Since when the hold costs: waiting while a short batch still runs is free (overlap scheduling)."""
