@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from laps_plan.traffic.mixed import KEY
+from laps_plan.asking import KEY
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.utils.auth import AuthLevel, auth_level
 

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from laps_plan.traffic import mixed
+from laps_plan import asking
 from laps_top import command
 from laps_top.ask import Answer, Seen, Server
 from laps_top.draw import draw
@@ -266,4 +266,4 @@ def test_it_is_live_in_a_terminal_until_a_key_ends_it(key: str) -> None:
 
 
 def test_the_key_is_named_as_that_of_laps_plan() -> None:
-    assert command.KEY == mixed.KEY
+    assert command.KEY == asking.KEY

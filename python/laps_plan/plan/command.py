@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from laps_plan import profile
+from laps_plan import asking, profile
 from laps_plan.plan import colocated, page, whole, words
 from laps_plan.plan.answer import answer, total
 from laps_plan.plan.setup import Question
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         "--from",
         dest="url",
         metavar="URL",
-        help=f"the lengths that this LAPS server or router counted (key: {mixed.KEY})",
+        help=f"the lengths that this LAPS server or router counted (key: {asking.KEY})",
     )
     one.add_argument(
         "--replay",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import msgspec
 from laps_core.protocol import STATUS_ROUTE
 from laps_core.receipts.quote import QuoteState
 from laps_core.receipts.receipt import RECEIPTS_ROUTE, Cause, Receipt, Receipts
 
-from laps_plan.traffic.mixed import KEY
+from laps_plan.asking import request_to
 from laps_plan.traffic.recording import Head, Recorded, Recording
 
 TIMEOUT_S = 30.0
@@ -26,7 +25,7 @@ HOST: tuple[Cause, ...] = ("scheduling",)
 
 def fetch(url: str, seconds: float) -> Recording:
     """Recording of the last seconds of the prefill server at ``url``, which is given the key in the environment
-    variable KEY, if there is one.
+    variable ``asking.KEY``, if there is one.
 
     Raises ValueError, in one line, where it has none.
     """
@@ -76,14 +75,11 @@ def _sum(receipt: Receipt, causes: Collection[Cause]) -> float | None:
 
 
 def _get(url: str, route: str, kind: Any) -> Any:
-    whole = f"{url.rstrip('/')}/{route}"
-    if not whole.startswith(("http://", "https://")):
-        raise ValueError(f"{url} is not an http(s) URL")
-    key = os.environ.get(KEY)
+    asked = request_to(url, route)
     try:
-        with urlopen(Request(whole, headers={"Authorization": f"Bearer {key}"} if key else {}), timeout=TIMEOUT_S) as r:
+        with urlopen(asked, timeout=TIMEOUT_S) as r:
             return msgspec.json.decode(r.read(), type=kind)
     except HTTPError as e:
-        raise ValueError(f"{whole}: {e.code}, {e.reason}") from None
+        raise ValueError(f"{asked.full_url}: {e.code}, {e.reason}") from None
     except (URLError, OSError, HTTPException, msgspec.MsgspecError) as e:
-        raise ValueError(f"{whole}: {e}") from None
+        raise ValueError(f"{asked.full_url}: {e}") from None

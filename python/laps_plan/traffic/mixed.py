@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
 from collections.abc import Callable
 from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 from laps_core.protocol import STATUS_ROUTE, read_status
 from laps_core.protocol import Lengths as Counted
 
+from laps_plan.asking import request_to
 from laps_plan.traffic.given import Lengths
 from laps_plan.traffic.lengths import Sizes, fixed, lmsys, log_uniform, uniform
 
-KEY = "LAPS_API_KEY"
-"""The environment variable that holds a server's or router's key."""
 LONGEST = 10_000_000
 """Tokens of a prompt described by hand."""
 _PART = re.compile(r"\s*(?P<share>[\d.]+)\s*%\s*(?P<kind>[a-z]+)(?::(?P<low>\d+)(?:-(?P<high>\d+))?)?\s*")
@@ -81,15 +79,12 @@ def counted(lengths: Counted) -> Lengths:
 
 def ask(url: str, timeout_s: float = 10.0) -> tuple[Lengths, float, int]:
     """(lengths, requests per second, requests counted) of the prefill server or router at ``url``, which is given the
-    key in the environment variable KEY, if there is one.
+    key in the environment variable ``asking.KEY``, if there is one.
 
     Raises ValueError, in one line, where it tells none.
     """
-    whole = f"{url.rstrip('/')}/{STATUS_ROUTE}"
-    if not whole.startswith(("http://", "https://")):
-        raise ValueError(f"{url} is not an http(s) URL")
-    key = os.environ.get(KEY)
-    asked = Request(whole, headers={"Authorization": f"Bearer {key}"} if key else {})
+    asked = request_to(url, STATUS_ROUTE)
+    whole = asked.full_url
     try:
         with urlopen(asked, timeout=timeout_s) as reply:
             status = read_status(reply.read())

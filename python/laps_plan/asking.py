@@ -1,0 +1,19 @@
+"""Requests to a running server or router."""
+
+from __future__ import annotations
+
+import os
+from urllib.request import Request
+
+KEY = "LAPS_API_KEY"
+"""The environment variable that holds a server's or router's key."""
+
+
+def request_to(url: str, route: str) -> Request:
+    """Return a request to a route of the server or router at ``url``, with the key in the environment variable KEY, if
+    there is one. Raises ValueError, in one line, for what is no http(s) URL."""
+    whole = f"{url.rstrip('/')}/{route}"
+    if not whole.startswith(("http://", "https://")):
+        raise ValueError(f"{url} is not an http(s) URL")
+    key = os.environ.get(KEY)
+    return Request(whole, headers={"Authorization": f"Bearer {key}"} if key else {})
