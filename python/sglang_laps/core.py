@@ -162,6 +162,8 @@ class LapsCore:
     def _passed_over(self, picked: list[Req], lines: Lines) -> None:
         """The builder made nothing of these: until a batch runs, or all were tried, others are looked at."""
         if self.lacking or not picked:
+            if self.lacking:
+                self._not_ready = []
             return
         # The overlap loop asks again at once, and not only when something comes or ends.
         self.holding = len(lines.long) - len(lines.begun) > len(picked)

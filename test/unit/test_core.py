@@ -149,6 +149,24 @@ def test_a_long_prompt_that_lacks_memory_does_not_make_way() -> None:
     assert (me.lines([a, b], None).long, me.holding) == ([a, b], False)
 
 
+def test_prompts_that_were_not_ready_are_tried_again_after_one_that_lacks_memory() -> None:
+    """No batch may run before they do: a session's next turn, say, where sessions hold the memory."""
+    a, b = Request("a", 300), Request("b", 600)
+    me = core()
+
+    def nothing_built(lacking: bool) -> list[str]:
+        lines = me.lines([a, b], None)
+        plan, shown = me.decide(1.0, lines, None, frees_memory=False), list[str]()
+        for part in me.parts(plan, lines, beside=False):
+            shown += [r.rid for r in part.queue]
+            me.note_lack(lacking)
+        return shown
+
+    assert nothing_built(False) == ["a"]
+    assert nothing_built(True) == ["b"]
+    assert nothing_built(False) == ["a"]
+
+
 # -- what the builder is shown
 
 

@@ -50,7 +50,7 @@ def test_short_requests_go_on_at_first_while_long_work_drains(drain: ClassName) 
         assert room.stand_back(now, lacking=True, drains=drain) == back
 
 
-def test_where_nothing_gives_memory_back_short_requests_go_on() -> None:
+def test_where_nothing_gives_memory_back_nobody_stands_back() -> None:
     room = MemoryHold()
-    for now, back in ((0.0, (LONG,)), (5.0, ()), (10.0, (LONG,))):
-        assert room.stand_back(now, lacking=True, drains=None) == back
+    assert [room.stand_back(now, lacking=True, drains=None) for now in (0.0, 5.0, 10.0)] == [(), (), ()]
+    assert room.stand_back(11.0, lacking=True, drains=SHORT) == (LONG, SHORT)

@@ -36,7 +36,8 @@ class MemoryHold:
         if self._since_s is None:
             self._since_s = now
         turn = int((now - self._since_s) / HOLD_S) % 4
-        if turn % 2:
+        if turn % 2 or drains is None:
+            # Where nothing drains it may be the others who free memory by their turn: those of a session, say.
             return ()
         # It may never drain: then short requests stand back by the third turn.
-        return (LONG,) if drains is None or (drains == LONG and not turn) else (LONG, SHORT)
+        return (LONG,) if drains == LONG and not turn else (LONG, SHORT)
