@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def why_not(scheduler: Scheduler) -> str | None:
     """Why LAPS leaves a server that prefills and decodes alone, or None. The same on every rank."""
-    if reason := slices.why_not(scheduler, device_of(scheduler)):
+    if scheduler.is_generation and (reason := slices.why_not(scheduler, device_of(scheduler))):
         return f"no decode step could run in a long prefill: {reason}"
     checks = (
         (scheduler.is_hybrid_swa or scheduler.is_hybrid_ssm, "a hybrid model (sliding windows, or states)"),
@@ -91,6 +91,10 @@ class Colocated(Pauses):
         )
         for req in parked:
             sched._add_request_to_queue(req)
+
+    def adapters_in_use(self) -> set[str | None]:
+        """Those of prompts in progress, too: streams may run in a pause of their next chunk."""
+        return self.adapters() | {r.lora_id for r in self._core.in_progress(self._scheduler.chunked_req).reqs}
 
     # -- what differs in a pause
 

@@ -195,12 +195,18 @@ class Pauses:
         """LoRA adapters of the batches that are paused: they stay where they are."""
         return {r.lora_id for f in self._core.under_way for r in f.reqs}
 
+    def adapters_in_use(self) -> set[str | None]:
+        """Adapters that must fit beside those of a new batch and of the running one."""
+        return self.adapters()
+
     def _fetch(self, fetch: Any, new: set[Any], running: Any = ()) -> Any:
         return fetch(new, {*running, *self.adapters()})
 
     def _loads_shared(self, batch: Any) -> int:
         """The host loads to wait for, -1 for none: prefixes that were found on the device may still be on their way
-        there for a paused batch. Those of the last one come last."""
+        there for a paused batch. Those of the last one come last. Streams have read theirs whole when they began."""
+        if not batch.forward_mode.is_extend():
+            return -1
         table = self._scheduler.req_to_token_pool.req_to_token
         for below in (f.batch for f in reversed(self._core.under_way)):
             if below.hicache_consumer_index < 0:

@@ -113,9 +113,9 @@ class LapsPrefillMixin(Stock):  # type: ignore[misc]
         return [*batches, *self.laps.pauses.in_flight(), self.laps.core.in_progress(self.chunked_req)]
 
     def can_schedule_lora_req(self, req: Req, running_loras: set[str | None]) -> bool:
-        """Return True if the adapter of a request finds a place, beside those of batches that are paused."""
+        """Return True if the adapter of a request finds a place, beside those that stay where they are."""
         if self.laps is not None:
-            running_loras = running_loras | self.laps.pauses.adapters()
+            running_loras = running_loras | self.laps.pauses.adapters_in_use()
         return super().can_schedule_lora_req(req, running_loras)  # type: ignore[no-any-return]
 
     def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:

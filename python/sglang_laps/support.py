@@ -49,15 +49,14 @@ def _not_colocated(args: Any) -> str | None:
         (has("enable_mixed_chunk"), "--enable-mixed-chunk (decode steps run in pauses)"),
         (has("enable_pdmux"), "--enable-pdmux"),
         (has("dllm_algorithm"), "--dllm-algorithm"),
-        (has("enable_lora") or has("lora_paths"), "LoRA"),
         (has("enable_hisparse"), "--enable-hisparse"),
         ((getattr(args, "moe_a2a_backend", None) or "none") != "none", "--moe-a2a-backend"),
         (has("enable_two_batch_overlap"), "--enable-two-batch-overlap"),
-        (has("enable_hierarchical_cache") or has("enable_lmcache") or has("enable_flexkv"), "caches beyond the device"),
+        (has("enable_lmcache"), "--enable-lmcache"),
+        (has("enable_flexkv"), "--enable-flexkv"),
         (preempts, "priorities that retract streams (--disable-priority-preemption helps)"),
         (has("enable_prefill_delayer"), "--enable-prefill-delayer (or SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE)"),
         (has("enable_pd_role_switch"), "--enable-pd-role-switch"),
-        (has("is_embedding"), "embeddings"),
     )
     return next((f"{what}: not supported without disaggregation" for hit, what in checks if hit), None)
 

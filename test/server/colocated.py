@@ -68,10 +68,14 @@ class Asked:
     aborts: bool = False
     logprobs: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    session: dict[str, Any] | None = None
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     probabilities: list[float] = field(default_factory=list)
     end: Any = None
+    cached: Any = None
+    """Tokens that were found in a cache, by where."""
     steps: int = 0
     """Verifications of drafts that the answer took."""
 
@@ -79,6 +83,8 @@ class Asked:
         """Stream the answer to its end."""
         sampling = {"max_new_tokens": self.new, "temperature": 0, "ignore_eos": True, **self.sampling}
         body = {"input_ids": self.prompt, "rid": self.rid, "stream": True, "sampling_params": sampling}
+        body |= {} if self.adapter is None else {"lora_path": self.adapter}
+        body |= {} if self.session is None else {"session_params": self.session}
         async with http.post(url + "/generate", json={**body, "return_logprob": self.logprobs}) as reply:
             assert reply.status == 200, await reply.text()
             async for line in reply.content:
@@ -87,6 +93,7 @@ class Asked:
                     assert "output_ids" in said or self.aborts, said
                     self.tokens, self.text = said.get("output_ids", self.tokens), said.get("text", self.text)
                     self.end = said["meta_info"]["finish_reason"]
+                    self.cached = said["meta_info"].get("cached_tokens_details")
                     self.steps = said["meta_info"].get("spec_verify_ct", 0)
                     self.probabilities = [p for p, *_ in said["meta_info"].get("output_token_logprobs", ())]
 

@@ -1,0 +1,45 @@
+"""Servers that prefill and decode with LoRA adapters: streams of one adapter go on in the pauses of a prompt of
+another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from rounds import until_seen
+from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
+
+from .colocated import COUNT, EVERY_PAUSE, at_once, mixed, must_be_right
+from .test_architectures import lora_args, with_adapters
+
+TWO_SLOTS = ("--max-loras-per-batch", "2")
+"""One less than there are: the model without an adapter takes a slot, too."""
+SETUPS = tuple(
+    Setup(f"colocated-lora-{name}", (*LAPS, *EVERY_PAUSE, *TWO_SLOTS, *flags), {}, "qwen2", lora_args, mode="null")
+    for name, flags in (("normal", NORMAL_LOOP), ("overlap", ()))
+)
+pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(*SETUPS)]
+
+
+def test_every_token_is_of_the_adapter_that_was_asked_for(prefill: Prefill, reference: Reference) -> None:
+    """A third of the clients leave or abort."""
+    models = with_adapters(reference)
+    before = prefill.get("/laps_status")
+
+    def once(i: int) -> bool:
+        rng, asked = random.Random(i), mixed(100 * i + 1, COUNT, f"{prefill.setup.name}-{i}", COUNT / 12)
+        for a in asked:
+            a.adapter = rng.choice([*models])
+        for a in asked[::3]:
+            a.leaves_s, a.aborts = rng.choice((0.02, 0.1, 0.4, 1.5)) * rng.random(), rng.random() < 0.5
+        asyncio.run(at_once(prefill, asked))
+        for name, model in models.items():
+            must_be_right([a for a in asked if a.adapter == name], model)
+        prefill.all_tokens_are_free()
+        after = prefill.get("/laps_status")
+        assert after["enabled"], after["reason"]
+        steps = after["decode"]["steps_in_pauses"] - before["decode"]["steps_in_pauses"]
+        return steps > 0 and after["preemption"]["by_short_batches"] > before["preemption"]["by_short_batches"]
+
+    until_seen(once, "steps and short batches run in pauses")
