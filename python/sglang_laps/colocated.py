@@ -93,7 +93,7 @@ class Colocated(Pauses):
             sched._add_request_to_queue(req)
 
     def adapters_in_use(self) -> set[str | None]:
-        """Those of prompts in progress, too: streams may run in a pause of their next chunk."""
+        """Also adapters of prompts in progress: streams may run in a pause of their next chunk."""
         return self.adapters() | {r.lora_id for r in self._core.in_progress(self._scheduler.chunked_req).reqs}
 
     # -- what differs in a pause

@@ -7,7 +7,9 @@ import asyncio
 import random
 import re
 from pathlib import Path
+from typing import Any
 
+import http_load as load
 import pytest
 from rounds import until_seen
 from served import LAPS, Prefill, Reference, Setup, ids, on, started
@@ -41,6 +43,36 @@ def test_with_penalties_grammars_and_log_probabilities_streams_answer_as_a_stock
     bound = [a for a in asked if "regex" in a.sampling and a.end["type"] == "stop"]
     assert bound, [(a.sampling, a.text, a.end) for a in asked if a.sampling]
     assert all(re.fullmatch(a.sampling["regex"], a.text) for a in bound), [a.text for a in bound]
+
+
+def test_scores_beside_streams_and_long_prompts_are_those_of_transformers(
+    prefill: Prefill, reference: Reference
+) -> None:
+    name, labels = f"score-{prefill.setup.name}", [5, 700, 1500]
+    others = [Asked(f"{name}-{i}-x", ids(600 + i, 60 if i < 2 else 2500), 60 if i < 2 else 4, 0.0) for i in range(4)]
+    queries = [(ids(620 + i, n), [ids(640 + 2 * i, 20), ids(641 + 2 * i, 30)]) for i, n in enumerate((30, 1200, 200))]
+
+    async def score(http: Any, query: list[int], items: list[list[int]]) -> list[list[float]]:
+        body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": False}
+        async with http.post(prefill.server.url + "/v1/score", json={"model": "any", **body}) as reply:
+            answer = await reply.json()
+            assert reply.status == 200, answer
+            return list(answer["scores"])
+
+    async def scenario() -> list[list[list[float]]]:
+        async with load.session() as http:
+            beside = asyncio.ensure_future(at_once(prefill, others))
+            scores = await asyncio.gather(*(score(http, *query) for query in queries))
+            await beside
+            return list(scores)
+
+    for (query, items), scores in zip(queries, asyncio.run(scenario()), strict=True):
+        for item, found in zip(items, scores, strict=True):
+            with reference.torch.inference_mode():
+                logits = reference.model(reference.torch.tensor([query + item]), logits_to_keep=1).logits[0, -1]
+            assert found == pytest.approx(logits.softmax(-1)[labels].tolist(), rel=1e-3, abs=1e-6)
+    must_be_right(others, reference)
+    prefill.all_tokens_are_free()
 
 
 def test_streams_that_are_retracted_keep_their_penalties_and_grammars(prefill: Prefill, reference: Reference) -> None:

@@ -103,7 +103,9 @@ def test_turns_of_sessions_go_on_from_what_was_said(prefill: Prefill, reference:
         others = mixed(3000 + i, 10, f"{name}-beside", 2.0)
         async with load.session() as http:
             talks = [talk(http, f"{name}-{k}", 4000 + 100 * i + 10 * k) for k in range(3)]
-            *said, _ = await asyncio.gather(*talks, at_once(prefill, others))
+            beside = asyncio.ensure_future(at_once(prefill, others))
+            said = await asyncio.gather(*talks)
+            await beside
         return [*others, *(turn for turns in said for turn in turns)]
 
     def once(i: int) -> bool:
