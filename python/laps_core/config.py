@@ -36,6 +36,13 @@ def _wanted(kind: Any) -> str:
     return ", nor ".join(_wanted(part) for part in parts if part is not type(None)) if parts else "true or false"
 
 
+def written(value: Any) -> str:
+    """Return the value of a knob as a command line has it."""
+    if isinstance(value, tuple):
+        return ",".join(map(written, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
     """Validated settings: each field has the type that its value must be of. Raises ConfigError on a bad value."""
@@ -109,11 +116,7 @@ class Knobs:
     def spelt(cls, knobs: Mapping[str, Any]) -> list[str]:
         """How a command line says these knobs: flags with their values, the rest as the text of JSON_FLAG."""
         own = {name: value for name, value in knobs.items() if name not in cls.FLAGS}
-        said = [
-            f"{cls.FLAGS[name]} {value:g}" if isinstance(value, float) else f"{cls.FLAGS[name]} {value}"
-            for name, value in knobs.items()
-            if name in cls.FLAGS
-        ]
+        said = [f"{cls.FLAGS[name]} {written(value)}" for name, value in knobs.items() if name in cls.FLAGS]
         return [*said, *([f"{cls.JSON_FLAG} '{json.dumps(own)}'"] if own else [])]
 
     def as_dict(self) -> dict[str, Any]:

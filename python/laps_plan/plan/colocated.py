@@ -3,14 +3,14 @@ as many devices in prefill and decode servers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from laps_plan.plan.advice import GAIN, HARM, IN_TIME_GAIN, LONG_HARM
 from laps_plan.plan.figures import COMPARED, Change
 from laps_plan.plan.setup import IN_TIME
-from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, SPARING, Question, Row, Trials, best, even, splits, stock
+from laps_plan.plan.whole import DEFAULT, FIGURES, MORE, Question, Row, Trials, best, even, splits, stock
 from laps_plan.sim.serving import LAPS, Serving
 from laps_plan.table import Table
 from laps_plan.traffic.job import LONG, SHORT, Job
@@ -87,7 +87,7 @@ def answer(trials: Trials) -> Answer:
     """Simulate all of it."""
     q = trials.question
     laps = trials.row(Serving(LAPS))
-    rows = [laps, trials.row(q.laps()), trials.row(q.laps(**SPARING)), *(trials.row(s) for s in stock())]
+    rows = [laps, trials.row(q.laps()), trials.row(q.laps_in_time()), *(trials.row(s) for s in stock())]
     others = even(rows, laps)
     changes = {}
     for figure in FIGURES:
@@ -98,11 +98,11 @@ def answer(trials: Trials) -> Answer:
     # Of those with the most in time now, the one that can be given the most.
     good = sorted((r for r in rows if r.serving.policy != LAPS), key=lambda r: (-round(r.in_time, 2), r.mean))[:TRIED]
     apart = [replace(DEFAULT, prefill=n) for n in splits(trials, jobs, devices)]
-    own = _most(trials, [q.laps(), q.laps(**SPARING)], devices)
+    own = _most(trials, [q.laps(), q.laps_in_time()], devices)
     rates = {"laps": own, "stock": _most(trials, [r.serving for r in good], devices)}
     rates["apart"] = _most(trials, apart, devices)
-    knobs = {key: value for key, value in own[0].knobs.items() if key in SPARING}
-    return Answer(trials, rows, laps, changes, devices, rates, _cases(trials, knobs, own[1], devices))
+    own_way = Question.laps if own[0] == q.laps() else Question.laps_in_time
+    return Answer(trials, rows, laps, changes, devices, rates, _cases(trials, own_way, own[1], devices))
 
 
 def _most(trials: Trials, servings: Sequence[Serving], devices: int) -> tuple[Serving, float]:
@@ -111,13 +111,13 @@ def _most(trials: Trials, servings: Sequence[Serving], devices: int) -> tuple[Se
     return max(found, key=lambda one: one[1])
 
 
-def _cases(trials: Trials, knobs: dict[str, float], asked: float, devices: int) -> list[Against]:
+def _cases(trials: Trials, own_way: Callable[[Question], Serving], asked: float, devices: int) -> list[Against]:
     q, jobs = trials.question, trials.traffic.jobs
 
     def case(what: str, q: Question, jobs: Sequence[Job], laps: float | None = None) -> Against:
         apart = {n: trials.highest(Serving(LAPS, prefill=n), q, devices, jobs) for n in splits(trials, jobs, devices)}
         split = max(apart, key=lambda n: apart[n])
-        own = trials.highest(q.laps(**knobs), q, devices, jobs) if laps is None else laps
+        own = trials.highest(own_way(q), q, devices, jobs) if laps is None else laps
         return Against(what, own, apart[split], split)
 
     def longer(factor: float) -> list[Job]:

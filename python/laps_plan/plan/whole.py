@@ -25,8 +25,8 @@ CHUNKS = (512, 1024, 2048, 4096, 8192)
 POLICIES = ("fcfs", "shortest-prefill-first")
 DEFAULT = Serving("fcfs")
 """Stock as it is."""
-SPARING = {"preempt_overhead": 0.05}
-"""Knobs of LAPS under high load: short batches of their own cost a step each, here a twentieth of the device."""
+SPARING = 0.05
+"""Share of the device for the steps of short batches where LAPS is to serve as much as can be in time."""
 SAFE = 0.8
 """LAPS is told this much of the objective for the time between tokens as its target: a step may be a slice late."""
 PARTS = 8
@@ -58,9 +58,14 @@ class Question(Objectives):
     kv_tokens: int = 400_000
     """Tokens of context that a server's memory holds."""
 
-    def laps(self, **knobs: float) -> Serving:
+    def laps(self, **knobs: Any) -> Serving:
         """LAPS, told a target that is within the objective, and these knobs."""
         return Serving(LAPS, knobs={"tbt_ms": round(1e3 * SAFE * self.tbt_s, 3), **knobs})
+
+    def laps_in_time(self) -> Serving:
+        """The same, told when first tokens are due, too: whoever can wait does."""
+        due_ms = (1e3 * self.short_s, 1e3 * self.long_s)
+        return self.laps(ttft_slo_ms=due_ms, order="s-edf", preempt_overhead=SPARING)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from laps_core.config import LapsConfig
+from laps_core.config import LapsConfig, written
 from numpy.typing import NDArray
 
 from laps_plan.profile import Profile
@@ -50,7 +50,7 @@ class Serving:
         said = [self.policy] if self.policy == LAPS and self.chunk == 8192 else [f"{self.policy}, {self.chunk}"]
         said += [f"interval {self.interval}"] if self.interval else []
         said += ["mixed"] if self.mixed else []
-        said += [f"{key} {value}" for key, value in self.knobs.items()]
+        said += [f"{key} {written(value)}" for key, value in self.knobs.items()]
         return ", ".join(said)
 
     def flags(self) -> str:
