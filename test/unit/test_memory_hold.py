@@ -50,7 +50,12 @@ def test_short_requests_go_on_at_first_while_long_work_drains(drain: ClassName) 
         assert room.stand_back(now, lacking=True, drains=drain) == back
 
 
-def test_where_nothing_gives_memory_back_nobody_stands_back() -> None:
+def test_where_nothing_gives_memory_back_it_is_tried_once_and_others_go_on() -> None:
     room = MemoryHold()
-    assert [room.stand_back(now, lacking=True, drains=None) for now in (0.0, 5.0, 10.0)] == [(), (), ()]
-    assert room.stand_back(11.0, lacking=True, drains=SHORT) == (LONG, SHORT)
+
+    def back(now: float, drains: ClassName | None) -> tuple[ClassName, ...]:
+        return room.stand_back(now, lacking=True, drains=drains)
+
+    assert [back(now, None) for now in (0.0, 0.1, 5.0, 10.0)] == [(LONG,), (), (), ()]
+    assert back(11.0, SHORT) == (LONG, SHORT)
+    assert [back(now, None) for now in (11.1, 11.2)] == [(LONG,), ()]

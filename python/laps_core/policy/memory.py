@@ -23,6 +23,8 @@ class MemoryHold:
 
     def __init__(self) -> None:
         self._since_s: float | None = None
+        self._tried = False
+        """It has been tried since the last work drained."""
 
     def stand_back(self, now: float, *, lacking: bool, drains: ClassName | None) -> tuple[ClassName, ...]:
         """Return the classes of which nothing else starts. Ask in every round.
@@ -31,13 +33,18 @@ class MemoryHold:
         of the other work that will give memory back, long before short; None = there is none.
         """
         if not lacking:
-            self._since_s = None
+            self._since_s, self._tried = None, False
             return ()
         if self._since_s is None:
             self._since_s = now
         turn = int((now - self._since_s) / HOLD_S) % 4
-        if turn % 2 or drains is None:
-            # Where nothing drains it may be the others who free memory by their turn: those of a session, say.
+        if drains is None:
+            # It is tried once with all that drains gone. Then it may be others who free memory by their turn: those of
+            # a session, say.
+            tried, self._tried = self._tried, True
+            return () if tried else (LONG,)
+        self._tried = False
+        if turn % 2:
             return ()
         # It may never drain: then short requests stand back by the third turn.
         return (LONG,) if drains == LONG and not turn else (LONG, SHORT)
