@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from laps_core.latency.model import StepShape
+from laps_core.latency.step import StepShape
 from laps_plan.profile import Profile
 from laps_plan.traffic.job import Job
 

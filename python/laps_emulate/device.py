@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from laps_core.latency.model import StepShape
+from laps_core.latency.step import StepShape
 from sglang_laps.armed import Armed, Order
 
 from laps_emulate.events import DeviceModule

@@ -13,6 +13,7 @@ def scheduler(**more: Any) -> Any:
     """Return a scheduler with the fields that are asked for."""
     runner = SimpleNamespace(model=None)
     found = {
+        "is_generation": True,
         "tp_worker": SimpleNamespace(model_runner=runner),
         "is_hybrid_swa": False,
         "is_hybrid_ssm": False,
@@ -35,10 +36,10 @@ def scheduler(**more: Any) -> Any:
 def test_models_and_caches_that_are_not_supported_are_named(
     mixin: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], says: str | None
 ) -> None:
-    from sglang_laps import colocated
+    from sglang_laps import colocated, slices
 
-    monkeypatch.setattr(colocated.slices, "_refused", lambda _, together: None)
-    monkeypatch.setattr(colocated.slices, "decoder_layers", lambda _: [])
+    monkeypatch.setattr(slices, "_refused", lambda _, together: None)
+    monkeypatch.setattr(slices, "decoder_layers", lambda _: [])
     why = colocated.why_not(scheduler(**more))
     if says is None:
         assert why is None
@@ -51,17 +52,19 @@ def test_models_and_caches_that_are_not_supported_are_named(
 def test_what_cannot_run_in_slices_could_have_no_decode_step_in_a_pause(
     mixin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang_laps import colocated
+    from sglang_laps import colocated, slices
     from sglang_laps.layers import NoLayers
 
-    monkeypatch.setattr(colocated.slices, "_refused", lambda _, together: "the model is compiled")
+    monkeypatch.setattr(slices, "_refused", lambda _, together: "the model is compiled")
     assert colocated.why_not(scheduler()) == "no decode step could run in a long prefill: the model is compiled"
+
+    assert colocated.why_not(scheduler(is_generation=False)) is None, "a server that embeds has no decode steps"
 
     def none(_: Any) -> None:
         raise NoLayers("Toy has no list of layers")
 
-    monkeypatch.setattr(colocated.slices, "_refused", lambda _, together: None)
-    monkeypatch.setattr(colocated.slices, "decoder_layers", none)
+    monkeypatch.setattr(slices, "_refused", lambda _, together: None)
+    monkeypatch.setattr(slices, "decoder_layers", none)
     assert "Toy has no list of layers" in str(colocated.why_not(scheduler()))
 
 
@@ -79,11 +82,12 @@ def test_the_scheduler_is_stock_then_and_its_status_says_why(
     from laps_core.config import LapsConfig
     from sglang.srt.managers.schedule_policy import PrefillAdder
     from sglang_laps import scheduler as module
+    from sglang_laps import seams
     from sglang_laps.start import why_off
 
     args = SimpleNamespace(disaggregation_mode="null", pp_size=1, **flags)
     monkeypatch.setattr("sglang_laps.start.resolved", lambda args: args)
-    monkeypatch.setattr(module.seams, "require_applied", lambda: None)
+    monkeypatch.setattr(seams, "require_applied", lambda: None)
 
     def init(self: Any) -> None:
         self.server_args = args

@@ -11,7 +11,7 @@ from typing import Any
 
 import http_load as load
 import pytest
-from laps_core.latency.model import StepShape
+from laps_core.latency.step import StepShape
 from laps_emulate import spec
 from laps_plan.profile import Profile
 from rounds import until_seen

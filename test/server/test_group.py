@@ -37,7 +37,7 @@ class World:
             self._all.wait()
 
         # One module: emulated devices meet in it, too.
-        monkeypatch.setattr(group.torch.distributed, "all_gather_into_tensor", gather)
+        monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gather)
         parallel = SimpleNamespace(tp_size=RANKS, attn_dp_size=RANKS, attn_tp_size=1, attn_cp_size=1)
         monkeypatch.setattr(group, "get_parallel", lambda: parallel)
         pacer = SimpleNamespace(arrived=lambda *_: None, threshold_tokens=256)

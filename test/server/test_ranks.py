@@ -28,6 +28,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, tp: int = 1, cp: int = 1, pp: int = 1) -> None:
         import sglang_laps.ranks as module
+        import torch
 
         def broadcast(box: Any, src: Group, group: Group) -> None:
             assert src is group
@@ -35,8 +36,8 @@ class World:
                 group.said = box.clone()
             box.copy_(group.said)
 
-        monkeypatch.setattr(module.torch.distributed, "broadcast", broadcast)
-        monkeypatch.setattr(module.torch.distributed, "get_global_rank", lambda group, first: group)
+        monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+        monkeypatch.setattr(torch.distributed, "get_global_rank", lambda group, first: group)
         across, along = [Group() for _ in range(tp)], [Group() for _ in range(cp)]
         self.ranks: dict[tuple[int, int, int], Any] = {}
         for stage in range(pp):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from laps_core.config import ConfigError
-from laps_core.latency.model import Coefficients
+from laps_core.latency.step import Coefficients
 from laps_emulate import ENV, spec
 from laps_emulate.device import EmulatedDevice
 from laps_emulate.events import Event

@@ -18,8 +18,8 @@ from laps_core.length import SHORT, ClassName
 from laps_core.pools.controller import PoolController
 from laps_core.pools.demand import Spent
 from laps_core.pools.outlook import Learnt, Outlook
-from laps_core.pools.pressure import BOTH, POOLS, Assignment, InstanceSignals, PressureConfig, Work
-from laps_core.protocol import ByClass, Load
+from laps_core.pools.pressure import BOTH, POOLS, InstanceSignals, PressureConfig, Work
+from laps_core.protocol import Assignment, ByClass, Load
 
 MODEL = Coefficients(alpha=1e-10, linear=1.2e-5, gamma_r=1e-9, per_request=1e-4, fixed=4e-3)
 """A prompt of a million tokens takes 112 s."""

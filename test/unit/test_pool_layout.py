@@ -12,8 +12,8 @@ from laps_core.pools.controller import LAYOUT_PERIODS, Move, PoolController
 from laps_core.pools.demand import Spent
 from laps_core.pools.layout import LEAST, layout, short_servers, wait
 from laps_core.pools.outlook import Learnt, Outlook
-from laps_core.pools.pressure import BOTH, POOLS, Assignment, InstanceSignals, PressureConfig, Work
-from laps_core.protocol import ByClass, Load
+from laps_core.pools.pressure import BOTH, POOLS, InstanceSignals, PressureConfig, Work
+from laps_core.protocol import Assignment, ByClass, Load
 
 PERIOD_S = 5.0
 LAPS, STOCK = True, False

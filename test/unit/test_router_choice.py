@@ -10,7 +10,7 @@ from laps_core.latency.step import Coefficients
 from laps_core.pools.choice import Choice, Pools
 from laps_core.pools.config import AllocConfig
 from laps_core.pools.prefixes import Ask, fingerprint
-from laps_core.pools.pressure import Assignment
+from laps_core.protocol import Assignment
 
 NOW_S = 100.0
 MODEL = Coefficients(alpha=0.0, linear=1e-4, gamma_r=1e-5, per_request=0.0, fixed=0.01)

@@ -37,7 +37,7 @@ def graphs(runner: Any, **knobs: Any) -> Iterator[Any]:
     kept: list[tuple[Any, str]] = [(runner, "prefill_cuda_graph_runner"), (runner, "laps_graphs")]
     kept += [(runner.attn_backend, "full_cg_prefill_metadata"), (capture, "MOST_ROWS")]
     held = [getattr(owner, name, None) for owner, name in kept]
-    capture.MOST_ROWS = MOST
+    vars(capture)["MOST_ROWS"] = MOST
     runner.prefill_cuda_graph_runner = runner.stock_path
     runner.attn_backend.full_cg_prefill_metadata = None
     try:

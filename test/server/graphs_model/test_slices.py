@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from laps_core.slicing import MIN_ROWS
+from sglang.srt.runtime_context import get_forward
 from sglang_laps import put_back, slices
 from sglang_laps.armed import Abandoned
 from sglang_laps.layers import NoLayers, decoder_layers
@@ -296,12 +297,12 @@ def test_adapters_and_prepared_batches_are_put_back(monkeypatch: pytest.MonkeyPa
 
 def test_lengths_of_gathers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, mine, seen = Runner(2), batch((7, 0)), []
-    monkeypatch.setattr(put_back.dp_attention, "set_dp_buffer_len_from_batch", lambda b: seen.append(b))
+    monkeypatch.setattr("sglang_laps.put_back.dp_attention.set_dp_buffer_len_from_batch", lambda b: seen.append(b))
     mine.global_num_tokens_cpu, mine.is_extend_in_batch = [7, 3], True
     put_back.put_back(runner, mine)
     assert seen == [mine]
-    assert put_back.get_forward().is_extend_in_batch is True
-    put_back.get_forward().set("is_extend_in_batch", False)
+    assert get_forward().is_extend_in_batch is True
+    get_forward().set("is_extend_in_batch", False)
 
 
 def test_buffers_that_batches_share_are_not_those_of_a_pass_in_slices() -> None:

@@ -16,7 +16,8 @@ from laps_core.histogram import LengthCount
 from laps_core.pools.choice import Choice
 from laps_core.pools.controller import Move
 from laps_core.pools.prefill import PrefillInstance
-from laps_core.pools.pressure import BOTH, POOLS, Assignment, Pool, quantile
+from laps_core.pools.pressure import BOTH, POOLS, Pool, quantile
+from laps_core.protocol import Assignment
 from prometheus_client import CollectorRegistry, Histogram
 
 PREFIX = "laps_router_"
