@@ -4,13 +4,14 @@ another."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 
 import pytest
 from rounds import until_seen
 from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, on
 
-from .colocated import COUNT, EVERY_PAUSE, at_once, mixed, must_be_right
+from .colocated import COUNT, EVERY_PAUSE, MANY, at_once, mixed, must_be_right
 from .test_architectures import lora_args, with_adapters
 
 TWO_SLOTS = ("--max-loras-per-batch", "2")
@@ -18,6 +19,7 @@ TWO_SLOTS = ("--max-loras-per-batch", "2")
 SETUPS = tuple(
     Setup(f"colocated-lora-{name}", (*LAPS, *EVERY_PAUSE, *TWO_SLOTS, *flags), {}, "qwen2", lora_args, mode="null")
     for name, flags in (("normal", NORMAL_LOOP), ("overlap", ()))
+    if MANY in os.environ or not flags
 )
 pytestmark = [pytest.mark.timeout(600 + 5 * COUNT), *on(*SETUPS)]
 

@@ -4,6 +4,7 @@ limit of running requests."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from typing import Any
 
@@ -15,7 +16,7 @@ from served import LAPS, NORMAL_LOOP, Prefill, Reference, Setup, ids, on
 
 from benchmark.rig import devices
 
-from .colocated import EVERY_PAUSE, Asked, at_once, mixed, must_be_right
+from .colocated import EVERY_PAUSE, MANY, Asked, at_once, mixed, must_be_right
 from .slicing import SHAPE
 from .test_slices_features import HICACHE
 
@@ -29,6 +30,7 @@ SETUPS = tuple(
         mode="null",
     )
     for name, flags in (("normal", NORMAL_LOOP), ("overlap", ()))
+    if MANY in os.environ or not flags
 )
 pytestmark = [pytest.mark.timeout(600), *on(*SETUPS)]
 
