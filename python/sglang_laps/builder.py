@@ -51,6 +51,8 @@ class Builder:
         """Makes the adder of the part that is shown; None = nothing is."""
         self.joined: list[Any] = []
         """Requests that SGLang has queued while it built, as their grammar is ready: no plan has seen them yet."""
+        self.begun: list[Any] = []
+        """Prompts in progress when the last plan was made. While a part is shown the slot does not tell."""
         # The builder counts the waiting tokens for its log line, but sees a part: counted after it (see _built). Where
         # SGLang counts the one prompt in the slot, those that are parked count, too.
         self._loads: Any = replace(
@@ -67,6 +69,7 @@ class Builder:
         sched, core, beside = self._scheduler, self._core, beside or paused is not None
         self.joined = []
         lines = core.lines(sched.waiting_queue, sched.chunked_req)
+        self.begun = lines.begun
         if core.decode is not None:
             tokens = context(running_batch) if self._mixes else None
             core.decode.watch(time.perf_counter(), streams(running_batch), tokens)

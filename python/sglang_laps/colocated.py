@@ -94,7 +94,7 @@ class Colocated(Pauses):
 
     def adapters_in_use(self) -> set[str | None]:
         """Also adapters of prompts in progress: streams may run in a pause of their next chunk."""
-        return self.adapters() | {r.lora_id for r in self._core.in_progress(self._scheduler.chunked_req).reqs}
+        return self.adapters() | {r.lora_id for r in self._builder.begun}
 
     # -- what differs in a pause
 
