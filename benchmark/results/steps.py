@@ -96,7 +96,6 @@ STEPS: dict[str, Step] = {
     "planned": _fidelity("planner"),
     "groups": _fidelity("groups", "--rounds", "1", "--seconds", "90"),
     "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300"),
-    "rounds-cost": Step("benchmark.rounds_cost"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     "ladder": Step("benchmark.ladder", gpu=True),
     "graphs": Step("benchmark.serve.graphs", gpu=True),
