@@ -56,11 +56,6 @@ longer."""
 COLOCATED_GOODPUT = Bar(least=1.3)
 """Requests/s with 90% in time, over the best stock setting."""
 
-VIOLATIONS = Bar(most=0.5)
-"""Short requests in violation of their SLO over the best stock policy's."""
-FIT_MEDIAN, FIT_P90 = Bar(most=0.10), Bar(most=0.25)
-"""Relative error of the fitted step times."""
-
 GRAPHS_WORST, GRAPHS_BEST = Bar(least=0.98), Bar(least=1.15)
 """Requests/s with full graphs over those of stock, at the worst and at the best number of clients."""
 PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)
@@ -86,8 +81,6 @@ NONE = Bar(most=0.0)
 BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
 """Short and long P90 TTFT behind the router over those behind the best other router."""
 
-SAME_CLIENT = Bar(least=0.85, most=1.15)
-"""Median TTFT measured by our client over that of another client."""
 SIMULATED = Bar(least=0.85, most=1.15)
 """Simulated over measured TTFT."""
 

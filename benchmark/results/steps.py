@@ -66,9 +66,7 @@ STEPS: dict[str, Step] = {
     # Router and decode server need their share of the same cores.
     "serve-pd": _serve("mooncake,turns", f"fcfs,{SPF},laps", "--utilisation", "0.3", "--seconds", "10", "--pd"),
     "closed": _serve("closed", "fcfs,laps", "--seconds", "3"),
-    "client-check": Step("benchmark.serve", ("--check-client", "--seconds", "5")),
     "slices": Step("benchmark.serve.slices"),
-    "window": Step("benchmark.serve.window"),
     "router-echo": _router("--echo", "--rounds", "3", "--seconds", "2"),
     "router-workers": _router("--workers", "--rounds", "3", "--seconds", "2"),
     "router-mix": _router("--mix", "--prefill", "8", "64"),

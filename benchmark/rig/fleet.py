@@ -69,11 +69,6 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self._outer.close()
 
-    def add(self, variant: Variant) -> None:
-        """Start one more server in addition to those that run together."""
-        self.variants = [*self.variants, variant]
-        self._start(variant)
-
     def target(self, name: str) -> Target:
         """Return the address for this variant's load; starts its server, and stops another if they run one at a
         time."""

@@ -5,7 +5,6 @@
     python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"guard":0.5}'
     python -m benchmark.serve --variants laps --variant 'old=PYTHONPATH=../old/python --enable-laps-scheduler'
     python -m benchmark.serve --base-url http://host:30000               # a server that runs already
-    python -m benchmark.serve --check-client                             # this client next to SGLang's bench_serving
 
 Variants are compared in turns (A B C, C B A, ...) under the same seeded arrivals; a ratio is the median of per-round
 ratios with the interval that the rounds support, and five rounds are the fewest that support any. Open loads are scaled
@@ -35,7 +34,7 @@ from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, cu
 from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, warm_up
-from benchmark.serve import check, tables
+from benchmark.serve import tables
 from benchmark.serve.compare import Bench, Compared, Points, Settings
 
 BASE = variants.FCFS
@@ -66,7 +65,6 @@ def options(p: Parser) -> None:
     p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
     p.add_argument("--longest", type=at_least(512), help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
-    p.add_argument("--check-client", action="store_true", help="only compare this client with sglang.bench_serving")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -77,8 +75,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     names = args.variants.split(",") if args.variants else list(device.variants)
     found = variants.chosen(names, given, cuda=device.name == CUDA)
     if args.base_url:
-        if args.variants or args.variant or args.pd or args.check_client:
-            raise ValueError("--base-url is one running server: no --variants, --variant, --pd or --check-client")
+        if args.variants or args.variant or args.pd:
+            raise ValueError("--base-url is one running server: no --variants, --variant or --pd")
         Target.of(args.base_url)
         found = [variants.Variant(THERE, ())]
     names = [v.name for v in found]
@@ -143,15 +141,6 @@ def how_served(device: Device, pd: bool, new_only: bool) -> str:
     return f"{path}{', new tokens only' if new_only else ''}; chunks of {device.chunk} tokens, {device.what}."
 
 
-def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
-    """Yield the pieces of the command, and their folders."""
-    if args.check_client:
-        out = args.out or model.REPO / "out" / "client-check"
-        yield check.run(args, out), out
-    else:
-        yield from compared(args)
-
-
 def compared(args: argparse.Namespace, up: Fleet | None = None) -> Iterator[tuple[Piece, Path]]:
     """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given."""
     device, longest, say = args.device, args.device.longest, args.say
@@ -206,5 +195,5 @@ def piece_of_closed(points: Points, how: str, args: argparse.Namespace, out: Pat
     return Piece("closed", "Closed loops", text, args.seed, over, figures, captions, data)
 
 
-COMMAND = Command("benchmark.serve", __doc__, run, options, check_arguments, rounds=5, seed=1, seconds=10.0)
+COMMAND = Command("benchmark.serve", __doc__, compared, options, check_arguments, rounds=5, seed=1, seconds=10.0)
 main = COMMAND.main

@@ -207,7 +207,7 @@ def test_a_figure_that_is_not_finite_is_none_on_a_page_and_nan_again(tmp_path: P
 
 def test_what_was_measured_here_can_be_read() -> None:
     found = steps.collect(REPO / "benchmark" / "report", {})
-    assert {"headline", "window", "router-echo", "gpu-mixed", "sim-rules"} <= set(found.pieces)
+    assert {"headline", "azure", "router-echo", "gpu-mixed", "sim-rules"} <= set(found.pieces)
     assert not [why for why in found.missing.values() if "cannot be read" in why]
     assert "graphs" in found.missing
 
