@@ -66,18 +66,8 @@ SLICED_LOGITS = Bar(most=0.01)
 
 ROUTER_RATE, ROUTER_P99 = Bar(least=2.0), Bar(most=1.0)
 """Requests/s and P99 latency of the router over stock MiniLB's."""
-ROUTER_WORKERS = Bar(least=1.5)
-"""Requests/s of four workers of the router over those of one, on two cores with the load and the servers."""
 NO_LOSS = Bar(most=1.05)
 """P90 TTFT of either class behind the router, with two servers, over that behind stock MiniLB."""
-LAST_MOVE = Bar(most=3.0)
-"""Control periods from a change of the mix to the last move."""
-EXTRA_MOVES = Bar(most=1.0)
-"""Moves after a change of the mix beyond the needed ones."""
-AGREED = Bar(most=2.0)
-"""Signal periods until all routers agree on the pools again."""
-NONE = Bar(most=0.0)
-"""Events that must not happen."""
 BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
 """Short and long P90 TTFT behind the router over those behind the best other router."""
 

@@ -68,9 +68,6 @@ STEPS: dict[str, Step] = {
     "closed": _serve("closed", "fcfs,laps", "--seconds", "3"),
     "slices": Step("benchmark.serve.slices"),
     "router-echo": _router("--echo", "--rounds", "3", "--seconds", "2"),
-    "router-workers": _router("--workers", "--rounds", "3", "--seconds", "2"),
-    "router-mix": _router("--mix", "--prefill", "8", "64"),
-    "router-fleet": _router("--fleet", "--period", "5"),
     # On emulated devices: three servers, a decode server, clients and a router starve on a few cores.
     "router-real": _router("--real", "--rounds", "3", *DEVICE),
     "router-two": _router("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE),

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Piece:
     """Measure TTFT behind each router; stock prefill servers unless LAPS's are asked for, so that the difference is the
     router's alone. Raises ServerError or ConnectionError."""
     device: Device = args.device
-    count, own = (args.prefill or [3])[0], device.name != CPU
+    count, own = args.prefill or 3, device.name != CPU
     # A smaller model than for a single server: several share the cores.
     checkpoint = device.checkpoint() if own else model.make(Path(os.environ.get("LAPS_MODELS", MODELS)))
     variant, seconds = LAPS_PREFILL if args.laps_prefill else FCFS, args.seconds or 20.0
