@@ -4,7 +4,6 @@ python -m benchmark.fidelity policies --device h200-qwen3-8b,slow=10    # stock 
 python -m benchmark.fidelity fleet --servers 4       # several of them behind routers
 python -m benchmark.fidelity groups                  # data-parallel attention ranks that plan together
 python -m benchmark.fidelity planner --keep          # laps-plan's predictions for an emulated device
-python -m benchmark.fidelity cpu --rounds 5          # real steps of this CPU; writes the profile "cpu"
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmark.fidelity import cpu, fleet, planner, policies, ranks
+from benchmark.fidelity import fleet, planner, policies, ranks
 from benchmark.results import Parser
 
 KINDS = {
     "policies": policies.COMMAND, "fleet": fleet.COMMAND, "groups": ranks.COMMAND, "planner": planner.COMMAND,
-    "cpu": cpu.COMMAND,
 }  # fmt: skip
 
 

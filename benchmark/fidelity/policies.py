@@ -23,7 +23,7 @@ from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity import compare
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Simulator, drawn, gather, measure
-from benchmark.fidelity.cpu import Alone, Setup, alone
+from benchmark.fidelity.host import Alone, Host
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars
@@ -40,7 +40,6 @@ LONE = Variant("fcfs, lone requests", ("--schedule-policy", FCFS, devices.NORMAL
 """Variant whose lone requests show the host's time: the overlap loop hides a step's."""
 JUDGED = 0.7
 """Load at which policies are judged against each other."""
-LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 TRAINING_S = 15.0
 CLIENTS = 256
 """Clients of the closed loop in which the simulator measures stock fcfs's capacity."""
@@ -83,19 +82,18 @@ def emulator(target: Target) -> dict[str, Any]:
 def measured(args: argparse.Namespace, device: Device, keep: Callable[[Any], None]) -> None:
     """Run all loads on servers. What there is is kept after each, so that a crash loses no earlier one."""
     overlap = args.loop == devices.OVERLAP
-    setup = Setup.of(Profile.load(device.laps["profile"]), device.chunk)
     prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]
     with Fleet(device, variants, prompts, args.out, args.say, together=True) as fleet:
         args.say("lone requests")
-        seen = alone(fleet, LONE.name, LADDER, args.seed)
-        seen.device = setup.alone_s(seen.tokens)
-        rate = capacity(setup.profile(seen, 1.0), device.chunk, args.seed, overlap=overlap)
+        alone = Alone.on(fleet, LONE.name, args.seed)
+        host = Host(Profile.load(device.laps["profile"]), device.chunk, alone)
+        rate = capacity(host.profile(1.0), device.chunk, args.seed, overlap=overlap)
         args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
         training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
         trained = measure(fleet, FCFS, training, args.seed)["ttft"]
         rows = [(job.at_s, job.new) for job in training]
         found: dict[str, Any] = {
-            "rate": rate, "alone": asdict(seen), "loads": {}, "training": {"rows": rows, "ttft": trained}
+            "rate": rate, "alone": asdict(alone), "loads": {}, "training": {"rows": rows, "ttft": trained}
         }  # fmt: skip
         for load in args.loads:
             count = args.rounds if load == JUDGED else 1
@@ -137,9 +135,8 @@ def run(args: argparse.Namespace) -> Piece:
     raw = compare.again(args, lambda keep: measured(args, device, keep))
     known, overlap = Profile.load(device.laps["profile"]), args.loop == devices.OVERLAP
     training = [Job(*row) for row in raw["training"]["rows"]]
-    calibrated = Setup.of(known, args.chunk).under_load(
-        Alone(**raw["alone"]), FCFS, training, raw["training"]["ttft"], overlap=overlap
-    )
+    host = Host(known, args.chunk, Alone(**raw["alone"]))
+    calibrated = host.under_load(FCFS, training, raw["training"]["ttft"], overlap=overlap)
     simulator = Simulator.like(device, calibrated, overlap=overlap)
     loads = {float(name): Accuracy.again(of, simulator, args.seed) for name, of in raw["loads"].items()}
     # The judged load first.

@@ -71,13 +71,9 @@ NO_LOSS = Bar(most=1.05)
 BEHIND_ROUTER, BEHIND_ROUTER_LONG = Bar(most=0.5), Bar(most=1.1)
 """Short and long P90 TTFT behind the router over those behind the best other router."""
 
-SIMULATED = Bar(least=0.85, most=1.15)
-"""Simulated over measured TTFT."""
 
 INSIDE = Bar(least=0.75, most=0.85)
 """Share of first tokens inside the quoted interval, which is to hold 80%."""
-REPLAYED, REPLAYED_FCFS = Bar(least=0.9, most=1.1), Bar(least=0.85, most=1.15)
-"""Replayed over measured TTFT: under the server's own policy, under fcfs."""
 
 STEP = Bar(least=0.97, most=1.03)
 """An emulated step over the profile's."""

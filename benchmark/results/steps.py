@@ -73,10 +73,10 @@ STEPS: dict[str, Step] = {
     "router-two": _router("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE),
     "router-agents": _router("--agents", "--rounds", "1", "--seconds", "100"),
     "colocated": Step("benchmark.colocated"),
-    "sim-validate": _fidelity("cpu"),
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
+    "sim-quotes": Step("benchmark.sim.quotes"),
     "emulated": _fidelity("policies"),
     **{
         f"emulated-{n}-{model}": _fidelity(
