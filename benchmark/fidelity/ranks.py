@@ -22,9 +22,10 @@ from laps_plan.sim import variants
 from laps_plan.sim.metrics import Outcome, lone_s
 from laps_plan.traffic import turns
 from laps_plan.traffic.job import THRESHOLD, Job
+from laps_plan.traffic.lengths import lmsys, mix, uniform
 from laps_plan.traffic.streams import Trace
 
-from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, measure
+from benchmark.fidelity.compare import MEAN, SLOWDOWN, TOKENS, Accuracy, Round, Simulate, drawn, measure
 from benchmark.load.prompts import Homes, Prompts, SessionPrompts
 from benchmark.results import Bar, Command, Parser, Piece, bars, in_turns, positive
 from benchmark.rig import checkpoints, devices
@@ -32,7 +33,7 @@ from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, flush, get_json
 from benchmark.rig.model import REPO
 from benchmark.rig.variants import LAPS, ON, SPF, Variant
-from benchmark.sim.groups import BEST, LONGEST, THINK_S, TOKEN_S, mix, play
+from benchmark.sim.loads import RANKS_LONGEST, THINK_S, TOKEN_S
 
 PATIENCE_S = 120.0
 KEYS = ("short P90", MEAN, SLOWDOWN, "long P90", TOKENS)
@@ -77,8 +78,8 @@ class Load:
 
 
 def mixed(rate: float, span_s: float, seed: str) -> list[Job]:
-    """Return the simulator's mix."""
-    return mix(rate, span_s, random.Random(f"mix/{seed}"))
+    """Return jobs of the mix."""
+    return drawn(mix(lmsys(), uniform(1024, 8192), 0.05), rate, span_s, f"mix/{seed}")
 
 
 def agents(rate: float, span_s: float, seed: str) -> list[Job]:
@@ -87,7 +88,7 @@ def agents(rate: float, span_s: float, seed: str) -> list[Job]:
     halve its load."""
     rng = random.Random(f"agents/{seed}")
     begun: list[tuple[float, Sequence[turns.Turn]]] = []
-    drawn = turns.stretches(turns.agents(LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
+    drawn = turns.stretches(turns.agents(RANKS_LONGEST, THINK_S, TOKEN_S), TURNS, rate, MORE * span_s, rng)
     for _, session in drawn:
         if sum(len(s) for _, s in begun) < rate * span_s:
             begun.append((rng.uniform(0.0, span_s), session))
@@ -104,7 +105,7 @@ LOADS = {
         ),
         Load(
             "agents", "Turns of coding agents, each after the answer before it, on histories of up to 128k tokens",
-            rate=1.33, slow=3.0, chunk=BEST["agents"], longest=LONGEST, sessions=True, make=agents,
+            rate=1.33, slow=3.0, chunk=4096, longest=RANKS_LONGEST, sessions=True, make=agents,
             bars=(0.40, 0.58, 0.36),
         ),
     )
@@ -210,9 +211,9 @@ def simulator(load: Load, profile: Profile, slow: float = 1.0) -> Simulate:
     """Return the simulator of these servers. ``slow``: times that the profile's steps are stretched."""
 
     def simulate(name: str, jobs: Sequence[Job], seed: int) -> Outcome:
-        laps = variants.Variant(laps=knobs(slow))
+        laps, ranks = variants.Variant(laps=knobs(slow)), profile.group.ranks if profile.group else 1
         variant, chunk = (laps, CHUNK) if name == LAPS else (variants.Variant(name), load.chunk)
-        return play(profile, Trace(jobs), variant, chunk, seed=seed)[0]
+        return variants.run(variant, Trace(jobs), profile, chunk=ranks * chunk, seed=seed)
 
     return simulate
 

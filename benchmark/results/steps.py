@@ -74,7 +74,6 @@ STEPS: dict[str, Step] = {
     "router-agents": _router("--agents", "--rounds", "1", "--seconds", "100"),
     "colocated": Step("benchmark.colocated"),
     "sim-rules": Step("benchmark.sim.rules"),
-    "sim-groups": Step("benchmark.sim.groups"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes"),
     "emulated": _fidelity("policies"),
