@@ -20,7 +20,7 @@ from laps_plan.traffic.lengths import Sizes
 from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import client
-from benchmark.load.client import Route
+from benchmark.load.client import Answer, Route
 from benchmark.results import Bar, Column, Comparison, Figure, Parser, Table, beside, in_turns, quantile, ratio
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
@@ -96,7 +96,11 @@ def measure(
 ) -> Round:
     """Send the jobs to a real server. Raises ConnectionError if one fails. ``route``: as for ``client.replay``."""
     target, bodies = fleet.target(name), fleet.prompts.bodies(jobs, seed)
-    answers = asyncio.run(client.replay(target, jobs, bodies, patience_s, route))
+    return round_of(name, asyncio.run(client.replay(target, jobs, bodies, patience_s, route)))
+
+
+def round_of(name: str, answers: Sequence[Answer]) -> Round:
+    """Return a round of a variant from its answers. Raises ConnectionError if a request failed."""
     ttft = [a.ttft_s for a in answers if a.ttft_s is not None]
     if len(ttft) < len(answers):
         raise ConnectionError(f"{len(answers) - len(ttft)} requests to {name} failed")

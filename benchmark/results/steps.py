@@ -34,9 +34,8 @@ class Step:
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
 
-def _serve(workloads: str, variants: str, *more: str, prefix: str = "") -> Step:
-    args, names = ("--workload", workloads, "--variants", variants, *more), workloads.split(",")
-    return Step("benchmark.serve", args, tuple(f"{prefix}{name}" for name in names) if len(names) > 1 else ())
+def _serve(workload: str, variants: str, *more: str) -> Step:
+    return Step("benchmark.serve", ("--workload", workload, "--variants", variants, *more))
 
 
 def _fidelity(*args: str) -> Step:
@@ -62,10 +61,8 @@ GPU = (
 )
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
-    "serve": _serve("bursty,azure,code,lmsys,whale", STOCK_AND_LAPS, "--seconds", "10"),
-    # Router and decode server need their share of the same cores.
-    "serve-pd": _serve("mooncake,turns", f"fcfs,{SPF},laps", "--utilisation", "0.3", "--seconds", "10", "--pd"),
-    "closed": _serve("closed", "fcfs,laps", "--seconds", "3"),
+    "azure": _serve("azure", STOCK_AND_LAPS),
+    "closed": _serve("closed", "fcfs,laps", "--seconds", "3", "--concurrency", "1", "4", "8", "16", "32", "64"),
     "slices": Step("benchmark.serve.slices"),
     "router-echo": _router("--echo", "--rounds", "3", "--seconds", "2"),
     # On emulated devices: three servers, a decode server, clients and a router starve on a few cores.
@@ -83,11 +80,10 @@ STEPS: dict[str, Step] = {
         )
         for n, model, slow in FLEETS
     },
-    "serve-emulated": _serve(
-        "azure,code,lmsys", f"fcfs,{SPF},laps", *DEVICE, "--rounds", "3", "--seconds", "60", prefix="emulated-"
+    "emulated-agents": _serve("agents", f"fcfs,{SPF},{SMALL},laps", *AGENTS),
+    "planned": Step(
+        "benchmark.fidelity", ("planner",), ("emulated-azure", "emulated-code", "emulated-lmsys", "planned")
     ),
-    "emulated-agents": _serve("agents", f"fcfs,{SPF},{SMALL},laps", *AGENTS, prefix="emulated-"),
-    "planned": _fidelity("planner"),
     "groups": _fidelity("groups", "--rounds", "1", "--seconds", "90"),
     "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),

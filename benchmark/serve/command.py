@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -141,8 +141,11 @@ def how_served(device: Device, pd: bool, new_only: bool) -> str:
     return f"{path}{', new tokens only' if new_only else ''}; chunks of {device.chunk} tokens, {device.what}."
 
 
-def compared(args: argparse.Namespace, up: Fleet | None = None) -> Iterator[tuple[Piece, Path]]:
-    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given."""
+def compared(
+    args: argparse.Namespace, up: Fleet | None = None, done: Callable[[Compared], None] = lambda _: None
+) -> Iterator[tuple[Piece, Path]]:
+    """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given.
+    ``done``: takes the answers of each open load."""
     device, longest, say = args.device, args.device.longest, args.say
     running = Running.at(args.base_url) if args.base_url else None
     prefill_only = running.prefill_only if running else not args.pd
@@ -166,7 +169,7 @@ def compared(args: argparse.Namespace, up: Fleet | None = None) -> Iterator[tupl
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     fleet = up or Fleet(device, args.variants, prompts, folders[0], say, args.pd, together)
     with nullcontext() if up or running else fleet:
-        bench = Bench(running or fleet, names, prompts, settings, say)
+        bench, lone = Bench(running or fleet, names, prompts, settings, say), None
         if running:
             warm_up(running.url, prompts, longest)
         for name, out in zip(args.workload, folders, strict=True):
@@ -174,10 +177,12 @@ def compared(args: argparse.Namespace, up: Fleet | None = None) -> Iterator[tupl
             if name == named.CLOSED:
                 yield piece_of_closed(bench.closed(workload, args.concurrency), how, args, out), out
                 continue
-            measured = bench.measure(base_of(names, None), workload)
+            measured = bench.measure(base_of(names, None), workload, lone)
+            lone = measured.lone
             seen = bench.run(workload, measured)
             if args.goodput:
                 seen.goodput_per_s = bench.goodput(workload, measured)
+            done(seen)
             yield piece_of_open(prefix + name, seen, workload, args.against, settings, how, out), out
 
 

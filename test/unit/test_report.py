@@ -226,7 +226,7 @@ def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest
     ("argv", "told"),
     [
         (["--only", "nope"], "no step 'nope'"),
-        (["--only", "serve", "--from", "/tmp"], "one of them"),
+        (["--only", "azure", "--from", "/tmp"], "one of them"),
         (["--from", "/nowhere"], "not a folder"),
     ],
 )
