@@ -61,9 +61,6 @@ GRAPHS_WORST, GRAPHS_BEST = Bar(least=0.98), Bar(least=1.15)
 PADDED, CAPTURE_S, CAPTURE_MIB = Bar(most=0.25), Bar(most=60.0), Bar(most=2048.0)
 """Full graphs: share of rows that are padding, and time and memory of their capture."""
 
-SLICED_LOGITS = Bar(most=0.01)
-"""Relative distance of the logits of a batch that ran in slices from those of the whole one."""
-
 ROUTER_RATE, ROUTER_P99 = Bar(least=2.0), Bar(most=1.0)
 """Requests/s and P99 latency of the router over stock MiniLB's."""
 NO_LOSS = Bar(most=1.05)

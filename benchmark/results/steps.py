@@ -57,7 +57,7 @@ AGENTS = (
 )
 GPU = (
     *("loads", "lone", "slices", "mixed", "code", "azure"),
-    *("answers", "answers-tp2", "closed", "agents", "latency", "ladder-0.5B", "ladder-7B"),
+    *("answers", "answers-tp2", "closed", "graphs", "agents", "latency", "ladder-0.5B", "ladder-7B"),
 )
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
@@ -87,8 +87,6 @@ STEPS: dict[str, Step] = {
     "groups": _fidelity("groups", "--rounds", "1", "--seconds", "90"),
     "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
-    "ladder": Step("benchmark.ladder", gpu=True),
-    "graphs": Step("benchmark.serve.graphs", gpu=True),
     # Code of the tests; each server imports for itself, as in production.
     "faults": Step(
         "warm", ("faults", "--requests", "10000"), env={"PYTHONPATH": "test/support", "LAPS_COLD_SERVERS": "1"}

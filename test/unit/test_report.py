@@ -209,7 +209,7 @@ def test_what_was_measured_here_can_be_read() -> None:
     found = steps.collect(REPO / "benchmark" / "report", {})
     assert {"headline", "azure", "router-echo", "gpu-mixed", "sim-rules"} <= set(found.pieces)
     assert not [why for why in found.missing.values() if "cannot be read" in why]
-    assert "graphs" in found.missing
+    assert "gpu-graphs" in found.missing
 
 
 def test_a_folder_that_is_no_page_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
