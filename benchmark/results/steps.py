@@ -52,8 +52,6 @@ FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 """Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
 AGENTS = (
     *("--device", f"{EMULATED}h200-qwen3-8b,slow=2", "--utilisation", "0.7", "--rounds", "2", "--seconds", "100"),
-    # What the device's kernels take for a turn on average; in a closed loop turns of a minute take an hour.
-    *("--capacity", "2.45"),
 )
 GPU = (
     *("loads", "lone", "slices", "mixed", "code", "azure"),

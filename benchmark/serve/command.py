@@ -8,7 +8,8 @@
 
 Variants are compared in turns (A B C, C B A, ...) under the same seeded arrivals; a ratio is the median of per-round
 ratios with the interval that the rounds support, and five rounds are the fewest that support any. Open loads are scaled
-to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop.
+to what stock fcfs (the first variant where that is not among them) does on this machine in a closed loop, or on an
+emulated device by its profile.
 
 Prefill only means: one prefill server without a decode server, through SGLang's fake bootstrap host. SGLang caches no
 prefix of such requests, so only new tokens are sent; --pd shows reuse. An emulated device caches them where the prompts
@@ -35,7 +36,7 @@ from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device
 from benchmark.rig.fleet import Fleet, Running, warm_up
 from benchmark.serve import tables
-from benchmark.serve.compare import Bench, Compared, Points, Settings
+from benchmark.serve.compare import SIMULATED, Bench, Compared, Points, Settings, simulated
 
 BASE = variants.FCFS
 THERE = "the server"
@@ -56,7 +57,9 @@ def options(p: Parser) -> None:
     p.add_argument("--variant", action="append", default=[], metavar="NAME='[VARIABLE=VALUE] ARGS'", help=words)
     p.add_argument("--against", help=f"variant to compare with ({BASE}, or the first)")
     p.add_argument("--utilisation", type=positive, default=0.6, help="offered work over capacity (0.6)")
-    p.add_argument("--capacity", type=positive, metavar="RATE", help="what to take for capacity, requests/s (measured)")
+    p.add_argument(
+        "--capacity", type=positive, metavar="RATE", help="capacity, requests/s (measured; simulated if emulated)"
+    )
     p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="clients of --workload closed")
     p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT of at most N lone TTFTs (10)")
     p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
@@ -116,6 +119,8 @@ def piece_of_open(
     offered = len(next(iter(compared.answers.values()))[0]) / settings.span_s
     kind = "short prompts" if isinstance(workload, named.Sea) else "prompts"
     measured = f"that {compared.measured.on} does in a closed loop of the workload's {kind}"
+    if compared.measured.on == SIMULATED:
+        measured = f"that {SIMULATED} does with all of them waiting"
     text = (
         f"{workload.what}. {how} Offered: {settings.utilisation:.0%} of the {compared.measured.capacity_per_s:.1f} "
         f"requests/s {'given as capacity' if settings.capacity_per_s else measured}, {offered:.1f} requests/s in the "
@@ -177,7 +182,10 @@ def compared(
             if name == named.CLOSED:
                 yield piece_of_closed(bench.closed(workload, args.concurrency), how, args, out), out
                 continue
-            measured = bench.measure(base_of(names, None), workload, lone)
+            if device.emulated and not running:
+                measured = simulated(device, workload, settings)
+            else:
+                measured = bench.measure(base_of(names, None), workload, lone)
             lone = measured.lone
             seen = bench.run(workload, measured)
             if args.goodput:

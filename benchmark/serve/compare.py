@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from laps_plan.profile import Profile
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.little import Steady
 from laps_plan.traffic.named import Offer, Workload
@@ -25,12 +26,15 @@ from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import KINDS, Comparison, Slo, highest, in_turns, quantile
 from benchmark.results.metrics import figures
+from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet, Running, busy_s, flush
+from benchmark.sim.loads import offer
 
 PATIENCE_S = 60.0
 CLIENTS = 32
 LADDER = (16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 SAMPLE = 600
+SIMULATED = "fcfs, simulated,"
 GOAL, MOST = 0.9, 1.6
 """Share of each class within its SLO from which a rate counts as sustained; the highest one tried, over capacity."""
 
@@ -65,10 +69,14 @@ class Lone:
         return float(np.interp(new, self.tokens, self.seconds)) * max(1.0, new / self.tokens[-1])
 
 
+def lengths(longest: int) -> tuple[int, ...]:
+    """Return the tokens of prompts whose lone TTFT is to be known."""
+    return tuple(sorted({n for n in LADDER if n < longest} | {longest}))
+
+
 def lone_ttft(target: Target, prompts: Prompts, longest: int, repeats: int = 5) -> Lone:
     """Measure the lone TTFT: medians. Raises ConnectionError."""
-    tokens = tuple(sorted({n for n in LADDER if n < longest} | {longest}))
-    seconds: list[float] = []
+    tokens, seconds = lengths(longest), list[float]()
     for n in reversed(tokens):
         # The first is not counted; long ones vary less and are repeated less often.
         few = repeats if n > 1024 else 3 * repeats
@@ -127,6 +135,16 @@ class Measured:
     def rate(self, workload: Workload, settings: Settings) -> float:
         """Return the requests/s of a load; 0 where none is offered."""
         return len(self.arrivals(workload, settings, 0)) / settings.span_s if settings.utilisation else 0.0
+
+
+def simulated(device: Device, workload: Workload, settings: Settings) -> Measured:
+    """Return what stock fcfs does on an emulated device, by its profile: closed loops of few slow requests would have
+    to be long."""
+    profile = Profile.load(device.laps["profile"])
+    offered = offer(workload, settings.utilisation, profile, settings.seed, span_s=settings.span_s, chunk=device.chunk)
+    tokens = lengths(settings.longest)
+    lone = Lone(tokens, tuple(offered.lone_s(n) for n in tokens))
+    return Measured(lone, settings.capacity_per_s or offered.capacity_per_s, SIMULATED)
 
 
 @dataclass
