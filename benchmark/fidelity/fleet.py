@@ -72,7 +72,6 @@ def options(p: Parser) -> None:
     p.add_argument("--servers", type=int, default=4, help="(4)")
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of the stock servers' capacity")
     p.add_argument("--clients", type=int, nargs="+", help="clients of the closed loops (8 and 32 for each server)")
-    compare.add_again(p)
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -192,8 +191,7 @@ def run(args: argparse.Namespace) -> Piece:
     """Measure, simulate and judge the paper's claims."""
     prepare(args)
     device: Device = args.device
-    real = compare.again(args, lambda keep: keep(measured(args)))
-    sim = simulated(args)
+    real, sim = measured(args), simulated(args)
     text = (
         f"{args.servers} real prefill servers of this machine, each with {device.what}; a decode server; routers. The "
         f"mix of the piece emulated, {args.seconds:g} s a load; {args.servers} stock servers can do {args.rate:.1f} "

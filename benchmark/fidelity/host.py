@@ -91,13 +91,13 @@ class Host:
             },
         )  # fmt: skip
 
-    def under_load(self, policy: str, jobs: Sequence[Job], ttft: Sequence[float], *, overlap: bool) -> Profile:
+    def under_load(self, policy: str, jobs: Sequence[Job], ttft: Sequence[float]) -> Profile:
         """Return the profile of a host that is as much slower under load than alone as makes the simulator give the
         median TTFT (seconds) that short requests of the load ``jobs`` had."""
         wanted = quantiles([job.new for job in jobs], ttft)["short P50"]
 
         def over(slowed: float) -> bool:
-            record = Simulator(self.profile(slowed), self.chunk, overlap=overlap).run(policy, jobs).record
+            record = Simulator(self.profile(slowed), self.chunk).run(policy, jobs).record
             return quantiles(record.new, record.ttft)["short P50"] > wanted
 
         grid = [x / 100 for x in range(100, 301)]

@@ -14,7 +14,6 @@ from typing import Any
 
 from laps_plan.plan.words import ACCURACY
 from laps_plan.profile import Profile
-from laps_plan.sim.metrics import lone_s
 
 from benchmark.fidelity.compare import Accuracy, Simulator, round_of
 from benchmark.results import Command, Parser, Piece
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> Iterator[tuple[Piece, Path]]:
     seen: list[Compared] = []
     yield from serve.compared(asked, done=seen.append)
     device: Device = asked.device
-    simulator = Simulator.like(device, Profile.load(device.laps["profile"]), overlap=False)
+    simulator = Simulator.like(device, Profile.load(device.laps["profile"]))
     what = f"{device.what}; {asked.utilisation:.0%} of its capacity, {args.rounds} times {args.seconds:g} s, one server"
     piece = Piece("planned", "The planner against emulated servers", f"On {what}.", args.seed)
     cases: list[dict[str, Any]] = []
@@ -72,9 +71,7 @@ def predicted(compared: Compared, simulator: Simulator, seed: int) -> Accuracy:
     """Return measured figures of a load with simulated ones beside them. Raises ConnectionError if a request failed."""
     rounds = [[a.job for a in answers] for answers in compared.answers[FCFS]]
     seen = {name: [round_of(name, answers) for answers in compared.answers[name]] for name in PLANS}
-    return Accuracy.of(
-        rounds, seen, simulator.run, lambda new, old: lone_s(simulator.profile, new, old, simulator.chunk), seed
-    )
+    return simulator.beside(rounds, seen, seed)
 
 
 COMMAND = Command(

@@ -10,8 +10,8 @@ stretched and include this machine's host.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -22,11 +22,11 @@ from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed
 
 from benchmark.fidelity import compare
-from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Simulator, drawn, gather, measure
+from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Round, Simulator, drawn, measure
 from benchmark.fidelity.host import Alone, Host
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
-from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars
+from benchmark.results import Column, Command, Comparison, Figure, Parser, Piece, Table, bars, in_turns
 from benchmark.results.pictures import against
 from benchmark.rig import devices
 from benchmark.rig.devices import Device
@@ -55,9 +55,7 @@ STEPS = (
 def options(p: Parser) -> None:
     """Add the options of this command."""
     compare.add_load(p, 90.0)
-    devices.add_loop(p, devices.OVERLAP)
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of stock fcfs's capacity")
-    compare.add_again(p)
 
 
 def sizes() -> Sizes:
@@ -65,10 +63,10 @@ def sizes() -> Sizes:
     return mix(lmsys(256), log_uniform(1024, 8192), LONG_SHARE)
 
 
-def capacity(profile: Profile, chunk: int, seed: int, *, overlap: bool = True) -> float:
+def capacity(profile: Profile, chunk: int, seed: int) -> float:
     """Return the simulated capacity of stock fcfs (requests/s)."""
     work = Closed(sizes(), CLIENTS, 4000, seed)
-    done = simulate(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=overlap)
+    done = simulate(VARIANTS[FCFS], work, profile, chunk=chunk, overlap=True)
     return done.steady(CLIENTS).require(FCFS).requests_per_s
 
 
@@ -77,30 +75,6 @@ def emulator(target: Target) -> dict[str, Any]:
     info = get_json(target, "/server_info") or {}
     states = info.get("internal_states") or [{}]
     return dict(states[0].get("emulated") or {})
-
-
-def measured(args: argparse.Namespace, device: Device, keep: Callable[[Any], None]) -> None:
-    """Run all loads on servers. What there is is kept after each, so that a crash loses no earlier one."""
-    overlap = args.loop == devices.OVERLAP
-    prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]
-    with Fleet(device, variants, prompts, args.out, args.say, together=True) as fleet:
-        args.say("lone requests")
-        alone = Alone.on(fleet, LONE.name, args.seed)
-        host = Host(Profile.load(device.laps["profile"]), device.chunk, alone)
-        rate = capacity(host.profile(1.0), device.chunk, args.seed, overlap=overlap)
-        args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
-        training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
-        trained = measure(fleet, FCFS, training, args.seed)["ttft"]
-        rows = [(job.at_s, job.new) for job in training]
-        found: dict[str, Any] = {
-            "rate": rate, "alone": asdict(alone), "loads": {}, "training": {"rows": rows, "ttft": trained}
-        }  # fmt: skip
-        for load in args.loads:
-            count = args.rounds if load == JUDGED else 1
-            rounds = [drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
-            found["loads"] |= gather(fleet, f"{load:g}", rounds, POLICIES, args.seed)
-            found["emulator"] = {p: emulator(fleet.prefill(p)) for p in POLICIES}
-            keep(found)
 
 
 def judged(load: Accuracy) -> list[Figure]:
@@ -131,34 +105,50 @@ def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figur
 
 def run(args: argparse.Namespace) -> Piece:
     """Measure, calibrate, simulate and compare."""
-    device: Device = replace(args.device.in_loop(args.loop), chunk=args.chunk)
-    raw = compare.again(args, lambda keep: measured(args, device, keep))
-    known, overlap = Profile.load(device.laps["profile"]), args.loop == devices.OVERLAP
-    training = [Job(*row) for row in raw["training"]["rows"]]
-    host = Host(known, args.chunk, Alone(**raw["alone"]))
-    calibrated = host.under_load(FCFS, training, raw["training"]["ttft"], overlap=overlap)
-    simulator = Simulator.like(device, calibrated, overlap=overlap)
-    loads = {float(name): Accuracy.again(of, simulator, args.seed) for name, of in raw["loads"].items()}
+    device: Device = replace(args.device, chunk=args.chunk)
+    known = Profile.load(device.laps["profile"])
+    prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]
+    rounds: dict[float, list[list[Job]]] = {}
+    seen: dict[float, dict[str, list[Round]]] = {}
+    with Fleet(device, variants, prompts, args.out, args.say, together=True) as fleet:
+        args.say("lone requests")
+        host = Host(known, device.chunk, Alone.on(fleet, LONE.name, args.seed))
+        rate = capacity(host.profile(1.0), device.chunk, args.seed)
+        args.say(f"training load; stock fcfs can do {rate:.1f} requests/s")
+        training = drawn(sizes(), 0.6 * rate, TRAINING_S, f"{args.seed} training")
+        trained = measure(fleet, FCFS, training, args.seed)["ttft"]
+        for load in args.loads:
+            count = args.rounds if load == JUDGED else 1
+            jobs = [drawn(sizes(), load * rate, args.seconds, f"{args.seed}/{load}/{i}") for i in range(count)]
+
+            def once(i: int, name: str, jobs: list[list[Job]] = jobs) -> Round:
+                return measure(fleet, name, jobs[i], args.seed + i)
+
+            rounds[load], seen[load] = jobs, in_turns(POLICIES, count, once, args.say, f"{load:g}: ")
+        emulators = {p: emulator(fleet.prefill(p)) for p in POLICIES}
+    calibrated = host.under_load(FCFS, training, trained)
+    simulator = Simulator.like(device, calibrated)
+    loads = {load: simulator.beside(rounds[load], of, args.seed) for load, of in seen.items()}
     # The judged load first.
     loads = dict(sorted(loads.items(), key=lambda one: one[0] != JUDGED))
     tables, figures = [], judged(loads[JUDGED]) if JUDGED in loads else []
-    for load, seen in loads.items():
-        tables.append(seen.table(f"At {load:.0%} of what stock fcfs can do: TTFT in ms, emulated / simulated"))
+    for load, one in loads.items():
+        tables.append(one.table(f"At {load:.0%} of what stock fcfs can do: TTFT in ms, emulated / simulated"))
         name = f"{{policy}} at {load:.0%}, {{key}}: simulated / emulated"
-        figures += seen.ratios(name, dict.fromkeys(KEYS, bars.EMULATED))
-    error, lasted = steps(raw["emulator"])
-    shown = {f"{policy} {load:.0%}": seen.seconds(policy) for load, seen in loads.items() for policy in POLICIES}
+        figures += one.ratios(name, dict.fromkeys(KEYS, bars.EMULATED))
+    error, lasted = steps(emulators)
+    shown = {f"{policy} {load:.0%}": one.seconds(policy) for load, one in loads.items() for policy in POLICIES}
     against(shown, args.out / "emulated.svg")
     text = (
-        f"Real prefill servers of this machine, SGLang's {args.loop} loop, with {device.what}. "
+        f"Real prefill servers of this machine, SGLang's overlap loop, with {device.what}. "
         f"{1 - LONG_SHARE:.0%} LMSYS lengths up to 256 tokens, {LONG_SHARE:.0%} of 1,024 to 8,192, Poisson, rounds of "
         f"{args.seconds:g} s, {args.rounds} at {JUDGED:.0%} and one at the other loads; stock fcfs can do "
-        f"{raw['rate']:.1f} requests/s (simulated). Chunks of {args.chunk} tokens. Host beside the device: "
+        f"{rate:.1f} requests/s (simulated). Chunks of {args.chunk} tokens. Host beside the device: "
         f"{1e3 * (calibrated.front_s + calibrated.reply_s):.1f} ms a request, "
         f"{1e3 * (calibrated.step_host_s + calibrated.poll_s):.1f} ms a step."
     )
     data = {
-        "device": device.name, "loop": args.loop, "rate_per_s": raw["rate"], "emulator": raw["emulator"],
+        "device": device.name, "rate_per_s": rate, "emulator": emulators,
         "host": calibrated.details, "seconds": shown,
     }  # fmt: skip
     captions = {"emulated.svg": "Simulated and emulated TTFT on the same arrivals."}

@@ -58,7 +58,7 @@ class Run:
 
     def __init__(self, kit: Kit, args: argparse.Namespace) -> None:
         self.kit, self.args, self.dry, self.work = kit, args, bool(args.dry_run), kit.out / "work"
-        base: Device = devices.this(DRY).in_loop(devices.OVERLAP) if self.dry else DEVICES[CUDA]
+        base: Device = devices.this(DRY) if self.dry else DEVICES[CUDA]
         self.device = replace(base, chunk=CHUNK)
         self.prompts = Prompts(base.vocabulary, args.seed, LONGEST)
 
@@ -93,9 +93,8 @@ class Run:
             self.kit.miss([name for name in wanted if self.kit.wants(name)], str(e))
 
     def _slices(self, fleet: Fleet) -> tuple[Piece, Path]:
-        args = argparse.Namespace(rounds=self.args.rounds, seed=self.args.seed, tokens=CHUNK)
-        seen = slices.measure(fleet, slices.NAMES, args, meet=True)
-        return slices.piece_of(seen, fleet.device, args), self.kit.out
+        seen = slices.measure(fleet, self.args.rounds, CHUNK, self.args.seed)
+        return slices.piece_of(seen, fleet.device, CHUNK, self.args.seed), self.kit.out
 
     def _lone(self, fleet: Fleet) -> tuple[Piece, Path]:
         return lone(fleet, NAMES, self.args.seed, **({"rounds": 3} if self.dry else {})), self.kit.out

@@ -63,7 +63,7 @@ def test_host_times_are_found_in_lone_requests() -> None:
     rows = drawn(mix(uniform(16, 128), fixed(2048), 0.1), 20.0, 12.0, "training")
     record = Simulator(host.profile(1.5), chunk).run("laps", rows, 1).record
     when = {(at, new): ttft for at, new, ttft in zip(record.at, record.new, record.ttft, strict=True)}
-    found = host.under_load("laps", rows, [when[r.at_s, r.new] for r in rows], overlap=False)
+    found = host.under_load("laps", rows, [when[r.at_s, r.new] for r in rows])
     assert found.details["slowed_under_load"] == pytest.approx(1.5, abs=0.1)
 
 
