@@ -62,7 +62,6 @@ def options(p: Parser) -> None:
     )
     p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="clients of --workload closed")
     p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT of at most N lone TTFTs (10)")
-    p.add_argument("--goodput", action="store_true", help="search the highest rate with 90%% of each class in time")
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
     p.add_argument("--base-url", metavar="URL", help="use the server at URL; none is started")
     p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
@@ -131,7 +130,7 @@ def piece_of_open(
     data = {
         "settings": vars(settings), "measured": compared.measured.as_dict(), "rounds": compared.comparison.rounds,
         "pooled": {n: compared.pooled(n) for n in seen}, "busy": compared.busy,
-        "goodput_per_s": compared.goodput_per_s, "curves_ms": curves,
+        "curves_ms": curves,
     }  # fmt: skip
     return Piece(
         name, title, text, settings.seed, [*tables.results(compared, title), *over],
@@ -188,8 +187,6 @@ def compared(
                 measured = bench.measure(base_of(names, None), workload, lone)
             lone = measured.lone
             seen = bench.run(workload, measured)
-            if args.goodput:
-                seen.goodput_per_s = bench.goodput(workload, measured)
             done(seen)
             yield piece_of_open(prefix + name, seen, workload, args.against, settings, how, out), out
 
