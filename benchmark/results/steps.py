@@ -34,56 +34,56 @@ class Step:
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
 
-def _serve(workload: str, variants: str, *more: str) -> Step:
-    return Step("benchmark.serve", ("--workload", workload, "--variants", variants, *more))
-
-
-def _fidelity(*args: str) -> Step:
-    return Step("benchmark.fidelity", args)
+def _fidelity(*args: str, leaves: tuple[str, ...] = ()) -> Step:
+    return Step("benchmark.fidelity", args, leaves)
 
 
 def _router(*args: str) -> Step:
     return Step("benchmark.router", args)
 
 
-STOCK_AND_LAPS = f"fcfs,hrrn,{SPF},laps"
-DEVICE = ("--device", f"{EMULATED}{H200}")
-FLEETS = ((1, "8b", 6), (1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
+CLIENTS = ("1", "4", "8", "16", "32", "64")
+TRACES = ("emulated-azure", "emulated-code", "emulated-lmsys")
+FLEETS = ((1, "32b", 2), (4, "8b", 20), (4, "32b", 6))
 """Servers, model, and slowdown of the emulated device, which keeps the work of this machine's host in proportion."""
-AGENTS = (
-    *("--device", f"{EMULATED}h200-qwen3-8b,slow=2", "--utilisation", "0.7", "--rounds", "2", "--seconds", "100"),
-)
+REAL = ("--real", "--rounds", "3", "--seconds", "15", "--device", f"{EMULATED}{H200}")
+"""On emulated devices: three servers, a decode server, clients and a router starve on a few cores."""
 GPU = (
     *("loads", "lone", "slices", "mixed", "code", "azure"),
     *("answers", "answers-tp2", "closed", "graphs", "agents", "latency", "ladder-0.5B", "ladder-7B"),
 )
 STEPS: dict[str, Step] = {
     "headline": Step("benchmark.serve.headline", leaves=("headline", "overload")),
-    "azure": _serve("azure", STOCK_AND_LAPS),
-    "closed": _serve("closed", "fcfs,laps", "--seconds", "3", "--concurrency", "1", "4", "8", "16", "32", "64"),
+    "closed": Step(
+        "benchmark.serve",
+        ("--workload", "closed", "--variants", "fcfs,laps", "--seconds", "3", "--concurrency", *CLIENTS),
+    ),
     "slices": Step("benchmark.serve.slices"),
     "router-echo": _router("--echo", "--rounds", "3", "--seconds", "2"),
-    # On emulated devices: three servers, a decode server, clients and a router starve on a few cores.
-    "router-real": _router("--real", "--rounds", "3", *DEVICE),
-    "router-two": _router("--real", "--laps-prefill", "--prefill", "2", "--rounds", "3", *DEVICE),
-    "router-agents": _router("--agents", "--rounds", "1", "--seconds", "100"),
+    "router-real": _router(*REAL),
+    "router-two": _router(*REAL, "--laps-prefill", "--prefill", "2"),
+    "router-agents": _router("--agents", "--rounds", "1", "--seconds", "80"),
     "colocated": Step("benchmark.colocated"),
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes"),
-    "emulated": _fidelity("policies"),
+    "emulated": _fidelity("policies", "--seconds", "40"),
     **{
         f"emulated-{n}-{model}": _fidelity(
-            "fleet", "--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n), "--seconds", "30"
+            *("fleet", "--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n), "--seconds", "30")
         )
         for n, model, slow in FLEETS
     },
-    "emulated-agents": _serve("agents", f"fcfs,{SPF},{SMALL},laps", *AGENTS),
-    "planned": Step(
-        "benchmark.fidelity", ("planner",), ("emulated-azure", "emulated-code", "emulated-lmsys", "planned")
+    "planned": _fidelity("planner", "--seconds", "40", leaves=(*TRACES, "planned")),
+    "emulated-agents": Step(
+        "benchmark.serve",
+        (
+            *("--workload", "agents", "--variants", f"fcfs,{SPF},{SMALL},laps", "--rounds", "2", "--seconds", "60"),
+            *("--utilisation", "0.7", "--device", f"{EMULATED}h200-qwen3-8b,slow=2"),
+        ),
     ),
-    "groups": _fidelity("groups", "--rounds", "1", "--seconds", "90"),
-    "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "300"),
+    "groups": _fidelity("groups", "--rounds", "1", "--seconds", "60"),
+    "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "200"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     # Code of the tests; each server imports for itself, as in production.
     "faults": Step(
