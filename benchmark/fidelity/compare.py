@@ -19,8 +19,7 @@ from laps_plan.traffic.streams import Trace, poisson
 
 from benchmark.load import client
 from benchmark.load.client import Answer, Route
-from benchmark.results import Bar, Column, Comparison, Figure, Parser, Table, beside, quantile, ratio
-from benchmark.rig import devices
+from benchmark.results import Bar, Column, Comparison, Figure, Table, beside, quantile, ratio
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import Fleet
 from benchmark.rig.variants import SMALL, SPF
@@ -40,13 +39,6 @@ def drawn(sizes: Sizes, rate: float, span_s: float, seed: str) -> list[Job]:
     """Return jobs of these lengths at Poisson times."""
     rng = random.Random(seed)
     return [Job(at_s, sizes(rng)) for at_s in poisson(rate, span_s, rng)]
-
-
-def add_load(p: Parser, seconds: float) -> None:
-    """Add --device, --chunk and --seconds of commands that run on emulated devices."""
-    devices.add_device(p, devices.H200)
-    p.add_argument("--chunk", type=int, default=8192, help="--chunked-prefill-size, tokens (8192)")
-    p.add_argument("--seconds", type=float, default=seconds, help=f"duration of a round's arrivals ({seconds:g})")
 
 
 @dataclass(frozen=True)

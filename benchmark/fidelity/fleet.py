@@ -20,13 +20,14 @@ from laps_plan.sim.variants import run as simulate
 from laps_plan.traffic.job import Job
 from laps_plan.traffic.streams import Closed, Trace
 
-from benchmark.fidelity import claims, compare
+from benchmark.fidelity import claims
 from benchmark.fidelity.compare import drawn, quantiles
 from benchmark.fidelity.policies import capacity, emulator, sizes
 from benchmark.load import client
 from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts
 from benchmark.results import FAILED, Column, Command, Comparison, Parser, Piece, Table, beside
+from benchmark.rig import devices
 from benchmark.rig.devices import Device
 from benchmark.rig.fleet import warm_up
 from benchmark.rig.variants import FCFS
@@ -63,7 +64,7 @@ Runs = dict[str, Any]
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    compare.add_load(p, 45.0)
+    devices.add_device(p, devices.H200)
     p.add_argument("--servers", type=int, default=4, help="(4)")
 
 
@@ -144,9 +145,9 @@ def tell(piece: Piece, real: Runs, sim: Runs, ways: Sequence[str]) -> None:
 def run(args: argparse.Namespace) -> Piece:
     """Measure, simulate and judge the paper's claims."""
     args.ways = SEVERAL if args.servers > 1 else ALONE
-    device: Device = replace(args.device, chunk=args.chunk)
-    args.device, args.slo_s, args.profile = device, device.slow * SLO_S, Profile.load(device.laps["profile"])
-    rate = args.servers * capacity(args.profile, args.chunk, args.seed)
+    device: Device = args.device
+    args.slo_s, args.profile = device.slow * SLO_S, Profile.load(device.laps["profile"])
+    rate = args.servers * capacity(args.profile, device.chunk, args.seed)
     loads = {f"{x:g}": drawn(sizes(), x * rate, args.seconds, f"{args.seed}/{x}") for x in LOADS}
     real, lasted = measured(args, loads)
     sim = simulated(args, loads)
@@ -165,4 +166,6 @@ def run(args: argparse.Namespace) -> Piece:
     return piece
 
 
-COMMAND = Command("benchmark.fidelity fleet", __doc__, run, options, out="emulated-fleet", seed=1, every=True)
+COMMAND = Command(
+    "benchmark.fidelity fleet", __doc__, run, options, out="emulated-fleet", seed=1, seconds=30.0, every=True
+)

@@ -75,5 +75,5 @@ def predicted(compared: Compared, simulator: Simulator, seed: int) -> Accuracy:
 
 
 COMMAND = Command(
-    "benchmark.fidelity planner", __doc__, run, options, out="", rounds=3, seed=1, seconds=60.0, every=True
+    "benchmark.fidelity planner", __doc__, run, options, out="", rounds=3, seed=1, seconds=40.0, every=True
 )

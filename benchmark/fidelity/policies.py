@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from laps_plan.profile import Profile
@@ -21,7 +20,6 @@ from laps_plan.traffic.job import Job
 from laps_plan.traffic.lengths import Sizes, lmsys, log_uniform, mix
 from laps_plan.traffic.streams import Closed
 
-from benchmark.fidelity import compare
 from benchmark.fidelity.compare import KEYS, MEAN, RATE, SLOWDOWN, Accuracy, Round, Simulator, drawn, measure
 from benchmark.fidelity.host import Alone, Host
 from benchmark.load.connection import Target
@@ -54,7 +52,7 @@ STEPS = (
 
 def options(p: Parser) -> None:
     """Add the options of this command."""
-    compare.add_load(p, 90.0)
+    devices.add_device(p, devices.H200)
     p.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="shares of stock fcfs's capacity")
 
 
@@ -105,7 +103,7 @@ def steps(emulators: Mapping[str, Mapping[str, Any]]) -> tuple[Table, list[Figur
 
 def run(args: argparse.Namespace) -> Piece:
     """Measure, calibrate, simulate and compare."""
-    device: Device = replace(args.device, chunk=args.chunk)
+    device: Device = args.device
     known = Profile.load(device.laps["profile"])
     prompts, variants = Prompts(device.vocabulary, args.seed, device.longest), [LONE, *(BUILT_IN[p] for p in POLICIES)]
     rounds: dict[float, list[list[Job]]] = {}
@@ -143,7 +141,7 @@ def run(args: argparse.Namespace) -> Piece:
         f"Real prefill servers of this machine, SGLang's overlap loop, with {device.what}. "
         f"{1 - LONG_SHARE:.0%} LMSYS lengths up to 256 tokens, {LONG_SHARE:.0%} of 1,024 to 8,192, Poisson, rounds of "
         f"{args.seconds:g} s, {args.rounds} at {JUDGED:.0%} and one at the other loads; stock fcfs can do "
-        f"{rate:.1f} requests/s (simulated). Chunks of {args.chunk} tokens. Host beside the device: "
+        f"{rate:.1f} requests/s (simulated). Chunks of {device.chunk} tokens. Host beside the device: "
         f"{1e3 * (calibrated.front_s + calibrated.reply_s):.1f} ms a request, "
         f"{1e3 * (calibrated.step_host_s + calibrated.poll_s):.1f} ms a step."
     )
@@ -156,4 +154,6 @@ def run(args: argparse.Namespace) -> Piece:
     return Piece(args.out.name, title, text, args.seed, [*tables, error], told, captions, data)
 
 
-COMMAND = Command("benchmark.fidelity policies", __doc__, run, options, out="emulated", rounds=3, seed=1, every=True)
+COMMAND = Command(
+    "benchmark.fidelity policies", __doc__, run, options, out="emulated", rounds=3, seed=1, seconds=40.0, every=True
+)

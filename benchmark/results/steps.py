@@ -67,14 +67,14 @@ STEPS: dict[str, Step] = {
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes"),
-    "emulated": _fidelity("policies", "--seconds", "40"),
+    "emulated": _fidelity("policies"),
     **{
         f"emulated-{n}-{model}": _fidelity(
-            *("fleet", "--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n), "--seconds", "30")
+            *("fleet", "--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n))
         )
         for n, model, slow in FLEETS
     },
-    "planned": _fidelity("planner", "--seconds", "40", leaves=(*TRACES, "planned")),
+    "planned": _fidelity("planner", leaves=(*TRACES, "planned")),
     "emulated-agents": Step(
         "benchmark.serve",
         (
@@ -82,8 +82,8 @@ STEPS: dict[str, Step] = {
             *("--utilisation", "0.7", "--device", f"{EMULATED}h200-qwen3-8b,slow=2"),
         ),
     ),
-    "groups": _fidelity("groups", "--rounds", "1", "--seconds", "60"),
-    "groups-agents": _fidelity("groups", "--workload", "agents", "--rounds", "1", "--seconds", "200"),
+    "groups": _fidelity("groups"),
+    "groups-agents": _fidelity("groups", "--workload", "agents", "--seconds", "200"),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     # Code of the tests; each server imports for itself, as in production.
     "faults": Step(
