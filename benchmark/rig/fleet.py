@@ -141,31 +141,3 @@ def flush(target: Target) -> None:
     """Empty the prefix cache."""
     with contextlib.suppress(urllib.error.HTTPError):
         urllib.request.urlopen(urllib.request.Request(target.url + "/flush_cache", method="POST"), timeout=30).close()
-
-
-@dataclass
-class Running:
-    """A server started by someone else."""
-
-    url: Target
-    prefill_only: bool
-
-    @classmethod
-    def at(cls, url: str) -> Running:
-        """Connect to the server at ``url`` and determine its kind. Raises ValueError for a bad URL, ConnectionError
-        without an answer."""
-        target = Target.of(url)
-        try:
-            with urllib.request.urlopen(target.url + "/health", timeout=10):
-                pass
-        except OSError as e:
-            raise ConnectionError(f"no SGLang server answers at {target.url}: {e}") from None
-        # Servers have the first route, routers the second.
-        info = get_json(target, "/server_info") or get_json(target, "/get_server_info") or {}
-        return cls(target, info.get("disaggregation_mode") == "prefill")
-
-    def target(self, _: str) -> Target:
-        """Return the server's address, whatever the variant."""
-        return self.url
-
-    prefill = target

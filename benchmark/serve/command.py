@@ -4,7 +4,6 @@
     python -m benchmark.serve --workload turns --pd                      # through router and decode server
     python -m benchmark.serve --workload azure --variant 'half=--enable-laps-scheduler --laps-config {"guard":0.5}'
     python -m benchmark.serve --variants laps --variant 'old=PYTHONPATH=../old/python --enable-laps-scheduler'
-    python -m benchmark.serve --base-url http://host:30000               # a server that runs already
 
 Variants are compared in turns (A B C, C B A, ...) under the same seeded arrivals; a ratio is the median of per-round
 ratios with the interval that the rounds support, and five rounds are the fewest that support any. Open loads are scaled
@@ -29,17 +28,15 @@ from pathlib import Path
 from laps_plan.pictures import distributions
 from laps_plan.traffic import named
 
-from benchmark.load.connection import Target
 from benchmark.load.prompts import Prompts, SessionPrompts
 from benchmark.results import KINDS, Command, Parser, Piece, at_least, count, curve, pictures, positive, some_of
 from benchmark.rig import devices, model, variants
 from benchmark.rig.devices import CUDA, Device
-from benchmark.rig.fleet import Fleet, Running, warm_up
+from benchmark.rig.fleet import Fleet
 from benchmark.serve import tables
 from benchmark.serve.compare import SIMULATED, Bench, Compared, Points, Settings, simulated
 
 BASE = variants.FCFS
-THERE = "the server"
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Clients of closed loops."""
 LONG_CHUNKS = 4
@@ -63,7 +60,6 @@ def options(p: Parser) -> None:
     p.add_argument("--concurrency", type=count, nargs="+", default=list(CLIENTS), help="clients of --workload closed")
     p.add_argument("--slo-factor", type=positive, default=10.0, help="in time: TTFT of at most N lone TTFTs (10)")
     p.add_argument("--pd", action="store_true", help="end to end through router and decode server")
-    p.add_argument("--base-url", metavar="URL", help="use the server at URL; none is started")
     p.add_argument("--chunk", type=count, help="--chunked-prefill-size of every server, tokens (cpu 1024, cuda 4096)")
     p.add_argument("--longest", type=at_least(512), help="longest prompt, tokens (cpu 4096, cuda 65536)")
     p.add_argument("--servers", choices=("auto", "together", "turns"), default="auto", help="all up, or one at a time")
@@ -76,11 +72,6 @@ def check_arguments(args: argparse.Namespace) -> None:
     given = [variants.given(text) for text in args.variant]
     names = args.variants.split(",") if args.variants else list(device.variants)
     found = variants.chosen(names, given, cuda=device.name == CUDA)
-    if args.base_url:
-        if args.variants or args.variant or args.pd:
-            raise ValueError("--base-url is one running server: no --variants, --variant or --pd")
-        Target.of(args.base_url)
-        found = [variants.Variant(THERE, ())]
     names = [v.name for v in found]
     if args.against and args.against not in names:
         raise ValueError(f"--against {args.against!r} is not among the variants: {', '.join(names)}")
@@ -151,20 +142,18 @@ def compared(
     """Yield a piece for each workload when it is done, and its folder; all on the same servers, on ``up`` if given.
     ``done``: takes the answers of each open load."""
     device, longest, say = args.device, args.device.longest, args.say
-    running = Running.at(args.base_url) if args.base_url else None
-    prefill_only = running.prefill_only if running else not args.pd
     scale = named.Scale(longest, min(longest, LONG_CHUNKS * device.chunk))
     reuses = any(name != named.CLOSED and named.make(name, scale).reuses for name in args.workload)
-    if reuses and device.emulated and not (running or args.pd):
+    if reuses and device.emulated and not args.pd:
         device = device.with_prefixes()
-    reuse = device.prefixes or not prefill_only
+    reuse = device.prefixes or args.pd
     kind = SessionPrompts if device.prefixes else Prompts
-    prompts = kind(device.vocabulary, args.seed, longest, reuse, prefill_only)
+    prompts = kind(device.vocabulary, args.seed, longest, reuse, not args.pd)
     names = [v.name for v in args.variants]
     settings = Settings(
         args.rounds, args.seconds, args.utilisation, args.seed, args.slo_factor, longest, capacity_per_s=args.capacity
     )
-    how = f"The server at {running.url.url}." if running else how_served(device, args.pd, new_only=not reuse)
+    how = how_served(device, args.pd, new_only=not reuse)
     # Results of the same load on this machine must stay, so use folders of their own.
     prefix = "emulated-" if device.emulated else ""
     folders = [(args.out or model.REPO / "out") / f"{'' if args.out else 'serve-'}{prefix}{w}" for w in args.workload]
@@ -172,16 +161,14 @@ def compared(
         folders = [args.out]
     together = {"auto": None, "together": True, "turns": False}[args.servers]
     fleet = up or Fleet(device, args.variants, prompts, folders[0], say, args.pd, together)
-    with nullcontext() if up or running else fleet:
-        bench, lone = Bench(running or fleet, names, prompts, settings, say), None
-        if running:
-            warm_up(running.url, prompts, longest)
+    with nullcontext() if up else fleet:
+        bench, lone = Bench(fleet, names, prompts, settings, say), None
         for name, out in zip(args.workload, folders, strict=True):
             workload = named.make("lmsys" if name == named.CLOSED else name, scale)
             if name == named.CLOSED:
                 yield piece_of_closed(bench.closed(workload, args.concurrency), how, args, out), out
                 continue
-            if device.emulated and not running:
+            if device.emulated:
                 measured = simulated(device, workload, settings)
             else:
                 measured = bench.measure(base_of(names, None), workload, lone)

@@ -25,7 +25,7 @@ from benchmark.load.prompts import Prompts
 from benchmark.results import Comparison, Slo, in_turns, quantile
 from benchmark.results.metrics import figures
 from benchmark.rig.devices import Device
-from benchmark.rig.fleet import Fleet, Running, busy_s, flush
+from benchmark.rig.fleet import Fleet, busy_s, flush
 from benchmark.sim.loads import offer
 
 PATIENCE_S = 60.0
@@ -164,7 +164,7 @@ class Compared:
 class Bench:
     """Runs loads on the servers, in turns."""
 
-    servers: Fleet | Running
+    servers: Fleet
     names: Sequence[str]
     """Variants to compare."""
     prompts: Prompts
