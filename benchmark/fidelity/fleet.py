@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -167,5 +168,8 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command(
-    "benchmark.fidelity fleet", __doc__, run, options, out="emulated-fleet", seed=1, seconds=30.0, every=True
+    "benchmark.fidelity.fleet", __doc__, run, options, out="emulated-fleet", seed=1, seconds=30.0, every=True
 )
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main())

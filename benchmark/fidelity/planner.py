@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,5 +76,8 @@ def predicted(compared: Compared, simulator: Simulator, seed: int) -> Accuracy:
 
 
 COMMAND = Command(
-    "benchmark.fidelity planner", __doc__, run, options, out="", rounds=3, seed=1, seconds=40.0, every=True
+    "benchmark.fidelity.planner", __doc__, run, options, out="", rounds=3, seed=1, seconds=40.0, every=True
 )
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main())

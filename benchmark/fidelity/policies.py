@@ -10,6 +10,7 @@ stretched and include this machine's host.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -155,5 +156,8 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command(
-    "benchmark.fidelity policies", __doc__, run, options, out="emulated", rounds=3, seed=1, seconds=40.0, every=True
+    "benchmark.fidelity.policies", __doc__, run, options, out="emulated", rounds=3, seed=1, seconds=40.0, every=True
 )
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main())

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -238,4 +239,7 @@ def piece(load: Load, seen: Accuracy, text: str, seed: int, data: dict[str, Any]
     return Piece(load.piece, title, text, seed, [table], ratios, data={**raw, **data})
 
 
-COMMAND = Command("benchmark.fidelity groups", __doc__, run, options, rounds=1, seed=1, seconds=60.0, every=True)
+COMMAND = Command("./run bench groups", __doc__, run, options, rounds=1, seed=1, seconds=60.0, every=True)
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main())

@@ -34,10 +34,6 @@ class Step:
     """True if the step runs on a machine with a GPU only; elsewhere an earlier result is used."""
 
 
-def _fidelity(*args: str, leaves: tuple[str, ...] = ()) -> Step:
-    return Step("benchmark.fidelity", args, leaves)
-
-
 def _router(*args: str) -> Step:
     return Step("benchmark.router", args)
 
@@ -67,14 +63,14 @@ STEPS: dict[str, Step] = {
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
     "sim-quotes": Step("benchmark.sim.quotes"),
-    "emulated": _fidelity("policies"),
+    "emulated": Step("benchmark.fidelity.policies"),
     **{
-        f"emulated-{n}-{model}": _fidelity(
-            *("fleet", "--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n))
+        f"emulated-{n}-{model}": Step(
+            "benchmark.fidelity.fleet", ("--device", f"h200-qwen3-{model},slow={slow}", "--servers", str(n))
         )
         for n, model, slow in FLEETS
     },
-    "planned": _fidelity("planner", leaves=(*TRACES, "planned")),
+    "planned": Step("benchmark.fidelity.planner", leaves=(*TRACES, "planned")),
     "emulated-agents": Step(
         "benchmark.serve",
         (
@@ -82,8 +78,8 @@ STEPS: dict[str, Step] = {
             *("--utilisation", "0.7", "--device", f"{EMULATED}h200-qwen3-8b,slow=2"),
         ),
     ),
-    "groups": _fidelity("groups"),
-    "groups-agents": _fidelity("groups", "--workload", "agents", "--seconds", "200"),
+    "groups": Step("benchmark.fidelity.ranks"),
+    "groups-agents": Step("benchmark.fidelity.ranks", ("--workload", "agents", "--seconds", "200")),
     "gpu": Step("benchmark.gpu", leaves=tuple(f"gpu-{n}" for n in GPU), gpu=True),
     # Code of the tests; each server imports for itself, as in production.
     "faults": Step(
