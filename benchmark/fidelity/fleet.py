@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> Piece:
 
 
 COMMAND = Command(
-    "benchmark.fidelity.fleet", __doc__, run, options, out="emulated-fleet", seed=1, seconds=30.0, every=True
+    "benchmark.fidelity.fleet", __doc__, run, options, out="emulated-fleet", seed=1, seconds=25.0, every=True
 )
 
 if __name__ == "__main__":

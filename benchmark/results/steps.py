@@ -62,7 +62,7 @@ STEPS: dict[str, Step] = {
     "colocated": Step("benchmark.colocated"),
     "sim-rules": Step("benchmark.sim.rules"),
     "sim-colocated": Step("benchmark.sim.colocated"),
-    "sim-quotes": Step("benchmark.sim.quotes"),
+    "sim-quotes": Step("benchmark.sim.quotes", ("--profiles", "h200-qwen3-8b")),
     "emulated": Step("benchmark.fidelity.policies"),
     **{
         f"emulated-{n}-{model}": Step(
