@@ -74,7 +74,7 @@ STEPS: dict[str, Step] = {
     "emulated-agents": Step(
         "benchmark.serve",
         (
-            *("--workload", "agents", "--variants", f"fcfs,{SPF},{SMALL},laps", "--rounds", "2", "--seconds", "60"),
+            *("--workload", "agents", "--variants", f"fcfs,{SPF},{SMALL},laps", "--rounds", "2", "--seconds", "80"),
             *("--utilisation", "0.7", "--device", f"{EMULATED}h200-qwen3-8b,slow=2"),
         ),
     ),
